@@ -39,8 +39,8 @@ class Bar:
 
     def to_dict(self) -> dict[str, Any]:
         """`{"name", "value", "target", "ok"}`, and `"at_least": true` where more is better."""
-        told = {"name": self.name, "value": round(self.value, 6), "target": self.target, "ok": self.ok}
-        return {**told, "at_least": True} if self.at_least else told
+        fields = {"name": self.name, "value": round(self.value, 6), "target": self.target, "ok": self.ok}
+        return {**fields, "at_least": True} if self.at_least else fields
 
     def line(self) -> str:
         """For people."""

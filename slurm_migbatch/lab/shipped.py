@@ -10,7 +10,7 @@ from typing import Final
 from slurm_migbatch.config import Config, text_of
 from slurm_migbatch.decide.core import decide
 from slurm_migbatch.decide.paris_elsa.preference import Class, preference
-from slurm_migbatch.lab.slurm.run import Pace
+from slurm_migbatch.lab.slurm.run import RoundTiming
 from slurm_migbatch.mig.geometry import Geometry
 
 DECIDES: Final = f"{decide.__module__}.{decide.__qualname__}"
@@ -19,7 +19,7 @@ IDLE_S: Final = 600.0
 """Seconds between two rounds while nothing happens; the service's own are more frequent and find nothing new."""
 
 
-def told(decides: str, config: Config) -> dict[str, str]:
+def provenance(decides: str, config: Config) -> dict[str, str]:
     """Name what decides, and the digest of the configuration that it has, as it is rendered."""
     return {"decides": decides, "configuration": hashlib.sha256(text_of(config).encode()).hexdigest()[:16]}
 
@@ -35,7 +35,7 @@ def learned(gpus: Mapping[Geometry, int], classes: Sequence[Class]) -> Config:
     return replace(config, supply=replace(config.supply, preference=names))
 
 
-def pace(config: Config) -> Pace:
+def pace(config: Config) -> RoundTiming:
     """When rounds are run: as often as the service's as long as anything happens."""
     poll_s = config.cluster.poll_s
-    return Pace(every_s=poll_s, soon_s=poll_s, idle_s=IDLE_S)
+    return RoundTiming(every_s=poll_s, soon_s=poll_s, idle_s=IDLE_S)

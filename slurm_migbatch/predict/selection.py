@@ -276,7 +276,7 @@ class Chooser:
             if self.refuse_misses:
                 raise Refusal("too_slow", workload.label)
             offer, reason = min(holding, key=lambda each: targets.excess(known(each))), "time_short"
-        text = llm_choice.told(workload, known(offer), offer, reason, mem_mib=hints.mem_mib)
+        text = llm_choice.explanation(workload, known(offer), offer, reason, mem_mib=hints.mem_mib)
         judged = [
             Candidate(each, known(each), *_judge_tokens(each, known(each), limits, targets)) for each in partition.plain
         ]

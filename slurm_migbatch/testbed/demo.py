@@ -42,7 +42,7 @@ class DemoJob:
     end: str = "COMPLETED"
     id: int = 0
     waited_for: str = ""
-    said: str = ""
+    submit_output: str = ""
 
     @property
     def records(self) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class Demo:
         self.cluster = cluster
         self.jobs: list[DemoJob] = []
         self.checks = Checks()
-        # A checkout may lie where ordinary users cannot look.
+        # A checkout may lie where ordinary users cannot read.
         self.examples = cluster.directory / "examples"
         self.examples.mkdir()
         self.examples.chmod(0o755)
@@ -123,12 +123,12 @@ class Demo:
         offered = self._offered()
         command = ["sbatch", *job.options, str(self.examples / job.script)]
         done = self._command(job.user, command, env={"WORK_SECONDS": str(job.seconds)})
-        said = done.stdout + done.stderr
-        match = re.search(r"Submitted batch job (\d+)", said)
-        job.id, job.said = int(match[1]) if match else 0, said
+        output = done.stdout + done.stderr
+        match = re.search(r"Submitted batch job (\d+)", output)
+        job.id, job.submit_output = int(match[1]) if match else 0, output
         self.jobs.append(job)
         if not job.id and job.end != "REFUSED":
-            raise TestbedError(f"{job.script} was not accepted: {said.strip()}")
+            raise TestbedError(f"{job.script} was not accepted: {output.strip()}")
         if job.id:
             wanted = self._requested(job.id)
             job.waited_for = ",".join(kind for kind, count in wanted.items() if offered.get(kind, 0) < count)
@@ -149,7 +149,7 @@ class Demo:
         click.echo(self.cluster.product.migbatch("nodes"))
 
     def _offered(self) -> dict[str, int]:
-        """Return the free slices that Slurm is told of: the most on any one node, by GRES type."""
+        """Return the free slices that Slurm knows of: the most on any one node, by GRES type."""
         nodes = json.loads(self.cluster.product.migbatch("nodes", "--json"))["nodes"]
         best: dict[str, int] = {}
         for node in nodes:
@@ -221,7 +221,11 @@ class Demo:
         refused = [job for job in self.jobs if job.end == "REFUSED"]
         say(
             "the malformed request was refused with its reason",
-            [f"{job.script}: {job.said.strip()}" for job in refused if job.id or "1g.10gb" not in job.said],
+            [
+                f"{job.script}: {job.submit_output.strip()}"
+                for job in refused
+                if job.id or "1g.10gb" not in job.submit_output
+            ],
         )
         say(
             "every other job ended as it should, and migacct knows each",
@@ -238,7 +242,7 @@ class Demo:
             + ", ".join(f"{job.id} ({job.waited_for})" for job in waited[:3]),
             [] if waited else ["every profile was on offer when it was asked for"],
         )
-        say("every task saw exactly its own slices", list(self._wrong_sights(records)))
+        say("every task saw exactly its own slices", list(self._wrong_devices(records)))
         say(
             f"no neighbour was touched (looked {watch.rounds} times, {len(watch.held)} slices)",
             watch.problems or ([] if watch.held else ["nothing was seen"]),
@@ -253,19 +257,19 @@ class Demo:
     def _accounts(self) -> dict[str, dict[str, Any]]:
         return {str(row["job"]): row for row in json.loads(self._migacct("--json"))["jobs"]}
 
-    def _wrong_sights(self, records: dict[str, dict[str, Any]]) -> Iterator[str]:
+    def _wrong_devices(self, records: dict[str, dict[str, Any]]) -> Iterator[str]:
         leases: dict[str, list[tuple[str, float, float]]] = {}  # the node's own times, which Slurm rounds
         for job in self.jobs:
             for record in job.records if job.end == "COMPLETED" else ():
                 slices = records.get(record, {}).get("slices", [])
                 own = [str(entry["mig_uuid"]) for entry in slices]
                 text = self._output(job, record)
-                sights = {who: _DEVICE.findall(uuids) for who, uuids in _UUIDS.findall(text)}
-                if sights.pop("batch script", None) != own or not own:
+                seen_by_task = {who: _DEVICE.findall(uuids) for who, uuids in _UUIDS.findall(text)}
+                if seen_by_task.pop("batch script", None) != own or not own:
                     yield f"{record}: the batch script saw something else than {own}"
-                if len(sights) != job.tasks:
-                    yield f"{record}: {len(sights)} tasks reported, not {job.tasks}"
-                shared = [uuid for uuids in sights.values() for uuid in uuids]
+                if len(seen_by_task) != job.tasks:
+                    yield f"{record}: {len(seen_by_task)} tasks reported, not {job.tasks}"
+                shared = [uuid for uuids in seen_by_task.values() for uuid in uuids]
                 if sorted(shared) != sorted(own):
                     yield f"{record}: its tasks saw {shared}, its slices are {own}"
                 for entry in slices:

@@ -15,7 +15,7 @@ from .errors import TestbedError
 
 FILLER = "none"
 
-# In a process of its own: a loaded driver library stays, and this process may look at machines in other directories.
+# In a process of its own: a loaded driver library stays, and this process may read machines in other directories.
 _ASK = """
 import json, sys
 from slurm_migbatch.mig.nvml import NvmlDriver

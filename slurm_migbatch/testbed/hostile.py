@@ -196,24 +196,24 @@ def report(seconds: float) -> Counter[str]:
     return counts
 
 
-def descriptors(seconds: float, processes: int, each: int) -> Counter[str]:
+def descriptors(seconds: float, processes: int, per_process: int) -> Counter[str]:
     """Keep many processes with many open files."""
     end, counts = _End(seconds), Counter[str]()
-    each = _open_files(each + 64) - 64
+    per_process = _open_files(per_process + 64) - 64
     children = []
     for _ in range(processes):
         child = os.fork()
         if child == 0:
             handle = os.open(os.devnull, os.O_RDONLY)
             with contextlib.suppress(OSError):
-                for _ in range(each):
+                for _ in range(per_process):
                     os.dup(handle)
             while not end and os.getppid() != 1:
                 time.sleep(0.2)
             os._exit(0)
         children.append(child)
         counts["processes"] += 1
-        counts["descriptors"] += each
+        counts["descriptors"] += per_process
     while not end:
         time.sleep(0.2)
     for child in children:
@@ -373,12 +373,12 @@ class Hostiles:
             process.terminate()
         for name, process in self._running.items():
             try:
-                said, _ = process.communicate(timeout=150.0)
+                output, _ = process.communicate(timeout=150.0)
             except subprocess.TimeoutExpired:
                 process.kill()
-                said, _ = process.communicate()
+                output, _ = process.communicate()
             with contextlib.suppress(json.JSONDecodeError):
-                self.counts[name] = json.loads(said)
+                self.counts[name] = json.loads(output)
         for user in self._users:
             self._cluster.run(["scancel", "-u", user], check=False)
         if "report" in self._parts:

@@ -1,7 +1,7 @@
 """migbatch itself on a test bed, installed as a site installs it and run as programs: hooks, agents, migbatchd, shims.
 
 Hooks run from a root-owned copy of what nodes get (node/, mig/ and pynvml) with /usr/bin/python3, of --slurm-root where
-there is one: a checkout may lie where ordinary users cannot look, and TaskProlog runs as them.
+there is one: a checkout may lie where ordinary users cannot read, and TaskProlog runs as them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Product:
         )
 
     def start(self) -> None:
-        """Start migbatchd and the agents; wait until migbatchd knows every node's GPUs and has told slurmctld."""
+        """Start migbatchd and the agents; wait until migbatchd knows every node's GPUs and has updated slurmctld."""
         self.start_daemon()
         for node in self.cluster.spec.node_names:
             self.start_agent(node)

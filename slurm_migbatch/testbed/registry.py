@@ -1,6 +1,6 @@
 """Records of the test beds of this machine, so that whoever comes next can clear away what a killed one left.
 
-A record is written before anything is made and removed after everything is gone. A test bed with an owner (a pytest
+A record is written before anything is made and removed after everything else. A test bed with an owner (a pytest
 run, a `testbed up` in progress) is stale when that process has ended; one without an owner stays until `down`.
 """
 

@@ -204,13 +204,13 @@ class RunningCluster:
         wanted = states or FINAL
         seen = ""
 
-        def there() -> bool:
+        def reached() -> bool:
             nonlocal seen
             seen = self.job_state(job)
             return seen in wanted or seen in FINAL
 
         try:
-            wait_until(there, timeout, f"job {job} in {' or '.join(wanted)}", every=0.1)
+            wait_until(reached, timeout, f"job {job} in {' or '.join(wanted)}", every=0.1)
         except TestbedError as error:
             raise TestbedError(f"{error}; it is {seen}") from None
         if seen not in wanted:

@@ -4,7 +4,7 @@ A machine is a directory. Whoever loads ``DIR/libnvidia-ml.so.1`` (or any copy o
 ``nvmlInit``) sees that machine's GPUs; `SimulatedMachine` injects faults into them. All state lives in ``DIR/state``,
 shared by every process; this module reads and changes it only through ``DIR/libmigsim.so``.
 
-    >>> machine = Machine.create(tmp_path / "node1", gpus=["h100-80gb", "a100-40gb"])
+    >>> machine = SimulatedMachine.create(tmp_path / "node1", gpus=["h100-80gb", "a100-40gb"])
     >>> machine.fail("nvmlGpuInstanceDestroy", code=19, nth=2)
 """
 

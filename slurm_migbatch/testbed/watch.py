@@ -53,10 +53,10 @@ class HandoffWatch:
     def _run(self) -> None:
         while not self._stop.wait(self._every):
             for node in self._cluster.spec.node_names:
-                self.look(node)
+                self.compare(node)
             self.rounds += 1
 
-    def look(self, node: str) -> None:
+    def compare(self, node: str) -> None:
         """Compare one node's hand-offs with its driver."""
         before = handoffs(self._cluster, node)
         devices = self._devices(node)

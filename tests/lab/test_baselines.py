@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.lab.sim import registry
-from slurm_migbatch.lab.sim.cluster import Cluster, PlaceError
+from slurm_migbatch.lab.sim.cluster import PlaceError, SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import geometry, whole
-from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.sim.placing import slices, whole_gpus
 from slurm_migbatch.lab.sim.policies.ffs import SjfFfs
 from slurm_migbatch.lab.sim.policies.halves import Halves
@@ -24,7 +24,7 @@ from slurm_migbatch.lab.sim.policies.sliced import Slices, Static, partitions
 from slurm_migbatch.lab.sim.policies.tiresias import Tiresias
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.registry import Setup
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Linear, Whole
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
@@ -32,14 +32,16 @@ from slurm_migbatch.mig.profile import Profile
 A100 = geometry("a100-80gb")
 
 
-def play(policy: Policy, jobs: Sequence[Job], gpus: int, *, per_node: int = 8, shared: float = 2.0) -> dict[str, Run]:
-    cluster = Cluster.of(whole("a100-80gb"), gpus, per_node)
+def play(
+    policy: Policy, jobs: Sequence[SimulatedJob], gpus: int, *, per_node: int = 8, shared: float = 2.0
+) -> dict[str, SimulatedRun]:
+    cluster = SimulatedCluster.of(whole("a100-80gb"), gpus, per_node)
     result = Simulation(cluster, jobs, policy, Linear(cluster, shared=shared)).run()
     return {run.job.name: run for run in result.runs}
 
 
-def jobs_of(*rows: tuple[str, float, float, int], **named: Any) -> list[Job]:
-    return [Job(n, name, at, work, gpus=gpus, **named) for n, (name, at, work, gpus) in enumerate(rows)]
+def jobs_of(*rows: tuple[str, float, float, int], **named: Any) -> list[SimulatedJob]:
+    return [SimulatedJob(n, name, at, work, gpus=gpus, **named) for n, (name, at, work, gpus) in enumerate(rows)]
 
 
 #: a runs on one of two GPUs; b needs both; c and d would fit beside a
@@ -72,9 +74,9 @@ def test_backfilling_uses_what_the_head_leaves() -> None:
 
 def test_a_claim_that_was_too_short_is_survived() -> None:
     jobs = [
-        Job(0, "a", 0, 30, gpus=1, estimate=5),
-        Job(1, "b", 1, 5, gpus=2, estimate=5),
-        Job(2, "c", 10, 5, gpus=1, estimate=1),
+        SimulatedJob(0, "a", 0, 30, gpus=1, estimate=5),
+        SimulatedJob(1, "b", 1, 5, gpus=2, estimate=5),
+        SimulatedJob(2, "c", 10, 5, gpus=1, estimate=1),
     ]
     runs = play(Easy(), jobs, 2)
     assert runs["b"].started == 30
@@ -124,7 +126,7 @@ def test_sharing_takes_empty_gpus_first_and_never_a_third_job() -> None:
 
 
 def test_least_attained_service_preempts_whoever_had_more() -> None:
-    costs = Costs(restart_s=1, checkpoint_s=2)
+    costs = JobCosts(restart_s=1, checkpoint_s=2)
     rows = jobs_of(("long", 0, 100, 1), ("short", 50, 10, 1), costs=costs)
     runs = play(Tiresias(limits=(20, 1000)), rows, 1)
     # the long one has sunk at 20, so the short one takes its GPU once it has saved
@@ -162,7 +164,7 @@ def test_every_job_that_fits_is_done_and_exclusive_ones_never_share(make: Any, s
 
 
 def test_halves_keep_apart() -> None:
-    jobs = [Job(n, f"t{n}", 0, 10) for n in range(3)] + [Job(9, "i", 5, 1, "infer")]
+    jobs = [SimulatedJob(n, f"t{n}", 0, 10) for n in range(3)] + [SimulatedJob(9, "i", 5, 1, "infer")]
     runs = play(Halves(Fifo(range(1)), Fifo(range(1, 2))), jobs, 4, per_node=2)
     assert sorted(run.started for run in runs.values()) == [0, 0, 5, 10]
     assert runs["i"].started == 5
@@ -170,9 +172,9 @@ def test_halves_keep_apart() -> None:
 
 def test_slices_are_made_where_they_fit_and_wait_where_not() -> None:
     profile = Profile.parse("3g.40gb")
-    cluster = Cluster.of(A100, 1)
-    jobs = [Job(n, f"j{n}", 0, 10, profile=profile) for n in range(3)]
-    jobs.append(Job(3, "one", 1, 10, profile=Profile.parse("1g.10gb")))
+    cluster = SimulatedCluster.of(A100, 1)
+    jobs = [SimulatedJob(n, f"j{n}", 0, 10, profile=profile) for n in range(3)]
+    jobs.append(SimulatedJob(3, "one", 1, 10, profile=Profile.parse("1g.10gb")))
     result = Simulation(cluster, jobs, Slices(), Whole()).run()
     started = [run.started for run in result.runs]
     assert started[:2] == [0, 0]
@@ -182,21 +184,25 @@ def test_slices_are_made_where_they_fit_and_wait_where_not() -> None:
 
 def test_a_blocked_head_blocks_only_where_asked() -> None:
     big, small = Profile.parse("4g.40gb"), Profile.parse("1g.10gb")
-    jobs = [Job(0, "a", 0, 10, profile=big), Job(1, "b", 1, 10, profile=big), Job(2, "c", 2, 5, profile=small)]
+    jobs = [
+        SimulatedJob(0, "a", 0, 10, profile=big),
+        SimulatedJob(1, "b", 1, 10, profile=big),
+        SimulatedJob(2, "c", 2, 5, profile=small),
+    ]
     for block, began in ((False, 2), (True, pytest.approx(10.21))):
-        result = Simulation(Cluster.of(A100, 1), jobs, Slices(block=block), Whole()).run()
+        result = Simulation(SimulatedCluster.of(A100, 1), jobs, Slices(block=block), Whole()).run()
         assert result.runs[2].started == began
 
 
 def test_a_static_partition_gives_the_smallest_that_fits() -> None:
     layout = Layout([Slot.of("4g.40gb", 0, 4), Slot.of("2g.20gb", 4, 2), Slot.of("1g.10gb", 6, 1)])
     jobs = [
-        Job(0, "small", 0, 10, profile=Profile.parse("1g.10gb")),
-        Job(1, "again", 0, 10, profile=Profile.parse("1g.10gb")),
-        Job(2, "large", 0, 10),
-        Job(3, "wait", 0, 10, profile=Profile.parse("3g.40gb")),
+        SimulatedJob(0, "small", 0, 10, profile=Profile.parse("1g.10gb")),
+        SimulatedJob(1, "again", 0, 10, profile=Profile.parse("1g.10gb")),
+        SimulatedJob(2, "large", 0, 10),
+        SimulatedJob(3, "wait", 0, 10, profile=Profile.parse("3g.40gb")),
     ]
-    cluster = Cluster.of(A100, 1)
+    cluster = SimulatedCluster.of(A100, 1)
     result = Simulation(cluster, jobs, Static(layout), Linear(cluster), log=True).run()
     names = [str(event.places[0].slot.profile) for event in result.events if event.what == "start"]
     assert names == ["1g.10gb", "2g.20gb", "4g.40gb", "4g.40gb"]
@@ -214,9 +220,9 @@ def test_partitions_are_all_that_nothing_can_be_added_to() -> None:
 
 
 def test_whole_gpus_come_from_the_fullest_node_that_has_enough() -> None:
-    cluster = Cluster.of(whole("a30"), 12, per_node=4)
+    cluster = SimulatedCluster.of(whole("a30"), 12, per_node=4)
     part = cluster.part()
-    runs = [Run(Job(n, f"j{n}", 0, 1)) for n in range(12)]
+    runs = [SimulatedRun(SimulatedJob(n, f"j{n}", 0, 1)) for n in range(12)]
     for gpu in (0, 4, 5):
         cluster.take(cluster.gpus[gpu].whole, runs[gpu], 0.0)
 
@@ -235,9 +241,9 @@ def test_whole_gpus_come_from_the_fullest_node_that_has_enough() -> None:
 
 
 def test_slices_fit_best_where_the_least_is_left() -> None:
-    cluster = Cluster.of(A100, 3)
+    cluster = SimulatedCluster.of(A100, 3)
     part = cluster.part()
-    run = Run(Job(0, "x", 0, 1))
+    run = SimulatedRun(SimulatedJob(0, "x", 0, 1))
     one, four = Profile.parse("1g.10gb"), Profile.parse("4g.40gb")
     first = slices(cluster, four, 1, part)
     assert first is not None
@@ -255,8 +261,8 @@ def test_slices_fit_best_where_the_least_is_left() -> None:
 
 
 def test_every_registered_policy_plays() -> None:
-    jobs = tuple(Job(n, f"j{n}", n, 10, "infer" if n % 2 else "train") for n in range(8))
-    setup = Setup(A100, 2, 2, jobs, Linear(Cluster.of(A100, 4, per_node=2)), until=1e6)
+    jobs = tuple(SimulatedJob(n, f"j{n}", n, 10, "infer" if n % 2 else "train") for n in range(8))
+    setup = Setup(A100, 2, 2, jobs, Linear(SimulatedCluster.of(A100, 4, per_node=2)), until=1e6)
     for name in registry.POLICIES:
         kind = registry.find(name)
         assert kind.about
@@ -275,10 +281,10 @@ def test_policies_that_cannot_be_made_say_why() -> None:
 def test_the_best_static_partition_is_one_of_all() -> None:
     """Searching the partitions finds at least what any of them does."""
     one, two = Profile.parse("1g.10gb"), Profile.parse("2g.20gb")
-    jobs = [Job(n, f"j{n}", 0, 10, profile=(one, two)[n % 2]) for n in range(6)]
+    jobs = [SimulatedJob(n, f"j{n}", 0, 10, profile=(one, two)[n % 2]) for n in range(6)]
     spans = {}
     for layout in itertools.islice(partitions(A100), 100):
-        cluster = Cluster.of(A100, 1)
+        cluster = SimulatedCluster.of(A100, 1)
         result = Simulation(cluster, jobs, Static(layout), Whole()).run()
         if all(run.ended is not None for run in result.runs):
             spans[layout.profiles] = result.end

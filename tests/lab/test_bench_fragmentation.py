@@ -15,7 +15,7 @@ from slurm_migbatch.lab.experiments import fragmentation
 from slurm_migbatch.lab.experiments.fragmentation import Draw
 from slurm_migbatch.lab.papers.placement import FirstFit
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.studies.placement import Cluster, Kind, Pool
+from slurm_migbatch.lab.studies.placement import PlacementCluster, PodKind, Pool
 from slurm_migbatch.mig.profile import Profile
 
 A100 = geometry("a100-80gb")
@@ -29,7 +29,7 @@ def small(monkeypatch):
 
 
 def test_the_configuration_is_what_ships_but_for_what_a_site_learns():
-    config = fragmentation.config_of([Kind(THREE, 600.0, True), Kind(FOUR, 600.0, True)])
+    config = fragmentation.config_of([PodKind(THREE, 600.0, True), PodKind(FOUR, 600.0, True)])
     default = replace(loads(render()), path="")
     assert {THREE.name, FOUR.name} == set(config.supply.preference)
     assert replace(config, supply=SupplyConfig()) == default == replace(config, supply=default.supply)
@@ -37,20 +37,35 @@ def test_the_configuration_is_what_ships_but_for_what_a_site_learns():
     pace = shipped.pace(config)
     assert pace.every_s == pace.soon_s == default.cluster.poll_s
     assert shipped.DECIDES == "slurm_migbatch.decide.core.decide"
-    assert len(shipped.told(shipped.DECIDES, config)["configuration"]) == 16
+    assert len(shipped.provenance(shipped.DECIDES, config)["configuration"]) == 16
 
 
 def test_jobs_wait_for_room_in_their_order_or_go_away():
-    kinds = (Kind(ALL, 100.0, True), Kind(ALL, 100.0, True), Kind(FOUR, 50.0, True), Kind(THREE, 50.0, True))
+    kinds = (
+        PodKind(ALL, 100.0, True),
+        PodKind(ALL, 100.0, True),
+        PodKind(FOUR, 50.0, True),
+        PodKind(THREE, 50.0, True),
+    )
     found = Draw((0.0, 10.0, 20.0, 30.0), kinds)
-    waits = fragmentation.at_once(found, Cluster(A100, 1, FirstFit()).place, queued=True)
+    waits = fragmentation.at_once(found, PlacementCluster(A100, 1, FirstFit()).place, queued=True)
     assert waits == [0.0, 90.0, 180.0, 170.0]
-    assert fragmentation.at_once(found, Cluster(A100, 1, FirstFit()).place, queued=False) == [0.0, None, None, None]
+    assert fragmentation.at_once(found, PlacementCluster(A100, 1, FirstFit()).place, queued=False) == [
+        0.0,
+        None,
+        None,
+        None,
+    ]
     assert fragmentation.at_once(found, Pool(A100, 2).place, queued=False) == [0.0, 0.0, None, None]
 
 
 def test_migbatchd_serves_the_same_jobs_with_its_delays():
-    kinds = (Kind(ALL, 1000.0, True), Kind(ALL, 1000.0, True), Kind(ALL, 1000.0, True), Kind(TWO, 50.0, True))
+    kinds = (
+        PodKind(ALL, 1000.0, True),
+        PodKind(ALL, 1000.0, True),
+        PodKind(ALL, 1000.0, True),
+        PodKind(TWO, 50.0, True),
+    )
     found = Draw((0.0, 10.0, 20.0, 2500.0), kinds)
     config = fragmentation.config_of(kinds)
     first, second, third, last = fragmentation.shipped(found, config, queued=True)
@@ -83,7 +98,7 @@ def test_the_experiment_repeats_itself_and_tells_both_populations(openb):
 
 
 def test_arrivals_offer_the_load_that_is_said():
-    kinds = [Kind(THREE, 600.0, True)]
+    kinds = [PodKind(THREE, 600.0, True)]
     drawn = fragmentation.draw(kinds, 0.5, 1)
     offered = sum(kind.profile.compute * kind.seconds for kind in drawn.kinds)
     assert offered / (drawn.times[-1] * 2 * 7) == pytest.approx(0.5, rel=0.4)

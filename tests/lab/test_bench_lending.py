@@ -15,11 +15,11 @@ from slurm_migbatch.lab.experiments import lending
 from slurm_migbatch.lab.experiments.lending import AFE, WAYS, Load
 from slurm_migbatch.lab.papers.forecast import Levels
 from slurm_migbatch.lab.papers.goodput import Goodput, Steps
-from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
-from slurm_migbatch.lab.sim.job import Costs, Job
-from slurm_migbatch.lab.sim.policies.lending import Learning, Lending
+from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
+from slurm_migbatch.lab.sim.policies.lending import GoodputSpeeds, WholeGpuLending
 
 STEPS = Steps(0.05, 0.001, 0.02, 0.001, 0.01, 0.0005, 1.5)
 MODELS = {"cifar10": Goodput(STEPS, 4000.0, 128, 4096, 32, 1024)}
@@ -102,7 +102,7 @@ def test_the_command_says_what_is_missing(tmp_path):
     assert "no Pollux data" in answer.output
 
 
-class Watched(Lending):
+class Watched(WholeGpuLending):
     """Checks after every decision what must always hold."""
 
     def decide(self, sim):
@@ -130,13 +130,13 @@ class Watched(Lending):
 def test_lending_keeps_to_capacity_and_limits_for_any_cluster(nodes, name, training, requests):
     half = nodes * 2
     jobs = [
-        Job(n, f"t{n}", at, work, least=1, most=most, app="cifar10", costs=Costs(24, 24, 3))
+        SimulatedJob(n, f"t{n}", at, work, least=1, most=most, app="cifar10", costs=JobCosts(24, 24, 3))
         for n, (at, work, most) in enumerate(training)
     ] + [
-        Job(100 + n, f"i{n}", at, work, kind="infer", app=f"i{app}", costs=Costs(cold_start_s=6))
+        SimulatedJob(100 + n, f"i{n}", at, work, kind="infer", app=f"i{app}", costs=JobCosts(cold_start_s=6))
         for n, (at, work, app) in enumerate(requests)
     ]
-    learning = Learning(MODELS, 2)
+    learning = GoodputSpeeds(MODELS, 2)
     policy = Watched(range(half), range(half, 2 * half), learning, AFE, WAYS[name], Levels())
-    result = Simulation(Cluster.of(whole("a100-80gb"), 2 * half, 2), jobs, policy, learning).run()
+    result = Simulation(SimulatedCluster.of(whole("a100-80gb"), 2 * half, 2), jobs, policy, learning).run()
     assert all(run.ended is not None for run in result.runs)

@@ -14,9 +14,9 @@ from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.experiments import lending, lendslices
 from slurm_migbatch.lab.experiments.lending import Load
 from slurm_migbatch.lab.sim import registry
-from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policies.slicelending import SliceWay
 from slurm_migbatch.mig.profile import Profile
 
@@ -44,7 +44,7 @@ def data(tmp_path):
 def test_what_miso_left(data):
     found = lendslices.miso(data)
     assert found.jobs == (("resnet50", 64, 300.0), ("bert-base", 8, 900.0))
-    job = Job(1, "bert", 0.0, 900.0, app="bert-base", batch=8)
+    job = SimulatedJob(1, "bert", 0.0, 900.0, app="bert-base", batch=8)
     assert found.speeds.relative(job, Profile.parse("3g.40gb")) == pytest.approx(0.1 / 0.15)
     assert found.speeds.relative(job, Profile.parse("2g.20gb")) == 0.0
     assert lendslices.miso(data / "miso" / "raw") is None
@@ -84,7 +84,7 @@ def test_what_is_measured_is_what_ships():
 
 def test_by_name_the_settings_are_the_shipped_ones_too():
     kind = registry.find("lending-slices")
-    policy = kind.make(kind.params(), Cluster.of(geometry("h100-80gb"), 8, 4))
+    policy = kind.make(kind.params(), SimulatedCluster.of(geometry("h100-80gb"), 8, 4))
     assert (policy.config, policy.way) == (loads(render()).lending, SliceWay())
 
 
@@ -107,8 +107,8 @@ def test_history_and_run_are_one_stream():
 
 
 def test_a_virtual_cluster_of_a_site_has_few_jobs_at_once():
-    floods = [Job(n, f"job{n}", 60.0 * (n // 40), 3600.0, gpus=1, user=f"vc{n % 2}") for n in range(4000)]
-    site = [*floods, Job(4000, "last", 60 * DAY_S, 3600.0, gpus=1, user="vc1")]
+    floods = [SimulatedJob(n, f"job{n}", 60.0 * (n // 40), 3600.0, gpus=1, user=f"vc{n % 2}") for n in range(4000)]
+    site = [*floods, SimulatedJob(4000, "last", 60 * DAY_S, 3600.0, gpus=1, user="vc1")]
     moments = lendslices.Moments(
         [], np.cumsum(np.ones(9)), [replace(job, arrival=job.arrival + 36 * DAY_S) for job in site]
     )

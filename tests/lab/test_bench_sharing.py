@@ -16,7 +16,7 @@ from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.bench import bench
 from slurm_migbatch.lab.experiments import sharing
 from slurm_migbatch.lab.experiments.sharing import Cell
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policies.slicesharing import DECIDES, by_arrival, by_claim
 
 CELLS = [Cell(0.8, 1.3, 0.0), Cell(2.0, None, 1.0)]
@@ -50,7 +50,7 @@ def test_the_rules_are_those_that_migbatchd_makes_of_what_ships():
     assert memory.company._enabled
     assert f"{pairs.__module__}.{pairs.__qualname__}" == DECIDES == sharing.settings()["decides"]
     other = Config(lending=LendingConfig(share=True, sure=0.9))
-    assert sharing.told(DECIDES, other)["configuration"] != sharing.settings()["configuration"]
+    assert sharing.provenance(DECIDES, other)["configuration"] != sharing.settings()["configuration"]
 
 
 def test_jobs_have_one_slice_the_load_that_is_said_and_claims_that_may_be_wrong(data):
@@ -68,7 +68,7 @@ def test_jobs_have_one_slice_the_load_that_is_said_and_claims_that_may_be_wrong(
 
 
 def test_the_order_of_the_queue_is_slurms_or_the_shortest_claim_first():
-    jobs = [Job(0, "long", 0.0, 500.0), Job(1, "short", 1.0, 100.0, estimate=900.0)]
+    jobs = [SimulatedJob(0, "long", 0.0, 500.0), SimulatedJob(1, "short", 1.0, 100.0, estimate=900.0)]
     assert sorted(jobs, key=by_arrival) == jobs
     assert sorted(jobs, key=by_claim) == jobs
     assert sorted([jobs[0], replace(jobs[1], estimate=None)], key=by_claim)[0].name == "short"
@@ -79,7 +79,9 @@ def test_a_short_job_shares_with_a_long_one_and_not_with_one_of_its_own_length(m
     xi = {("m", "m"): 1.5}
 
     def joined(works, way):
-        jobs = [Job(n, f"j{n}", float(n), work, profile=sharing.PROFILE, app="m") for n, work in enumerate(works)]
+        jobs = [
+            SimulatedJob(n, f"j{n}", float(n), work, profile=sharing.PROFILE, app="m") for n, work in enumerate(works)
+        ]
         return sharing.play(jobs, sharing.policy(way, by_arrival, xi), xi, 0)
 
     equal, unequal = [1000.0] * 4, [1000.0] * 3 + [100.0]
@@ -94,7 +96,7 @@ def test_jobs_of_two_users_do_not_share(monkeypatch):
     monkeypatch.setattr(sharing, "GPUS", 1)
     xi = {("m", "m"): 1.0}
     jobs = [
-        Job(n, f"j{n}", float(n), work, profile=sharing.PROFILE, app="m", user=str(n))
+        SimulatedJob(n, f"j{n}", float(n), work, profile=sharing.PROFILE, app="m", user=str(n))
         for n, work in enumerate([1000.0] * 3 + [100.0])
     ]
     assert sharing.play(jobs, sharing.policy("pairs", by_arrival, xi), xi, 0)["joined"] == 0

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from slurm_migbatch.lab.sim.cluster import Cluster, Place, PlaceError
-from slurm_migbatch.lab.sim.engine import Result, Simulation, SimulationError
+from slurm_migbatch.lab.sim.cluster import Place, PlaceError, SimulatedCluster
+from slurm_migbatch.lab.sim.engine import Simulation, SimulationError, SimulationResult
 from slurm_migbatch.lab.sim.gpus import geometry, whole
-from slurm_migbatch.lab.sim.job import Costs, Demand, Job, JobError
+from slurm_migbatch.lab.sim.job import DemandChange, JobCosts, JobError, SimulatedJob
 from slurm_migbatch.lab.sim.policies.queued import Fifo
 from slurm_migbatch.lab.sim.policy import Quiet
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Linear, Neighbours, Whole
 from slurm_migbatch.mig.layout import Layout, Slot
 
@@ -28,23 +28,23 @@ ONE = [Place(0, Slot.of("1g.10gb", start, 1)) for start in range(7)]
 class Script(Quiet):
     """Does what it is told at the moments that it is told."""
 
-    def __init__(self, *acts: tuple[float, Callable[[Simulation, dict[int, Run]], None]]) -> None:
+    def __init__(self, *acts: tuple[float, Callable[[Simulation, dict[int, SimulatedRun]], None]]) -> None:
         self.acts = acts
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, SimulatedRun] = {}
         self.told: list[tuple[Any, ...]] = []
 
     def begin(self, sim: Simulation) -> None:
         for at, act in self.acts:
             sim.wake(at, act)
 
-    def arrive(self, sim: Simulation, run: Run) -> None:
+    def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         self.told.append((sim.now, "arrive", run.job.id))
         self.runs[run.job.id] = run
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         self.told.append((sim.now, "complete", run.job.id))
 
-    def demand(self, sim: Simulation, demand: Demand) -> None:
+    def demand(self, sim: Simulation, demand: DemandChange) -> None:
         self.told.append((sim.now, "demand", demand.value))
 
     def timer(self, sim: Simulation, key: Any) -> None:
@@ -57,8 +57,10 @@ class Script(Quiet):
         self.due = []
 
 
-def play(jobs: Sequence[Job], *acts: Any, cluster: Cluster | None = None, **named: Any) -> tuple[Result, list[Run]]:
-    cluster = Cluster.of(A100, 1) if cluster is None else cluster
+def play(
+    jobs: Sequence[SimulatedJob], *acts: Any, cluster: SimulatedCluster | None = None, **named: Any
+) -> tuple[SimulationResult, list[SimulatedRun]]:
+    cluster = SimulatedCluster.of(A100, 1) if cluster is None else cluster
     speeds = named.pop("speeds", None) or Linear(cluster)
     until = named.pop("until", math.inf)
     result = Simulation(cluster, jobs, Script(*acts), speeds, **named).run(until)
@@ -66,8 +68,8 @@ def play(jobs: Sequence[Job], *acts: Any, cluster: Cluster | None = None, **name
 
 
 def test_two_jobs_on_one_gpu_run_one_after_the_other() -> None:
-    jobs = [Job(1, "a", 0, 10), Job(2, "b", 3, 5)]
-    result = Simulation(Cluster.of(whole("a100-80gb"), 1), jobs, Fifo(), Whole(), log=True).run()
+    jobs = [SimulatedJob(1, "a", 0, 10), SimulatedJob(2, "b", 3, 5)]
+    result = Simulation(SimulatedCluster.of(whole("a100-80gb"), 1), jobs, Fifo(), Whole(), log=True).run()
     assert [run.ended for run in result.runs] == [10, 15]
     assert [run.began for run in result.runs] == [0, 10]
     assert result.held == result.busy == 15 * 7
@@ -78,7 +80,7 @@ def test_two_jobs_on_one_gpu_run_one_after_the_other() -> None:
 
 
 def test_making_a_slice_is_charged_to_the_job_that_waits_for_it() -> None:
-    result, (run,) = play([Job(1, "a", 0, 10)], (0, lambda sim, runs: sim.start(runs[1], [FULL])))
+    result, (run,) = play([SimulatedJob(1, "a", 0, 10)], (0, lambda sim, runs: sim.start(runs[1], [FULL])))
     assert (run.began, run.ended, run.paused) == (0.24, 10.24, pytest.approx(0.24))
     assert (result.created, result.destroyed) == (1, 0)
     assert result.held == pytest.approx(10.24 * 7)
@@ -87,7 +89,7 @@ def test_making_a_slice_is_charged_to_the_job_that_waits_for_it() -> None:
 
 def test_a_warm_instance_costs_nothing_and_one_in_the_way_is_destroyed() -> None:
     result, (first, second, third) = play(
-        [Job(1, "a", 0, 10, gpus=1), Job(2, "b", 0, 10), Job(3, "c", 0, 10)],
+        [SimulatedJob(1, "a", 0, 10, gpus=1), SimulatedJob(2, "b", 0, 10), SimulatedJob(3, "c", 0, 10)],
         (0, lambda sim, runs: sim.start(runs[1], [FULL])),
         (20, lambda sim, runs: sim.start(runs[2], [FULL])),
         (40, lambda sim, runs: sim.start(runs[3], [ONE[3]])),
@@ -99,23 +101,26 @@ def test_a_warm_instance_costs_nothing_and_one_in_the_way_is_destroyed() -> None
 
 
 def test_a_seventh_of_the_gpu_takes_seven_times_as_long() -> None:
-    _, (run,) = play([Job(1, "a", 0, 10)], (0, lambda sim, runs: sim.start(runs[1], [ONE[0]])))
+    _, (run,) = play([SimulatedJob(1, "a", 0, 10)], (0, lambda sim, runs: sim.start(runs[1], [ONE[0]])))
     assert run.ended == pytest.approx(0.16 + 70)
 
 
 def test_a_job_that_has_to_go_keeps_the_next_one_waiting_until_it_has_saved() -> None:
-    costs = Costs(cold_start_s=1, restart_s=5, checkpoint_s=4)
+    costs = JobCosts(cold_start_s=1, restart_s=5, checkpoint_s=4)
 
-    def swap(sim: Simulation, runs: dict[int, Run]) -> None:
+    def swap(sim: Simulation, runs: dict[int, SimulatedRun]) -> None:
         sim.preempt(runs[1])
         sim.start(runs[2], [FULL])
 
     _, (trained, served) = play(
-        [Job(1, "t", 0, 100, costs=costs), Job(2, "i", 50, 10, "infer", costs=Costs(cold_start_s=2))],
+        [
+            SimulatedJob(1, "t", 0, 100, costs=costs),
+            SimulatedJob(2, "i", 50, 10, "infer", costs=JobCosts(cold_start_s=2)),
+        ],
         (0, lambda sim, runs: sim.start(runs[1], [FULL])),
         (50, swap),
         (70, lambda sim, runs: sim.start(runs[1], [FULL])),
-        cluster=Cluster.of(whole("a100-80gb"), 1),
+        cluster=SimulatedCluster.of(whole("a100-80gb"), 1),
     )
     assert served.began == 50 + 4 + 2
     assert served.ended == 66
@@ -126,48 +131,48 @@ def test_a_job_that_has_to_go_keeps_the_next_one_waiting_until_it_has_saved() ->
 
 
 def test_the_same_job_cannot_start_elsewhere_before_it_has_saved() -> None:
-    def swap(sim: Simulation, runs: dict[int, Run]) -> None:
+    def swap(sim: Simulation, runs: dict[int, SimulatedRun]) -> None:
         sim.preempt(runs[1])
         sim.start(runs[1], [sim.cluster.gpus[1].whole])
 
     _, (run,) = play(
-        [Job(1, "t", 0, 100, costs=Costs(restart_s=5, checkpoint_s=4))],
+        [SimulatedJob(1, "t", 0, 100, costs=JobCosts(restart_s=5, checkpoint_s=4))],
         (0, lambda sim, runs: sim.start(runs[1], [FULL])),
         (50, swap),
-        cluster=Cluster.of(whole("a100-80gb"), 2),
+        cluster=SimulatedCluster.of(whole("a100-80gb"), 2),
     )
     assert run.ended == 50 + 4 + 5 + 50
 
 
 @pytest.mark.parametrize(("every", "lost"), [(math.inf, 50), (20, 10), (60, 50), (25, 0)])
 def test_stopping_without_saving_loses_the_work_since_the_last_checkpoint(every: float, lost: float) -> None:
-    costs = Costs(checkpoint_s=4, checkpoint_every_s=every)
+    costs = JobCosts(checkpoint_s=4, checkpoint_every_s=every)
     _, (run,) = play(
-        [Job(1, "t", 0, 100, costs=costs)],
+        [SimulatedJob(1, "t", 0, 100, costs=costs)],
         (0, lambda sim, runs: sim.start(runs[1], [FULL])),
         (50, lambda sim, runs: (sim.preempt(runs[1], save=False), sim.start(runs[1], [FULL]))),
-        cluster=Cluster.of(whole("a100-80gb"), 1),
+        cluster=SimulatedCluster.of(whole("a100-80gb"), 1),
     )
     assert run.lost == lost
     assert run.ended == 100 + lost
 
 
 def test_only_the_work_since_it_last_saved_is_lost() -> None:
-    costs = Costs(checkpoint_s=0, checkpoint_every_s=math.inf)
+    costs = JobCosts(checkpoint_s=0, checkpoint_every_s=math.inf)
 
-    def again(save: bool) -> Callable[[Simulation, dict[int, Run]], None]:
-        def act(sim: Simulation, runs: dict[int, Run]) -> None:
+    def again(save: bool) -> Callable[[Simulation, dict[int, SimulatedRun]], None]:
+        def act(sim: Simulation, runs: dict[int, SimulatedRun]) -> None:
             sim.preempt(runs[1], save=save)
             sim.start(runs[1], [FULL])
 
         return act
 
     _, (run,) = play(
-        [Job(1, "t", 0, 100, costs=costs)],
+        [SimulatedJob(1, "t", 0, 100, costs=costs)],
         (0, lambda sim, runs: sim.start(runs[1], [FULL])),
         (50, again(True)),
         (70, again(False)),
-        cluster=Cluster.of(whole("a100-80gb"), 1),
+        cluster=SimulatedCluster.of(whole("a100-80gb"), 1),
     )
     assert run.lost == 20
     assert run.ended == 120
@@ -175,20 +180,20 @@ def test_only_the_work_since_it_last_saved_is_lost() -> None:
 
 def test_two_in_one_slice_slow_each_other_down_while_both_are_there() -> None:
     _, (long, short) = play(
-        [Job(1, "a", 0, 100), Job(2, "b", 10, 20)],
+        [SimulatedJob(1, "a", 0, 100), SimulatedJob(2, "b", 10, 20)],
         (0, lambda sim, runs: sim.start(runs[1], [FULL])),
         (10, lambda sim, runs: sim.start(runs[2], [FULL])),
-        cluster=Cluster.of(whole("a100-80gb"), 1),
-        speeds=Linear(Cluster.of(whole("a100-80gb"), 1), shared=1.25),
+        cluster=SimulatedCluster.of(whole("a100-80gb"), 1),
+        speeds=Linear(SimulatedCluster.of(whole("a100-80gb"), 1), shared=1.25),
     )
     assert short.ended == 10 + 20 * 1.25
     assert long.ended == 100 + 25 - 25 / 1.25
 
 
 def test_a_gang_is_as_slow_as_its_slowest_part() -> None:
-    cluster = Cluster.of(whole("a100-80gb"), 2)
+    cluster = SimulatedCluster.of(whole("a100-80gb"), 2)
     _, (gang, single) = play(
-        [Job(1, "g", 0, 100, gpus=2), Job(2, "b", 0, 40)],
+        [SimulatedJob(1, "g", 0, 100, gpus=2), SimulatedJob(2, "b", 0, 40)],
         (0, lambda sim, runs: sim.start(runs[1], [sim.cluster.gpus[0].whole, sim.cluster.gpus[1].whole])),
         (0, lambda sim, runs: sim.start(runs[2], [FULL])),
         cluster=cluster,
@@ -199,14 +204,14 @@ def test_a_gang_is_as_slow_as_its_slowest_part() -> None:
 
 
 def test_splitting_a_gpu_moves_the_one_and_starts_the_other() -> None:
-    costs = Costs(checkpoint_s=3, restart_s=7)
+    costs = JobCosts(checkpoint_s=3, restart_s=7)
 
-    def split(sim: Simulation, runs: dict[int, Run]) -> None:
+    def split(sim: Simulation, runs: dict[int, SimulatedRun]) -> None:
         sim.move(runs[1], [FOUR])
         sim.start(runs[2], [HALF])
 
     result, (first, second) = play(
-        [Job(1, "a", 0, 70, costs=costs), Job(2, "b", 10, 30)],
+        [SimulatedJob(1, "a", 0, 70, costs=costs), SimulatedJob(2, "b", 10, 30)],
         (0, lambda sim, runs: sim.start(runs[1], [FULL])),
         (10.24, split),
     )
@@ -217,17 +222,17 @@ def test_splitting_a_gpu_moves_the_one_and_starts_the_other() -> None:
 
 
 def test_an_elastic_job_keeps_what_is_in_both_and_pays_what_it_is_told() -> None:
-    cluster = Cluster.of(whole("a100-80gb"), 4)
+    cluster = SimulatedCluster.of(whole("a100-80gb"), 4)
 
-    def grow(sim: Simulation, runs: dict[int, Run]) -> None:
+    def grow(sim: Simulation, runs: dict[int, SimulatedRun]) -> None:
         sim.move(runs[1], [gpu.whole for gpu in sim.cluster.gpus], save=0, pause=2)
 
-    def shrink(sim: Simulation, runs: dict[int, Run]) -> None:
+    def shrink(sim: Simulation, runs: dict[int, SimulatedRun]) -> None:
         sim.move(runs[1], [FULL], save=0, pause=1)
         assert sim.cluster.empty == 0b1110
 
     _, (run,) = play(
-        [Job(1, "e", 0, 100, gpus=1, most=4, costs=Costs(checkpoint_s=50, restart_s=50))],
+        [SimulatedJob(1, "e", 0, 100, gpus=1, most=4, costs=JobCosts(checkpoint_s=50, restart_s=50))],
         (0, lambda sim, runs: sim.start(runs[1], [FULL])),
         (10, grow),
         (20, shrink),
@@ -245,7 +250,7 @@ def test_neighbours_cost_a_few_per_cent_of_what_they_hold() -> None:
             return [0.07] * count
 
     _, (first, second) = play(
-        [Job(1, "a", 0, 4, gpus=1), Job(2, "b", 0, 300)],
+        [SimulatedJob(1, "a", 0, 4, gpus=1), SimulatedJob(2, "b", 0, 300)],
         (0, lambda sim, runs: sim.start(runs[1], [FOUR], pause=-0.21)),
         (0, lambda sim, runs: sim.start(runs[2], [HALF], pause=-0.20)),
         neighbours=Known(),
@@ -256,10 +261,10 @@ def test_neighbours_cost_a_few_per_cent_of_what_they_hold() -> None:
 
 
 def test_what_happens_at_one_instant_is_told_in_order_and_decided_once() -> None:
-    jobs = [Job(1, "a", 0, 10), Job(2, "b", 10, 1)]
+    jobs = [SimulatedJob(1, "a", 0, 10), SimulatedJob(2, "b", 10, 1)]
     script = Script((0, lambda sim, runs: sim.start(runs[1], [FULL])), (10, lambda sim, runs: None))
-    cluster = Cluster.of(whole("a100-80gb"), 1)
-    Simulation(cluster, jobs, script, Whole(), demands=[Demand(10, "svc", 3.0)]).run()
+    cluster = SimulatedCluster.of(whole("a100-80gb"), 1)
+    Simulation(cluster, jobs, script, Whole(), demands=[DemandChange(10, "svc", 3.0)]).run()
     assert script.told == [
         (0, "timer"), (0, "arrive", 1), (10, "complete", 1), (10, "demand", 3.0), (10, "timer"), (10, "arrive", 2),
     ]  # fmt: skip
@@ -267,9 +272,9 @@ def test_what_happens_at_one_instant_is_told_in_order_and_decided_once() -> None
 
 def test_a_horizon_ends_it_and_books_what_was_held_until_then() -> None:
     result, (run,) = play(
-        [Job(1, "a", 0, 100)],
+        [SimulatedJob(1, "a", 0, 100)],
         (0, lambda sim, runs: sim.start(runs[1], [FULL])),
-        cluster=Cluster.of(whole("a100-80gb"), 1),
+        cluster=SimulatedCluster.of(whole("a100-80gb"), 1),
         until=40,
     )
     assert run.ended is None
@@ -278,10 +283,10 @@ def test_a_horizon_ends_it_and_books_what_was_held_until_then() -> None:
 
 
 def test_faults_of_a_policy_are_errors_that_name_job_and_gpu() -> None:
-    one = [Job(1, "a", 0, 10)]
-    two = [Job(1, "a", 0, 10), Job(2, "b", 0, 10)]
+    one = [SimulatedJob(1, "a", 0, 10)]
+    two = [SimulatedJob(1, "a", 0, 10), SimulatedJob(2, "b", 0, 10)]
 
-    def start(*places: Place) -> Callable[[Simulation, dict[int, Run]], None]:
+    def start(*places: Place) -> Callable[[Simulation, dict[int, SimulatedRun]], None]:
         return lambda sim, runs: [sim.start(runs[n + 1], [place]) for n, place in enumerate(places)]  # type: ignore[return-value]
 
     with pytest.raises(PlaceError, match=r"GPU 0 has no room for 4g.40gb@0:4 of b: 4g.40gb@0:4 overlaps 7g.80gb@0:8"):
@@ -300,24 +305,24 @@ def test_faults_of_a_policy_are_errors_that_name_job_and_gpu() -> None:
         play(one, (0, lambda sim, runs: sim.start(runs[1], [])))
 
     class Nowhere(Linear):
-        def speed(self, job: Job, places: Sequence[Place], steps: int = 1) -> float:
+        def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
             return 0.0
 
     with pytest.raises(SimulationError, match=r"a does not fit where it was put \(0:7g.80gb@0:8\)"):
-        play(one, (0, start(FULL)), speeds=Nowhere(Cluster.of(A100, 1)))
+        play(one, (0, start(FULL)), speeds=Nowhere(SimulatedCluster.of(A100, 1)))
 
 
 def test_a_policy_that_wakes_itself_at_once_for_ever_is_stopped() -> None:
-    def again(sim: Simulation, runs: dict[int, Run]) -> None:
+    def again(sim: Simulation, runs: dict[int, SimulatedRun]) -> None:
         sim.wake(sim.now, again)
 
     with pytest.raises(SimulationError, match="sets timers for this very moment without end"):
-        play([Job(1, "a", 0, 10)], (0, again))
+        play([SimulatedJob(1, "a", 0, 10)], (0, again))
 
 
 def test_ids_must_differ_and_jobs_must_make_sense() -> None:
     with pytest.raises(SimulationError, match="same id"):
-        play([Job(1, "a", 0, 10), Job(1, "b", 0, 10)])
+        play([SimulatedJob(1, "a", 0, 10), SimulatedJob(1, "b", 0, 10)])
     for wrong, said in (
         ({"arrival": -1.0, "work": 1.0}, "arrival"),
         ({"arrival": 0.0, "work": 0.0}, "work"),
@@ -326,7 +331,7 @@ def test_ids_must_differ_and_jobs_must_make_sense() -> None:
         ({"arrival": 0.0, "work": 1.0, "gpus": 2, "most": 1}, "least <= gpus <= most"),
     ):
         with pytest.raises(JobError, match=said):
-            Job(1, "x", **wrong)  # type: ignore[arg-type]
+            SimulatedJob(1, "x", **wrong)  # type: ignore[arg-type]
 
 
 def test_a_gpu_is_laid_out_at_no_cost_before_it_begins() -> None:
@@ -337,8 +342,8 @@ def test_a_gpu_is_laid_out_at_no_cost_before_it_begins() -> None:
             with pytest.raises(PlaceError, match=r"GPU 0: 3g\.40gb cannot lie at 1:4"):
                 sim.cluster.configure(0, Layout([Slot.of("3g.40gb", 1, 4)]))
 
-    cluster = Cluster.of(A100, 1)
+    cluster = SimulatedCluster.of(A100, 1)
     script = Static((0, lambda sim, runs: sim.start(runs[1], [HALF])))
-    result = Simulation(cluster, [Job(1, "a", 0, 3)], script, Linear(cluster)).run()
+    result = Simulation(cluster, [SimulatedJob(1, "a", 0, 3)], script, Linear(cluster)).run()
     assert result.runs[0].ended == 7
     assert result.created == 0

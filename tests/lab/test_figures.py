@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.lab.sim import log, plots
-from slurm_migbatch.lab.sim.cluster import Cluster
-from slurm_migbatch.lab.sim.engine import Result, Simulation
+from slurm_migbatch.lab.sim.cluster import SimulatedCluster
+from slurm_migbatch.lab.sim.engine import Simulation, SimulationResult
 from slurm_migbatch.lab.sim.gpus import geometry, whole
-from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.sim.metrics import jain, over_seeds, summarise
 from slurm_migbatch.lab.sim.page import page
 from slurm_migbatch.lab.sim.policies.queued import Fifo
@@ -30,18 +30,18 @@ from slurm_migbatch.mig.profile import Profile
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result() -> SimulationResult:
     """Three jobs one after the other on one GPU, then one that is never done."""
     jobs = [
-        Job(0, "a", 0, 10, user="ann", slo_s=10),
-        Job(1, "b", 0, 20, user="bob", slo_s=25),
-        Job(2, "c", 40, 5, "infer", user="bob", start_slo_s=1, costs=Costs(cold_start_s=2)),
-        Job(3, "d", 50, 1, gpus=2, slo_s=1000),
+        SimulatedJob(0, "a", 0, 10, user="ann", slo_s=10),
+        SimulatedJob(1, "b", 0, 20, user="bob", slo_s=25),
+        SimulatedJob(2, "c", 40, 5, "infer", user="bob", start_slo_s=1, costs=JobCosts(cold_start_s=2)),
+        SimulatedJob(3, "d", 50, 1, gpus=2, slo_s=1000),
     ]
-    return Simulation(Cluster.of(whole("a30"), 1), jobs, Fifo(), Whole(), log=True).run()
+    return Simulation(SimulatedCluster.of(whole("a30"), 1), jobs, Fifo(), Whole(), log=True).run()
 
 
-def test_figures_are_those_of_the_case(result: Result) -> None:
+def test_figures_are_those_of_the_case(result: SimulationResult) -> None:
     figures = summarise(result)
     assert figures["makespan_s"] == 50
     assert figures["held"] == pytest.approx(37 / 50)
@@ -79,16 +79,16 @@ def test_figures_of_seeds_become_means_with_intervals() -> None:
     assert over_seeds([{"a": 1}])["a"] == {"mean": 1, "low": None, "high": None}
 
 
-def test_spans_are_the_stays_on_places(result: Result) -> None:
+def test_spans_are_the_stays_on_places(result: SimulationResult) -> None:
     found = spans(result.events, result.end)
     assert [(span.name, span.begin, span.end, span.paused) for span in found] == [
         ("a", 0, 10, 0), ("b", 10, 30, 0), ("c", 40, 47, 2),
     ]  # fmt: skip
 
 
-def _preempted() -> tuple[Result, Cluster]:
-    cluster = Cluster.of(geometry("a100-80gb"), 2, per_node=1)
-    jobs = [Job(n, f"j<{n}>", 3.0 * n, 20.0 + n, gpus=1 + n % 2) for n in range(8)]
+def _preempted() -> tuple[SimulationResult, SimulatedCluster]:
+    cluster = SimulatedCluster.of(geometry("a100-80gb"), 2, per_node=1)
+    jobs = [SimulatedJob(n, f"j<{n}>", 3.0 * n, 20.0 + n, gpus=1 + n % 2) for n in range(8)]
     result = Simulation(cluster, jobs, Tiresias(limits=(5, 40)), Linear(cluster), log=True).run()
     return result, cluster
 
@@ -102,7 +102,7 @@ def test_levels_add_up_to_what_the_engine_booked() -> None:
     assert sum(span.end - span.begin for span in spans(result.events, result.end)) * 7 == pytest.approx(result.held)
 
 
-def test_the_log_is_json_lines(result: Result) -> None:
+def test_the_log_is_json_lines(result: SimulationResult) -> None:
     file = StringIO()
     log.write(result.events, file)
     rows = [json.loads(line) for line in file.getvalue().splitlines()]
@@ -166,7 +166,10 @@ def test_a_timeline_names_each_stay_where_the_pointer_stands_on_it() -> None:
 
 
 def test_bars_are_as_long_as_their_values_and_show_their_intervals() -> None:
-    groups = {"load <1>": [plots.Bar("ours", 2.0, 1.0, 3.0), plots.Bar("others & all", 4.0)], "load 2": []}
+    groups = {
+        "load <1>": [plots.PlottedBar("ours", 2.0, 1.0, 3.0), plots.PlottedBar("others & all", 4.0)],
+        "load 2": [],
+    }
     svg = plots.bars(groups, "title <&>", "jobs", mark=1.0)
     ours, others = _groups(svg, "bar-")
     assert _width(others) == pytest.approx(2 * _width(ours), rel=0.01)
@@ -207,7 +210,7 @@ def test_the_page_escapes_all_but_our_own_plots() -> None:
 
 
 def test_empty_simulations_have_no_figures() -> None:
-    empty: Any = Simulation(Cluster.of(whole("a30"), 1), [], Fifo(), Whole()).run()
+    empty: Any = Simulation(SimulatedCluster.of(whole("a30"), 1), [], Fifo(), Whole()).run()
     figures = summarise(empty)
     assert figures["all"]["jct_s"]["mean"] is None
     assert figures["held"] is None

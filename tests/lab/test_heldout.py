@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slurm_migbatch.lab.evaluate.heldout import MOST_FOLDS, Outcome, folds, identity, outcomes
+from slurm_migbatch.lab.evaluate.heldout import MOST_FOLDS, HeldOutPrediction, folds, identity, outcomes
 from slurm_migbatch.lab.evaluate.scores import collect, coverage, scored, scored_all
 from slurm_migbatch.predict.calibration import LEVELS, Calibration
 from slurm_migbatch.predict.known import ModelKnowledge
@@ -107,7 +107,7 @@ def test_points_that_were_not_measured_do_not_move_the_prediction() -> None:
         np.testing.assert_array_equal(again[0].value, outcome.value)
 
 
-def fake(sure: float = 0.1) -> Outcome:
+def fake(sure: float = 0.1) -> HeldOutPrediction:
     """Two points off by 5 % and 20 %, with standard deviations of `sure`."""
     fold = next(iter(folds(laboratory(models=("vgg16",), batches=(1,)), ModelKnowledge(), learn=Spy())))
     outcome = next(iter(outcomes(fold)))

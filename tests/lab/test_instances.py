@@ -17,7 +17,7 @@ from slurm_migbatch.lab.papers.instances import (
     fluid,
     pack,
 )
-from slurm_migbatch.lab.papers.settings import Setting, best_settings, plain
+from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings, plain
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import layouts
 from slurm_migbatch.mig.profile import Profile
@@ -29,7 +29,7 @@ A100, A30 = geometry("a100-80gb"), geometry("a30")
 def service(name, rate, gpu, *rates):
     """A service with these rates on a GPU's plain profiles, the smallest slice first; 0 does not keep the limit."""
     profiles = sorted(plain(gpu))
-    each = [Setting(p, 1, 1, 1 / r) for p, r in zip(profiles, rates, strict=True) if r]
+    each = [InstanceSetting(p, 1, 1, 1 / r) for p, r in zip(profiles, rates, strict=True) if r]
     return Service(name, rate, tuple(each))
 
 
@@ -130,11 +130,11 @@ def test_fewer_compute_slices_are_taken_where_gpus_are_equal():
 
 def test_hopes_serve_nothing_and_cost_no_gpu_but_are_tried_where_there_is_room():
     small = Profile.parse("1g.10gb")
-    sure, bold = Setting(small, 8, 1, 1.0), Setting(small, 16, 1, 2.0)
+    sure, bold = InstanceSetting(small, 8, 1, 1.0), InstanceSetting(small, 16, 1, 2.0)
     assert sure.rate == bold.rate
     a = Service("a", 16.0, (sure, bold), {sure: 8.0, bold: 12.0})
     assert allocate(A100, [a]).of("a") == {bold: 2}
-    full = Service("a", 56.0, (sure, Setting(small, 16, 1, 2.1)), {Setting(small, 16, 1, 2.1): 12.0})
+    full = Service("a", 56.0, (sure, InstanceSetting(small, 16, 1, 2.1)), {InstanceSetting(small, 16, 1, 2.1): 12.0})
     found = allocate(A100, [full])
     assert found.gpus == 1
     assert found.of("a") == {sure: 7}
@@ -192,9 +192,9 @@ def test_maximal_contents_lie_in_legal_layouts():
 def test_the_best_setting_of_a_slice_is_the_fastest_that_keeps_the_limit():
     small, large = Profile.parse("1g.5gb"), Profile.parse("7g.40gb")
     cells = {(small, 1, 1): 0.01, (small, 8, 1): 0.04, (small, 8, 2): 0.08, (large, 8, 1): 0.02}
-    found = [Setting(*cell, seconds) for cell, seconds in cells.items()]
+    found = [InstanceSetting(*cell, seconds) for cell, seconds in cells.items()]
     assert best_settings(found) == {
-        small: Setting(small, 8, 1, 0.04),  # two processes are no faster, so one
-        large: Setting(large, 8, 1, 0.02),
+        small: InstanceSetting(small, 8, 1, 0.04),  # two processes are no faster, so one
+        large: InstanceSetting(large, 8, 1, 0.02),
     }
-    assert best_settings(found, 0.015) == {small: Setting(small, 1, 1, 0.01)}
+    assert best_settings(found, 0.015) == {small: InstanceSetting(small, 1, 1, 0.01)}

@@ -9,12 +9,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.lab.sim.cluster import Cluster, Place, each
-from slurm_migbatch.lab.sim.engine import Result, Simulation
+from slurm_migbatch.lab.sim.cluster import Place, SimulatedCluster, bit_indexes
+from slurm_migbatch.lab.sim.engine import Simulation, SimulationResult
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.sim.policy import Quiet
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Linear, Neighbours
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.planning import fragmentation
@@ -26,7 +26,7 @@ class Chaos(Quiet):
     def __init__(self, seed: int, shared: bool) -> None:
         self.rng = np.random.default_rng(seed)
         self.shared = shared
-        self.known: list[Run] = []
+        self.known: list[SimulatedRun] = []
         self.speeds: dict[int, tuple[float, float]] = {}
         self.work: Counter[int] = Counter()
         self.last = 0.0
@@ -34,7 +34,7 @@ class Chaos(Quiet):
     def begin(self, sim: Simulation) -> None:
         self.last = sim.now
 
-    def arrive(self, sim: Simulation, run: Run) -> None:
+    def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         self.known.append(run)
 
     def decide(self, sim: Simulation) -> None:
@@ -57,7 +57,7 @@ class Chaos(Quiet):
         if any(run.ended is None for run in self.known):
             sim.wake(sim.now + 11.0)
 
-    def places(self, sim: Simulation, run: Run) -> list[Place]:
+    def places(self, sim: Simulation, run: SimulatedRun) -> list[Place]:
         """A few places that are free, or with luck held by another."""
         found: list[Place] = []
         used = {gpu.index: gpu.used for gpu in sim.cluster.gpus}
@@ -93,21 +93,23 @@ def check(sim: Simulation) -> None:
     assert sum(bits.bit_count() for bits in cluster.alike.values()) == len(cluster.gpus)
     assert abs(cluster.fragmentation - sum(fragmentation(g.geometry, g.used) for g in cluster.gpus)) < 1e-9
     for free, nodes in enumerate(cluster.by_empty):
-        for node in each(nodes):
+        for node in bit_indexes(nodes):
             assert sum(not cluster.gpus[gpu].cells for gpu in cluster.nodes[node]) == free
 
 
-def jobs_of(seed: int, count: int) -> list[Job]:
+def jobs_of(seed: int, count: int) -> list[SimulatedJob]:
     rng = np.random.default_rng(seed)
-    costs = Costs(2.0, 3.0, 1.0, 20.0)
+    costs = JobCosts(2.0, 3.0, 1.0, 20.0)
     return [
-        Job(n, f"j{n}", float(rng.uniform(0, 60)), float(rng.uniform(1, 60)), gpus=int(rng.integers(1, 3)), costs=costs)
+        SimulatedJob(
+            n, f"j{n}", float(rng.uniform(0, 60)), float(rng.uniform(1, 60)), gpus=int(rng.integers(1, 3)), costs=costs
+        )
         for n in range(count)
     ]
 
 
-def play(seed: int, gpu: str, shared: bool) -> tuple[Result, Chaos]:
-    cluster = Cluster.of(geometry(gpu), 3, per_node=2)
+def play(seed: int, gpu: str, shared: bool) -> tuple[SimulationResult, Chaos]:
+    cluster = SimulatedCluster.of(geometry(gpu), 3, per_node=2)
     policy = Chaos(seed, shared)
     speeds = Linear(cluster, exponent=0.5, shared=1.4)
     neighbours = Neighbours()
@@ -135,7 +137,7 @@ def test_nothing_is_over_capacity_and_work_is_conserved(seed: int, gpu: str, sha
 @settings(max_examples=5)
 @given(st.integers(0, 2**31))
 def test_the_same_seed_gives_the_same_course(seed: int) -> None:
-    def course(result: Result) -> list[Any]:
+    def course(result: SimulationResult) -> list[Any]:
         return [event.line() for event in result.events]
 
     first, second = play(seed, "a100-80gb", True)[0], play(seed, "a100-80gb", True)[0]

@@ -8,12 +8,12 @@ from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.experiments import lentphilly
 from slurm_migbatch.lab.experiments.lentphilly import BUSY, case, play
 from slurm_migbatch.lab.papers.goodput import Goodput, Steps
-from slurm_migbatch.lab.sim.job import Job
-from slurm_migbatch.lab.sim.policies.lending import Learning
+from slurm_migbatch.lab.sim.job import SimulatedJob
+from slurm_migbatch.lab.sim.policies.lending import GoodputSpeeds
 from slurm_migbatch.lab.traces.trace import Trace
 
 MODEL = Goodput(Steps(0.05, 0.001, 0.02, 0.001, 0.01, 0.0005, 1.5), 4000.0, 128, 4096, 32, 1024)
-LEARNING = Learning({"cifar10": MODEL, "bert": MODEL}, 8)
+LEARNING = GoodputSpeeds({"cifar10": MODEL, "bert": MODEL}, 8)
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lentphilly, "LENT", 8)
 
 
-TRACE = Trace("t", tuple(Job(n, f"j{n}", 400.0 * n, 4000.0, gpus=1 + n % 3) for n in range(60)))
+TRACE = Trace("t", tuple(SimulatedJob(n, f"j{n}", 400.0 * n, 4000.0, gpus=1 + n % 3) for n in range(60)))
 
 
 def test_jobs_keep_their_durations_on_what_they_asked_for() -> None:
@@ -37,7 +37,7 @@ def test_jobs_keep_their_durations_on_what_they_asked_for() -> None:
 
 
 def test_inference_needs_its_share_and_follows_the_day() -> None:
-    days = Trace("t", tuple(Job(n, f"j{n}", 100.0 * n, 10.0) for n in range(int(10 * DAY_S / 100))))
+    days = Trace("t", tuple(SimulatedJob(n, f"j{n}", 100.0 * n, 10.0) for n in range(int(10 * DAY_S / 100))))
     made = case(days, LEARNING)
     assert len(made.infer) == len(days.jobs)
     needed = sum(job.work for job in made.infer) / days.jobs[-1].arrival

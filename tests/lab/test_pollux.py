@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.lab.papers.pollux import Candidate, divide, harmonic_mean, penalty, place, speedup
+from slurm_migbatch.lab.papers.pollux import PolluxJob, divide, harmonic_mean, penalty, place, speedup
 from tests.support.examples import examples
 
 OLD = 1e9
@@ -14,7 +14,7 @@ OLD = 1e9
 
 
 def job(*speeds, fair=1.0, have=0, age=OLD, restarts=0):
-    return Candidate(dict(enumerate(speeds, start=1)), fair, have, age, restarts)
+    return PolluxJob(dict(enumerate(speeds, start=1)), fair, have, age, restarts)
 
 
 def test_a_restart_costs_the_less_the_older_and_the_more_the_oftener():
@@ -56,7 +56,7 @@ def test_a_young_job_is_left_alone_and_an_old_one_is_not():
 
 jobs = st.lists(
     st.builds(
-        lambda speeds, fair, have, age, restarts: Candidate(
+        lambda speeds, fair, have, age, restarts: PolluxJob(
             dict(enumerate(sorted(speeds), start=1)), fair, min(have, len(speeds)), age, restarts
         ),
         st.lists(st.floats(0.5, 8), min_size=1, max_size=4),

@@ -10,27 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.lab.sim import registry
-from slurm_migbatch.lab.sim.cluster import Cluster
-from slurm_migbatch.lab.sim.engine import Result, Simulation
+from slurm_migbatch.lab.sim.cluster import SimulatedCluster
+from slurm_migbatch.lab.sim.engine import Simulation, SimulationResult
 from slurm_migbatch.lab.sim.gpus import whole
-from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.sim.policies.pollux import Pollux
 from slurm_migbatch.lab.sim.speeds import Whole
 
 
-def simulate(jobs: Sequence[Job], gpus: int, per_node: int = 4, policy: Pollux | None = None) -> Result:
-    cluster = Cluster.of(whole("a100-80gb"), gpus, per_node)
+def simulate(
+    jobs: Sequence[SimulatedJob], gpus: int, per_node: int = 4, policy: Pollux | None = None
+) -> SimulationResult:
+    cluster = SimulatedCluster.of(whole("a100-80gb"), gpus, per_node)
     return Simulation(cluster, jobs, policy or Pollux(), Whole(), log=True).run()
 
 
 def test_one_job_gets_all_that_it_can_use() -> None:
     """800 s of work on one GPU, four GPUs: from the first round at 60 s on it takes 200 s."""
-    result = simulate([Job(0, "a", 0, 800, least=1, most=4)], 4)
+    result = simulate([SimulatedJob(0, "a", 0, 800, least=1, most=4)], 4)
     assert (result.runs[0].started, result.runs[0].ended) == (60, 260)
 
 
 def test_a_job_that_is_not_elastic_may_shrink_and_is_stretched_where_allowed() -> None:
-    jobs = [Job(0, "a", 0, 120, gpus=2)]
+    jobs = [SimulatedJob(0, "a", 0, 120, gpus=2)]
     assert simulate(jobs, 4).runs[0].ended == 60 + 120
     assert simulate(jobs, 1).runs[0].ended == 60 + 240
     assert simulate(jobs, 4, policy=Pollux(stretch=2)).runs[0].ended == 60 + 60
@@ -39,8 +41,8 @@ def test_a_job_that_is_not_elastic_may_shrink_and_is_stretched_where_allowed() -
 def test_two_share_what_one_had_and_get_it_back() -> None:
     """a has four GPUs from 60 s on. b comes at 61 s: at 120 s both have two, and a, which has to restart, pays 30 s.
     b has done 60 s x 2 of its 120 s at 180 s and is gone; then a is alone again, and restarts for four GPUs."""
-    costs = Costs(restart_s=30)
-    jobs = [Job(0, "a", 0, 1000, least=1, most=4, costs=costs), Job(1, "b", 61, 120, least=1, most=4)]
+    costs = JobCosts(restart_s=30)
+    jobs = [SimulatedJob(0, "a", 0, 1000, least=1, most=4, costs=costs), SimulatedJob(1, "b", 61, 120, least=1, most=4)]
     result = simulate(jobs, 4)
     a, b = result.runs
     assert (b.started, b.ended) == (120, 180)
@@ -53,14 +55,14 @@ def test_two_share_what_one_had_and_get_it_back() -> None:
 def test_young_jobs_are_not_restarted_for_little() -> None:
     """b leaves one of three GPUs: a job that has two, is 120 s old and would gain half of it, of which 120 / 150 count,
     takes it; with a delay of 600 s it does not."""
-    jobs = [Job(0, "a", 0, 900, gpus=2, least=2, most=3), Job(1, "b", 0, 50, gpus=1)]
+    jobs = [SimulatedJob(0, "a", 0, 900, gpus=2, least=2, most=3), SimulatedJob(1, "b", 0, 50, gpus=1)]
     eager, calm = (simulate(jobs, 3, policy=Pollux(delay_s=delay)) for delay in (30.0, 600.0))
     assert eager.runs[0].preempted == 1
     assert calm.runs[0].preempted == 0
 
 
 def test_inference_is_neither_moved_nor_shrunk() -> None:
-    jobs = [Job(0, "serve", 0, 600, "infer", gpus=2), Job(1, "a", 70, 300, least=1, most=4)]
+    jobs = [SimulatedJob(0, "serve", 0, 600, "infer", gpus=2), SimulatedJob(1, "a", 70, 300, least=1, most=4)]
     serve, train = simulate(jobs, 4).runs
     assert (serve.started, serve.ended, serve.preempted) == (60, 660, 0)
     assert (train.started, train.ended) == (120, 120 + 150)
@@ -68,9 +70,9 @@ def test_inference_is_neither_moved_nor_shrunk() -> None:
 
 def test_it_is_known_by_name_with_its_parameters() -> None:
     kind = registry.find("pollux")
-    cluster = Cluster.of(whole("a100-80gb"), 4)
+    cluster = SimulatedCluster.of(whole("a100-80gb"), 4)
     made = kind.make(kind.params(period_s=30.0), cluster)
-    result = Simulation(cluster, [Job(0, "a", 0, 100)], made, Whole()).run()
+    result = Simulation(cluster, [SimulatedJob(0, "a", 0, 100)], made, Whole()).run()
     assert result.runs[0].ended == 130
 
 
@@ -78,14 +80,14 @@ def test_it_is_known_by_name_with_its_parameters() -> None:
 def test_every_job_that_fits_is_done_and_no_gpu_is_used_twice(seed: int) -> None:
     rng = np.random.Generator(np.random.PCG64(seed))
     jobs = [
-        Job(
+        SimulatedJob(
             n,
             f"j{n}",
             float(rng.uniform(0, 600)),
             float(rng.uniform(10, 900)),
             "infer" if rng.random() < 0.2 else "train",
             gpus=int(rng.integers(1, 5)),
-            costs=Costs(5, 10, 2),
+            costs=JobCosts(5, 10, 2),
         )
         for n in range(8)
     ]

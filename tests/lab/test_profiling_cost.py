@@ -52,7 +52,7 @@ def test_a_huge_service_is_planned_too() -> None:
 
 
 def test_a_short_plan_is_topped_up() -> None:
-    made = placing.Plan({0: 2}, 2.0)
+    made = placing.InstancePlan({0: 2}, 2.0)
     slices = np.array([1.0])
     assert placing.topped_up(made, np.array([5.0]), slices, 10.0) == 2.0
     assert placing.topped_up(made, np.array([4.0]), slices, 10.0) == 3.0

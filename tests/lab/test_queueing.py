@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.lab.papers.queueing import Holding, Lanes, Shadow, level, may_backfill, shadow, victims
+from slurm_migbatch.lab.papers.queueing import Lanes, RunningClaim, Shadow, level, may_backfill, shadow, victims
 
 entries = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), max_size=40)
 
@@ -62,7 +62,7 @@ def test_a_long_queue_forgets_what_is_gone() -> None:
 
 
 def test_the_reservation_is_when_enough_will_be_free() -> None:
-    holdings = [Holding(5, 1), Holding(9, 2), Holding(20, 4)]
+    holdings = [RunningClaim(5, 1), RunningClaim(9, 2), RunningClaim(20, 4)]
     assert shadow(3, 1, holdings, 0) == Shadow(9, 1)
     assert shadow(1, 1, holdings, 3) == Shadow(3, 0)
     assert shadow(8, 1, holdings, 0) == Shadow(20, 0)

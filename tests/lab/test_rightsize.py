@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.lab.papers.rightsize import efficacy, fits, jain, knee, leanest, rightsize, useful
-from slurm_migbatch.lab.papers.settings import Setting
+from slurm_migbatch.lab.papers.settings import InstanceSetting
 from slurm_migbatch.mig.profile import Profile
 
 ONE, TWO, THREE, WHOLE = (Profile.parse(name) for name in ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"))
@@ -39,7 +39,7 @@ def test_efficacy():
 
 
 def test_a_batch_may_take_half_of_the_objective_and_must_be_assembled_in_it():
-    setting = Setting(ONE, 8, 1, 0.04)
+    setting = InstanceSetting(ONE, 8, 1, 0.04)
     assert fits(setting, 0.08)
     assert not fits(setting, 0.079)
     assert fits(setting, 0.1, arrivals_per_s=200)
@@ -50,24 +50,28 @@ def test_right_size_by_hand():
     """Efficacies: 1g b1 1/(.01^2/7) = 70000; 1g b4 4/(.03^2/7) = 31111; 2g b4 4/(.014^2 * 2/7) = 71429;
     7g b4 is above the knee of batch 4, which is 2: from there 0.014 to 0.013 gains too little."""
     settings = [
-        Setting(ONE, 1, 1, 0.010),
-        Setting(WHOLE, 1, 1, 0.010),
-        Setting(ONE, 4, 1, 0.030),
-        Setting(TWO, 4, 1, 0.014),
-        Setting(WHOLE, 4, 1, 0.013),
-        Setting(ONE, 4, 3, 0.001),
+        InstanceSetting(ONE, 1, 1, 0.010),
+        InstanceSetting(WHOLE, 1, 1, 0.010),
+        InstanceSetting(ONE, 4, 1, 0.030),
+        InstanceSetting(TWO, 4, 1, 0.014),
+        InstanceSetting(WHOLE, 4, 1, 0.013),
+        InstanceSetting(ONE, 4, 3, 0.001),
     ]
-    assert rightsize(settings, 0.1, 7) == Setting(TWO, 4, 1, 0.014)
-    assert rightsize(settings, 0.025, 7) == Setting(ONE, 1, 1, 0.010)
+    assert rightsize(settings, 0.1, 7) == InstanceSetting(TWO, 4, 1, 0.014)
+    assert rightsize(settings, 0.025, 7) == InstanceSetting(ONE, 1, 1, 0.010)
     assert rightsize(settings, 0.01, 7) is None
-    assert useful(Setting(WHOLE, 4, 1, 0.013), settings) == 2
-    assert useful(Setting(ONE, 4, 1, 0.030), settings) == 1
+    assert useful(InstanceSetting(WHOLE, 4, 1, 0.013), settings) == 2
+    assert useful(InstanceSetting(ONE, 4, 1, 0.030), settings) == 1
 
 
 def test_the_leanest_slice_has_the_most_items_for_each_compute_slice():
-    settings = {ONE: Setting(ONE, 4, 1, 0.5), THREE: Setting(THREE, 4, 1, 0.1), TWO: Setting(TWO, 4, 1, 0.25)}
+    settings = {
+        ONE: InstanceSetting(ONE, 4, 1, 0.5),
+        THREE: InstanceSetting(THREE, 4, 1, 0.1),
+        TWO: InstanceSetting(TWO, 4, 1, 0.25),
+    }
     assert leanest(settings).profile == THREE
-    assert leanest({ONE: Setting(ONE, 4, 1, 0.5), TWO: Setting(TWO, 4, 1, 0.25)}).profile == ONE
+    assert leanest({ONE: InstanceSetting(ONE, 4, 1, 0.5), TWO: InstanceSetting(TWO, 4, 1, 0.25)}).profile == ONE
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20))

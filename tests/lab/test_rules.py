@@ -9,7 +9,7 @@ import pytest
 
 from slurm_migbatch.lab.evaluate import choice, relative
 from slurm_migbatch.lab.evaluate.baselines import CURVE, guesses
-from slurm_migbatch.lab.evaluate.curves import Curves
+from slurm_migbatch.lab.evaluate.curves import MeasuredCurves
 from slurm_migbatch.lab.evaluate.heldout import Guess, folds, outcomes
 from slurm_migbatch.lab.evaluate.scores import collect, scored
 from slurm_migbatch.predict.known import ModelKnowledge
@@ -22,7 +22,7 @@ def errors(rows: list[Measurement], *, trees: bool = False) -> dict[tuple[str, i
     found: dict[tuple[str, int], list[Guess]] = {}
     every = samples(rows)
     for sample in every:
-        others = [Curves.of(one) for one in every if one.model != sample.model]
+        others = [MeasuredCurves.of(one) for one in every if one.model != sample.model]
         for guess in guesses([sample], others, [], trees=trees):
             found.setdefault((guess.method, guess.points), []).append(guess)
     return {key: collect(group, lambda guess: guess.errors, scored).mape for key, group in found.items()}
@@ -76,7 +76,7 @@ def test_rules_are_given_our_points_too() -> None:
         laboratory(models=("vgg16", "resnet50", "resnet101")), ModelKnowledge(), learn=lambda r, k: Learned()
     ):
         ours = list(outcomes(fold))
-        others = [Curves.of(sample) for sample in samples(list(fold.rows))]
+        others = [MeasuredCurves.of(sample) for sample in samples(list(fold.rows))]
         done = {g.points: g.done for g in guesses(fold.samples, others, ours) if g.method == "physics, our points"}
         assert done == {outcome.points: outcome.done for outcome in ours if outcome.points}
 
@@ -118,7 +118,7 @@ def test_a_margin_is_careful() -> None:
 
 def test_relative_speed_of_a_device_bound_laboratory_is_the_share() -> None:
     every = samples(laboratory(proportional, kind="train"))
-    curves = [Curves.of(sample) for sample in every]
+    curves = [MeasuredCurves.of(sample) for sample in every]
     told = [
         (Guess("told", s, "time", 0, (), s.logs, s.logs, s.cells.procs), [c for c in curves if c.sample is not s])
         for s in every
@@ -133,7 +133,9 @@ def test_the_mean_of_other_models_is_theirs_on_the_same_slice() -> None:
     device = laboratory(proportional, models=("resnet50",), batches=(8,))
     first, second = samples([*host, *device])
     guess = Guess("none", second, "time", 0, (), second.logs, second.logs, second.cells.procs)
-    found = {each["method"]: each["mae"] for each in relative.score([("none", 0, [(guess, [Curves.of(first)])])])}
+    found = {
+        each["method"]: each["mae"] for each in relative.score([("none", 0, [(guess, [MeasuredCurves.of(first)])])])
+    }
     off = {"resnet50": 0.0, "vgg16": 0.0}
     off[second.model] = float(np.mean([1 - slices / 7 for slices in (1, 2, 3)]))
     assert found["mean of other models"] == pytest.approx(off[second.model], abs=1e-3)
@@ -147,7 +149,7 @@ def test_a_whole_gpu_counts_all_of_its_slices() -> None:
         for row in laboratory(models=("vgg16",))
         if row.profile == "7g.80gb"
     ]
-    assert set(Curves.of(samples(rows)[0]).slices) == {7.0}
+    assert set(MeasuredCurves.of(samples(rows)[0]).slices) == {7.0}
 
 
 def test_whole_slices_do_not_hang_on_the_last_digit_of_a_limit() -> None:

@@ -16,12 +16,12 @@ from slurm_migbatch.cli.main import cli
 from slurm_migbatch.decide.lending.pairs import finishes
 from slurm_migbatch.lab.papers.bsbf import ANY, NEVER, PAIR, RULES
 from slurm_migbatch.lab.sim import registry
-from slurm_migbatch.lab.sim.cluster import Cluster
-from slurm_migbatch.lab.sim.engine import Result, Simulation
+from slurm_migbatch.lab.sim.cluster import SimulatedCluster
+from slurm_migbatch.lab.sim.engine import Simulation, SimulationResult
 from slurm_migbatch.lab.sim.gpus import whole
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policies.queued import Sjf
-from slurm_migbatch.lab.sim.policies.sharing import Sharing
+from slurm_migbatch.lab.sim.policies.sharing import BsbfSharing
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.speeds import Paired, Whole
 from slurm_migbatch.lab.studies import bsbf as bench
@@ -29,13 +29,13 @@ from slurm_migbatch.lab.studies import bsbf as bench
 Pairs = dict[tuple[str, str], float]
 
 
-def play(policy: Policy, jobs: Sequence[Job], gpus: int, xi: Pairs | float) -> Result:
+def play(policy: Policy, jobs: Sequence[SimulatedJob], gpus: int, xi: Pairs | float) -> SimulationResult:
     table, default = ({}, xi) if isinstance(xi, float) else (xi, 2.0)
-    cluster = Cluster.of(whole("a100-80gb"), gpus, 4)
+    cluster = SimulatedCluster.of(whole("a100-80gb"), gpus, 4)
     return Simulation(cluster, jobs, policy, Paired(Whole(), table, default)).run()
 
 
-def ends(result: Result) -> list[float | None]:
+def ends(result: SimulationResult) -> list[float | None]:
     return [run.ended for run in result.runs]
 
 
@@ -43,47 +43,49 @@ JOBS = st.lists(
     st.tuples(st.floats(0.0, 200.0), st.floats(1.0, 100.0), st.integers(1, 4), st.sampled_from("abc")),
     min_size=1,
     max_size=14,
-).map(lambda rows: [Job(n, f"{app}{n}", at, work, gpus=g, app=app) for n, (at, work, g, app) in enumerate(rows)])
+).map(
+    lambda rows: [SimulatedJob(n, f"{app}{n}", at, work, gpus=g, app=app) for n, (at, work, g, app) in enumerate(rows)]
+)
 SLOWDOWNS = st.lists(st.floats(1.0, 2.4), min_size=9, max_size=9).map(
     lambda values: dict(zip([(a, b) for a in "abc" for b in "abc"], values, strict=True))
 )
 
 
 def test_two_jobs_end_where_the_closed_forms_say() -> None:
-    jobs = [Job(0, "b", 0, 100, app="b"), Job(1, "a", 0.5, 40, app="a")]
+    jobs = [SimulatedJob(0, "b", 0, 100, app="b"), SimulatedJob(1, "a", 0.5, 40, app="a")]
     xi = {("a", "b"): 1.3, ("b", "a"): 1.2}
     own, other = finishes(40, 99.5, 1.3, 1.2)
-    assert ends(play(Sharing((PAIR,)), jobs, 1, xi)) == pytest.approx([0.5 + other, 0.5 + own])
+    assert ends(play(BsbfSharing((PAIR,)), jobs, 1, xi)) == pytest.approx([0.5 + other, 0.5 + own])
 
 
 def test_the_pair_test_refuses_what_would_only_delay() -> None:
-    jobs = [Job(0, "b", 0, 100, app="b"), Job(1, "a", 1, 100, app="a")]
-    assert ends(play(Sharing((PAIR,)), jobs, 1, 1.8)) == [100, 200]
+    jobs = [SimulatedJob(0, "b", 0, 100, app="b"), SimulatedJob(1, "a", 1, 100, app="a")]
+    assert ends(play(BsbfSharing((PAIR,)), jobs, 1, 1.8)) == [100, 200]
 
 
 def test_a_gang_shares_with_several_and_uses_what_is_empty() -> None:
-    jobs = [Job(0, "b", 0, 100, gpus=2), Job(1, "c", 0, 200), Job(2, "a", 1, 10, gpus=4)]
-    result = play(Sharing((PAIR,)), jobs, 4, 1.1)
+    jobs = [SimulatedJob(0, "b", 0, 100, gpus=2), SimulatedJob(1, "c", 0, 200), SimulatedJob(2, "a", 1, 10, gpus=4)]
+    result = play(BsbfSharing((PAIR,)), jobs, 4, 1.1)
     assert result.runs[2].ended == pytest.approx(1 + 11)
     assert result.runs[0].ended == pytest.approx(101)
 
 
 def test_the_whole_queue_counts_and_not_the_pair() -> None:
-    jobs = [Job(n, f"j{n}", min(n, 1), 100) for n in range(4)]
-    assert ends(play(Sharing((PAIR,)), jobs, 1, 1.6)) == [100, 200, 300, 400]
-    assert sum(ends(play(Sharing(RULES), jobs, 1, 1.6))) < 1000  # type: ignore[arg-type]
+    jobs = [SimulatedJob(n, f"j{n}", min(n, 1), 100) for n in range(4)]
+    assert ends(play(BsbfSharing((PAIR,)), jobs, 1, 1.6)) == [100, 200, 300, 400]
+    assert sum(ends(play(BsbfSharing(RULES), jobs, 1, 1.6))) < 1000  # type: ignore[arg-type]
 
 
 @settings(max_examples=40, deadline=None)
 @given(JOBS, SLOWDOWNS)
-def test_without_sharing_it_is_shortest_first(jobs: list[Job], xi: Pairs) -> None:
-    assert ends(play(Sharing((NEVER,)), jobs, 4, xi)) == pytest.approx(ends(play(Sjf(), jobs, 4, xi)))
+def test_without_sharing_it_is_shortest_first(jobs: list[SimulatedJob], xi: Pairs) -> None:
+    assert ends(play(BsbfSharing((NEVER,)), jobs, 4, xi)) == pytest.approx(ends(play(Sjf(), jobs, 4, xi)))
 
 
 @settings(max_examples=25, deadline=None)
 @given(JOBS, SLOWDOWNS, st.sampled_from([(PAIR,), (ANY,), RULES]))
 def test_everybody_ends_nobody_is_third_and_the_board_knows_the_truth(jobs, xi, rules) -> None:
-    class Watched(Sharing):
+    class Watched(BsbfSharing):
         def decide(self, sim: Simulation) -> None:
             super().decide(sim)
             for gpu in sim.cluster.gpus:
@@ -99,21 +101,24 @@ def test_everybody_ends_nobody_is_third_and_the_board_knows_the_truth(jobs, xi, 
 
 def test_claims_that_are_wrong_are_survived() -> None:
     rng = np.random.Generator(np.random.PCG64(5))
-    jobs = [Job(n, f"j{n}", float(5 * n), 50.0, gpus=1 + n % 3, estimate=float(rng.uniform(1, 200))) for n in range(30)]
-    assert None not in ends(play(Sharing(RULES), jobs, 4, 1.3))
+    jobs = [
+        SimulatedJob(n, f"j{n}", float(5 * n), 50.0, gpus=1 + n % 3, estimate=float(rng.uniform(1, 200)))
+        for n in range(30)
+    ]
+    assert None not in ends(play(BsbfSharing(RULES), jobs, 4, 1.3))
 
 
 def test_a_job_that_never_fits_holds_up_nobody() -> None:
-    jobs = [Job(0, "huge", 0, 5, gpus=9), Job(1, "small", 1, 10)]
-    assert ends(play(Sharing(RULES), jobs, 4, 1.3)) == [None, 11]
+    jobs = [SimulatedJob(0, "huge", 0, 5, gpus=9), SimulatedJob(1, "small", 1, 10)]
+    assert ends(play(BsbfSharing(RULES), jobs, 4, 1.3)) == [None, 11]
 
 
 @pytest.mark.parametrize("name", ["sjf-bsbf", "sharing"])
 def test_both_are_known_by_name(name: str) -> None:
     kind = registry.find(name)
-    cluster = Cluster.of(whole("a100-80gb"), 2, 2)
+    cluster = SimulatedCluster.of(whole("a100-80gb"), 2, 2)
     policy = kind.make(kind.params(), cluster)
-    jobs = [Job(n, f"j{n}", 0, 10 + n) for n in range(6)]
+    jobs = [SimulatedJob(n, f"j{n}", 0, 10 + n) for n in range(6)]
     assert None not in ends(Simulation(cluster, jobs, policy, Paired(Whole(), {}, 1.2)).run())
 
 

@@ -16,7 +16,7 @@ from slurm_migbatch.lab.bars import NotMeasurable, exponent
 from slurm_migbatch.lab.bench import scale, simulator
 from slurm_migbatch.lab.cli.simulate import simulate
 from slurm_migbatch.lab.sim import scenario
-from slurm_migbatch.lab.sim.play import Workload, play
+from slurm_migbatch.lab.sim.play import ScenarioData, play
 
 PHILLY = "timestamp,duration,num_gpus,gpu_time,cluster\n" + "".join(
     f"2017-10-09 06:{n:02d}:00,{300 + 40 * n},{1 + n % 3},1,vc{n % 2}\n" for n in range(20)
@@ -87,10 +87,10 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
         '"philly.csv"', '"philly.csv"\nbegin_s = 120\nend_s = 600\nlimit = 5\nload = 2.0\nstart_slo_s = 1.0'
     )
     loaded = scenario.load(write(text))
-    jobs = Workload(loaded).jobs(0)
+    jobs = ScenarioData(loaded).jobs(0)
     assert [job.arrival for job in jobs] == [0, 30, 60, 90, 120]
     assert all(job.start_slo_s is None for job in jobs)  # nobody waits for training
-    assert all(run.ended is not None for run in play(loaded, Workload(loaded), 0).runs)
+    assert all(run.ended is not None for run in play(loaded, ScenarioData(loaded), 0).runs)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_pairs_say_how_sharers_slow_each_other_down(write: Callable[..., Path], 
     text = BASE.replace("philly.csv", "mixed.csv").replace("philly", "mixed").replace("easy", "sjf-ffs")
     text = text.replace("nodes = 2\ngpus = 2", "nodes = 1\ngpus = 1\nmig = false")
     loaded = scenario.load(write(text + '[speeds]\npairs = "pairs.csv"\n'))
-    first, second = play(loaded, Workload(loaded), 0).runs
+    first, second = play(loaded, ScenarioData(loaded), 0).runs
     assert second.ended == 10 + 20 * 2
     assert first.ended == pytest.approx(50 + 100 - 10 - 40 / 1.25)
 
@@ -144,7 +144,7 @@ def test_models_without_speeds_are_named(write: Callable[..., Path], tmp_path: P
     text = BASE.replace("philly.csv", "mixed.csv").replace("philly", "mixed")
     path = write(text + '[speeds]\nkind = "table"\npath = "table.csv"\n')
     with pytest.raises(ConfigError, match=r"there are no train speeds of odd; .*\(it has big, net\)"):
-        Workload(scenario.load(path)).jobs(0)
+        ScenarioData(scenario.load(path)).jobs(0)
 
 
 def test_an_example_can_be_filled_in_and_policies_are_listed(write: Callable[..., Path]) -> None:

@@ -16,9 +16,16 @@ from slurm_migbatch.lab.cli.simulate import simulate
 from slurm_migbatch.lab.sim import registry, scenario
 from slurm_migbatch.lab.sim.cluster import PlaceError
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.play import Workload, play
+from slurm_migbatch.lab.sim.play import ScenarioData, play
 from slurm_migbatch.lab.slurm.controller import ServiceController
-from slurm_migbatch.lab.slurm.run import Outcome, Pace, Simulation, Site, SiteNode, Submission
+from slurm_migbatch.lab.slurm.run import (
+    RoundTiming,
+    SimulatedSite,
+    SiteNode,
+    SlurmSimulation,
+    Submission,
+    WorkloadOutcome,
+)
 from slurm_migbatch.lab.slurm.tracejobs import partitions_of, spread
 from slurm_migbatch.lab.slurm.work import Fixed
 from slurm_migbatch.predict.learned import LearnedPredictor
@@ -157,7 +164,7 @@ def test_elastic_training_is_lent_idle_slices_and_gives_them_back(write: Callabl
     jobs += "".join(line(20 + n, "gres/gpu=1", 10, "infer") for n in range(8))
     path = write('config = "lends.toml"\nelastic = true\n', jobs)
     loaded = scenario.load(path)
-    result = play(loaded, Workload(loaded), 0, log=True)
+    result = play(loaded, ScenarioData(loaded), 0, log=True)
     assert all(one.ended is not None for one in result.runs)
     assert result.actions["release"] >= 8
     training = [one for one in result.runs if one.job.kind == "train"]
@@ -172,7 +179,7 @@ def test_elastic_training_is_lent_idle_slices_and_gives_them_back(write: Callabl
 
 def test_a_simulation_ends_when_its_time_is_up(write: Callable[..., Path]) -> None:
     loaded = scenario.load(write("[run]\nuntil_s = 900\n"))
-    result = play(loaded, Workload(loaded), 0)
+    result = play(loaded, ScenarioData(loaded), 0)
     assert len(result.runs) == 16
     assert result.end == 900
     assert 0 < sum(one.ended is not None for one in result.runs) < 16
@@ -223,13 +230,13 @@ def test_wrong_calls_are_refused(write: Callable[..., Path], tmp_path: Path) -> 
 # -- the record and the submit filter ----------------------------------------------------------------------------------
 
 AUTO = "migbatch: model=resnet-50 batch=8 role=infer items=2000"
-TWO_KINDS = Site((SiteNode("a1", (geometry("a30"),)), SiteNode("h1", (geometry("h100-80gb"),))))
+TWO_KINDS = SimulatedSite((SiteNode("a1", (geometry("a30"),)), SiteNode("h1", (geometry("h100-80gb"),))))
 
 
-def served(jobs: list[Submission], until: float = 4000.0) -> tuple[Outcome, ServiceController, Simulation]:
-    simulation = Simulation(TWO_KINDS, jobs)
+def served(jobs: list[Submission], until: float = 4000.0) -> tuple[WorkloadOutcome, ServiceController, SlurmSimulation]:
+    simulation = SlurmSimulation(TWO_KINDS, jobs)
     service = ServiceController(simulation, Config(), chooser=Chooser(LearnedPredictor()))
-    return simulation.run(service, Pace(), until), service, simulation
+    return simulation.run(service, RoundTiming(), until), service, simulation
 
 
 def asks(at: float, gres: str, seconds: float, comment: str = "", **more: Any) -> Submission:

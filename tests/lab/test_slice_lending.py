@@ -9,17 +9,17 @@ from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.decide.lending.values import usual_speed
 from slurm_migbatch.lab.sim import registry
-from slurm_migbatch.lab.sim.cluster import Cluster, PlaceError
+from slurm_migbatch.lab.sim.cluster import PlaceError, SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.sim.policies.slicelending import SliceLending, SliceWay
 from slurm_migbatch.mig.profile import Profile
 from tests.support.examples import examples
 
 H100 = geometry("h100-80gb")
 ONE, TWO, THREE, FOUR, ALL = (Profile.parse(p) for p in ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"))
-COSTS = Costs(10, 10, 5)
+COSTS = JobCosts(10, 10, 5)
 
 
 class Root:
@@ -33,16 +33,16 @@ class Root:
 
 
 def train(number, at=0.0, work=1000.0, least=None, most=None):
-    return Job(number, f"t{number}", at, work, profile=least, largest=most, costs=COSTS)
+    return SimulatedJob(number, f"t{number}", at, work, profile=least, largest=most, costs=COSTS)
 
 
 def infer(number, at, seconds=60.0, profile=ALL, gpus=1):
-    return Job(number, f"i{number}", at, seconds, "infer", profile=profile, gpus=gpus, costs=Costs(2))
+    return SimulatedJob(number, f"i{number}", at, seconds, "infer", profile=profile, gpus=gpus, costs=JobCosts(2))
 
 
 def played(jobs, way=None, own=0, lent=1, expected=None, clock=0.0, kind=SliceLending, log=False):
     policy = kind(range(own), range(own, own + lent), LendingConfig(), way or SliceWay(), expected, clock)
-    result = Simulation(Cluster.of(H100, own + lent), jobs, policy, Root(), log=log).run()
+    result = Simulation(SimulatedCluster.of(H100, own + lent), jobs, policy, Root(), log=log).run()
     return {run.job.name: run for run in result.runs}, policy, result
 
 
@@ -145,10 +145,10 @@ def test_any_cluster(own, lent, lend, forecast, servers, training, requests):
 def test_by_name():
     kind = registry.find("lending-slices")
     params = kind.params()
-    policy = kind.make(params, Cluster.of(H100, 8, 4))
+    policy = kind.make(params, SimulatedCluster.of(H100, 8, 4))
     assert (policy.own, policy.lent) == (tuple(range(4)), tuple(range(4, 8)))
     assert (policy.way, policy.config) == (SliceWay(), LendingConfig())
     with pytest.raises(PlaceError, match="give it more nodes"):
-        kind.make(params, Cluster.of(H100, 4, 4))
+        kind.make(params, SimulatedCluster.of(H100, 4, 4))
     with pytest.raises(ValueError, match="inference needs GPUs"):
         SliceLending([], [0], LendingConfig(), SliceWay(lend=False))

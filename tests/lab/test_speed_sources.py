@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from slurm_migbatch.lab.sim import gpus
-from slurm_migbatch.lab.sim.cluster import Cluster, Place
+from slurm_migbatch.lab.sim.cluster import Place, SimulatedCluster
 from slurm_migbatch.lab.sim.curves import Curves, Predicted, SpeedError, Table
-from slurm_migbatch.lab.sim.job import Job
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.job import SimulatedJob
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Linear, Neighbours, Paired, Whole
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.nvml import NvmlDriver
@@ -57,8 +57,8 @@ def rows() -> list[Measurement]:
     ]
 
 
-def job(batch: int = 8, n: int = 1, app: str = "net") -> Job:
-    return Job(1, "j", 0, 10, gpus=n, app=app, batch=batch)
+def job(batch: int = 8, n: int = 1, app: str = "net") -> SimulatedJob:
+    return SimulatedJob(1, "j", 0, 10, gpus=n, app=app, batch=batch)
 
 
 def test_measured_speeds_are_relative_to_the_whole_gpu() -> None:
@@ -97,13 +97,13 @@ def test_the_predictor_gives_speeds_between_none_and_whole() -> None:
 
 
 def test_rules_of_thumb() -> None:
-    cluster = Cluster.of(A100, 2)
+    cluster = SimulatedCluster.of(A100, 2)
     assert Linear(cluster).speed(job(), [at(HALF)]) == pytest.approx(3 / 7)
     assert Linear(cluster, exponent=0.5).speed(job(), [at(ONE)]) == pytest.approx((1 / 7) ** 0.5)
     assert Linear(cluster).speed(job(), [at(FULL), at(FULL, 1)]) == 1
     assert Linear(cluster, most=9).speed(job(), [at(FULL), at(FULL, 1)]) == 2
     assert Whole().speed(job(8, 4), [at(ONE)]) == 0.25
-    one, two = Run(job(app="a")), Run(job(app="b"))
+    one, two = SimulatedRun(job(app="a")), SimulatedRun(job(app="b"))
     paired = Paired(Whole(), {("a", "b"): 1.1, ("b", "a"): 1.4}, default=1.8)
     assert (paired.slowdown(one, [two]), paired.slowdown(two, [one])) == (pytest.approx(1.1), pytest.approx(1.4))
     assert paired.slowdown(one, [two, one]) == pytest.approx(1.9)

@@ -10,7 +10,7 @@ from slurm_migbatch.lab.cli.bench import bench
 from slurm_migbatch.lab.papers.placement import FirstFit, LeastLoss, mix
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies import placement as study
-from slurm_migbatch.lab.studies.placement import Cluster, Equal, Kind, Pool, measure, run
+from slurm_migbatch.lab.studies.placement import Equal, PlacementCluster, PodKind, Pool, measure, run
 from slurm_migbatch.mig.profile import Profile
 
 A100 = geometry("a100-80gb")
@@ -26,11 +26,11 @@ def small(monkeypatch):
 
 def test_a_run_counts_what_was_accepted_after_warming_up():
     """One GPU, two slices of 3g and 4g: first fit lays the 3g at 0 and turns every 4g away."""
-    kinds = [Kind(THREE, 1.5, True), Kind(FOUR, 1.5, False)] * 100
+    kinds = [PodKind(THREE, 1.5, True), PodKind(FOUR, 1.5, False)] * 100
     times = [float(i) for i in range(200)]
     asked = mix({THREE: 1, FOUR: 1})
-    first = run(Cluster(A100, 1, FirstFit()).place, times, kinds, 7)
-    ours = run(Cluster(A100, 1, LeastLoss(asked)).place, times, kinds, 7)
+    first = run(PlacementCluster(A100, 1, FirstFit()).place, times, kinds, 7)
+    ours = run(PlacementCluster(A100, 1, LeastLoss(asked)).place, times, kinds, 7)
     assert first.accepted == {THREE: 75}
     assert ours.accepted == {THREE: 75, FOUR: 75}
     assert ours.offered == {THREE: 75, FOUR: 75}
@@ -42,19 +42,19 @@ def test_a_run_counts_what_was_accepted_after_warming_up():
 
 def test_a_pool_has_no_places_and_equal_slices_take_what_is_no_larger():
     pool = Pool(A100, 2)
-    assert pool.place(Kind(FOUR, 1, True))
-    assert pool.place(Kind(FOUR, 1, True))
-    back = pool.place(Kind(FOUR, 1, True))  # 12 of 14 compute slices, 12 of 16 memory slices
+    assert pool.place(PodKind(FOUR, 1, True))
+    assert pool.place(PodKind(FOUR, 1, True))
+    back = pool.place(PodKind(FOUR, 1, True))  # 12 of 14 compute slices, 12 of 16 memory slices
     assert back is not None
-    assert pool.place(Kind(THREE, 1, True)) is None
+    assert pool.place(PodKind(THREE, 1, True)) is None
     back()
-    assert pool.place(Kind(THREE, 1, True))
+    assert pool.place(PodKind(THREE, 1, True))
     equal = Equal(A100, 2, THREE)
-    assert equal.place(Kind(FOUR, 1, True)) is None
-    given = [equal.place(Kind(THREE, 1, True)) for _ in range(5)]
+    assert equal.place(PodKind(FOUR, 1, True)) is None
+    given = [equal.place(PodKind(THREE, 1, True)) for _ in range(5)]
     assert [each is not None for each in given] == [True] * 4 + [False]
     given[0]()
-    assert equal.place(Kind(THREE, 1, True))
+    assert equal.place(PodKind(THREE, 1, True))
 
 
 def test_the_experiment_repeats_itself_and_tells_both_populations(openb):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.job import Demand, Job, Request
+from slurm_migbatch.lab.sim.job import DemandChange, InferenceRequest, SimulatedJob
 from slurm_migbatch.lab.traces import azure, helios, mixed, mooncake, muri, openb, philly, pollux, sacct
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.profile import Profile
@@ -140,8 +140,8 @@ b,2020-05-01 00:00:00,1,1,16,1,0,15,0.1
 
 def test_helios_tells_changes_of_demand_only(write: Write) -> None:
     path = write(HELIOS)
-    assert helios.read(path).demands == (Demand(0, "a", 4), Demand(0, "b", 1), Demand(1200, "a", 6))
-    assert helios.read(path, "wanted").demands[-2:] == (Demand(600, "a", 7), Demand(1200, "a", 9))
+    assert helios.read(path).demands == (DemandChange(0, "a", 4), DemandChange(0, "b", 1), DemandChange(1200, "a", 6))
+    assert helios.read(path, "wanted").demands[-2:] == (DemandChange(600, "a", 7), DemandChange(1200, "a", 9))
     assert helios.sizes(path) == {"a": 8, "b": 16}
     with pytest.raises(TraceError, match=":6: running_gpus must be at most total_gpus, not 9"):
         helios.read(write(HELIOS + "a,2020-05-01 00:30:00,1,1,8,9,0,0,1\n"))
@@ -164,7 +164,7 @@ def test_muri_counts_in_milliseconds_and_iterations(write: Write) -> None:
 
 
 @pytest.fixture
-def profiles(write: Write, tmp_path: Path) -> dict[str, pollux.Profile]:
+def profiles(write: Write, tmp_path: Path) -> dict[str, pollux.ApplicationProfile]:
     write(
         "placement,local_bsz,step_time,sync_time\n1,8,0.1,0.0\n1,16,0.2,0.0\n4,8,0.15,0.05\n4,8,0.17,0.07\n"
         "44,8,0.3,0.1\n",
@@ -177,7 +177,7 @@ def profiles(write: Write, tmp_path: Path) -> dict[str, pollux.Profile]:
     return pollux.profiles(tmp_path / "traces")
 
 
-def test_pollux_profiles_give_steps_and_iterations(profiles: dict[str, pollux.Profile]) -> None:
+def test_pollux_profiles_give_steps_and_iterations(profiles: dict[str, pollux.ApplicationProfile]) -> None:
     net = profiles["net"]
     assert list(profiles) == ["net"]
     assert net.step_s(1, 12) == pytest.approx(0.15)
@@ -194,7 +194,7 @@ def test_pollux_profiles_give_steps_and_iterations(profiles: dict[str, pollux.Pr
 
 
 def test_pollux_workloads_take_their_durations_from_profiles(
-    write: Write, profiles: dict[str, pollux.Profile], tmp_path: Path
+    write: Write, profiles: dict[str, pollux.ApplicationProfile], tmp_path: Path
 ) -> None:
     head = "name,time,application,num_replicas,batch_size\n"
     (job,) = pollux.read(write(head + "net-0,107,net,4,32\n"), profiles).jobs
@@ -210,10 +210,10 @@ def test_pollux_workloads_take_their_durations_from_profiles(
 
 def test_requests_have_times_and_tokens(write: Write) -> None:
     path = write("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04.5000000,7,8\n2023-11-16 18:17:03,5,6\n")
-    assert azure.read(path).requests == (Request(0, "llm", 5, 6), Request(1.5, "llm", 7, 8))
+    assert azure.read(path).requests == (InferenceRequest(0, "llm", 5, 6), InferenceRequest(1.5, "llm", 7, 8))
     path = write("timestamp_ms,input_tokens,output_tokens,n_prefix_blocks_512\n3000,9,1,1\n3000,8,1,1\n4500,7,2,1\n")
     assert mooncake.read(path, "chat").requests == (
-        Request(0, "chat", 8, 1), Request(0, "chat", 9, 1), Request(1.5, "chat", 7, 2),
+        InferenceRequest(0, "chat", 8, 1), InferenceRequest(0, "chat", 9, 1), InferenceRequest(1.5, "chat", 7, 2),
     )  # fmt: skip
     with pytest.raises(TraceError, match=":2: ContextTokens must be 0 or more, not -5"):
         azure.read(write("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-5,6\n"))
@@ -225,7 +225,7 @@ net-0,10,net,4,32,4.0,-1
 """
 
 
-def test_mixed_rows_with_tasks_are_inference(write: Write, profiles: dict[str, pollux.Profile]) -> None:
+def test_mixed_rows_with_tasks_are_inference(write: Write, profiles: dict[str, pollux.ApplicationProfile]) -> None:
     train, infer = mixed.read(write(MIXED)).jobs
     assert (infer.kind, infer.arrival, infer.work, infer.tasks, infer.app) == ("infer", 58, 4, 4927, "infer-bert-1")
     assert (train.kind, train.arrival, train.work, train.gpus, train.tasks) == ("train", 10, 4, 4, 0)
@@ -291,13 +291,13 @@ def test_sacct_reads_jobs_whatever_byte_is_in_a_name(tmp_path: Path, byte: int) 
 def test_a_trace_can_be_cut_sped_up_and_repeated() -> None:
     trace = Trace(
         "t",
-        tuple(Job(n, f"j{n}", n * 10.0, 5.0, user="u") for n in range(4)),
-        (Request(5, "a", 1), Request(15, "a", 1)),
-        (Demand(5, "a", 1), Demand(25, "a", 2)),
+        tuple(SimulatedJob(n, f"j{n}", n * 10.0, 5.0, user="u") for n in range(4)),
+        (InferenceRequest(5, "a", 1), InferenceRequest(15, "a", 1)),
+        (DemandChange(5, "a", 1), DemandChange(25, "a", 2)),
     )
     cut = trace.window(10, 30)
     assert [job.arrival for job in cut.jobs] == [0, 10]
-    assert (cut.requests, cut.demands) == ((Request(5, "a", 1),), (Demand(15, "a", 2),))
+    assert (cut.requests, cut.demands) == ((InferenceRequest(5, "a", 1),), (DemandChange(15, "a", 2),))
     assert [job.arrival for job in trace.faster(2).jobs] == [0, 5, 10, 15]
     assert len(trace.first(3).jobs) == 3
     copies = trace.copies(3, jitter=100, seed=1)

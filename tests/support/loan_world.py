@@ -21,7 +21,7 @@ from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.lending.model import Rules
 from slurm_migbatch.decide.lending.stage import LendingMemory, why_not_lent
-from slurm_migbatch.lab.slurm.records import Settings as SlurmSettings
+from slurm_migbatch.lab.slurm.records import SlurmSettings
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.store.db import Store, open_store

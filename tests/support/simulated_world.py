@@ -8,10 +8,10 @@ from typing import Any
 
 from slurm_migbatch.lab.slurm.client import SimulatedSlurm
 from slurm_migbatch.lab.slurm.clock import VirtualClock
-from slurm_migbatch.lab.slurm.records import Partition, Settings
+from slurm_migbatch.lab.slurm.records import SimulatedPartition, SlurmSettings
 from slurm_migbatch.slurm.client import SlurmError
 
-TIERS = (Partition("gpu", 10), Partition("train", 1, preempted=True))
+TIERS = (SimulatedPartition("gpu", 10), SimulatedPartition("train", 1, preempted=True))
 PROFILES = ("7g.80gb", "4g.40gb", "3g.40gb", "2g.20gb", "1g.20gb", "1g.10gb")
 
 
@@ -20,7 +20,7 @@ class SimulatedWorld:
 
     def __init__(self, release: tuple[int, int] = (24, 11)) -> None:
         self.clock = VirtualClock()
-        self.client = SimulatedSlurm(self.clock, Settings(release=release), TIERS, auto=True)
+        self.client = SimulatedSlurm(self.clock, SlurmSettings(release=release), TIERS, auto=True)
         self.nodes = ("n1", "n2")
         for name in self.nodes:
             self.client.add_node(name, {"1g.10gb": 14}, partitions=("gpu", "train"), cpus=64)

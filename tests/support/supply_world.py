@@ -13,7 +13,7 @@ from slurm_migbatch.decide.supply.stage import SupplySettings
 from slurm_migbatch.lab.slurm.client import SimulatedSlurm
 from slurm_migbatch.lab.slurm.clock import VirtualClock
 from slurm_migbatch.lab.slurm.nodes import SimulatedNodes
-from slurm_migbatch.lab.slurm.records import Machine, Partition, Settings
+from slurm_migbatch.lab.slurm.records import NodeRecord, SimulatedPartition, SlurmSettings
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
@@ -53,8 +53,8 @@ class SteppedSlurm(SimulatedSlurm):
         width: how many nodes the catalog has, which is how wide a job may be that waits for what none offers.
     """
 
-    def __init__(self, clock: VirtualClock, settings: Settings | None = None, width: int = 2) -> None:
-        tiers = (Partition("gpu", 10), Partition("train", 1))
+    def __init__(self, clock: VirtualClock, settings: SlurmSettings | None = None, width: int = 2) -> None:
+        tiers = (SimulatedPartition("gpu", 10), SimulatedPartition("train", 1))
         super().__init__(clock, settings, tiers)
         self.nodes_run = self.stepped = SteppedMachines()
         self.runs: dict[int, float] = {}
@@ -69,7 +69,7 @@ class SteppedSlurm(SimulatedSlurm):
             )
 
     @property
-    def real(self) -> dict[str, Machine]:
+    def real(self) -> dict[str, NodeRecord]:
         """The nodes beside the catalog."""
         return {name: machine for name, machine in self.machines.items() if not name.startswith(CATALOG)}
 
@@ -115,7 +115,7 @@ class World:
         self.killed: list[int] = []
 
     def make_slurm(self, width: int) -> SteppedSlurm:
-        return SteppedSlurm(self.clock, Settings(), width)
+        return SteppedSlurm(self.clock, SlurmSettings(), width)
 
     @property
     def to_start(self) -> list[JobRow]:
@@ -196,7 +196,7 @@ class World:
         return [self.step() for _ in range(count)]
 
 
-def backed(machines: Mapping[str, Machine], nodes: SimulatedNodes) -> None:
+def backed(machines: Mapping[str, NodeRecord], nodes: SimulatedNodes) -> None:
     """Every count that Slurm could start a job on has a slot in the plan that the node knows."""
     known, held = nodes.known, nodes.held
     for name, machine in machines.items():

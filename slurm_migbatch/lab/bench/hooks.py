@@ -129,8 +129,8 @@ def _start_agent(home: Path) -> subprocess.Popen[bytes]:
     while not (home / "run/agent.sock").exists():
         if agent.poll() is not None or time.monotonic() > end:
             agent.kill()
-            _, said = agent.communicate()
-            raise BenchError(f"the agent does not start: {said.decode(errors='replace').strip()}")
+            _, output = agent.communicate()
+            raise BenchError(f"the agent does not start: {output.decode(errors='replace').strip()}")
         time.sleep(0.02)
     return agent
 
@@ -195,12 +195,12 @@ def _run(argv: Sequence[str], env: Mapping[str, str], expect: str = "") -> float
         spent = time.perf_counter() - began
         os.close(write)
         write = -1
-        said = os.read(read, 65536).decode(errors="replace")
+        output = os.read(read, 65536).decode(errors="replace")
     finally:
         os.close(read)
         if write >= 0:
             os.close(write)
-    if status or expect not in said:
+    if status or expect not in output:
         code = os.waitstatus_to_exitcode(status)
-        raise BenchError(f"{Path(argv[0]).name} ended with {code}: {said.strip() or 'it said nothing'}")
+        raise BenchError(f"{Path(argv[0]).name} ended with {code}: {output.strip() or 'it said nothing'}")
     return spent

@@ -22,7 +22,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 
 
-class _Site:
+class _LargeSite:
     """Slurm, the nodes' events and their plans, all of them perfect: nothing takes time here."""
 
     def __init__(self, geometry: Geometry, nodes: int, gpus: int, pending: int, load: float, seed: int) -> None:
@@ -114,10 +114,10 @@ class _Site:
         return 0.0
 
     def churn(self, share: float) -> None:
-        """Some running jobs end and some pending ones are gone: what happens between two rounds."""
+        """End some running jobs and cancel some pending ones, as happens between two rounds."""
         ended = {row.job_id for row in self.queue if row.active and self.random.random() < share}
-        gone = {row.job_id for row in self.queue if row.pending and self.random.random() < share}
-        self.queue = [row for row in self.queue if row.job_id not in ended and row.job_id not in gone]
+        cancelled = {row.job_id for row in self.queue if row.pending and self.random.random() < share}
+        self.queue = [row for row in self.queue if row.job_id not in ended and row.job_id not in cancelled]
         for node, gpus in self.held.items():
             gone_now = [(u, s, run) for u, held in gpus.items() for s, run in held.items() if run[0] in ended]
             for uuid, slot, _ in gone_now:
@@ -128,8 +128,8 @@ class _Site:
         events = []
         for uuid, slot, (job, restart) in slices:
             place = {"start": slot.placement.start, "size": slot.placement.size}
-            piece = {"gpu": uuid, "profile": slot.profile.name, **place}
-            events.append({"kind": kind, "job": job, "restart": restart, "slices": [piece]})
+            slice_fields = {"gpu": uuid, "profile": slot.profile.name, **place}
+            events.append({"kind": kind, "job": job, "restart": restart, "slices": [slice_fields]})
         if events:
             self.view.apply(node, events)
 
@@ -150,7 +150,7 @@ def measure(
     Slurm and the nodes answer at once, so what is measured is ours: demands, plan, and the advertiser's own work.
     `updates` is the number of node updates in the round.
     """
-    site = _Site(geometry, nodes, gpus, pending, load, seed)
+    site = _LargeSite(geometry, nodes, gpus, pending, load, seed)
     advertiser = Advertiser(site, site, ack_timeout=10.0)  # type: ignore[arg-type]
     observer = Observer(site.view, site, advertiser.total)
     loop = Controller(Settings(), site, observer, advertiser, NoRecord(), time)  # type: ignore[arg-type]

@@ -99,7 +99,7 @@ def _geometry(place: Path) -> Geometry:
 def _made_up(count: int, chance: random.Random) -> dict[str, ModelConfig]:
     """Facts of models beside the built-in ones that have curves, `count` in all."""
     found = {}
-    for number in range(count - sum(not generates(each.name) for each in BUILT_IN)):
+    for number in range(count - sum(not generates(model.name) for model in BUILT_IN)):
         text = chance.random() < 0.5
         found[f"made-up-{number}"] = ModelConfig(
             family="encoder" if text else "cnn",
@@ -131,7 +131,7 @@ def _fill(config: Config, geometry: Geometry, runs: int, chance: random.Random) 
             "geometry": geometry.to_dict(), "facts": {}, "present": True, "seen": _EPOCH,
         }  # fmt: skip
         connection.execute(insert(Gpu).values(**gpu))
-        curves = [each for each in known_models(config) if not generates(each.name)]
+        curves = [model for model in known_models(config) if not generates(model.name)]
         rows = list(_runs(curves, geometry, runs, chance))
         for table, part in ((Decision, 0), (Run, 1), (Lease, 2)):
             for start in range(0, runs, _AT_ONCE):
@@ -145,17 +145,17 @@ def _runs(
     speed = facts_of(geometry.name)
     assert speed is not None
     plain = [info for info in geometry.profiles if not info.profile.suffix]
-    slow = {each.name: math.exp(chance.gauss(0.0, 0.7)) for each in facts}
+    slow = {model.name: math.exp(chance.gauss(0.0, 0.7)) for model in facts}
     for number in range(1, runs + 1):
-        each, info, batch = facts[number % len(facts)], chance.choice(plain), chance.choice(BATCHES)
-        known = from_facts(each)
+        model, info, batch = facts[number % len(facts)], chance.choice(plain), chance.choice(BATCHES)
+        known = from_facts(model)
         share = info.sm_count / speed.sm_count
-        device = batch * known.flops / (0.3 * speed.tflops * 1e12 * share) * slow[each.name]
+        device = batch * known.flops / (0.3 * speed.tflops * 1e12 * share) * slow[model.name]
         seconds = max(device, 30e-6 * known.kernels) * math.exp(chance.gauss(0.0, 0.1))
         memory = 700.0 + known.weight_mib + batch * known.alive_mib
         id, at = f"d{number}", _EPOCH + 60.0 * number
-        hints = {"model": each.name, "batch": batch, "role": "infer"}
-        told = {"by": {"latency_ms": "job", "throughput_per_s": "job", "memory_mib": "driver"}}
+        hints = {"model": model.name, "batch": batch, "role": "infer"}
+        sources = {"by": {"latency_ms": "job", "throughput_per_s": "job", "memory_mib": "driver"}}
         yield (
             {"id": id, "ts": at, "hints": hints, "candidates": [], "facts": {}},
             {
@@ -163,7 +163,7 @@ def _runs(
                 "state_from": "slurm", "user": f"user{chance.randrange(USERS)}", "started": at, "ended": at + 50.0,
                 "began": at, "span_class": 3, "decision": id, "profile": info.profile.name, "slice_count": 1,
                 "measured_latency_ms": seconds * 1e3, "measured_throughput_per_s": batch / seconds,
-                "measured_memory_mib": min(memory, 0.95 * info.memory_mib), "measured_facts": told, "lesson": number,
+                "measured_memory_mib": min(memory, 0.95 * info.memory_mib), "measured_facts": sources, "lesson": number,
             },
             {
                 "run_id": number, "job_id": number, "restart": 0, "node": "n1", "journal": "bench", "position": 0,

@@ -1,4 +1,4 @@
-"""Lending on a real Slurm: the same wave with and without, and what `migbatch simulate`'s Slurm had said of both.
+"""Lending on a real Slurm: the same wave with and without, and what `migbatch simulate`'s Slurm had predicted of both.
 
 Two nodes of four simulated H100s. Inference belongs on the first half of the nodes. *half*: training has the other half
 and nothing more, under the same migbatchd, with the same elastic jobs and sizes. *lending*: it may have what is idle
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, quantile
 from slurm_migbatch.lab.experiments.wave import Wave, draw
-from slurm_migbatch.lab.shipped import DECIDES, told
+from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.slurm import waves
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.testbed.cluster import Cluster
@@ -40,7 +40,7 @@ _LINE = re.compile(r"^(begin|saved|end) (\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Ended:
+class WaveJobResult:
     """One job of the wave: when it was submitted, first started and ended (unix s), its runs, and how it ended."""
 
     job: int
@@ -78,7 +78,7 @@ def measure(
         "day_s": wave.day_s,
         "nodes": wave.nodes,
         "gpus": wave.gpus,
-        **told(DECIDES, waves.config(wave)),
+        **provenance(DECIDES, waves.config(wave)),
         "changed": waves.settings(wave),
         "ways": ways,
         "bars": [bar.to_dict() for bar in _bars(ways["half"], ways["lending"])],
@@ -127,21 +127,21 @@ def run(
         records = _records(bed)
         inference = [_ended(records, job) for job in jobs.inference]
         training = [_ended(records, job) for job in jobs.training]
-        delays = [one.started - one.submitted for one in inference if one.started]
-        jct = [one.ended - one.submitted for one in training]
+        delays = [job.started - job.submitted for job in inference if job.started]
+        jct = [job.ended - job.submitted for job in training]
         return {
             "jct_s": round(statistics.fmean(jct), 2),
             "jct_p95_s": round(quantile(jct, 0.95), 2),
             "mean_delay_s": round(statistics.fmean(delays), 2),
             "p95_s": round(quantile(delays, 0.95), 2),
-            "restarts": round(statistics.fmean(one.runs - 1 for one in training), 3),
-            "restarts_max": max(one.runs - 1 for one in training),
-            "inference_failed": sum(1 for one in inference if one.state != "COMPLETED"),
-            "training_failed": sum(1 for one in training if one.state != "COMPLETED"),
+            "restarts": round(statistics.fmean(job.runs - 1 for job in training), 3),
+            "restarts_max": max(job.runs - 1 for job in training),
+            "inference_failed": sum(1 for job in inference if job.state != "COMPLETED"),
+            "training_failed": sum(1 for job in training if job.state != "COMPLETED"),
             "steps_lost": sum(_lost(bed, job) for job in jobs.training),
             "drained_nodes": [n for n, state in bed.node_states().items() if state.rstrip("*") != "idle"],
             "rpcs": sum(count.count for count in after.since(before).types.values()),
-            "makespan_s": round(max(one.ended for one in (*inference, *training)) - begun, 1),
+            "makespan_s": round(max(job.ended for job in (*inference, *training)) - begun, 1),
         }
 
 
@@ -152,7 +152,7 @@ def _partitions(wave: Wave, lending: bool) -> dict[str, str]:
 
 
 def install(library: Path) -> Path:
-    """Copy the training job and what it imports to `library`: a checkout may lie where ordinary users cannot look."""
+    """Copy the training job and what it imports to `library`: a checkout may lie where ordinary users cannot read."""
     (library / "slurm_migbatch").mkdir(parents=True)
     shutil.copyfile(_PACKAGE / "__init__.py", library / "slurm_migbatch/__init__.py")
     ignore = shutil.ignore_patterns("__pycache__")
@@ -184,25 +184,25 @@ class _Submitter:
         found: dict[str, list[int]] = {"inference": [], "training": []}
         inference = [
             (
-                one.at,
+                request.at,
                 "mbalice",
-                ["-p", "gpu", f"--gres=mig:{one.profile}:1", "-o", "/dev/null"],
-                f"sleep {one.seconds}",
+                ["-p", "gpu", f"--gres=mig:{request.profile}:1", "-o", "/dev/null"],
+                f"sleep {request.seconds}",
             )
-            for one in self._wave.requests
+            for request in self._wave.requests
         ]
         training = [
             (
-                one.at,
+                job.at,
                 "mbbob",
                 [
                     *("-p", "train", "--gres=mig:auto", "--requeue", "--open-mode=append"),
-                    f"--comment=migbatch: role=train min={one.least} max={one.most} signal=usr1",
+                    f"--comment=migbatch: role=train min={job.least} max={job.most} signal=usr1",
                 ],
                 f"exec python3 -I {self._library}/{_TRAINING.name} {self._library} wave-$SLURM_JOB_ID "
-                f"{one.steps} {one.step_s}",
+                f"{job.steps} {job.step_s}",
             )
-            for one in self._wave.trainings
+            for job in self._wave.trainings
         ]
         threads = [
             threading.Thread(target=self._submit, args=(begin, plan, found[name]))
@@ -256,16 +256,16 @@ def _records(bed: Cluster) -> dict[int, list[Any]]:
     return read()
 
 
-def _ended(records: Mapping[int, Sequence[Any]], job: int) -> Ended:
+def _ended(records: Mapping[int, Sequence[Any]], job: int) -> WaveJobResult:
     runs = [run for run in records.get(job, ()) if run.started is not None]
     if not runs:
         raise NotMeasurable(f"job {job} never started, or was not recorded")
     submitted = min(run.submitted for run in records[job] if run.submitted is not None)
-    return Ended(job, submitted, runs[0].started, runs[-1].ended, len(runs), runs[-1].state)
+    return WaveJobResult(job, submitted, runs[0].started, runs[-1].ended, len(runs), runs[-1].state)
 
 
 def _lost(bed: Cluster, job: int) -> int:
-    """Steps of which the job had said that they were saved, and from which it did not go on."""
+    """Return the steps that the job reported as saved and did not resume from."""
     lost = 0
     saved = 0
     for what, number in _LINE.findall(bed.output(job, "mbbob")):

@@ -1,7 +1,7 @@
 """A full queue of training jobs before many idle slices: how long a decision takes, and what slurmctld does for it.
 
-On a real Slurm with simulated GPUs. First a dry run, in which the same decision is taken again at every look; then the
-same service for good, which releases so many jobs a round as it is set to.
+On a real Slurm with simulated GPUs. First a dry run, in which the same decision is taken again in every round; then
+the same service for good, which releases so many jobs a round as it is set to.
 """
 
 from __future__ import annotations

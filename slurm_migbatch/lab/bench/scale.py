@@ -30,10 +30,10 @@ def measure(
     wall, cpu = time.perf_counter(), time.process_time()
     measured = rounds_of(geometry(gpu), nodes=nodes, gpus=gpus, pending=pending, rounds=rounds)
     share = (time.process_time() - cpu) / (time.perf_counter() - wall)
-    for each in measured:
-        total = sum(seconds for part, seconds in each.items() if part not in _COUNTS)
-        found.append({**{part: round(value, 4) for part, value in each.items()}, "total_s": round(total, 4)})
-    later = [each["total_s"] for each in found[1:]] or [found[0]["total_s"]]
+    for timings in measured:
+        total = sum(seconds for part, seconds in timings.items() if part not in _COUNTS)
+        found.append({**{part: round(value, 4) for part, value in timings.items()}, "total_s": round(total, 4)})
+    later = [timings["total_s"] for timings in found[1:]] or [found[0]["total_s"]]
     name = f"plan and advertise {nodes} nodes x {gpus} GPUs, {pending} pending, median round [s]"
     bars = [
         Bar(name, share * median(later), TARGET_S),

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from slurm_migbatch.lab.bars import Bar, exponent
 from slurm_migbatch.lab.experiments import lentphilly
-from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
 from slurm_migbatch.lab.sim.policies.queued import Fifo
@@ -57,7 +57,7 @@ def measure(
         jobs = trace.copies(scale).jobs if scale > 1 else trace.jobs
         gc.collect()
         cpu, wall = time.process_time(), time.perf_counter()
-        result = Simulation(Cluster.of(whole("a100-80gb"), scale * GPUS), jobs, Fifo(), Whole()).run()
+        result = Simulation(SimulatedCluster.of(whole("a100-80gb"), scale * GPUS), jobs, Fifo(), Whole()).run()
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         runs.append(
             {

@@ -2,7 +2,7 @@
 
 Run by `make soak`. Exit status 0 only if every bar is met: all jobs end well, none is sent back as a misfit or takes a
 slot beside its node's plan (which another job may miss later), no node is drained, nothing is left over, and what is
-offered never follows a look at Slurm that is older than `STALE_S`.
+offered never follows an observation of Slurm that is older than `STALE_S`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _say(key: str, value: object) -> None:
     if not isinstance(value, (list, dict)) or len(json.dumps(value)) < 100:
         click.echo(f"{key}: {value if isinstance(value, str) else json.dumps(value)}")
         return
-    lines = [f"{name}: {json.dumps(each)}" for name, each in value.items()] if isinstance(value, dict) else value
+    lines = [f"{name}: {json.dumps(entry)}" for name, entry in value.items()] if isinstance(value, dict) else value
     click.echo(f"{key}: {len(lines)}")
     for line in lines[:_SHOWN]:
         click.echo(f"  {line}")
@@ -139,24 +139,24 @@ def bars_of(figures: Mapping[str, Any]) -> list[Bar]:
     return bars
 
 
-class Sights:
-    """A thread that looks at the nodes' states and at migbatchd again and again."""
+class ClusterWatch:
+    """Observe the nodes' states and migbatchd's health periodically, in a thread."""
 
     def __init__(self, bed: Cluster, every: float = 2.0) -> None:
         self._bed = bed
         self._every = every
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sights")
+        self._thread = threading.Thread(target=self._run, name="cluster-watch")
         self._began = time.monotonic()
         self._started = 0.0
         #: nodes that were drained or down -> the reason that Slurm has
         self.drained: dict[str, str] = {}
-        #: what migbatchd said was wrong -> how often it was seen
+        #: problem that migbatchd reported -> how often it was seen
         self.complaints: Counter[str] = Counter()
         self.behind_s = 0.0
         self.unanswered = 0
 
-    def __enter__(self) -> Sights:
+    def __enter__(self) -> ClusterWatch:
         self._thread.start()
         return self
 
@@ -165,17 +165,17 @@ class Sights:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        self.look()
+        self.observe()
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):
-            self.look()
+            self.observe()
 
-    def look(self) -> None:
-        """One look at everything."""
+    def observe(self) -> None:
+        """Observe nodes, services and complaints once."""
         names = ",".join(self._bed.spec.node_names)
-        said = self._bed.run(["sinfo", "-h", "-N", "-p", "gpu", "-n", names, "-o", "%N|%T|%E"], check=False)
-        for line in said.stdout.splitlines() if said.returncode == 0 else ():
+        listing = self._bed.run(["sinfo", "-h", "-N", "-p", "gpu", "-n", names, "-o", "%N|%T|%E"], check=False)
+        for line in listing.stdout.splitlines() if listing.returncode == 0 else ():
             name, state, reason = line.split("|", 2)
             if re.search(r"drain|down|fail|inval", state):
                 self.drained.setdefault(name, f"{state}: {reason}")
@@ -200,12 +200,12 @@ def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float, enemies: Hostil
     """Submit, wait, and count what went wrong."""
     honest = [user.name for user in bed.users[:HONEST]]
     began = time.monotonic()
-    with HandoffWatch(bed) as watch, Sights(bed) as sights:
+    with HandoffWatch(bed) as watch, ClusterWatch(bed) as observed:
         with enemies or nullcontext():
             submitted = {user: _submit(bed, user, texts) for user, texts in _scripts(honest, jobs, seed)}
             submission_s = time.monotonic() - began
             ids = [job for found in submitted.values() for job in found]
-            with suppress(TestbedError):  # told as jobs that did not end well
+            with suppress(TestbedError):  # reported as jobs that did not end well
                 wait_until(lambda: not _open(bed, honest), timeout, "the end of all jobs", every=2.0)
             wall = time.monotonic() - began
             states = {job: state for job, state in _states(bed, honest).items() if job in ids}
@@ -229,12 +229,12 @@ def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float, enemies: Hostil
         "creates": kinds.get("create", 0),
         "destroys": kinds.get("destroy", 0),
         "misfits": kinds.get("misfit", 0),
-        "drained_nodes": [f"{node}: {why}" for node, why in sights.drained.items()],
+        "drained_nodes": [f"{node}: {why}" for node, why in observed.drained.items()],
         "leftovers": left if settled else [],
         "ended": [daemon.name for daemon in bed.daemons.all() if not daemon.id.alive],
-        "supply_behind_s": round(sights.behind_s, 2),
-        "complaints": dict(sights.complaints),
-        "unanswered": sights.unanswered,
+        "supply_behind_s": round(observed.behind_s, 2),
+        "complaints": dict(observed.complaints),
+        "unanswered": observed.unanswered,
         "watched_rounds": watch.rounds,
         "problems": watch.problems,
     }
@@ -284,16 +284,16 @@ def leftovers(bed: Cluster) -> list[str]:
         except TestbedError as error:
             found.append(f"{node}: cannot be asked: {error}")
             continue
-        pieces = [piece for gpu in seen["gpus"] for piece in gpu["slices"]]
+        slice_rows = [slice_row for gpu in seen["gpus"] for slice_row in gpu["slices"]]
         found += [
-            f"{node}: {piece['profile']} {piece['state']} of job {piece['job']}"
-            for piece in pieces
-            if piece["state"] != "idle"
+            f"{node}: {slice_row['profile']} {slice_row['state']} of job {slice_row['job']}"
+            for slice_row in slice_rows
+            if slice_row["state"] != "idle"
         ]
-        found += [f"{node}: run of job {each['job']} is {each['state']}" for each in seen["runs"]]
+        found += [f"{node}: run of job {run['job']} is {run['state']}" for run in seen["runs"]]
         made = sum(len(gpu["instances"]) for gpu in bed.machine(node).dump()["gpus"])
-        if made != len(pieces):
-            found.append(f"{node}: {made} GPU instances, {len(pieces)} in the journal")
+        if made != len(slice_rows):
+            found.append(f"{node}: {made} GPU instances, {len(slice_rows)} in the journal")
         for path in (bed.machine(node).dev_root / "nvidia-caps").glob("nvidia-cap*"):
             with suppress(FileNotFoundError):
                 if owner := path.stat().st_uid:
@@ -339,7 +339,7 @@ def _events(bed: Cluster) -> dict[str, int]:
 
 @contextmanager
 def _disks(nodes: int) -> Iterator[Path]:
-    """A directory with a small file system for each node, n1 and so on; gone with this process, however it ends.
+    """A directory with a small file system for each node, n1 and so on; removed with this process, however it ends.
 
     Each has a directory in which every user may write, as a disk with /var/lib and /var/tmp has.
     """

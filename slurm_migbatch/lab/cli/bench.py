@@ -146,9 +146,9 @@ def scale(nodes: int, gpus: int, pending: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(result))
         return
-    for number, each in enumerate(result["rounds"], 1):
-        parts = ", ".join(f"{part} {each[part]:.3f} s" for part in ("observe", "plan", "advertise"))
-        click.echo(f"  round {number}: {each['total_s']:.3f} s ({parts}), {each['updates']:.0f} nodes updated")
+    for number, timings in enumerate(result["rounds"], 1):
+        parts = ", ".join(f"{part} {timings[part]:.3f} s" for part in ("observe", "plan", "advertise"))
+        click.echo(f"  round {number}: {timings['total_s']:.3f} s ({parts}), {timings['updates']:.0f} nodes updated")
     print_bars(result)
 
 
@@ -229,8 +229,8 @@ def _print_all(result: dict[str, Any]) -> None:
         bars = [Bar.from_dict(bar) for bar in row["result"].get("bars", ())]
         for number, bar in enumerate(bars):
             first = (row["name"], f"{row['seconds']:.0f}") if number == 0 else ("", "")
-            said = "ok" if bar.ok else "MISSED"
-            lines.append((first[0], bar.name, f"{bar.value:.4g}", f"{bar.sign} {bar.target:g}", said, first[1]))
+            verdict = "ok" if bar.ok else "MISSED"
+            lines.append((first[0], bar.name, f"{bar.value:.4g}", f"{bar.sign} {bar.target:g}", verdict, first[1]))
         if row["study"] and not row["error"]:
             lines.append((row["name"], "a study: migbatchd does not run it", "", "", "-", f"{row['seconds']:.0f}"))
         if row["error"]:
@@ -238,16 +238,16 @@ def _print_all(result: dict[str, Any]) -> None:
     print_table(("EXPERIMENT", "BAR", "VALUE", "TARGET", "OK", "SECONDS"), lines)
     click.echo("\nwhat decides, and the digest of its configuration:")
     for row in result["experiments"]:
-        for each in row["decides"]:
-            click.echo(f"  {row['name']}: {each}")
+        for decider in row["decides"]:
+            click.echo(f"  {row['name']}: {decider}")
     click.echo("\nheadlines of the papers, on their kind of workload:")
     for row in result["experiments"]:
         if row["error"]:
-            said = f"FAILED: {row['error']}"
+            verdict = f"FAILED: {row['error']}"
         elif row["headline"] is None:
-            said = "no paper has a figure of this"
+            verdict = "no paper has a figure of this"
         else:
-            said = Headline(**row["headline"]).line()
-        click.echo(f"  {row['name']}{' (study)' if row['study'] else ''}: {said}")
+            verdict = Headline(**row["headline"]).line()
+        click.echo(f"  {row['name']}{' (study)' if row['study'] else ''}: {verdict}")
     draws = ", ".join(f"{row['name']} {row['seeds']}" for row in result["experiments"] if row["seeds"] is not None)
     click.echo(f"\ndraws: {draws}; {result['seconds'] / 60:.1f} minutes in all")

@@ -56,7 +56,7 @@ def print_bars(result: Mapping[str, Any]) -> None:
 
 
 def hand_over(name: str, result: Mapping[str, Any], as_json: bool, plot: Path | None) -> bool:
-    """Write plots where asked; as JSON print the result too. Whether nothing is left to be told."""
+    """Write plots where asked; as JSON print the result too. Return whether nothing is left to print."""
     if plot is not None:
         write_plots(name, result, plot)
     if as_json:

@@ -82,16 +82,16 @@ def profiling(data: Path, level: float, leave: Literal["model", "family"], as_js
         click.echo(f"note: {note}")
     lines = [
         (
-            each["measured"],
-            f"{each['cells_share']:.1%}",
-            each["way"],
-            f"{each['slices']:.0f}",
-            f"{each['best']:.0f}",
-            "-" if each["extra"] is None else f"{each['extra']:+.1%}",
-            f"{each['broken']} of {each['services']}",
-            str(each["short"]),
+            total["measured"],
+            f"{total['cells_share']:.1%}",
+            total["way"],
+            f"{total['slices']:.0f}",
+            f"{total['best']:.0f}",
+            "-" if total["extra"] is None else f"{total['extra']:+.1%}",
+            f"{total['broken']} of {total['services']}",
+            str(total["short"]),
         )
-        for each in result["totals"]
+        for total in result["totals"]
     ]
     header = ("measured", "cells", "chosen by", "slices", "least", "extra", "limit broken", "short")
     print_table(header, lines)
@@ -122,16 +122,18 @@ def llm(data: Path, as_json: bool) -> None:
     lines = [
         (
             *name.split("/"),
-            f"{one['mape']:.1f}",
-            f"{one['median']:.1f}",
-            *(f"{v:.1f}" for v in one["per_model"].values()),
+            f"{score['mape']:.1f}",
+            f"{score['median']:.1f}",
+            *(f"{v:.1f}" for v in score["per_model"].values()),
         )
-        for name, one in result["scores"].items()
+        for name, score in result["scores"].items()
     ]
     print_table(("method", "figure", "mean", "median", *result["models"]), lines)
     for figure, levels in result["coverage"].items():
-        told = ", ".join(f"{level} held {one['share']:.1%} (x{one['width']:.2f})" for level, one in levels.items())
-        click.echo(f"intervals of {figure}: {told}")
+        shares = ", ".join(
+            f"{level} held {interval['share']:.1%} (x{interval['width']:.2f})" for level, interval in levels.items()
+        )
+        click.echo(f"intervals of {figure}: {shares}")
     memory = result["memory"]
     click.echo(f"memory of Llama-3.1-8B: {memory['weights_gib']} GiB weights, {memory['runtime_gib']} GiB runtime")
     print_bars(result)
@@ -163,13 +165,13 @@ def _print_predictor(result: dict[str, Any]) -> None:
             click.echo(f"\n{kind}: speed of a slice relative to the largest, mean absolute error")
             lines = [
                 (
-                    one["method"],
-                    _k(one["k"]),
-                    f"{one['mae']:.3f}",
-                    f"{one['mae_mean_of_models']:.3f}",
-                    str(one["points"]),
+                    row["method"],
+                    _k(row["k"]),
+                    f"{row['mae']:.3f}",
+                    f"{row['mae_mean_of_models']:.3f}",
+                    str(row["points"]),
                 )
-                for one in found["relative"]
+                for row in found["relative"]
             ]
             print_table(("method", "k", "pooled", "mean of models", "cells"), lines)
     click.echo()
@@ -181,31 +183,29 @@ def _print_errors(series: list[dict[str, Any]]) -> None:
     header = ["k", "mean", "median", "p90", "cells", "models", "all procs"]
     header += [f"{level:.0%} held" for level in levels] + [f"{level:.0%} width" for level in levels]
     lines = []
-    for each in series:
-        line = [str(each["k"]), *(f"{each[name]:.1f}" for name in ("mape", "median", "p90"))]
-        line += [str(each["points"]), str(each["models"]), f"{each.get('all_procs', each)['mape']:.1f}"]
-        line += [f"{cover['mean']:.1%}" for cover in each["coverage"]]
-        line += [f"x{cover['width_factor']:.2f}" for cover in each["coverage"]]
+    for row in series:
+        line = [str(row["k"]), *(f"{row[name]:.1f}" for name in ("mape", "median", "p90"))]
+        line += [str(row["points"]), str(row["models"]), f"{row.get('all_procs', row)['mape']:.1f}"]
+        line += [f"{cover['mean']:.1%}" for cover in row["coverage"]]
+        line += [f"x{cover['width_factor']:.2f}" for cover in row["coverage"]]
         lines.append(line)
     print_table(header, lines)
 
 
 def _print_models(series: list[dict[str, Any]]) -> None:
-    header = ["", *(f"k={each['k']}" for each in series)]
+    header = ["", *(f"k={row['k']}" for row in series)]
     lines = []
     for label, group in (("", "per_model"), ("all ", "per_family")):
         for name in series[0][group]:
-            lines.append(
-                [label + name, *(f"{each[group][name]:.1f}" if name in each[group] else "-" for each in series)]
-            )
+            lines.append([label + name, *(f"{row[group][name]:.1f}" if name in row[group] else "-" for row in series)])
     print_table(header, lines)
 
 
 def _print_rules(rules: list[dict[str, Any]]) -> None:
     lines = []
-    for each in rules:
-        same = each["same_points"]
-        line = [each["method"], _k(each["k"]), f"{each['mape']:.1f}", f"{each['median']:.1f}", str(each["points"])]
+    for row in rules:
+        same = row["same_points"]
+        line = [row["method"], _k(row["k"]), f"{row['mape']:.1f}", f"{row['median']:.1f}", str(row["points"])]
         if same:
             line += [str(same["points"]), f"{same['rule']:.1f}", f"{same['predictor']:.1f} (k={same['predictor_k']})"]
         lines.append(line + [""] * (8 - len(line)))
@@ -215,15 +215,15 @@ def _print_rules(rules: list[dict[str, Any]]) -> None:
 def _print_choices(choices: list[dict[str, Any]]) -> None:
     lines = [
         (
-            each["method"],
-            _k(each["k"]),
-            "middle" if each["level"] is None else f"{each['level']:.0%}",
-            f"{each['broken']:.1%}",
-            f"{each['quality']:.3f}",
-            f"{each['not_offered']:.1%}",
-            str(each["cases"]),
+            row["method"],
+            _k(row["k"]),
+            "middle" if row["level"] is None else f"{row['level']:.0%}",
+            f"{row['broken']:.1%}",
+            f"{row['quality']:.3f}",
+            f"{row['not_offered']:.1%}",
+            str(row["cases"]),
         )
-        for each in choices
+        for row in choices
     ]
     print_table(("method", "k", "margin", "broken", "of the best", "no choice", "cases"), lines)
 

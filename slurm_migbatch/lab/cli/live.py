@@ -47,9 +47,9 @@ def live(seed: int, slurm_root: str, as_json: bool) -> None:
 
 
 def _row(name: str, way: dict[str, Any]) -> list[str]:
-    said = way["predicted"]
+    predicted = way["predicted"]
     seconds = (
-        way["jct_s"], said["jct_s"], way["jct_p95_s"], way["mean_delay_s"], way["p95_s"], said["p95_s"]
+        way["jct_s"], predicted["jct_s"], way["jct_p95_s"], way["mean_delay_s"], way["p95_s"], predicted["p95_s"]
     )  # fmt: skip
     return [
         name,

@@ -16,8 +16,8 @@ import click
 from slurm_migbatch.cli.common import print_table
 
 if TYPE_CHECKING:
-    from slurm_migbatch.lab.sim.play import Workload
-    from slurm_migbatch.lab.sim.result import Result
+    from slurm_migbatch.lab.sim.play import ScenarioData
+    from slurm_migbatch.lab.sim.result import SimulationResult
     from slurm_migbatch.lab.sim.scenario import Scenario
 
 _out = click.Path(dir_okay=False, path_type=Path)
@@ -98,7 +98,7 @@ def simulate(
         raise click.UsageError("Missing argument 'SCENARIO'; 'migbatch simulate --example' prints one to begin with")
     loaded = scenarios.load(scenario)
     chosen = [_under(loaded, name, config) for name in dict.fromkeys(names or (loaded.policy,))]
-    if config is not None and not any(hasattr(one.params, "config") for one in chosen):
+    if config is not None and not any(hasattr(variant.params, "config") for variant in chosen):
         raise click.UsageError("--config is for policy migbatch, which is not played")
     if log is not None and len(chosen) > 1:
         raise click.UsageError("--log takes the events of one policy: name one --policy")
@@ -129,36 +129,36 @@ def _under(scenario: Scenario, name: str, config: Path | None) -> Scenario:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _PolicyFigures:
     """A policy's figures.
 
     Attributes:
-        settings: what decides and with which configuration, where that is to be told.
+        settings: what decides and with which configuration, where that is to be shown.
         first: the first seed's result.
-        merged: figures over all seeds; `each`: of each.
+        merged: figures over all seeds; `by_seed`: of each seed.
         notices: what people should know.
     """
 
     policy: str
     settings: Mapping[str, str]
-    first: Result
+    first: SimulationResult
     merged: Mapping[str, Any]
-    each: Sequence[Mapping[str, Any]]
+    by_seed: Sequence[Mapping[str, Any]]
     notices: Sequence[str]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         found = {"policy": self.policy, **self.settings, "notices": list(self.notices)}
-        return {**found, "figures": self.merged, "each": self.each}
+        return {**found, "figures": self.merged, "each": self.by_seed}
 
 
 def _simulate(chosen: Sequence[Scenario], as_json: bool, html: Path | None, log: Path | None) -> None:
     from slurm_migbatch.lab.sim.log import write
-    from slurm_migbatch.lab.sim.play import Workload
+    from slurm_migbatch.lab.sim.play import ScenarioData
 
     scenario = chosen[0]
-    workload = Workload(scenario)
-    outcomes = [_play(one, workload, wanted=html is not None or log is not None) for one in chosen]
+    workload = ScenarioData(scenario)
+    outcomes = [_play(variant, workload, wanted=html is not None or log is not None) for variant in chosen]
     if log is not None:
         with log.open("w", encoding="utf-8") as file:
             write(outcomes[0].first.events, file)
@@ -167,24 +167,24 @@ def _simulate(chosen: Sequence[Scenario], as_json: bool, html: Path | None, log:
     if as_json:
         head = {"trace": scenario.workload.trace, "seeds": list(scenario.seeds())}
         notices = list(workload.trace.notices)
-        click.echo(json.dumps({**head, "notices": notices, "policies": [one.to_dict() for one in outcomes]}))
+        click.echo(json.dumps({**head, "notices": notices, "policies": [outcome.to_dict() for outcome in outcomes]}))
         return
     for note in _notes(workload.trace.notices, outcomes):
         click.echo(f"note: {note}")
-    for one in outcomes:
-        if one.settings:
-            click.echo(_decider(one))
-    print_table((f"on {scenario.workload.trace}", *(one.policy for one in outcomes)), _rows(outcomes))
+    for outcome in outcomes:
+        if outcome.settings:
+            click.echo(_decider(outcome))
+    print_table((f"on {scenario.workload.trace}", *(outcome.policy for outcome in outcomes)), _rows(outcomes))
 
 
-def _play(scenario: Scenario, workload: Workload, *, wanted: bool) -> _Outcome:
+def _play(scenario: Scenario, workload: ScenarioData, *, wanted: bool) -> _PolicyFigures:
     from slurm_migbatch.lab.sim import registry
     from slurm_migbatch.lab.sim.metrics import over_seeds, summarise
     from slurm_migbatch.lab.sim.play import play
 
     settings = registry.find(scenario.policy).settings(scenario.params)
     figures: list[dict[str, Any]] = []
-    first: Result | None = None
+    first: SimulationResult | None = None
     for seed in scenario.seeds():
         with _progress(f"{scenario.policy}, seed {seed}") as progress:
             result = play(scenario, workload, seed, log=wanted and first is None, progress=progress)
@@ -192,7 +192,7 @@ def _play(scenario: Scenario, workload: Workload, *, wanted: bool) -> _Outcome:
         first = first or result
     assert first is not None
     notices = [*first.notices, *_unfinished(figures[0])]
-    return _Outcome(scenario.policy, settings, first, over_seeds(figures), figures, notices)
+    return _PolicyFigures(scenario.policy, settings, first, over_seeds(figures), figures, notices)
 
 
 def _unfinished(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -201,19 +201,21 @@ def _unfinished(figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"{left} jobs were not done at the end: they ask for more than there is, or the time was up"
 
 
-def _notes(trace: Iterable[str], outcomes: Sequence[_Outcome]) -> list[str]:
-    return [*trace, *(f"{one.policy}: {note}" for one in outcomes for note in one.notices)]
+def _notes(trace: Iterable[str], outcomes: Sequence[_PolicyFigures]) -> list[str]:
+    return [*trace, *(f"{outcome.policy}: {note}" for outcome in outcomes for note in outcome.notices)]
 
 
-def _decider(one: _Outcome) -> str:
+def _decider(outcome: _PolicyFigures) -> str:
     """What decided, in one line."""
-    told = one.settings
-    return f"{one.policy}: {told['decides']} with configuration {told['configuration']} ({told['file']})"
+    settings = outcome.settings
+    return (
+        f"{outcome.policy}: {settings['decides']} with configuration {settings['configuration']} ({settings['file']})"
+    )
 
 
-def _rows(outcomes: Sequence[_Outcome]) -> Iterator[tuple[str, ...]]:
+def _rows(outcomes: Sequence[_PolicyFigures]) -> Iterator[tuple[str, ...]]:
     for name, path, unit in _FIGURES:
-        cells = [_cell(one.merged, path, unit) for one in outcomes]
+        cells = [_cell(outcome.merged, path, unit) for outcome in outcomes]
         if any(cells):
             yield name, *(cell or "-" for cell in cells)
 
@@ -243,36 +245,36 @@ def _shown(value: float, unit: str) -> str:
     return f"{value:.3g} s"
 
 
-def _page(scenario: Scenario, trace: Sequence[str], outcomes: Sequence[_Outcome]) -> str:
+def _page(scenario: Scenario, trace: Sequence[str], outcomes: Sequence[_PolicyFigures]) -> str:
     from slurm_migbatch.lab.sim import plots, registry
-    from slurm_migbatch.lab.sim.cluster import Cluster
+    from slurm_migbatch.lab.sim.cluster import SimulatedCluster
     from slurm_migbatch.lab.sim.page import page
     from slurm_migbatch.lab.sim.spans import levels, spans
 
     times: dict[str, list[float]] = {}
-    for one in outcomes:
-        which = "" if len(outcomes) == 1 else f" ({one.policy})"
-        runs = one.first.runs
+    for outcome in outcomes:
+        which = "" if len(outcomes) == 1 else f" ({outcome.policy})"
+        runs = outcome.first.runs
         times[f"completion{which}"] = [run.ended - run.job.arrival for run in runs if run.ended is not None]
         times[f"wait{which}"] = [run.started - run.job.arrival for run in runs if run.started is not None]
     part = scenario.cluster
-    cluster = Cluster.of(scenario.geometry, part.nodes * part.gpus, part.gpus)
+    cluster = SimulatedCluster.of(scenario.geometry, part.nodes * part.gpus, part.gpus)
     drawn = [plots.cdf(times, "Jobs that took at most so long")]
-    for one in outcomes:
-        which, result = "" if len(outcomes) == 1 else f": {one.policy}", one.first
+    for outcome in outcomes:
+        which, result = "" if len(outcomes) == 1 else f": {outcome.policy}", outcome.first
         drawn.append(
             plots.use(levels(result.events, result.begin, result.end, result.slices), f"Use of the cluster{which}")
         )
         drawn.append(plots.timeline(spans(result.events, result.end), cluster, f"Layouts of the first GPUs{which}"))
-    abouts = "; ".join(f"{one.policy}: {registry.find(one.policy).about}" for one in outcomes)
+    abouts = "; ".join(f"{outcome.policy}: {registry.find(outcome.policy).about}" for outcome in outcomes)
     return page(
-        f"{', '.join(one.policy for one in outcomes)} on {scenario.workload.trace}",
+        f"{', '.join(outcome.policy for outcome in outcomes)} on {scenario.workload.trace}",
         f"{part.nodes} nodes with {part.gpus} x {part.gpu}. {abouts}. {scenario.run.seeds} seeds.",
-        ("figure", *(one.policy for one in outcomes)),
+        ("figure", *(outcome.policy for outcome in outcomes)),
         list(_rows(outcomes)),
         drawn,
         scenario.path.read_text(encoding="utf-8"),
-        [*_notes(trace, outcomes), *(_decider(one) for one in outcomes if one.settings)],
+        [*_notes(trace, outcomes), *(_decider(outcome) for outcome in outcomes if outcome.settings)],
     )
 
 

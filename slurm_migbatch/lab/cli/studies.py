@@ -51,20 +51,20 @@ def instances(data: Path, plot: Path | None, as_json: bool) -> None:
     names = result["scenarios"]
     print_table(
         ("GPUs", *names, "total"),
-        [(row["name"], *(f"{each:g}" for each in row["gpus"]), str(row["total"])) for row in result["rows"]],
+        [(row["name"], *(f"{count:g}" for count in row["gpus"]), str(row["total"])) for row in result["rows"]],
     )
     click.echo(f"\npredicted, counted on at {result['confidence']:g}; settings in use are measured between rounds")
     lines = [
         (
-            each["known"] if number == 0 else "",
+            row["known"] if number == 0 else "",
             str(number),
             *(str(gpus) for gpus in at["gpus"]),
             str(at["total"]),
             str(at["broken"]),
             str(at["short"]),
         )
-        for each in (*result["predicted"], *result["measured_share"])
-        for number, at in enumerate(each["rounds"])
+        for row in (*result["predicted"], *result["measured_share"])
+        for number, at in enumerate(row["rounds"])
     ]
     print_table(("known", "round", *names, "total", "limits broken", "rates short"), lines)
     click.echo("\nfirst placement by confidence")
@@ -175,7 +175,7 @@ def dstack(data: Path, mixes: int, plot: Path | None, as_json: bool) -> None:
         lines = [
             (
                 name,
-                *(f"{each['load'][name][0]:.3f}" for each in found["sizes"].values()),
+                *(f"{size['load'][name][0]:.3f}" for size in found["sizes"].values()),
                 "{:.3f} ({:.3f} to {:.3f})".format(*load),
                 *(
                     f"{found['all']['filled'][name][figure]:.3f}" if name in found["all"]["filled"] else ""

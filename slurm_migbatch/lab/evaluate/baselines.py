@@ -22,8 +22,8 @@ from typing import Final
 
 import numpy as np
 
-from slurm_migbatch.lab.evaluate.curves import Curves
-from slurm_migbatch.lab.evaluate.heldout import Guess, Outcome
+from slurm_migbatch.lab.evaluate.curves import MeasuredCurves
+from slurm_migbatch.lab.evaluate.heldout import Guess, HeldOutPrediction
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.samples import Sample
 
@@ -38,12 +38,17 @@ ENOUGH: Final = 3
 
 
 def guesses(
-    samples: Iterable[Sample], others: Sequence[Curves], ours: Sequence[Outcome], most: int = 3, *, trees: bool = True
+    samples: Iterable[Sample],
+    others: Sequence[MeasuredCurves],
+    ours: Sequence[HeldOutPrediction],
+    most: int = 3,
+    *,
+    trees: bool = True,
 ) -> Iterator[Guess]:
     """What the rules say of the samples, learning from `others`; `ours` are the predictor's outcomes, for the points
     that it chose. Without `trees` only the rules that learn nothing."""
     for sample in samples:
-        curves = Curves.of(sample)
+        curves = MeasuredCurves.of(sample)
         if not len(curves):
             continue
         teachers = _teachers(curves, others)
@@ -62,19 +67,24 @@ def guesses(
 
 
 def _fitted(
-    curves: Curves, teachers: Sequence[Curves], done: Sequence[int], wishes: Sequence[tuple[float, float]]
+    curves: MeasuredCurves,
+    teachers: Sequence[MeasuredCurves],
+    done: Sequence[int],
+    wishes: Sequence[tuple[float, float]],
 ) -> Iterator[Guess]:
     points = len(done)
     yield _guess("physics", curves, points, done, np.log(_Form.fit(curves, done).seconds(curves)))
-    taught = [(one, one.nearest(wishes)) for one in teachers]
-    taught = [(one, given) for one, given in taught if len(given) == points]
+    taught = [(teacher, teacher.nearest(wishes)) for teacher in teachers]
+    taught = [(teacher, given) for teacher, given in taught if len(given) == points]
     if taught:
         yield _guess("residual gbm", curves, points, done, _residual(curves, done, taught, _form_features))
         yield _guess("residual gbm with facts", curves, points, done, _residual(curves, done, taught, _told_features))
         yield _guess("gbm ratio", curves, points, done, _ratio(curves, done, taught))
 
 
-def _at_our_points(curves: Curves, teachers: Sequence[Curves], outcome: Outcome) -> Iterator[Guess]:
+def _at_our_points(
+    curves: MeasuredCurves, teachers: Sequence[MeasuredCurves], outcome: HeldOutPrediction
+) -> Iterator[Guess]:
     place = {int(cell): i for i, cell in enumerate(curves.index)}
     if not all(cell in place for cell in outcome.done):
         return
@@ -82,15 +92,15 @@ def _at_our_points(curves: Curves, teachers: Sequence[Curves], outcome: Outcome)
     form = _Form.fit(curves, done)
     yield _guess("physics, our points", curves, len(done), done, np.log(form.seconds(curves)))
     wishes = [(float(curves.share[i]), float(curves.batch[i])) for i in done]
-    taught = [(one, one.nearest(wishes)) for one in teachers]
-    taught = [(one, given) for one, given in taught if len(given) == len(done)]
+    taught = [(teacher, teacher.nearest(wishes)) for teacher in teachers]
+    taught = [(teacher, given) for teacher, given in taught if len(given) == len(done)]
     if taught:
         value = _residual(curves, done, taught, _form_features)
         yield _guess("residual gbm, our points", curves, len(done), done, value)
 
 
-def _guess(method: str, curves: Curves, points: int, done: Iterable[int], value: Array) -> Guess:
-    """The guess over all of the sample's cells: nothing is said of more than one process."""
+def _guess(method: str, curves: MeasuredCurves, points: int, done: Iterable[int], value: Array) -> Guess:
+    """Return the guess over all of the sample's cells; cells of more than one process are not predicted."""
     sample = curves.sample
     whole = np.full(len(sample.cells), np.nan)
     whole[curves.index] = value
@@ -98,26 +108,26 @@ def _guess(method: str, curves: Curves, points: int, done: Iterable[int], value:
     return Guess(method, sample, "time", points, given, whole, sample.logs, sample.cells.procs)
 
 
-def _teachers(curves: Curves, others: Iterable[Curves]) -> list[Curves]:
-    kind = [one for one in others if one.sample.kind == curves.sample.kind and len(one)]
-    same = [one for one in kind if one.sample.gpu.name == curves.sample.gpu.name]
-    return same if len({one.sample.model for one in same}) >= ENOUGH else kind
+def _teachers(curves: MeasuredCurves, others: Iterable[MeasuredCurves]) -> list[MeasuredCurves]:
+    kind = [other for other in others if other.sample.kind == curves.sample.kind and len(other)]
+    same = [other for other in kind if other.sample.gpu.name == curves.sample.gpu.name]
+    return same if len({other.sample.model for other in same}) >= ENOUGH else kind
 
 
-def _wishes(curves: Curves, points: int) -> list[tuple[float, float]]:
+def _wishes(curves: MeasuredCurves, points: int) -> list[tuple[float, float]]:
     largest, smallest = float(curves.share.max()), float(curves.share.min())
     if points == 1:
         return [(largest, 8.0)]
     return [(largest, float(curves.batch.min())), (largest, 32.0), (smallest, 8.0)][:points]
 
 
-def _linear(curves: Curves) -> Array:
+def _linear(curves: MeasuredCurves) -> Array:
     at = curves.on_full()
     scaled = curves.logs[at] + np.log(curves.share.max() / curves.share)
     return np.asarray(np.where(at >= 0, scaled, np.nan), dtype=np.float64)
 
 
-def _roofline(curves: Curves) -> Array:
+def _roofline(curves: MeasuredCurves) -> Array:
     value = np.full(len(curves), np.nan)
     for size in np.unique(curves.size):
         here = np.flatnonzero(curves.full & (curves.size == size))
@@ -141,7 +151,7 @@ class _Form:
     c: float
 
     @classmethod
-    def fit(cls, curves: Curves, done: Sequence[int]) -> _Form:
+    def fit(cls, curves: MeasuredCurves, done: Sequence[int]) -> _Form:
         from scipy.optimize import nnls
 
         load, seconds = curves.load[list(done)], curves.seconds[list(done)]
@@ -151,76 +161,81 @@ class _Form:
         (t0, c), _ = nnls(np.column_stack([1.0 / seconds, load / seconds]), np.ones(len(done)))
         return cls(float(t0), max(float(c), 1e-9))
 
-    def seconds(self, curves: Curves) -> Array:
+    def seconds(self, curves: MeasuredCurves) -> Array:
         return np.asarray(self.t0 + self.c * curves.load, dtype=np.float64)
 
 
-_Features = Callable[[Curves, _Form], Array]
+_Features = Callable[[MeasuredCurves, _Form], Array]
 
 
-def _shape(curves: Curves) -> Array:
+def _shape(curves: MeasuredCurves) -> Array:
     return np.column_stack([np.log(curves.share), np.log(curves.batch * curves.work)])
 
 
-def _facts(curves: Curves) -> Array:
+def _facts(curves: MeasuredCurves) -> Array:
     known = curves.sample.known
     ones = np.ones(len(curves))
     return np.column_stack([np.log(known.flops * curves.sample.cells.work[curves.index]), np.log(known.params) * ones])
 
 
-def _form_features(curves: Curves, form: _Form) -> Array:
+def _form_features(curves: MeasuredCurves, form: _Form) -> Array:
     host = np.log((form.t0 + 1e-6) / form.c) * np.ones(len(curves))
     return np.column_stack([_shape(curves), np.log(curves.load), host])
 
 
-def _told_features(curves: Curves, form: _Form) -> Array:
+def _told_features(curves: MeasuredCurves, form: _Form) -> Array:
     ones = np.ones(len(curves))
     return np.column_stack([_shape(curves), _facts(curves), np.log(form.t0 + 1e-6) * ones, np.log(form.c) * ones])
 
 
-def _plain(curves: Curves, teachers: Sequence[Curves]) -> Array:
-    def features(one: Curves) -> Array:
-        return np.column_stack([_shape(one), _facts(one)])
+def _plain(curves: MeasuredCurves, teachers: Sequence[MeasuredCurves]) -> Array:
+    def features(measured: MeasuredCurves) -> Array:
+        return np.column_stack([_shape(measured), _facts(measured)])
 
-    rates = [np.log(one.batch) - one.logs for one in teachers]
-    said = _boosted([features(one) for one in teachers], rates, features(curves))
-    return np.asarray(np.log(curves.batch) - said, dtype=np.float64)
+    rates = [np.log(teacher.batch) - teacher.logs for teacher in teachers]
+    predicted = _boosted([features(teacher) for teacher in teachers], rates, features(curves))
+    return np.asarray(np.log(curves.batch) - predicted, dtype=np.float64)
 
 
 def _residual(
-    curves: Curves, done: Sequence[int], taught: Sequence[tuple[Curves, Sequence[int]]], features: _Features
+    curves: MeasuredCurves,
+    done: Sequence[int],
+    taught: Sequence[tuple[MeasuredCurves, Sequence[int]]],
+    features: _Features,
 ) -> Array:
-    forms = [_Form.fit(one, given) for one, given in taught]
-    told = [features(one, form) for (one, _), form in zip(taught, forms, strict=True)]
-    wrong = [one.logs - np.log(form.seconds(one)) for (one, _), form in zip(taught, forms, strict=True)]
+    forms = [_Form.fit(teacher, given) for teacher, given in taught]
+    inputs = [features(teacher, form) for (teacher, _), form in zip(taught, forms, strict=True)]
+    wrong = [teacher.logs - np.log(form.seconds(teacher)) for (teacher, _), form in zip(taught, forms, strict=True)]
     own = _Form.fit(curves, done)
-    return np.asarray(np.log(own.seconds(curves)) + _boosted(told, wrong, features(curves, own)), dtype=np.float64)
+    return np.asarray(np.log(own.seconds(curves)) + _boosted(inputs, wrong, features(curves, own)), dtype=np.float64)
 
 
-def _ratio(curves: Curves, done: Sequence[int], taught: Sequence[tuple[Curves, Sequence[int]]]) -> Array:
-    def rates(one: Curves) -> Array:
-        return np.asarray(np.log(one.batch) - one.logs, dtype=np.float64)
+def _ratio(
+    curves: MeasuredCurves, done: Sequence[int], taught: Sequence[tuple[MeasuredCurves, Sequence[int]]]
+) -> Array:
+    def rates(measured: MeasuredCurves) -> Array:
+        return np.asarray(np.log(measured.batch) - measured.logs, dtype=np.float64)
 
-    def features(one: Curves, given: Sequence[int]) -> Array:
-        at = rates(one)[list(given)]
-        told = [np.full(len(one), value) for value in (at[0], *(at[1:] - at[0]))]
-        return np.column_stack([_shape(one), *told])
+    def features(measured: MeasuredCurves, given: Sequence[int]) -> Array:
+        at = rates(measured)[list(given)]
+        inputs = [np.full(len(measured), value) for value in (at[0], *(at[1:] - at[0]))]
+        return np.column_stack([_shape(measured), *inputs])
 
-    said = _boosted(
-        [features(one, given) for one, given in taught],
-        [rates(one) - rates(one)[given[0]] for one, given in taught],
+    predicted = _boosted(
+        [features(teacher, given) for teacher, given in taught],
+        [rates(teacher) - rates(teacher)[given[0]] for teacher, given in taught],
         features(curves, done),
     )
-    return np.asarray(np.log(curves.batch) - said - rates(curves)[done[0]], dtype=np.float64)
+    return np.asarray(np.log(curves.batch) - predicted - rates(curves)[done[0]], dtype=np.float64)
 
 
 def _boosted(features: Sequence[Array], targets: Sequence[Array], asked: Array) -> Array:
     from sklearn.ensemble import GradientBoostingRegressor
 
-    told, wanted = np.vstack(features), np.concatenate(targets)
-    if len(told) > MOST_ROWS:
-        some = np.linspace(0, len(told) - 1, MOST_ROWS).astype(int)
-        told, wanted = told[some], wanted[some]
+    inputs, wanted = np.vstack(features), np.concatenate(targets)
+    if len(inputs) > MOST_ROWS:
+        some = np.linspace(0, len(inputs) - 1, MOST_ROWS).astype(int)
+        inputs, wanted = inputs[some], wanted[some]
     trees = GradientBoostingRegressor(n_estimators=TREES, max_depth=3, random_state=0)
-    trees.fit(told, wanted)
+    trees.fit(inputs, wanted)
     return np.asarray(trees.predict(asked), dtype=np.float64)

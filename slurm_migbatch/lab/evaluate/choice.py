@@ -2,7 +2,7 @@
 
 A case is a model on one GPU with a limit of 1, 1.5, 2, 4 or 8 times its measured latency at batch 8 on the largest
 slice. Picked is, of the measured cells of one process, the one with the most predicted throughput for each compute
-slice among those that are said to keep the limit: by the middle figure, or by the upper end of the interval of a level
+slice among those predicted to keep the limit: by the middle figure, or by the upper end of the interval of a level
 (the margin). A prediction keeps a limit that it exceeds by less than a careful measurement's noise (2 %): a limit is
 itself a measured figure here, and whole slices must not hang on its last digit. Of cells that the method was shown it
 knows the measured figure. A limit is broken where the measured latency is over it, by however little. Quality is the
@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.lab.evaluate.curves import Curves
-from slurm_migbatch.lab.evaluate.heldout import Guess, Outcome
+from slurm_migbatch.lab.evaluate.curves import MeasuredCurves
+from slurm_migbatch.lab.evaluate.heldout import Guess, HeldOutPrediction
 from slurm_migbatch.predict.calibration import LEVELS
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.surface import NUGGET
@@ -32,7 +32,7 @@ _ROUNDING: Final = 1.0 + 1e-9
 
 
 @dataclass(frozen=True)
-class Case:
+class ChoiceOutcome:
     """What came of one choice: `quality` is None where the limit was broken, 0 where nothing was offered."""
 
     model: str
@@ -42,16 +42,16 @@ class Case:
     quality: float | None
 
 
-def cases(guess: Guess, level: float | None) -> list[Case]:
+def cases(guess: Guess, level: float | None) -> list[ChoiceOutcome]:
     """The choices that follow from a guess with the margin of `level`, or (None) by its middle figures."""
-    curves = _usual(Curves.of(guess.sample))
+    curves = _usual(MeasuredCurves.of(guess.sample))
     if curves is None:
         return []
     shown = np.isin(curves.index, guess.done)
     value = np.where(shown, curves.logs, guess.value[curves.index])
     upper = value
     if level is not None:
-        assert isinstance(guess, Outcome)
+        assert isinstance(guess, HeldOutPrediction)
         upper = value + np.where(shown, 0.0, guess.half_width(level)[curves.index])
     at = _limit_point(curves)
     found = []
@@ -62,17 +62,19 @@ def cases(guess: Guess, level: float | None) -> list[Case]:
         noise = np.where(shown, _ROUNDING, 1.0 + NUGGET)
         allowed = np.isfinite(value) & (np.exp(np.nan_to_num(upper, nan=np.inf)) <= limit * noise)
         if not allowed.any():
-            found.append(Case(guess.sample.model, limit, False, False, 0.0))
+            found.append(ChoiceOutcome(guess.sample.model, limit, False, False, 0.0))
             continue
-        said = np.where(allowed, np.log(curves.batch / curves.slices) - value, -np.inf)
-        pick = int(np.argmax(said))
+        predicted = np.where(allowed, np.log(curves.batch / curves.slices) - value, -np.inf)
+        pick = int(np.argmax(predicted))
         broken = not kept[pick]
         best = float(worth[kept].max())
-        found.append(Case(guess.sample.model, limit, True, broken, None if broken else float(worth[pick]) / best))
+        found.append(
+            ChoiceOutcome(guess.sample.model, limit, True, broken, None if broken else float(worth[pick]) / best)
+        )
     return found
 
 
-def summary(found: Sequence[Case]) -> dict[str, Any]:
+def summary(found: Sequence[ChoiceOutcome]) -> dict[str, Any]:
     """Share of limits broken, and mean quality over the cases that kept theirs."""
     kept = [case.quality for case in found if case.quality is not None]
     return {
@@ -87,22 +89,22 @@ def choices(guesses: Mapping[tuple[str, int], Sequence[Guess]], level: float) ->
     """One summary for each method and number of points: by middle figures and, for the predictor, with margins."""
     found = []
     for (method, points), group in guesses.items():
-        ours = all(isinstance(guess, Outcome) for guess in group)
-        for each in [None, *(sorted({*LEVELS, level}) if ours else ())]:
-            held = [case for guess in group for case in cases(guess, each)]
+        ours = all(isinstance(guess, HeldOutPrediction) for guess in group)
+        for margin in [None, *(sorted({*LEVELS, level}) if ours else ())]:
+            held = [case for guess in group for case in cases(guess, margin)]
             if held:
-                found.append({"method": method, "k": points, "level": each, **summary(held)})
+                found.append({"method": method, "k": points, "level": margin, **summary(held)})
     return found
 
 
 def best_level(found: Sequence[Mapping[str, Any]], points: int) -> Mapping[str, Any] | None:
     """The margin with the best quality among those that break few enough limits, after `points` points."""
-    fit = [each for each in found if each["level"] is not None and each["k"] == points]
-    fit = [each for each in fit if each["broken"] <= BROKEN_TARGET]
-    return max(fit, key=lambda each: (each["quality"], each["level"]), default=None)
+    fit = [row for row in found if row["level"] is not None and row["k"] == points]
+    fit = [row for row in fit if row["broken"] <= BROKEN_TARGET]
+    return max(fit, key=lambda row: (row["quality"], row["level"]), default=None)
 
 
-def _usual(curves: Curves) -> Curves | None:
+def _usual(curves: MeasuredCurves) -> MeasuredCurves | None:
     """The points of the input size that most points have; None where there are fewer than two."""
     if len(curves) < 2:
         return None
@@ -110,7 +112,7 @@ def _usual(curves: Curves) -> Curves | None:
     return curves.take(np.flatnonzero(curves.size == sizes[int(np.argmax(counts))]))
 
 
-def _limit_point(curves: Curves) -> int:
+def _limit_point(curves: MeasuredCurves) -> int:
     full = np.flatnonzero(curves.full)
     far: Array = np.abs(np.log(curves.batch[full] / LIMIT_BATCH))
     return int(full[int(np.argmin(far))])

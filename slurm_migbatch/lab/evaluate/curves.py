@@ -15,7 +15,7 @@ from slurm_migbatch.profiling.measurement import Measurement
 
 
 @dataclass(frozen=True)
-class Curves:
+class MeasuredCurves:
     """Columns of equal length, one entry for each cell of one process that ran.
 
     `index` is the cell's place in the sample; `share` the slice's share of the GPU (1 for the whole); `slices` its
@@ -33,7 +33,7 @@ class Curves:
     seconds: Array
 
     @classmethod
-    def of(cls, sample: Sample) -> Curves:
+    def of(cls, sample: Sample) -> MeasuredCurves:
         """Those of a sample."""
         cells = sample.cells
         index = np.flatnonzero(cells.procs == 1) if len(cells) else np.zeros(0, dtype=np.intp)
@@ -54,10 +54,10 @@ class Curves:
     def __len__(self) -> int:
         return len(self.index)
 
-    def take(self, places: npt.NDArray[np.intp]) -> Curves:
+    def take(self, places: npt.NDArray[np.intp]) -> MeasuredCurves:
         """The points at `places`."""
         columns = (self.batch, self.share, self.slices, self.work, self.size, self.seconds)
-        return Curves(self.sample, self.index[places], *(column[places] for column in columns))
+        return MeasuredCurves(self.sample, self.index[places], *(column[places] for column in columns))
 
     @property
     def full(self) -> npt.NDArray[np.bool_]:

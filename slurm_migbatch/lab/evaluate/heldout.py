@@ -60,7 +60,7 @@ class Guess:
 
     @property
     def open(self) -> Mask:
-        """True for each cell that was not profiled and of which something is said: only these are scored."""
+        """Return True for each cell that is predicted and was not profiled: only these are scored."""
         mask: Mask = np.isfinite(self.value)
         mask[list(self.done)] = False
         return mask
@@ -73,7 +73,7 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Outcome(Guess):
+class HeldOutPrediction(Guess):
     """What the predictor says, with its intervals.
 
     `seen` says that the training table has the model, from another laboratory.
@@ -159,7 +159,7 @@ def _elsewhere(
         yield Fold(tuple(group), usable, learned, frozenset(seen))
 
 
-def outcomes(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[Outcome]:
+def outcomes(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[HeldOutPrediction]:
     """The predictions for a fold's samples after 0, 1, ... `most` points; fewer where a sample has no more cells."""
     surface = SURFACES[figure]
     for sample in fold.samples:
@@ -171,7 +171,7 @@ def outcomes(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[Outcom
         calibration = fold.learned.calibration(figure, sample.kind)
         for points, done, belief, cells, logs in steps(figure, sample, prior, most):
             value, deviation = belief.predict(surface, cells)
-            yield Outcome(
+            yield HeldOutPrediction(
                 OURS,
                 sample,
                 figure,
@@ -188,9 +188,9 @@ def outcomes(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[Outcom
             )
 
 
-def by_points(found: Iterable[Outcome]) -> Mapping[int, list[Outcome]]:
+def by_points(found: Iterable[HeldOutPrediction]) -> Mapping[int, list[HeldOutPrediction]]:
     """The outcomes by the number of points profiled."""
-    groups: dict[int, list[Outcome]] = {}
+    groups: dict[int, list[HeldOutPrediction]] = {}
     for outcome in found:
         groups.setdefault(outcome.points, []).append(outcome)
     return dict(sorted(groups.items()))

@@ -88,8 +88,8 @@ def _point(line: CsvLine) -> Point:
     facts, model = facts_of(system[0]), names.resolve(line.text("model_path"))
     if facts is None or model is None:
         raise line.wrong("nothing is known of this model")
-    told = line.text("precision")
-    kept = precision.quantised(told) if told else precision.plain("bf16")
+    precision_name = line.text("precision")
+    kept = precision.quantised(precision_name) if precision_name else precision.plain("bf16")
     if kept is None:
         raise line.wrong("precision is not known")
     inputs, outputs = (int(line.number_of(name, 1, 1e7)) for name in ("isl", "osl"))
@@ -204,7 +204,7 @@ def evaluate(points: Sequence[Point]) -> dict[str, Any]:
             for figure, found in outside.items()
         },
         "memory": memory,
-        "fit": {each.name: round(getattr(whole, each.name), 4) for each in fields(whole)},
+        "fit": {efficiency.name: round(getattr(whole, efficiency.name), 4) for efficiency in fields(whole)},
         "bars": [bar.to_dict() for bar in bars],
     }
 
@@ -238,9 +238,9 @@ def _memory() -> dict[str, float]:
     serving = Serving(8192, 8, 1024, 256, 16.0, "vllm", 0.9)
     need = need_of(Workload(found, serving, None), 20096)
     ours = weights_mib(found.architecture, found.precision), need.activations + need.runtime
-    told = (weights + runtime) * 1024
+    reported_mib = (weights + runtime) * 1024
     return {
         "weights_gib": round(ours[0] * MIB / 2**30, 3),
         "runtime_gib": round(ours[1] / 1024, 3),
-        "error": round(100.0 * abs(sum(ours) / told - 1.0), 2),
+        "error": round(100.0 * abs(sum(ours) / reported_mib - 1.0), 2),
     }

@@ -1,4 +1,4 @@
-"""The fewest compute slices that serve a rate: instances of (slice, batch, processes), by what is said of each."""
+"""The fewest compute slices that serve a rate: instances of (slice, batch, processes), by what is predicted of each."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from slurm_migbatch.predict.cells import Array
 
 
 @dataclass(frozen=True)
-class Plan:
+class InstancePlan:
     """How many instances of which cells, by index; their compute slices together."""
 
     instances: Mapping[int, int]
     slices: float
 
 
-def plan(rates: Array, slices: Array, allowed: Mask, wanted: float) -> Plan | None:
+def plan(rates: Array, slices: Array, allowed: Mask, wanted: float) -> InstancePlan | None:
     """The plan with the fewest slices whose `rates` reach `wanted`, of allowed cells; None where none is allowed."""
     cells = np.flatnonzero(allowed).tolist()
     if not cells:
         return None
     chosen = fewest_slices([float(rates[i]) for i in cells], [round(float(slices[i])) for i in cells], wanted)
     instances = {cells[i]: count for i, count in chosen.items()}
-    return Plan(instances, sum(count * float(slices[i]) for i, count in instances.items()))
+    return InstancePlan(instances, sum(count * float(slices[i]) for i, count in instances.items()))
 
 
-def topped_up(made: Plan, rates: Array, slices: Array, wanted: float) -> float:
+def topped_up(made: InstancePlan, rates: Array, slices: Array, wanted: float) -> float:
     """Slices of a plan after instances were added until the `rates` that turned out serve what is wanted."""
     served = sum(count * float(rates[i]) for i, count in made.instances.items())
     if served * (1 + 1e-9) >= wanted:

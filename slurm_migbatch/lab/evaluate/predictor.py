@@ -9,8 +9,18 @@ from typing import Any, Final
 from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.evaluate import choice, relative
 from slurm_migbatch.lab.evaluate.baselines import CURVE, guesses
-from slurm_migbatch.lab.evaluate.curves import Curves
-from slurm_migbatch.lab.evaluate.heldout import OURS, Guess, Leave, Mask, Outcome, by_points, folds, identity, outcomes
+from slurm_migbatch.lab.evaluate.curves import MeasuredCurves
+from slurm_migbatch.lab.evaluate.heldout import (
+    OURS,
+    Guess,
+    HeldOutPrediction,
+    Leave,
+    Mask,
+    by_points,
+    folds,
+    identity,
+    outcomes,
+)
 from slurm_migbatch.lab.evaluate.scores import LEVELS, collect, coverage, scored, scored_all
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.points import FIRST_BATCH, MIDDLE_BATCH, SMALL_BATCH
@@ -43,13 +53,13 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class _Found:
-    """All that was said of one kind of work, and for each sample the curves of the models that were learned from."""
+class _KindPredictions:
+    """All predictions of one kind of work and, for each sample, the curves of the models that were learned from."""
 
-    time: list[Outcome] = field(default_factory=list)
-    memory: list[Outcome] = field(default_factory=list)
+    time: list[HeldOutPrediction] = field(default_factory=list)
+    memory: list[HeldOutPrediction] = field(default_factory=list)
     rules: list[Guess] = field(default_factory=list)
-    taught: dict[int, Sequence[Curves]] = field(default_factory=dict)
+    taught: dict[int, Sequence[MeasuredCurves]] = field(default_factory=dict)
 
 
 def evaluate(
@@ -60,11 +70,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Everything that can be computed from the rows; what cannot is named under `notes`."""
     knowledge = ModelKnowledge(blind=options.blind)
-    kinds = {kind: _Found() for kind in KINDS}
+    kinds = {kind: _KindPredictions() for kind in KINDS}
     for fold in folds(rows, knowledge, train=train, leave=options.leave):
         say(", ".join(sorted({sample.model for sample in fold.samples})))
         time = list(outcomes(fold, "time", options.points))
-        taught = [Curves.of(sample) for sample in samples_of(fold.rows, knowledge)]
+        taught = [MeasuredCurves.of(sample) for sample in samples_of(fold.rows, knowledge)]
         for sample in fold.samples:
             kinds[sample.kind].taught[id(sample)] = taught
         for outcome in time:
@@ -84,10 +94,10 @@ def evaluate(
     }
 
 
-def _kind(found: _Found, options: Options) -> dict[str, Any]:
+def _kind(found: _KindPredictions, options: Options) -> dict[str, Any]:
     last = {id(outcome.sample): outcome.done for outcome in sorted(found.time, key=lambda outcome: outcome.points)}
 
-    def common(outcome: Outcome) -> Mask:
+    def common(outcome: HeldOutPrediction) -> Mask:
         mask = scored(outcome)
         mask[list(last[id(outcome.sample)])] = False
         return mask
@@ -126,7 +136,7 @@ def _by_method(found: Iterable[Guess]) -> dict[tuple[str, int], list[Guess]]:
     return dict(sorted(groups.items(), key=lambda item: (item[0][0] != OURS, item[0][1], item[0][0])))
 
 
-def _beside(found: _Found, methods: Mapping[tuple[str, int], Sequence[Guess]]) -> list[dict[str, Any]]:
+def _beside(found: _KindPredictions, methods: Mapping[tuple[str, int], Sequence[Guess]]) -> list[dict[str, Any]]:
     """Each rule's errors, and beside them the predictor's with as many points, both on what neither was shown."""
     most = max(outcome.points for outcome in found.time)
     ours = {(id(outcome.sample), outcome.points): outcome for outcome in found.time}
@@ -138,7 +148,7 @@ def _beside(found: _Found, methods: Mapping[tuple[str, int], Sequence[Guess]]) -
         # a small table may have no room for as many points as elsewhere
         pairs = {id(g.sample): (g, ours[id(g.sample), same]) for g in group if (id(g.sample), same) in ours}
 
-        def neither(guess: Guess, pairs: Mapping[int, tuple[Guess, Outcome]] = pairs) -> Mask:
+        def neither(guess: Guess, pairs: Mapping[int, tuple[Guess, HeldOutPrediction]] = pairs) -> Mask:
             theirs, own = pairs[id(guess.sample)]
             mask: Mask = scored(theirs) & scored(own)
             return mask
@@ -163,7 +173,7 @@ def _beside(found: _Found, methods: Mapping[tuple[str, int], Sequence[Guess]]) -
     return result
 
 
-def _figures(found: Sequence[Outcome], mask: Callable[[Outcome], Mask]) -> dict[str, Any]:
+def _figures(found: Sequence[HeldOutPrediction], mask: Callable[[HeldOutPrediction], Mask]) -> dict[str, Any]:
     result = collect(found, lambda outcome: outcome.errors, mask).to_dict()
     result["coverage"] = [coverage(found, level, mask) for level in LEVELS]
     if any(outcome.seen for outcome in found):
@@ -172,7 +182,7 @@ def _figures(found: Sequence[Outcome], mask: Callable[[Outcome], Mask]) -> dict[
     return result
 
 
-def _short(found: Sequence[Outcome], mask: Callable[[Outcome], Mask]) -> dict[str, Any]:
+def _short(found: Sequence[HeldOutPrediction], mask: Callable[[HeldOutPrediction], Mask]) -> dict[str, Any]:
     whole = collect(found, lambda outcome: outcome.errors, mask).to_dict()
     return {name: whole[name] for name in ("models", "points", "mape", "median") if name in whole}
 
@@ -184,7 +194,7 @@ def _bars(kinds: Mapping[str, Mapping[str, Any]], options: Options) -> list[Bar]
     elif "train" in kinds:
         bars += _coverage_bars(kinds["train"]["time"])
     if "train" in kinds:
-        found = {(each["method"], each["k"]): each["mae"] for each in kinds["train"]["relative"]}
+        found = {(row["method"], row["k"]): row["mae"] for row in kinds["train"]["relative"]}
         if (OURS, 0) in found:
             name = "relative speed of a slice in training, at submission: mean absolute error"
             bars.append(Bar(name, found[OURS, 0], relative.TARGET))
@@ -193,44 +203,47 @@ def _bars(kinds: Mapping[str, Mapping[str, Any]], options: Options) -> list[Bar]
 
 def _inference_bars(found: Mapping[str, Any], options: Options) -> list[Bar]:
     bars = [
-        Bar(f"mean error of throughput (%) at k={each['k']}", each["mape"], MAPE_TARGETS[each["k"]])
-        for each in found["time"]
-        if each["k"] < len(MAPE_TARGETS)
+        Bar(f"mean error of throughput (%) at k={row['k']}", row["mape"], MAPE_TARGETS[row["k"]])
+        for row in found["time"]
+        if row["k"] < len(MAPE_TARGETS)
     ]
     bars += _coverage_bars(found["time"])
-    most = max((each["k"] for each in found["time"]), default=0)
-    for each in found["rules"]:
-        same = each["same_points"]
-        if same and (each["method"] == "physics, our points" or (each["method"] == "roofline" and most == 3)):
-            name = f"mean error (%) at k={same['predictor_k']} against {each['method']} on the same cells"
+    most = max((row["k"] for row in found["time"]), default=0)
+    for row in found["rules"]:
+        same = row["same_points"]
+        if same and (row["method"] == "physics, our points" or (row["method"] == "roofline" and most == 3)):
+            name = f"mean error (%) at k={same['predictor_k']} against {row['method']} on the same cells"
             bars.append(Bar(name, same["predictor"], same["rule"]))
-    for each in found["choice"]:
-        if each["method"] != OURS or each["k"] != most:
+    for row in found["choice"]:
+        if row["method"] != OURS or row["k"] != most:
             continue
-        if each["level"] is None:
+        if row["level"] is None:
             name = f"choice at k={most} by middle figures"
-            bars.append(Bar(f"{name}: share of limits broken", each["broken"], choice.BROKEN_TARGET))
-            bars.append(Bar(f"{name}: throughput per slice lost", 1 - each["quality"], 1 - choice.QUALITY_TARGET))
-        elif each["level"] == options.level:
+            bars.append(Bar(f"{name}: share of limits broken", row["broken"], choice.BROKEN_TARGET))
+            bars.append(Bar(f"{name}: throughput per slice lost", 1 - row["quality"], 1 - choice.QUALITY_TARGET))
+        elif row["level"] == options.level:
             name = f"choice at k={most} with a margin of {options.level:.0%}"
-            bars.append(Bar(f"{name}: share of limits broken", each["broken"], choice.BROKEN_TARGET))
+            bars.append(Bar(f"{name}: share of limits broken", row["broken"], choice.BROKEN_TARGET))
     return bars
 
 
 def _coverage_bars(found: Iterable[Mapping[str, Any]]) -> list[Bar]:
     return [
         Bar(
-            f"coverage of {cover['level']:.0%} intervals at k={each['k']}: distance from nominal",
+            f"coverage of {cover['level']:.0%} intervals at k={row['k']}: distance from nominal",
             abs(cover["mean"] - cover["level"]),
             COVERAGE_TARGET,
         )
-        for each in found
-        for cover in each["coverage"]
+        for row in found
+        for cover in row["coverage"]
     ]
 
 
 def _notes(
-    rows: Sequence[Measurement], train: Sequence[Measurement] | None, found: Sequence[Outcome], options: Options
+    rows: Sequence[Measurement],
+    train: Sequence[Measurement] | None,
+    found: Sequence[HeldOutPrediction],
+    options: Options,
 ) -> list[str]:
     notes = []
     if train is None:

@@ -20,7 +20,7 @@ from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.evaluate import placing
 from slurm_migbatch.lab.evaluate.curves import compute_slices
 from slurm_migbatch.lab.evaluate.heldout import Fold, Leave, folds
-from slurm_migbatch.lab.evaluate.scenarios import Service, models_of, services
+from slurm_migbatch.lab.evaluate.scenarios import ServiceLoad, models_of, services
 from slurm_migbatch.predict.calibration import Calibration
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.fewshot import adapt
@@ -51,7 +51,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Result:
+class PlacedService:
     """One service as it was placed: slices after topping up, with everything measured, and what went wrong."""
 
     scenario: str
@@ -73,7 +73,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Slices, broken limits and short services by stage, for each way of choosing, in total and by scenario."""
     knowledge = ModelKnowledge()
-    found: dict[tuple[str, str], list[Result]] = {}
+    found: dict[tuple[str, str], list[PlacedService]] = {}
     measured: dict[str, list[float]] = {}
     impossible = 0
     everything: list[Fold] = []
@@ -93,7 +93,7 @@ def evaluate(
                 measured.setdefault(stage.label, []).append(len(stage.done) / len(sample.cells))
                 for way in (PREDICTED, MARGIN, MEASURED):
                     results = [_place(service, stage, way) for service in possible]
-                    found.setdefault((stage.label, way), []).extend(each for each in results if each is not None)
+                    found.setdefault((stage.label, way), []).extend(result for result in results if result is not None)
     notes = [origin, f"each {leave} is left out of the training; cells that did not run are no part of a model's grid"]
     if impossible:
         notes.append(f"{impossible} services have a limit that no measured cell keeps: left out")
@@ -153,28 +153,28 @@ def _stage(
     return Stage(label, tuple(done), value, half)
 
 
-def _place(service: Service, stage: Stage, way: str) -> Result | None:
+def _place(service: ServiceLoad, stage: Stage, way: str) -> PlacedService | None:
     sample = service.sample
     whole = 4.0 if sample.gpu.facts.memory_slices == 4 else 7.0
     slices = np.array([compute_slices(row, whole) for row in sample.rows])
     items = sample.cells.batch * sample.cells.procs
     truth = np.exp(sample.logs)
     best = placing.plan(items / truth, slices, truth <= service.limit_s, service.rate)
-    said = np.exp(stage.value + (stage.half if way == MARGIN else 0.0))
-    usable = np.ones(len(said), dtype=bool)
+    predicted_s = np.exp(stage.value + (stage.half if way == MARGIN else 0.0))
+    usable = np.ones(len(predicted_s), dtype=bool)
     if way == MEASURED:
         usable[:] = False
         usable[list(stage.done)] = True
         if not usable.any():
             return None
-    allowed = usable & (said <= service.limit_s)
+    allowed = usable & (predicted_s <= service.limit_s)
     unsure = not allowed.any()
     if unsure:
-        allowed = usable & (said <= said[usable].min())
-    made = placing.plan(items / said, slices, allowed, service.rate)
+        allowed = usable & (predicted_s <= predicted_s[usable].min())
+    made = placing.plan(items / predicted_s, slices, allowed, service.rate)
     assert best is not None and made is not None
     used = list(made.instances)
-    return Result(
+    return PlacedService(
         service.scenario,
         sample.model,
         placing.topped_up(made, items / truth, slices, service.rate),
@@ -185,14 +185,14 @@ def _place(service: Service, stage: Stage, way: str) -> Result | None:
     )
 
 
-def _summary(results: Sequence[Result]) -> dict[str, Any]:
-    groups: dict[str, list[Result]] = {}
+def _summary(results: Sequence[PlacedService]) -> dict[str, Any]:
+    groups: dict[str, list[PlacedService]] = {}
     for result in results:
         groups.setdefault(result.scenario, []).append(result)
     return {**_total(results), "scenarios": {name: _total(group) for name, group in sorted(groups.items())}}
 
 
-def _total(results: Sequence[Result]) -> dict[str, Any]:
+def _total(results: Sequence[PlacedService]) -> dict[str, Any]:
     kept = [result for result in results if not result.broken]
     best = sum(result.best for result in kept)
     return {
@@ -208,9 +208,9 @@ def _total(results: Sequence[Result]) -> dict[str, Any]:
 
 def _bars(totals: Sequence[Mapping[str, Any]]) -> list[Bar]:
     bars = []
-    for each in totals:
-        if each["measured"] == f"{BAR_SHARE:.0%}" and each["way"] == MARGIN and each["extra"] is not None:
+    for total in totals:
+        if total["measured"] == f"{BAR_SHARE:.0%}" and total["way"] == MARGIN and total["extra"] is not None:
             name = f"{BAR_SHARE:.0%} of the cells measured"
-            bars.append(Bar(f"{name}: extra slices where the limit is kept", each["extra"], EXTRA_TARGET))
-            bars.append(Bar(f"{name}: share of limits broken", each["broken"] / each["services"], BROKEN_TARGET))
+            bars.append(Bar(f"{name}: extra slices where the limit is kept", total["extra"], EXTRA_TARGET))
+            bars.append(Bar(f"{name}: share of limits broken", total["broken"] / total["services"], BROKEN_TARGET))
     return bars

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.lab.evaluate.curves import Curves
-from slurm_migbatch.lab.evaluate.heldout import Guess, Mask, Outcome
+from slurm_migbatch.lab.evaluate.curves import MeasuredCurves
+from slurm_migbatch.lab.evaluate.heldout import Guess, HeldOutPrediction, Mask
 from slurm_migbatch.lab.evaluate.scores import Errors
 from slurm_migbatch.lab.sim.relative import relative_speed
 from slurm_migbatch.predict.cells import Array
@@ -22,21 +22,21 @@ TARGET: Final = 0.161
 """Mean absolute error of the mean-per-slice rule on MISO, leaving families out."""
 
 
-def speeds(curves: Curves, logs: Array) -> tuple[Array, Mask]:
+def speeds(curves: MeasuredCurves, logs: Array) -> tuple[Array, Mask]:
     """Relative speed of each point by `logs` (of seconds), and where it says something: below the largest slice."""
     at = curves.on_full()
     mask: Mask = (at >= 0) & ~curves.full
     return np.asarray(np.exp(logs[at] - logs), dtype=np.float64), mask
 
 
-def score(groups: Sequence[tuple[str, int, Sequence[tuple[Guess, Sequence[Curves]]]]]) -> list[dict[str, Any]]:
+def score(groups: Sequence[tuple[str, int, Sequence[tuple[Guess, Sequence[MeasuredCurves]]]]]) -> list[dict[str, Any]]:
     """For each method and number of points the mean absolute error; of each guess with the curves of other models."""
     found = []
     for method, points, pairs in groups:
-        errors = _errors((guess, _said(guess)) for guess, _ in pairs)
+        errors = _errors((guess, _expected(guess)) for guess, _ in pairs)
         if errors:
             found.append({"method": method, "k": points, **_summary(errors)})
-        if all(isinstance(guess, Outcome) for guess, _ in pairs):
+        if all(isinstance(guess, HeldOutPrediction) for guess, _ in pairs):
             errors = _errors((guess, _middle(guess)) for guess, _ in pairs)
             if errors:
                 found.append({"method": f"{method}, middle figures", "k": points, **_summary(errors)})
@@ -50,46 +50,48 @@ def score(groups: Sequence[tuple[str, int, Sequence[tuple[Guess, Sequence[Curves
     return found
 
 
-def _said(guess: Guess) -> Array:
+def _expected(guess: Guess) -> Array:
     """The predictor's expectation over its belief; other methods have one figure."""
-    if not isinstance(guess, Outcome):
+    if not isinstance(guess, HeldOutPrediction):
         return _middle(guess)
-    curves = Curves.of(guess.sample)
-    said = np.full(len(curves), np.nan)
+    curves = MeasuredCurves.of(guess.sample)
+    expected = np.full(len(curves), np.nan)
     at = curves.on_full()
     some = np.flatnonzero(at >= 0)
     cells = guess.sample.cells
-    said[some] = relative_speed(TIME, guess.belief, cells.take(curves.index[some]), cells.take(curves.index[at[some]]))
-    return said
+    expected[some] = relative_speed(
+        TIME, guess.belief, cells.take(curves.index[some]), cells.take(curves.index[at[some]])
+    )
+    return expected
 
 
 def _middle(guess: Guess) -> Array:
-    curves = Curves.of(guess.sample)
+    curves = MeasuredCurves.of(guess.sample)
     return speeds(curves, guess.value[curves.index])[0]
 
 
 def _share(guess: Guess) -> Array:
-    curves = Curves.of(guess.sample)
+    curves = MeasuredCurves.of(guess.sample)
     return np.asarray(curves.slices / curves.slices[curves.full].max(initial=1.0), dtype=np.float64)
 
 
-def _mean(guess: Guess, others: Iterable[Curves]) -> Array:
-    curves = Curves.of(guess.sample)
+def _mean(guess: Guess, others: Iterable[MeasuredCurves]) -> Array:
+    curves = MeasuredCurves.of(guess.sample)
     seen: dict[float, list[Array]] = {}
-    for one in others:
-        if one.sample.kind == guess.sample.kind and len(one):
-            real, mask = speeds(one, one.logs)
-            for share in np.unique(one.slices[mask]):
-                seen.setdefault(float(share), []).append(real[mask & (one.slices == share)])
+    for other in others:
+        if other.sample.kind == guess.sample.kind and len(other):
+            real, mask = speeds(other, other.logs)
+            for share in np.unique(other.slices[mask]):
+                seen.setdefault(float(share), []).append(real[mask & (other.slices == share)])
     means = {slices: float(np.concatenate(values).mean()) for slices, values in seen.items()}
     return np.array([means.get(float(slices), np.nan) for slices in curves.slices])
 
 
-def _errors(said: Iterable[tuple[Guess, Array]]) -> Errors:
+def _errors(predictions: Iterable[tuple[Guess, Array]]) -> Errors:
     found: dict[str, list[Array]] = {}
     family = {}
-    for guess, values in said:
-        curves = Curves.of(guess.sample)
+    for guess, values in predictions:
+        curves = MeasuredCurves.of(guess.sample)
         if not len(curves):
             continue
         real, mask = speeds(curves, curves.logs)

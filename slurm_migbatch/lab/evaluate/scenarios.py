@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from slurm_migbatch.lab.evaluate.curves import Curves
+from slurm_migbatch.lab.evaluate.curves import MeasuredCurves
 from slurm_migbatch.lab.evaluate.heldout import identity
 from slurm_migbatch.predict.samples import Sample
 
@@ -30,7 +30,7 @@ MADE_RATES: Final = (0.3, 3.0)
 
 
 @dataclass(frozen=True)
-class Service:
+class ServiceLoad:
     """One model's load in one scenario: items a second, and the most seconds that a batch may take."""
 
     scenario: str
@@ -39,7 +39,7 @@ class Service:
     limit_s: float
 
 
-def services(data: Path, samples: Sequence[Sample]) -> tuple[list[Service], str]:
+def services(data: Path, samples: Sequence[Sample]) -> tuple[list[ServiceLoad], str]:
     """The services of the scenarios that lie below a folder, else made-up ones; and a sentence on where from."""
     samples = [sample for sample in samples if sample.kind == "infer" and len(sample.cells)]
     found, why = _read(data, samples)
@@ -49,7 +49,7 @@ def services(data: Path, samples: Sequence[Sample]) -> tuple[list[Service], str]
     return made, f"{why}: rates and limits are made up from each model's largest slice"
 
 
-def _read(data: Path, samples: Sequence[Sample]) -> tuple[list[Service], str]:
+def _read(data: Path, samples: Sequence[Sample]) -> tuple[list[ServiceLoad], str]:
     files = {path.name.lower(): path for path in sorted(data.rglob("*.csv"))} if data.is_dir() else {}
     if not {LATENCY_FILE, RATE_FILE} <= set(files):
         return [], "no scenarios lie below the folder"
@@ -63,7 +63,7 @@ def _read(data: Path, samples: Sequence[Sample]) -> tuple[list[Service], str]:
     for number, (limits, rates) in enumerate(zip(latency, rate, strict=True), start=1):
         for sample, limit, wanted in zip(columns, limits, rates, strict=True):
             if limit is not None and wanted is not None:
-                found.append(Service(f"S{number}", sample, wanted, GUARD * limit / 1e3))
+                found.append(ServiceLoad(f"S{number}", sample, wanted, GUARD * limit / 1e3))
     return found, f"{len(latency)} scenarios of {PARVAGPU}; a batch may take {GUARD:g} of the SLO"
 
 
@@ -81,20 +81,20 @@ def _lines(path: Path) -> list[list[float | None]]:
         return [[cell(text) for text in line] for line in csv.reader(file) if line]
 
 
-def _made(sample: Sample) -> list[Service]:
-    curves = Curves.of(sample)
+def _made(sample: Sample) -> list[ServiceLoad]:
+    curves = MeasuredCurves.of(sample)
     if len(curves) < 2:
         return []
     full = np.flatnonzero(curves.full)
     reference = float(curves.seconds[full[int(np.argmin(np.abs(np.log(curves.batch[full] / 8.0))))]])
     best = float((curves.batch[full] / curves.seconds[full]).max())
     return [
-        Service(f"limit x{limit:g}, rate x{rate:g}", sample, rate * best, limit * reference)
+        ServiceLoad(f"limit x{limit:g}, rate x{rate:g}", sample, rate * best, limit * reference)
         for limit in MADE_LIMITS
         for rate in MADE_RATES
     ]
 
 
-def models_of(found: Sequence[Service]) -> set[str]:
+def models_of(found: Sequence[ServiceLoad]) -> set[str]:
     """Identities of the models that are served."""
     return {identity(service.sample.model) for service in found}

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from slurm_migbatch.lab.evaluate.heldout import Guess, Mask, Outcome
+from slurm_migbatch.lab.evaluate.heldout import Guess, HeldOutPrediction, Mask
 from slurm_migbatch.predict.cells import Array
 
 G = TypeVar("G", bound=Guess)
@@ -61,7 +61,9 @@ def collect(found: Sequence[G], values: Callable[[G], Array], mask: Callable[[G]
     return Errors({model: np.concatenate(arrays) for model, arrays in parts.items()}, family)
 
 
-def coverage(found: Sequence[Outcome], level: float, mask: Callable[[Outcome], Mask]) -> dict[str, float]:
+def coverage(
+    found: Sequence[HeldOutPrediction], level: float, mask: Callable[[HeldOutPrediction], Mask]
+) -> dict[str, float]:
     """How often the intervals of `level` held: the mean over models, all points pooled; and how wide they were, as the
     factor from the middle to an end."""
     held = collect(found, lambda outcome: outcome.held(level), mask).by_model

@@ -36,10 +36,10 @@ from slurm_migbatch.decide.paris_elsa.partition import ways
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
 from slurm_migbatch.decide.snapshot import Candidate
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.shipped import DECIDES, learned, pace, told
+from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
-from slurm_migbatch.lab.slurm.run import Simulation, Site, SiteNode, Submission
+from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
 from slurm_migbatch.lab.slurm.work import Fixed
 from slurm_migbatch.lab.studies.dstack import settings_of
 from slurm_migbatch.lab.studies.pariselsa import GPU, kinds_of
@@ -126,7 +126,7 @@ class MeasuredTable:
             ok = hints.slo_us is None or 1e6 * (hints.batch or 1) / rate <= hints.slo_us
             ok = ok and (hints.deadline_s is None or (hints.items or 0) / rate <= hints.deadline_s)
             found.append(Candidate(kind, gpu.info(kind).memory_mib, rate, ok))
-        granted = next((each.profile for each in found if each.ok), None)
+        granted = next((candidate.profile for candidate in found if candidate.ok), None)
         return None if granted is None else (granted, found)
 
 
@@ -178,8 +178,8 @@ Ends = list[float]
 def shipped(jobs: Sequence[Auto], config: Config, seconds: Seconds) -> Ends:
     """migbatchd's decisions on the simulated Slurm."""
     gpu = geometry(GPU)
-    site = Site(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
-    simulation = Simulation(site, [_submission(job) for job in jobs])
+    site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
+    simulation = SlurmSimulation(site, [_submission(job) for job in jobs])
     controller = ServiceController(simulation, config, MeasuredTable(seconds))
     outcome = simulation.run(controller, pace(config))
     ends = []
@@ -227,14 +227,14 @@ def static(jobs: Sequence[Auto], slices: Mapping[Profile, int]) -> Ends | None:
             queue.remove(following)
             start(following, kind, now)
 
-    for job, one in enumerate(jobs):
-        while busy and busy[0][0] <= one.at:
+    for job, arrival in enumerate(jobs):
+        while busy and busy[0][0] <= arrival.at:
             end_one()
-        kind = next((kind for kind in kinds if idle[kind] and kind in one.seconds), None)
+        kind = next((kind for kind in kinds if idle[kind] and kind in arrival.seconds), None)
         if kind is None:
             queue.append(job)
         else:
-            start(job, kind, one.at)
+            start(job, kind, arrival.at)
     while queue:
         end_one()
     return ends
@@ -299,10 +299,10 @@ def _load(seconds: Seconds, load: float, seeds: int, say: Callable[[str], None])
     drawn = [draw(seconds, load, seed) for seed in range(seeds)]
     config = config_of(drawn[0])
     of: dict[str, list[Ends]] = {}
-    for name, each in configs(config).items():
+    for name, variant in configs(config).items():
         for seed, jobs in enumerate(drawn):
             say(f"load {load:g}: seed {seed}, {name}")
-            of.setdefault(name, []).append(shipped(jobs, each, seconds))
+            of.setdefault(name, []).append(shipped(jobs, variant, seconds))
     chosen = {}
     for what, some in cuts().items():
         say(f"load {load:g}: {what}")
@@ -313,17 +313,17 @@ def _load(seconds: Seconds, load: float, seeds: int, say: Callable[[str], None])
     means = {name: [_mean(ends) for ends in runs] for name, runs in of.items()}
     return {
         "load": load,
-        **told(DECIDES, config),
+        **provenance(DECIDES, config),
         "preference": list(config.supply.preference),
         "cuts": chosen,
         "ways": {
             name: {
-                "jct_s": round(statistics.fmean(each), 1),
+                "jct_s": round(statistics.fmean(values), 1),
                 "p95_s": round(statistics.fmean(float(np.quantile(ends[WARM:], 0.95)) for ends in of[name]), 1),
-                "over_equal": _over(each, means[EQUAL]),
-                "over_static": _over(each, means[STATIC]),
+                "over_equal": _over(values, means[EQUAL]),
+                "over_static": _over(values, means[STATIC]),
             }
-            for name, each in means.items()
+            for name, values in means.items()
         },
     }
 

@@ -1,4 +1,4 @@
-"""All experiments in one run, each in a process of its own: what fails is told, and the others go on.
+"""All experiments in one run, each in a process of its own: a failure is reported, and the others go on.
 
 Two run at a time where the machine has the processors; what measures time by the clock runs alone, after the others
 (the simulator counts processor seconds of its own). Every process has one thread for linear algebra, so that two of
@@ -85,7 +85,7 @@ SHOWN: Final = (
 )
 
 Run = Callable[[Sequence[str]], Mapping[str, Any]]
-"""A command line after `migbatch bench` -> its JSON; raises RuntimeError with what it said where it fails."""
+"""Run a command line after `migbatch bench`; return its JSON. Raises RuntimeError with its output where it fails."""
 
 
 def child(words: Sequence[str]) -> Mapping[str, Any]:
@@ -112,11 +112,11 @@ def deciders(result: Any) -> list[str]:
     if isinstance(result, Mapping):
         if "decides" in result and "configuration" in result:
             found[f"{result['decides']}, configuration {result['configuration']}"] = None
-        for each in result.values():
-            found.update(dict.fromkeys(deciders(each)))
+        for value in result.values():
+            found.update(dict.fromkeys(deciders(value)))
     elif isinstance(result, list):
-        for each in result:
-            found.update(dict.fromkeys(deciders(each)))
+        for value in result:
+            found.update(dict.fromkeys(deciders(value)))
     return list(found)
 
 
@@ -139,7 +139,7 @@ def measure(
         one) and "result".
     """
 
-    def one(experiment: Experiment) -> dict[str, Any]:
+    def measure_one(experiment: Experiment) -> dict[str, Any]:
         draws = experiment.draws(seeds, quick)
         say(f"{experiment.name}{'' if draws is None else f', {draws} draws'}")
         began = time.perf_counter()
@@ -168,8 +168,8 @@ def measure(
 
     began = time.perf_counter()
     with ThreadPoolExecutor(together) as pool:
-        rows = list(pool.map(one, [each for each in experiments if not each.alone]))
-    rows += [one(each) for each in experiments if each.alone]
+        rows = list(pool.map(measure_one, [experiment for experiment in experiments if not experiment.alone]))
+    rows += [measure_one(experiment) for experiment in experiments if experiment.alone]
     rows.sort(key=lambda row: SHOWN.index(row["name"]) if row["name"] in SHOWN else len(SHOWN))
     return {
         "bench": "all",

@@ -34,12 +34,12 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
 from slurm_migbatch.lab.bars import Bar, mean_with_interval
 from slurm_migbatch.lab.papers.placement import BestFit, FirstFit
-from slurm_migbatch.lab.shipped import DECIDES, learned, pace, told
+from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
-from slurm_migbatch.lab.slurm.run import Simulation, Site, SiteNode, Submission
+from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
 from slurm_migbatch.lab.slurm.work import Fixed
-from slurm_migbatch.lab.studies.placement import Cluster, Kind, Place, Pool, populations
+from slurm_migbatch.lab.studies.placement import Place, PlacementCluster, PodKind, Pool, populations
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 
@@ -65,14 +65,14 @@ class Draw:
     """Jobs of one seed, and when they come (seconds)."""
 
     times: tuple[float, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[PodKind, ...]
 
 
 Waits = list[float | None]
 """Seconds from arrival to start of each job; None: it was turned away."""
 
 
-def draw(kinds: Sequence[Kind], load: float, seed: int) -> Draw:
+def draw(kinds: Sequence[PodKind], load: float, seed: int) -> Draw:
     """Poisson arrivals that offer so many times what all GPUs can do."""
     work = statistics.fmean(kind.profile.compute * kind.seconds for kind in kinds)
     rate = load * NODES * PER_NODE * geometry(GPU).compute_slices / work
@@ -117,7 +117,7 @@ def at_once(found: Draw, place: Place, queued: bool) -> Waits:
     return waits
 
 
-def config_of(kinds: Sequence[Kind]) -> Config:
+def config_of(kinds: Sequence[PodKind]) -> Config:
     """What ships, on a site to which these jobs came for a while."""
     counts: Counter[Profile] = Counter(kind.profile for kind in kinds)
     seconds = {p: statistics.fmean(kind.seconds for kind in kinds if kind.profile == p) for p in counts}
@@ -131,7 +131,7 @@ def config_of(kinds: Sequence[Kind]) -> Config:
 def shipped(found: Draw, config: Config, queued: bool) -> Waits:
     """migbatchd's decisions on the simulated Slurm."""
     gpu = geometry(GPU)
-    site = Site(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
+    site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
     workload = [
         Submission(
             at,
@@ -143,7 +143,7 @@ def shipped(found: Draw, config: Config, queued: bool) -> Waits:
         )
         for n, (at, kind) in enumerate(zip(found.times, found.kinds, strict=True))
     ]
-    simulation = Simulation(site, workload)
+    simulation = SlurmSimulation(site, workload)
     if not queued:
         for n, at in enumerate(found.times):
             simulation.clock.at(simulation.begin + at + PATIENCE_S, partial(_give_up, simulation, f"job{n}"))
@@ -156,7 +156,7 @@ def shipped(found: Draw, config: Config, queued: bool) -> Waits:
     return waits
 
 
-def _give_up(simulation: Simulation, name: str) -> None:
+def _give_up(simulation: SlurmSimulation, name: str) -> None:
     for row in list(simulation.slurm.queue.values()):
         if row.name == name and row.pending:
             simulation.slurm.cancel(row.job_id)
@@ -166,8 +166,8 @@ def ways(config: Config) -> dict[str, Callable[[Draw, bool], Waits]]:
     """Every way to place."""
     gpu, gpus = geometry(GPU), NODES * PER_NODE
     return {
-        FIRST: lambda found, queued: at_once(found, Cluster(gpu, gpus, FirstFit()).place, queued),
-        BEST: lambda found, queued: at_once(found, Cluster(gpu, gpus, BestFit()).place, queued),
+        FIRST: lambda found, queued: at_once(found, PlacementCluster(gpu, gpus, FirstFit()).place, queued),
+        BEST: lambda found, queued: at_once(found, PlacementCluster(gpu, gpus, BestFit()).place, queued),
         OURS: lambda found, queued: shipped(found, config, queued),
         POOL: lambda found, queued: at_once(found, Pool(gpu, gpus).place, queued),
     }
@@ -197,7 +197,7 @@ def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda tex
 
 
 def _population(
-    name: str, kinds: Sequence[Kind], gpu: Geometry, seeds: int, say: Callable[[str], None]
+    name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
     config = config_of(kinds)
     asked = Counter(kind.profile for kind in kinds)
@@ -214,7 +214,7 @@ def _population(
     return {
         "jobs": len(kinds),
         "mix": {profile.name: round(count / len(kinds), 4) for profile, count in sorted(asked.items())},
-        **told(DECIDES, config),
+        **provenance(DECIDES, config),
         "preference": list(config.supply.preference),
         "loads": loads,
     }
@@ -260,9 +260,9 @@ def bars(results: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
     """The planner against the better of the simple rules, by means over seeds."""
     found = []
     for name, population in results.items():
-        for each in population["loads"]:
-            rows, label = each["ways"], f"{name}, load {each['load']:g}"
-            if each["queued"]:
+        for entry in population["loads"]:
+            rows, label = entry["ways"], f"{name}, load {entry['load']:g}"
+            if entry["queued"]:
                 least = min(rows[way]["wait_s"] for way in SIMPLE)
                 ratio = _ratio(rows[OURS]["wait_s"], least)
                 found.append(Bar(f"{label}: mean wait over the better of first and best fit", ratio, WAIT_TARGET))

@@ -32,8 +32,8 @@ class Headline:
 
     def line(self) -> str:
         """For people."""
-        said = {True: "beaten", False: "not beaten", None: "cannot be judged"}[self.beaten]
-        return f"{said}: {self.claim}; ours: {self.ours}"
+        verdict = {True: "beaten", False: "not beaten", None: "cannot be judged"}[self.beaten]
+        return f"{verdict}: {self.claim}; ours: {self.ours}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -67,11 +67,11 @@ def fragmentation(result: Result) -> Headline:
 
 
 def dispatch(result: Result) -> Headline:
-    """PARIS and ELSA name no ratio that could be found: what ships is told against static cuts."""
+    """PARIS and ELSA name no ratio that could be found: what ships is compared with static cuts."""
     found = [
-        f"load {each['load']:g}: mean JCT {each['ways']['migbatchd']['over_equal'][0]:.2f} of the best equal slices', "
-        f"{each['ways']['migbatchd']['over_static'][0]:.2f} of the best static cut's"
-        for each in result["results"]
+        f"load {row['load']:g}: mean JCT {row['ways']['migbatchd']['over_equal'][0]:.2f} of the best equal slices', "
+        f"{row['ways']['migbatchd']['over_static'][0]:.2f} of the best static cut's"
+        for row in result["results"]
     ]
     return Headline("PARIS and ELSA, whose ratios are not public", "; ".join(found), None)
 
@@ -103,20 +103,20 @@ def placement(result: Result) -> Headline:
 
 
 def paris_elsa(result: Result) -> Headline:
-    """PARIS and ELSA name no ratio that could be found: ours is told against their reconstruction."""
+    """PARIS and ELSA name no ratio that could be found: ours is compared with their reconstruction."""
     found = []
-    for each in result["results"]:
-        means = each["mean_over_best_homogeneous"]
+    for entry in result["results"]:
+        means = entry["mean_over_best_homogeneous"]
         ratio = means["ours"] / means["PARIS, ELSA"] if means["PARIS, ELSA"] else float("inf")
-        found.append(f"variance {each['variance']:g}: {ratio:.2f} times their reconstruction's rate")
+        found.append(f"variance {entry['variance']:g}: {ratio:.2f} times their reconstruction's rate")
     return Headline("PARIS and ELSA, whose ratios are not public", "; ".join(found), None)
 
 
 def dstack(result: Result) -> Headline:
     """Share of the ideal's throughput, and utilisation and throughput over temporal sharing."""
     found: list[Claim] = []
-    for each in result["results"]:
-        every, which = each["all"], f"batches {each['batches']}:"
+    for entry in result["results"]:
+        every, which = entry["all"], f"batches {entry['batches']}:"
         found += [
             (f"{which} of the ideal", every["load"]["ours"][0], 0.9),
             (f"{which} utilisation over temporal sharing", every["utilisation_over_temporal"][0], 1.6),
@@ -126,7 +126,7 @@ def dstack(result: Result) -> Headline:
 
 
 def bsbf(result: Result) -> Headline:
-    """The largest gain over sharing always on the large trace; mean gains are told beside it.
+    """The largest gain over sharing always on the large trace; mean gains stand beside it.
 
     Without the measured pairs of Gavel: some of them slow each other down so much that to share always is absurd, which
     the paper's pairs do not.
@@ -137,18 +137,18 @@ def bsbf(result: Result) -> Headline:
         name: 100 * (1 - statistics.fmean(cell["ours_over"][name][0] for cell in result["cells"]))
         for name in ("SJF", "SJF-FFS", "BSBF")
     }
-    told = _judged(
+    headline = _judged(
         "SJF-BSBF, up to 17 % less than SJF-FFS on large traces (its 27 to 33 % are against schedulers that preempt)",
         [("most gained over SJF-FFS", most, 17.0)],
     )
     beside = ", ".join(f"{value:.1f} % over {name}" for name, value in means.items())
-    return Headline(told.claim, f"{told.ours}; mean gain of all cells: {beside}", told.beaten)
+    return Headline(headline.claim, f"{headline.ours}; mean gain of all cells: {beside}", headline.beaten)
 
 
 def lending(result: Result) -> Headline:
     """Completion time saved against training on its own half."""
-    shipped = [each for each in result["results"] if not each.get("study")]
-    found = [(each["load"], 100 * (1 - each["ways"]["ours"]["jct_ratio"][0]), 38.0) for each in shipped]
+    shipped = [entry for entry in result["results"] if not entry.get("study")]
+    found = [(entry["load"], 100 * (1 - entry["ways"]["ours"]["jct_ratio"][0]), 38.0) for entry in shipped]
     return _judged("DeepBoot, 38 % less completion time in simulation than without idle GPUs of inference", found)
 
 

@@ -40,13 +40,13 @@ from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.papers.forecast import Levels
 from slurm_migbatch.lab.papers.goodput import Goodput, GoodputError, Observed, fit
-from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
-from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.sim.metrics import of_jobs
-from slurm_migbatch.lab.sim.policies.lending import SIZES, Learning, Lending, Way
-from slurm_migbatch.lab.sim.result import Result
+from slurm_migbatch.lab.sim.policies.lending import SIZES, GoodputSpeeds, Way, WholeGpuLending
+from slurm_migbatch.lab.sim.result import SimulationResult
 from slurm_migbatch.lab.traces import azure, mooncake, pollux
 
 NODES: Final = 16
@@ -145,22 +145,24 @@ def _noise(iterations: Sequence[tuple[int, float]]) -> float:
     return float(grid[int(errors.argmin()), 0])
 
 
-def training(path: Path, known: dict[str, pollux.Profile], models: Mapping[str, Goodput]) -> list[Job]:
+def training(
+    path: Path, known: dict[str, pollux.ApplicationProfile], models: Mapping[str, Goodput]
+) -> list[SimulatedJob]:
     """A workload's jobs, elastic; work is seconds on one GPU at its best batch."""
     jobs = []
     for job in pollux.read(path, known).jobs:
         model = models[job.app]
-        one = model.best(1)
-        if one is None or job.app not in AFE:
+        best = model.best(1)
+        if best is None or job.app not in AFE:
             raise NotMeasurable(f"{path}: {job.app} cannot be trained on one GPU, or its restarts are not known")
         items = known[job.app].iterations_of(model.first_batch) * model.first_batch
         most = max(size for size in SIZES if size <= MOST and model.speedup(size, -(-size // PER_NODE)) > 0)
-        costs = Costs(AFE[job.app].full, AFE[job.app].full, AFE[job.app].resize)
-        jobs.append(replace(job, work=items / one.goodput, gpus=1, least=1, most=most, costs=costs))
+        costs = JobCosts(AFE[job.app].full, AFE[job.app].full, AFE[job.app].resize)
+        jobs.append(replace(job, work=items / best.goodput, gpus=1, least=1, most=most, costs=costs))
     return jobs
 
 
-def inference(load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: int) -> tuple[list[Job], Levels]:
+def inference(load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: int) -> tuple[list[SimulatedJob], Levels]:
     """The requests of the run, and the history before it; see the module."""
     return _split(requests(load, shape, seed), HISTORY_DAYS * DAY_S)
 
@@ -203,7 +205,7 @@ def _with_bursts(
     return np.concatenate([[0.0], np.cumsum(rate)[:-1] * 60.0])
 
 
-def _split(events: Sequence[tuple[float, int, float]], before: float) -> tuple[list[Job], Levels]:
+def _split(events: Sequence[tuple[float, int, float]], before: float) -> tuple[list[SimulatedJob], Levels]:
     levels = Levels()
     changes = sorted(
         change for at, _, seconds in events if at < before for change in ((at, 1), (min(at + seconds, before), -1))
@@ -213,14 +215,14 @@ def _split(events: Sequence[tuple[float, int, float]], before: float) -> tuple[l
         level += by
         levels.demand(at, level, max(by, 0))
     jobs = [
-        Job(
+        SimulatedJob(
             1_000_000 + number,
             f"infer{app}-{number}",
             at - before,
             max(seconds, 0.1),
             kind="infer",
             app=f"infer{app}",
-            costs=Costs(cold_start_s=COLD_S[app % len(COLD_S)]),
+            costs=JobCosts(cold_start_s=COLD_S[app % len(COLD_S)]),
         )
         for number, (at, app, seconds) in enumerate(events)
         if at >= before
@@ -229,10 +231,10 @@ def _split(events: Sequence[tuple[float, int, float]], before: float) -> tuple[l
 
 
 def simulate(
-    jobs: Sequence[Job],
+    jobs: Sequence[SimulatedJob],
     load: Load,
     shape: np.ndarray[Any, np.dtype[np.float64]],
-    learning: Learning,
+    learning: GoodputSpeeds,
     way: Way,
     seed: int,
     costs: Mapping[str, Elastic] = AFE,
@@ -240,8 +242,8 @@ def simulate(
     """One simulation and its figures; `costs` of restarts by application."""
     requests, levels = inference(load, shape, seed)
     half = NODES // 2 * PER_NODE
-    policy = Lending(range(half), range(half, 2 * half), learning, costs, way, levels, HISTORY_DAYS * DAY_S)
-    cluster = Cluster.of(whole("a100-80gb"), NODES * PER_NODE, PER_NODE)
+    policy = WholeGpuLending(range(half), range(half, 2 * half), learning, costs, way, levels, HISTORY_DAYS * DAY_S)
+    cluster = SimulatedCluster.of(whole("a100-80gb"), NODES * PER_NODE, PER_NODE)
     result = Simulation(cluster, [*jobs, *requests], policy, learning, seed=seed).run()
     return complete(figures(result, policy.reclaims))
 
@@ -253,7 +255,7 @@ def complete(found: dict[str, float]) -> dict[str, float]:
     return found
 
 
-def figures(result: Result, reclaims: int) -> dict[str, float]:
+def figures(result: SimulationResult, reclaims: int) -> dict[str, float]:
     """What is kept of a simulation of training and inference; `unfinished` are jobs that were never done."""
     train = of_jobs([run for run in result.runs if run.job.kind == "train"], result.end)
     infer = of_jobs([run for run in result.runs if run.job.kind == "infer"], result.end)
@@ -302,7 +304,7 @@ def measure(
         raise NotMeasurable(f"{traces}: {error}") from None
     known = pollux.profiles(traces)
     origin, shape = _shape(data)
-    learning = Learning(models, PER_NODE)
+    learning = GoodputSpeeds(models, PER_NODE)
     jobs = [training(path, known, models) for path in workloads[:seeds]]
     results = []
     for load in loads if study else ():
@@ -375,7 +377,7 @@ def _shape(data: Path) -> tuple[str, np.ndarray[Any, np.dtype[np.float64]]]:
 
 def summary(load: Load, figures: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
     """Means over seeds of each way, and its ratio to *half* seed by seed."""
-    base = [one["jct_s"] for one in figures["half"]]
+    base = [row["jct_s"] for row in figures["half"]]
     ways = {}
     for name, runs in figures.items():
         ratio = [run["jct_s"] / half for run, half in zip(runs, base, strict=True)]

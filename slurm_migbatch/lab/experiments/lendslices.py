@@ -42,12 +42,12 @@ from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.experiments import lending
 from slurm_migbatch.lab.experiments.lending import Load
-from slurm_migbatch.lab.shipped import told
-from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.shipped import provenance
+from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.curves import Curves, Table
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.sim.policies.slicelending import DECIDES, SliceLending, SliceWay
 from slurm_migbatch.lab.traces import philly
 from slurm_migbatch.mig.profile import Profile
@@ -81,8 +81,8 @@ TARGETS: Final[Mapping[str, float]] = {"slices, small": 0.55, "slices, middle": 
 """Mean completion time over that without lending."""
 PROMISE_S: Final = 15.0
 """Within so many seconds 95 of 100 requests are to start, a cold start of six among them."""
-INFER: Final = Costs(cold_start_s=6.0)
-TRAIN: Final = Costs(cold_start_s=25.0, restart_s=25.0, checkpoint_s=5.0)
+INFER: Final = JobCosts(cold_start_s=6.0)
+TRAIN: Final = JobCosts(cold_start_s=25.0, restart_s=25.0, checkpoint_s=5.0)
 """30 s for checkpoint, new slice and restart are MISO's budget."""
 
 WAYS: Final[Mapping[str, SliceWay]] = {
@@ -115,7 +115,7 @@ class Moments:
 
     arrivals: Sequence[Sequence[float]]
     shape: np.ndarray[Any, np.dtype[np.float64]]
-    site: Sequence[Job] = ()
+    site: Sequence[SimulatedJob] = ()
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,10 @@ def miso(data: Path) -> Miso | None:
 
 def settings() -> dict[str, str]:
     """What decides, and the digest of the configuration that it has: the shipped one, as it is rendered."""
-    return told(DECIDES, Config())
+    return provenance(DECIDES, Config())
 
 
-def training(found: Miso, arrivals: Sequence[float], seed: int, whole: bool = False) -> list[Job]:
+def training(found: Miso, arrivals: Sequence[float], seed: int, whole: bool = False) -> list[SimulatedJob]:
     """Jobs that come at these moments, drawn from MISO's; `whole`: only the full GPU will do."""
     least = geometry(GPU).full.profile if whole else None
     rng = np.random.Generator(np.random.PCG64([seed, len(arrivals)]))
@@ -160,11 +160,11 @@ def training(found: Miso, arrivals: Sequence[float], seed: int, whole: bool = Fa
     jobs = []
     for n, (at, pick) in enumerate(zip(sorted(arrivals), picks, strict=True)):
         app, batch, seconds = found.jobs[pick]
-        jobs.append(Job(n, f"{app}-{n}", at, seconds, app=app, batch=batch, profile=least, costs=TRAIN))
+        jobs.append(SimulatedJob(n, f"{app}-{n}", at, seconds, app=app, batch=batch, profile=least, costs=TRAIN))
     return jobs
 
 
-def philly_jobs(data: Path) -> tuple[Job, ...]:
+def philly_jobs(data: Path) -> tuple[SimulatedJob, ...]:
     """Read the jobs of one GPU and one minute to four hours; none where the trace is not below `data`.
 
     Raises:
@@ -195,7 +195,7 @@ def requests(load: Load, moments: Moments, seed: int) -> list[tuple[float, int, 
     return [(at - first, apps[job.id], job.work) for at, job in come if at < first + span]
 
 
-def _limited(jobs: Sequence[Job], limit: int) -> list[tuple[float, Job]]:
+def _limited(jobs: Sequence[SimulatedJob], limit: int) -> list[tuple[float, SimulatedJob]]:
     """When each job may start, in order, where a user has at most `limit` at once."""
     ends: dict[str, list[float]] = {}
     found = []
@@ -207,10 +207,12 @@ def _limited(jobs: Sequence[Job], limit: int) -> list[tuple[float, Job]]:
     return sorted(found, key=lambda pair: (pair[0], pair[1].id))
 
 
-def inference(load: Load, moments: Moments, seed: int) -> tuple[list[Job], list[tuple[str, float, float | None]]]:
+def inference(
+    load: Load, moments: Moments, seed: int
+) -> tuple[list[SimulatedJob], list[tuple[str, float, float | None]]]:
     """The inference jobs of the run, and the uses of slices in the days before, as migbatchd's record has them."""
     before = lending.HISTORY_DAYS * DAY_S
-    jobs: list[Job] = []
+    jobs: list[SimulatedJob] = []
     uses: list[tuple[str, float, float | None]] = []
     full = geometry(GPU).full.profile
     for number, (at, app, seconds) in enumerate(requests(load, moments, seed)):
@@ -220,7 +222,9 @@ def inference(load: Load, moments: Moments, seed: int) -> tuple[list[Job], list[
         else:
             work = max(seconds, 0.1)
             name = f"infer{app}-{number}"
-            jobs.append(Job(1_000_000 + number, name, at - before, work, "infer", profile=profile, costs=INFER))
+            jobs.append(
+                SimulatedJob(1_000_000 + number, name, at - before, work, "infer", profile=profile, costs=INFER)
+            )
     return jobs, uses
 
 
@@ -238,20 +242,20 @@ def policy(way: SliceWay, uses: Sequence[tuple[str, float, float | None]] = ()) 
 class _Speeds(Curves):
     """Inference runs at 1 on the slice that it asks for."""
 
-    def speed(self, job: Job, places: Sequence[Any], steps: int = 1) -> float:
+    def speed(self, job: SimulatedJob, places: Sequence[Any], steps: int = 1) -> float:
         """See `sim.speeds.Speeds`."""
         return 1.0 if job.kind == "infer" else super().speed(job, places, steps)
 
 
 def simulate(
-    jobs: Sequence[Job], load: Load, moments: Moments, found: Miso, way: SliceWay, seed: int
+    jobs: Sequence[SimulatedJob], load: Load, moments: Moments, found: Miso, way: SliceWay, seed: int
 ) -> dict[str, float]:
     """One simulation and its figures, named as those of `lending`."""
     requests, uses = inference(load, moments, seed)
     if not way.restarts_cost:
-        jobs = [replace(job, costs=Costs(cold_start_s=job.costs.cold_start_s)) for job in jobs]
+        jobs = [replace(job, costs=JobCosts(cold_start_s=job.costs.cold_start_s)) for job in jobs]
     decides = policy(way, uses)
-    cluster = Cluster.of(geometry(GPU), NODES * PER_NODE, PER_NODE)
+    cluster = SimulatedCluster.of(geometry(GPU), NODES * PER_NODE, PER_NODE)
     speeds = _Speeds(found.speeds.source, found.speeds.geometry)
     result = Simulation(cluster, [*jobs, *requests], decides, speeds, seed=seed).run()
     return {"requests": float(len(requests)), **lending.complete(lending.figures(result, decides.reclaims))}

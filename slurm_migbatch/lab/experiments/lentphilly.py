@@ -33,11 +33,11 @@ from slurm_migbatch.lab.bars import Bar, NotMeasurable, exponent
 from slurm_migbatch.lab.experiments.lending import AFE, COLD_S, DAY_SWING, goodputs
 from slurm_migbatch.lab.papers.forecast import Levels
 from slurm_migbatch.lab.papers.goodput import Goodput, GoodputError
-from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
-from slurm_migbatch.lab.sim.job import Costs, Job
-from slurm_migbatch.lab.sim.policies.lending import Learning, Lending, Way
+from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
+from slurm_migbatch.lab.sim.policies.lending import GoodputSpeeds, Way, WholeGpuLending
 from slurm_migbatch.lab.traces.trace import Trace
 
 OWN: Final = 272
@@ -54,12 +54,12 @@ _SEED: Final = 7
 class Case:
     """Jobs of both kinds, and when the simulation is cut off."""
 
-    train: tuple[Job, ...]
-    infer: tuple[Job, ...]
+    train: tuple[SimulatedJob, ...]
+    infer: tuple[SimulatedJob, ...]
     until_s: float = math.inf
 
 
-def case(trace: Trace, learning: Learning, until_s: float = math.inf) -> Case:
+def case(trace: Trace, learning: GoodputSpeeds, until_s: float = math.inf) -> Case:
     """The trace's jobs with models, and the inference beside them; see the module."""
     rng = np.random.Generator(np.random.PCG64(_SEED))
     apps = sorted(set(learning.models) & set(AFE))
@@ -68,7 +68,7 @@ def case(trace: Trace, learning: Learning, until_s: float = math.inf) -> Case:
         app = apps[pick]
         able = [n for n in range(1, 2 * job.gpus + 1) if learning.of(app, n) > 0]
         asked = min(job.gpus, able[-1])
-        costs = Costs(AFE[app].full, AFE[app].full, AFE[app].resize)
+        costs = JobCosts(AFE[app].full, AFE[app].full, AFE[app].resize)
         jobs.append(
             replace(
                 job,
@@ -85,14 +85,14 @@ def case(trace: Trace, learning: Learning, until_s: float = math.inf) -> Case:
     at = _by_day(rng, count, end)
     lasting = rng.exponential(BUSY * LENT * end / count, count)
     infer = tuple(
-        Job(
+        SimulatedJob(
             10_000_000 + n,
             f"infer{n}",
             arrival,
             max(1.0, seconds),
             "infer",
             app=f"infer{n % 30}",
-            costs=Costs(cold_start_s=COLD_S[n % len(COLD_S)]),
+            costs=JobCosts(cold_start_s=COLD_S[n % len(COLD_S)]),
         )
         for n, (arrival, seconds) in enumerate(zip(at, lasting.tolist(), strict=True))
     )
@@ -108,17 +108,17 @@ def _by_day(rng: np.random.Generator, count: int, end: float) -> list[float]:
     return found
 
 
-def play(one: Case, learning: Learning, scale: int = 1) -> dict[str, Any]:
+def play(case: Case, learning: GoodputSpeeds, scale: int = 1) -> dict[str, Any]:
     """One simulation with so many copies of all, timed."""
     own, lent = scale * OWN, scale * LENT
-    train, infer = (Trace("", jobs).copies(scale).jobs if scale > 1 else jobs for jobs in (one.train, one.infer))
+    train, infer = (Trace("", jobs).copies(scale).jobs if scale > 1 else jobs for jobs in (case.train, case.infer))
     infer = tuple(replace(job, id=job.id % 10_000_000 + 10_000_000) for job in infer)
-    policy = Lending(range(own), range(own, own + lent), learning, AFE, Way(), Levels())
-    cluster = Cluster.of(whole("a100-80gb"), own + lent, learning.per_node)
+    policy = WholeGpuLending(range(own), range(own, own + lent), learning, AFE, Way(), Levels())
+    cluster = SimulatedCluster.of(whole("a100-80gb"), own + lent, learning.per_node)
     simulation = Simulation(cluster, [*train, *infer], policy, learning)
     gc.collect()
     cpu, wall = time.process_time(), time.perf_counter()
-    result = simulation.run(one.until_s)
+    result = simulation.run(case.until_s)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     trained = [run for run in result.runs if run.job.kind == "train"]
     span, slices = result.end - result.begin, result.slices / (own + lent)
@@ -158,7 +158,7 @@ def measure(
         models: Mapping[str, Goodput] = goodputs(folder)
     except GoodputError as error:
         raise NotMeasurable(f"{folder}: {error}") from None
-    learning = Learning(models, PER_NODE)
+    learning = GoodputSpeeds(models, PER_NODE)
     say(f"lending: {len(trace.jobs)} jobs on {OWN + LENT} GPUs")
     whole_run = play(case(trace, learning), learning)
     end = GROWTH_DAYS * DAY_S

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.plots import Bar, bars, cdf, curves, layouts
+from slurm_migbatch.lab.sim.plots import PlottedBar, bars, cdf, curves, layouts
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout
 from slurm_migbatch.mig.planning import plan_free
@@ -19,14 +19,15 @@ Plots = dict[str, str]
 
 def instances(result: Result) -> Plots:
     """GPUs for all scenarios, by who places them and what is known."""
-    measured = [Bar(row["name"], row["total"]) for row in result["rows"]]
-    known = {each["known"]: each["rounds"] for each in (*result["predicted"], *result["measured_share"])}
+    measured = [PlottedBar(row["name"], row["total"]) for row in result["rows"]]
+    known = {entry["known"]: entry["rounds"] for entry in (*result["predicted"], *result["measured_share"])}
     rounds = {
-        f"known: {name}": [Bar(f"round {number}", at["total"]) for number, at in enumerate(found)]
+        f"known: {name}": [PlottedBar(f"round {number}", at["total"]) for number, at in enumerate(found)]
         for name, found in known.items()
     }
     margins = [
-        Bar(f"{each['points']} points, confidence {each['confidence']:g}", each["total"]) for each in result["margins"]
+        PlottedBar(f"{margin['points']} points, confidence {margin['confidence']:g}", margin["total"])
+        for margin in result["margins"]
     ]
     target = next((row["total"] for row in result["rows"] if row["name"] == "ParvaGPU"), None)
     return {
@@ -40,12 +41,12 @@ def fragmentation(result: Result) -> Plots:
     """Mean waits, and accepted slices where jobs are turned away, by load."""
     found: Plots = {}
     for name, population in result["populations"].items():
-        waits: dict[str, list[Bar]] = {}
-        accepted: dict[str, list[Bar]] = {}
+        waits: dict[str, list[PlottedBar]] = {}
+        accepted: dict[str, list[PlottedBar]] = {}
         for load in population["loads"]:
             for way, row in load["ways"].items():
                 into, key = (waits, "wait_s") if load["queued"] else (accepted, "slices")
-                into.setdefault(f"load {load['load']:g}", []).append(Bar(way, row[key]))
+                into.setdefault(f"load {load['load']:g}", []).append(PlottedBar(way, row[key]))
         key = name.replace(" ", "-")
         found[f"wait-{key}"] = bars(waits, f"Mean wait: {name}", "s")
         found[f"accepted-{key}"] = bars(accepted, f"Share of slices that find a place: {name}", "of those asked for")
@@ -57,8 +58,8 @@ def dispatch(result: Result) -> Plots:
     found = {}
     for key, what in (("over_equal", "the best equal slices"), ("over_static", "the best static cut")):
         groups = {
-            f"load {each['load']:g}": [Bar(name, *row[key]) for name, row in each["ways"].items()]
-            for each in result["results"]
+            f"load {entry['load']:g}": [PlottedBar(name, *row[key]) for name, row in entry["ways"].items()]
+            for entry in result["results"]
         }
         found[key.replace("_", "-")] = bars(groups, f"Mean completion time over {what}", "times as long", 1.0)
     return found
@@ -66,12 +67,14 @@ def dispatch(result: Result) -> Plots:
 
 def sharing(result: Result) -> Plots:
     """Completion times of migbatchd's pairs over not sharing and sharing always."""
-    groups: dict[str, dict[str, list[Bar]]] = {}
+    groups: dict[str, dict[str, list[PlottedBar]]] = {}
     for cell in result["cells"]:
         for name, ratio in cell["over"].items():
             mean, low, high = ratio
             kind = f"load {cell['load']:g}, slowdown {cell['slowdown']}"
-            groups.setdefault(name, {}).setdefault(kind, []).append(Bar(f"sigma {cell['error']:g}", mean, low, high))
+            groups.setdefault(name, {}).setdefault(kind, []).append(
+                PlottedBar(f"sigma {cell['error']:g}", mean, low, high)
+            )
     return {
         name.lower().replace(", ", "-").replace(" ", "-"): bars(found, f"Mean completion time: {name}", "times", 1.0)
         for name, found in groups.items()
@@ -84,7 +87,7 @@ def placement(result: Result) -> Plots:
     for name, population in result["populations"].items():
         rules = list(dict.fromkeys(_rule(row["rule"]) for load in population["loads"] for row in load["rules"]))
         lines: dict[str, list[tuple[float, float]]] = {rule: [] for rule in rules}
-        gains: dict[str, list[Bar]] = {}
+        gains: dict[str, list[PlottedBar]] = {}
         for load in population["loads"]:
             for row in load["rules"]:
                 lines[_rule(row["rule"])].append((load["load"], row["accepted"][0]))
@@ -99,43 +102,43 @@ def _rule(name: str) -> str:
     return name.split(" (")[0]
 
 
-def _ratio(name: str, gain: Sequence[float]) -> Bar:
+def _ratio(name: str, gain: Sequence[float]) -> PlottedBar:
     mean, low, high = (1 + value for value in gain)
-    return Bar(name, mean, low, high)
+    return PlottedBar(name, mean, low, high)
 
 
 def paris_elsa(result: Result) -> Plots:
     """Rates over the best homogeneous layout, and the cuts that were chosen."""
     ours, found = {}, {}
     gpu = geometry(result["gpu"])
-    for each in result["results"]:
-        spread = f"batches of variance {each['variance']:g}"
-        ours[spread] = [Bar(row["model"], *row["ratio"]) for row in each["models"]]
-        means = [Bar(name, value) for name, value in each["mean_over_best_homogeneous"].items()]
-        found[f"ways-{each['variance']:g}"] = bars(
+    for entry in result["results"]:
+        spread = f"batches of variance {entry['variance']:g}"
+        ours[spread] = [PlottedBar(row["model"], *row["ratio"]) for row in entry["models"]]
+        means = [PlottedBar(name, value) for name, value in entry["mean_over_best_homogeneous"].items()]
+        found[f"ways-{entry['variance']:g}"] = bars(
             {spread: means}, "Latency-bounded rate over the best homogeneous layout, mean of models", "times", 1.0
         )
         rows = [
             (f"{row['model']}, GPU {number}", _layout(gpu, result["kinds"], counts))
-            for row in each["models"]
+            for row in entry["models"]
             for number, counts in enumerate(row["ours"]["gpus"])
         ]
-        found[f"layouts-{each['variance']:g}"] = layouts(rows, gpu, f"Our cuts: {spread}")
+        found[f"layouts-{entry['variance']:g}"] = layouts(rows, gpu, f"Our cuts: {spread}")
     return {"ours": bars(ours, "Our rate over the best homogeneous layout's", "times", 1.0), **found}
 
 
 def dstack(result: Result) -> Plots:
     """Load without a missed deadline over the ideal's: means with intervals, and its distribution over mixes."""
     groups = {
-        f"batches {each['batches']}": [Bar(name, *load) for name, load in each["all"]["load"].items()]
-        for each in result["results"]
+        f"batches {entry['batches']}": [PlottedBar(name, *load) for name, load in entry["all"]["load"].items()]
+        for entry in result["results"]
     }
     found = {"load": bars(groups, "Load under all deadlines over the ideal's", "of the ideal", 0.9)}
-    for each in result["results"]:
-        names = list(each["all"]["load"])
-        series = {name: [row["load"][name] for row in each["rows"] if name in row["load"]] for name in names}
-        title = f"Mixes that carry at most so much: batches {each['batches']}"
-        found[f"mixes-{each['batches']}"] = cdf(series, title, "of the ideal", linear=True)
+    for entry in result["results"]:
+        names = list(entry["all"]["load"])
+        series = {name: [row["load"][name] for row in entry["rows"] if name in row["load"]] for name in names}
+        title = f"Mixes that carry at most so much: batches {entry['batches']}"
+        found[f"mixes-{entry['batches']}"] = cdf(series, title, "of the ideal", linear=True)
     return found
 
 
@@ -144,10 +147,10 @@ def bsbf(result: Result) -> Plots:
     found = {}
     names = list(result["cells"][0]["ours_over"]) if result["cells"] else []
     for name in names:
-        groups: dict[str, list[Bar]] = {}
+        groups: dict[str, list[PlottedBar]] = {}
         for cell in result["cells"]:
             mean, low, high = cell["ours_over"][name]
-            groups.setdefault(cell["jobs"], []).append(Bar(f"slowdown {cell['slowdown']}", mean, low, high))
+            groups.setdefault(cell["jobs"], []).append(PlottedBar(f"slowdown {cell['slowdown']}", mean, low, high))
         title = f"Mean completion time, ours over {name}"
         found[f"over-{name.lower()}"] = bars(groups, title, "times as long", 1.0)
     for number, cell in enumerate(result["cells"], 1):
@@ -159,13 +162,14 @@ def bsbf(result: Result) -> Plots:
 def lending(result: Result) -> Plots:
     """Completion times over those on training's own half, restarts, and delays of inference."""
     times, restarts, delays = {}, {}, {}
-    for each in result["results"]:
-        ways = each["ways"]
-        times[each["load"]] = [Bar(name, *_interval(way["jct_ratio"])) for name, way in ways.items()]
-        restarts[each["load"]] = [
-            Bar(name, *_interval(way.get("restarts_interval") or [way["restarts"]])) for name, way in ways.items()
+    for entry in result["results"]:
+        ways = entry["ways"]
+        times[entry["load"]] = [PlottedBar(name, *_interval(way["jct_ratio"])) for name, way in ways.items()]
+        restarts[entry["load"]] = [
+            PlottedBar(name, *_interval(way.get("restarts_interval") or [way["restarts"]]))
+            for name, way in ways.items()
         ]
-        delays[each["load"]] = [Bar(name, way["delay_p95_s"]) for name, way in ways.items()]
+        delays[entry["load"]] = [PlottedBar(name, way["delay_p95_s"]) for name, way in ways.items()]
     return {
         "jct": bars(times, "Mean completion time over training on its own half", "times as long", 1.0),
         "restarts": bars(restarts, "Restarts of a training job", "restarts"),

@@ -33,11 +33,11 @@ from slurm_migbatch.config import Config, LendingConfig
 from slurm_migbatch.daemon.settings import lending_settings
 from slurm_migbatch.decide.lending.pairs import Rules
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.shipped import told
-from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.shipped import provenance
+from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policies.slicesharing import (
     DECIDES,
     FirstFitSharing,
@@ -87,14 +87,14 @@ def rules(slowdowns: Slowdowns | None = None) -> Rules:
 
 def settings() -> dict[str, str]:
     """What decides, and the digest of the configuration that it has."""
-    return told(DECIDES, config())
+    return provenance(DECIDES, config())
 
 
 @dataclass(frozen=True)
 class Source:
     """What is drawn from: Muri's jobs, and slowdowns of both sides of each pair that Gavel measured."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[SimulatedJob, ...]
     measured: tuple[tuple[float, float], ...]
 
 
@@ -123,7 +123,7 @@ def source(data: Path) -> Source:
     return Source(jobs, both)
 
 
-def draw(found: Source, cell: Cell, chance: np.random.Generator) -> list[Job]:
+def draw(found: Source, cell: Cell, chance: np.random.Generator) -> list[SimulatedJob]:
     """Jobs of one slice each, with what they claim as their estimate."""
     picks = chance.integers(len(found.jobs), size=JOBS).tolist()
     errors = np.exp(cell.error * chance.standard_normal(JOBS)).tolist()
@@ -138,7 +138,7 @@ def draw(found: Source, cell: Cell, chance: np.random.Generator) -> list[Job]:
         job = found.jobs[pick]
         at = (moment - moments[0]) / span * wanted if span > 0 else wanted * n / JOBS
         jobs.append(
-            Job(
+            SimulatedJob(
                 n,
                 f"{job.app}-{n}",
                 at,
@@ -177,14 +177,14 @@ def policy(way: str, order: Order, slowdown: Slowdowns) -> SliceQueue:
     return LivePairs(known, limit, MEMORY_MIB, config().cluster.poll_s, PROFILE, order)
 
 
-def limit(job: Job) -> float:
+def limit(job: SimulatedJob) -> float:
     """A job's time limit, seconds."""
     return MARGIN * job.claimed
 
 
-def play(jobs: Sequence[Job], decides: SliceQueue, slowdown: Slowdowns, seed: int) -> dict[str, float]:
+def play(jobs: Sequence[SimulatedJob], decides: SliceQueue, slowdown: Slowdowns, seed: int) -> dict[str, float]:
     """Mean completion time, jobs that shared, and jobs that came to their limit only because they shared."""
-    cluster = Cluster.of(geometry(GPU), GPUS, 4)
+    cluster = SimulatedCluster.of(geometry(GPU), GPUS, 4)
     speeds = Paired(Whole(), slowdown)
     runs = Simulation(cluster, jobs, decides, speeds, neighbours=Neighbours(), seed=seed).run().runs
     ends = [run.ended - run.job.arrival for run in runs if run.ended is not None]

@@ -21,7 +21,7 @@ SWING: Final = 0.8
 
 
 @dataclass(frozen=True)
-class Request:
+class WaveRequest:
     """An inference job: it comes `at` seconds after the wave's begin, and works for so many `seconds`."""
 
     at: float
@@ -30,7 +30,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Training:
+class WaveTraining:
     """An elastic training job: `steps` steps, each of which takes `step_s` seconds on a whole GPU."""
 
     at: float
@@ -52,8 +52,8 @@ class Wave:
     `day_s` is the length of a day.
     """
 
-    requests: tuple[Request, ...]
-    trainings: tuple[Training, ...]
+    requests: tuple[WaveRequest, ...]
+    trainings: tuple[WaveTraining, ...]
     day_s: float
     nodes: int = 2
     gpus: int = 4
@@ -92,12 +92,14 @@ def draw(
             arrivals.append(at)
     centre = math.log(mean_s) - SPREAD**2 / 2
     inference = tuple(
-        Request(round(at, 2), dice.choices(names, weights)[0], round(max(1.0, dice.lognormvariate(centre, SPREAD)), 2))
+        WaveRequest(
+            round(at, 2), dice.choices(names, weights)[0], round(max(1.0, dice.lognormvariate(centre, SPREAD)), 2)
+        )
         for at in sorted(arrivals)
     )
     jobs = []
     for number in range(trainings):
         at = number * day_s / 3 / trainings
         steps = max(20, round(dice.uniform(0.5, 1.5) * train_s / 0.2))
-        jobs.append(Training(round(at, 2), steps, 0.2, least, most))
+        jobs.append(WaveTraining(round(at, 2), steps, 0.2, least, most))
     return Wave(inference, tuple(jobs), day_s)

@@ -137,8 +137,8 @@ class Goodput:
 
     def speedup(self, replicas: int, nodes: int = 1, relative: float = 1.0) -> float:
         """How many times faster than on one whole GPU; 0 where it does not work."""
-        one, many = self.best(1), self.best(replicas, nodes, relative)
-        return many.goodput / one.goodput if one is not None and many is not None else 0.0
+        single, many = self.best(1), self.best(replicas, nodes, relative)
+        return many.goodput / single.goodput if single is not None and many is not None else 0.0
 
 
 class Observed(NamedTuple):

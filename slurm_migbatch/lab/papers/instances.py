@@ -39,7 +39,7 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from slurm_migbatch.decide.capacity.bundles import bundles
-from slurm_migbatch.lab.papers.settings import Setting
+from slurm_migbatch.lab.papers.settings import InstanceSetting
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
@@ -74,11 +74,11 @@ class Service:
 
     name: str
     rate: float
-    settings: tuple[Setting, ...]
-    hopes: Mapping[Setting, float] = field(default_factory=dict)
+    settings: tuple[InstanceSetting, ...]
+    hopes: Mapping[InstanceSetting, float] = field(default_factory=dict)
 
     @property
-    def best(self) -> Setting:
+    def best(self) -> InstanceSetting:
         """The setting with the highest rate for each compute slice, the smaller slice where equal; raises
         Unservable."""
         if not self.settings:
@@ -91,7 +91,7 @@ class Placed:
     """One instance: whose, how it runs, and where."""
 
     service: str
-    setting: Setting
+    setting: InstanceSetting
     gpu: int
     slot: Slot
 
@@ -120,12 +120,12 @@ class Allocation:
             slots[each.gpu].append(each.slot)
         return tuple(Layout(found) for found in slots)
 
-    def of(self, service: str) -> Counter[Setting]:
+    def of(self, service: str) -> Counter[InstanceSetting]:
         """How many instances of each setting a service has."""
         return Counter(each.setting for each in self.placed if each.service == service)
 
 
-def compose(service: Service) -> Counter[Setting]:
+def compose(service: Service) -> Counter[InstanceSetting]:
     """ElasticBatch's configuration step for one service alone (reconstruction).
 
     n = floor(rate / r) instances of the setting with the highest rate r for each compute slice; then the smallest slice
@@ -215,7 +215,7 @@ def allocate(
     return Allocation(used, placed, bound >= gpus, min(bound, gpus))
 
 
-def pack(geometry: Geometry, instances: Mapping[str, Mapping[Setting, int]]) -> Allocation:
+def pack(geometry: Geometry, instances: Mapping[str, Mapping[InstanceSetting, int]]) -> Allocation:
     """The fewest GPUs that hold instances chosen already (by `compose`, say); exact unless time runs out."""
     services = [
         Service(f"{name}\x1f{i}", count * setting.rate, (setting,))
@@ -241,7 +241,7 @@ class _Programme:
     def __init__(self, geometry: Geometry, services: Sequence[Service]) -> None:
         self.geometry = geometry
         self.services = services
-        self.columns: list[tuple[int, Setting]] = []
+        self.columns: list[tuple[int, InstanceSetting]] = []
         worth: list[float] = []
         for i, service in enumerate(services):
             per_slice = service.best.rate / service.best.profile.compute
@@ -301,7 +301,7 @@ class _Programme:
     def lay_out(self, values: Any) -> tuple[int, tuple[Placed, ...]]:
         """GPUs in use and every instance in its place: bundles are filled one by one with what they were meant for."""
         n = len(self.columns)
-        waiting: dict[Profile, list[tuple[int, Setting]]] = {profile: [] for profile in self.profiles}
+        waiting: dict[Profile, list[tuple[int, InstanceSetting]]] = {profile: [] for profile in self.profiles}
         for (i, setting), count in zip(self.columns, values[:n], strict=True):
             waiting[setting.profile] += [(i, setting)] * int(count)
         placed: list[Placed] = []

@@ -30,7 +30,7 @@ KNEE_SHARE: Final = 0.8
 _GRAIN_S: Final = 1e-9
 
 
-class Choice(NamedTuple):
+class PartitionChoice(NamedTuple):
     """A partition chosen for a query: its kind, its number among that kind, and when it will be done."""
 
     kind: int
@@ -40,7 +40,7 @@ class Choice(NamedTuple):
 
 def elsa(
     now: float, work: WorkClass, free_at: Sequence[Sequence[float]], alpha: float = 1.0, beta: float = 1.0
-) -> Choice | None:
+) -> PartitionChoice | None:
     """ELSA's choice (reconstruction): the first partition, smallest kinds first, with slack above 0.
 
     slack = limit - alpha * (wait + beta * seconds). Where none has slack, the one that finishes first, which breaks
@@ -53,7 +53,7 @@ def elsa(
         alpha: how pessimistic the whole estimate is, 1 or more.
         beta: how pessimistic the query's own time is, 1 or more.
     """
-    best: Choice | None = None
+    best: PartitionChoice | None = None
     best_finish = math.inf
     for kind, times in enumerate(free_at):
         own = work.seconds[kind]
@@ -62,10 +62,10 @@ def elsa(
         last = now + work.limit_s / alpha - beta * own + _GRAIN_S
         for number, free in enumerate(times):
             if free <= last and now <= last:
-                return Choice(kind, number, max(free, now) + own)
+                return PartitionChoice(kind, number, max(free, now) + own)
             if free + own < best_finish:
                 best_finish = free + own
-                best = Choice(kind, number, max(free, now) + own)
+                best = PartitionChoice(kind, number, max(free, now) + own)
     return best
 
 
@@ -173,7 +173,7 @@ def first_idle(board: StockCosts, stream: Stream, rate: float) -> list[float] | 
 
 
 def early(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
-    """`elsa`: each piece is bound to a partition as it comes."""
+    """`elsa`: bind each query to a partition as it comes."""
     works, ledger = board.works, Latencies(stream)
     free_at = [[0.0] * count for count in board.stock]
     for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):

@@ -7,7 +7,7 @@ descent, Weng et al., USENIX ATC'23), which descends on the free share of GPUs t
 on MIG the places themselves fragment, not only the amounts, so capacities come from the geometry. `Fgd` is that
 original measure over compute slices. `FirstFit` and `BestFit` are the usual baselines.
 
-All are pure: GPUs are told apart by their layout alone, so what must be looked at are the different layouts in a
+All are pure: GPUs are distinguished by their layout alone, so what must be looked at are the different layouts in a
 cluster, of which there are few, with the first GPU that has each.
 
 `divide` answers the other question: as what the free space of many GPUs should be offered, before it is known who asks
@@ -46,7 +46,7 @@ def mix(asked: Mapping[Profile, float]) -> Mix:
     return tuple(sorted((profile, weight / total) for profile, weight in asked.items() if weight))
 
 
-class Rule(Protocol):
+class PlacementRule(Protocol):
     """A way to choose a place."""
 
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
@@ -61,8 +61,8 @@ class FirstFit:
     """The first GPU with room, and there the place with the lowest start."""
 
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
-        """See `Rule`."""
-        for layout in sorted(layouts, key=lambda each: layouts[each]):
+        """See `PlacementRule`."""
+        for layout in sorted(layouts, key=lambda layout: layouts[layout]):
             found = places(geometry, layout, profile)
             if found:
                 return layout, found[0]
@@ -79,8 +79,8 @@ class BestFit:
     careful: bool = False
 
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
-        """See `Rule`."""
-        for layout in sorted(layouts, key=lambda each: (free_slices(geometry, each), layouts[each])):
+        """See `PlacementRule`."""
+        for layout in sorted(layouts, key=lambda layout: (free_slices(geometry, layout), layouts[layout])):
             found = places(geometry, layout, profile)
             if found:
                 slot = choose(geometry, layout, profile) if self.careful else found[0]
@@ -99,7 +99,7 @@ class _Least:
         self._known: dict[tuple[Geometry, Layout, Profile], tuple[float, int, Slot] | None] = {}
 
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
-        """See `Rule`."""
+        """See `PlacementRule`."""
         best: tuple[tuple[float, int, int], Layout, Slot] | None = None
         for layout, gpu in layouts.items():
             found = self._on(geometry, layout, profile)

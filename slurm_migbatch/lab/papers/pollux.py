@@ -29,7 +29,7 @@ _NOTHING: Final = 1e-3
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PolluxJob:
     """An elastic job in a round.
 
     Attributes:
@@ -54,7 +54,7 @@ def penalty(age_s: float, restarts: int, delay_s: float = DELAY_S) -> float:
     return max(age_s - restarts * delay_s, 0.0) / (age_s + delay_s)
 
 
-def speedup(job: Candidate, count: int) -> float:
+def speedup(job: PolluxJob, count: int) -> float:
     """Speedup over the fair share with so many GPUs, less for a change; 0 without any."""
     if not count:
         return 0.0
@@ -62,12 +62,12 @@ def speedup(job: Candidate, count: int) -> float:
     return job.speeds[count] / job.fair * factor
 
 
-def harmonic_mean(jobs: Sequence[Candidate], counts: Sequence[int]) -> float:
+def harmonic_mean(jobs: Sequence[PolluxJob], counts: Sequence[int]) -> float:
     """What a round maximises."""
     return len(jobs) / sum(1 / (speedup(job, count) + _NOTHING) for job, count in zip(jobs, counts, strict=True))
 
 
-def divide(jobs: Sequence[Candidate], gpus: int) -> list[int]:
+def divide(jobs: Sequence[PolluxJob], gpus: int) -> list[int]:
     """The number of GPUs of each job that makes the harmonic mean greatest."""
     worths = [
         {Choice("gpu", n): 1 / _NOTHING - 1 / (speedup(job, n) + _NOTHING) for n in sorted(job.speeds) if n <= gpus}
@@ -98,7 +98,7 @@ def place(
                 room[node] = room.get(node, 0) + count
     spread = {node for nodes in kept.values() if len(nodes) > 1 for node in nodes}
     found = {job: nodes for job, nodes in kept.items() if nodes}
-    for job, most in sorted(wanted.items(), key=lambda one: -one[1]):
+    for job, most in sorted(wanted.items(), key=lambda item: -item[1]):
         if job in kept:
             continue
         mine = had.get(job, {})

@@ -84,7 +84,7 @@ class Lanes(Generic[Need, T]):
 
 
 class _Lane(Generic[T]):
-    """Entries by key from `start` on; those before it are gone."""
+    """Entries by key from `start` on; those before it were removed."""
 
     __slots__ = ("entries", "start")
 
@@ -101,7 +101,7 @@ def _key(entry: tuple[Any, ...]) -> Any:
     return entry[0]
 
 
-class Holding(NamedTuple):
+class RunningClaim(NamedTuple):
     """What runs: until when (as claimed) it holds how many."""
 
     end: float
@@ -115,7 +115,7 @@ class Shadow(NamedTuple):
     spare: int
 
 
-def shadow(need: int, free: int, holdings: Iterable[Holding], now: float) -> Shadow:
+def shadow(need: int, free: int, holdings: Iterable[RunningClaim], now: float) -> Shadow:
     """EASY's reservation: `holdings` by their ends. Ends in the past (claims that were too short) count as now.
 
     Raises ValueError where even all of them together do not suffice.

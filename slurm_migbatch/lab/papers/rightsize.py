@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from slurm_migbatch.lab.papers.settings import Setting
+from slurm_migbatch.lab.papers.settings import InstanceSetting
 from slurm_migbatch.mig.profile import Profile
 
 GAIN: Final = 0.05
@@ -42,7 +42,7 @@ def efficacy(batch: int, seconds: float, share: float) -> float:
     return batch / (seconds * seconds * share)
 
 
-def fits(setting: Setting, slo_s: float, arrivals_per_s: float | None = None) -> bool:
+def fits(setting: InstanceSetting, slo_s: float, arrivals_per_s: float | None = None) -> bool:
     """Whether a batch keeps the objective: seconds <= SLO / 2, and seconds + time to assemble the batch <= SLO.
 
     Args:
@@ -55,8 +55,8 @@ def fits(setting: Setting, slo_s: float, arrivals_per_s: float | None = None) ->
 
 
 def rightsize(
-    settings: Iterable[Setting], slo_s: float, whole: int, arrivals_per_s: float | None = None
-) -> Setting | None:
+    settings: Iterable[InstanceSetting], slo_s: float, whole: int, arrivals_per_s: float | None = None
+) -> InstanceSetting | None:
     """The setting of the highest efficacy that keeps the objective, on no more slices than its batch's knee.
 
     Args:
@@ -78,12 +78,12 @@ def rightsize(
     )
 
 
-def useful(setting: Setting, settings: Iterable[Setting]) -> int:
+def useful(setting: InstanceSetting, settings: Iterable[InstanceSetting]) -> int:
     """Compute slices that a run at this setting makes use of: its own, but no more than its batch's knee."""
     return min(setting.profile.compute, knee(_by_batch(settings)[setting.batch]))
 
 
-def leanest(settings: Mapping[Profile, Setting]) -> Setting:
+def leanest(settings: Mapping[Profile, InstanceSetting]) -> InstanceSetting:
     """The setting with the most items a second for each compute slice, the smaller slice where equal."""
     return max(settings.values(), key=lambda s: (s.rate / s.profile.compute, -s.profile.compute))
 
@@ -94,7 +94,7 @@ def jain(amounts: Sequence[float]) -> float:
     return sum(amounts) ** 2 / (len(amounts) * squares) if squares else 1.0
 
 
-def _by_batch(settings: Iterable[Setting]) -> dict[int, dict[int, float]]:
+def _by_batch(settings: Iterable[InstanceSetting]) -> dict[int, dict[int, float]]:
     found: dict[int, dict[int, float]] = {}
     for s in settings:
         if s.procs == 1:

@@ -10,7 +10,7 @@ from slurm_migbatch.mig.profile import Profile
 
 
 @dataclass(frozen=True, order=True)
-class Setting:
+class InstanceSetting:
     """One way to run an instance of a service: its slice, the batch, and processes on it; `seconds` of one batch."""
 
     profile: Profile
@@ -24,10 +24,10 @@ class Setting:
         return self.batch * self.procs / self.seconds
 
 
-def best_settings(settings: Iterable[Setting], limit_s: float | None = None) -> dict[Profile, Setting]:
+def best_settings(settings: Iterable[InstanceSetting], limit_s: float | None = None) -> dict[Profile, InstanceSetting]:
     """For each slice the setting of the highest rate whose batch takes at most `limit_s`; fewer processes, then the
     smaller batch, where rates are equal. Slices on which none keeps the limit are missing."""
-    best: dict[Profile, Setting] = {}
+    best: dict[Profile, InstanceSetting] = {}
     for setting in settings:
         if limit_s is not None and setting.seconds > limit_s:
             continue

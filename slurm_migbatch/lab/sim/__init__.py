@@ -5,12 +5,14 @@ and figures.
 
 How it fits together, from the inside out:
 
-- `job`: `Job`, `Costs`, `Request`, `Demand` are values: what is asked. Work is in seconds at speed 1.
-- `run`: `Run` is the course of one job, from its arrival over all interruptions to its end. Policies read it
+- `job`: `SimulatedJob`, `JobCosts`, `InferenceRequest`, `DemandChange` are values: what is asked. Work is in seconds at
+  speed 1.
+- `run`: `SimulatedRun` is the course of one job, from its arrival over all interruptions to its end. Policies read it
   (`remaining(now)`, `attained(now)`, `end()`, `places`, `note`) and never change it, but for `note`.
 - `gpus`: `geometry("a100-80gb")` with MIG, `whole("a100-80gb")` without.
-- `cluster`: `Cluster.of(geometry, gpus)`; `Place(gpu, slot)`; `Gpu.used` (held slots), `Gpu.layout` (idle instances
-  too); `cluster.empty` and `cluster.alike[geometry, used]` are sets of GPUs as bits (`lowest`, `each`).
+- `cluster`: `SimulatedCluster.of(geometry, gpus)`; `Place(gpu, slot)`; `SimulatedGpu.used` (held slots),
+  `SimulatedGpu.layout` (idle instances too); `cluster.empty` and `cluster.alike[geometry, used]` are sets of GPUs as
+  bits (`lowest`, `bit_indexes`).
 - `placing`: first fit, best fit and packed whole GPUs over `mig.planning`.
 - `speeds`: `Speeds` (a Protocol: `speed(job, places, steps)` and `slowdown(run, others)`) with `Whole`, `Linear` and
   `Paired` (measured slowdowns of pairs, read by `pairs`, on top of another); `Neighbours` is what busy slices beside a
@@ -18,7 +20,7 @@ How it fits together, from the inside out:
 - `curves`: `Curves`, the `Speeds` of real models, over a measured `Table` or what the predictor expects (`Predicted`).
 - `policy`: `Policy` (a Protocol: `begin`, `arrive`, `complete`, `demand`, `timer`, `decide`) and the base `Quiet`.
 - `engine`: `Simulation(cluster, jobs, policy, speeds, ...)` with the actions `start`, `move`, `preempt`, `wake`, and
-  `run(until)`, which returns a `result.Result`.
+  `run(until)`, which returns a `result.SimulationResult`.
 - `metrics`: `summarise(result)`; `over_seeds` gives means with their intervals. `log`, `spans`: what happened.
 - `policies`: baselines and policies of papers; `registry` knows all policies by name for scenarios, `migbatch` among
   them.
@@ -40,7 +42,7 @@ A policy of one's own::
                 gpu = sim.cluster.gpus[lowest(sim.cluster.empty)]
                 sim.start(self.queue.pop(0), [gpu.whole])
 
-    result = Simulation(Cluster.of(whole("a100-80gb"), 8), jobs, Mine(), Whole()).run()
+    result = Simulation(SimulatedCluster.of(whole("a100-80gb"), 8), jobs, Mine(), Whole()).run()
 
 Two runs share a slice when both are started at the same place: `Speeds.slowdown` says how much each suffers. A GPU is
 split by `sim.move(run, [Place(gpu, smaller slot)])` and starting the other beside it. An elastic job grows and shrinks

@@ -2,7 +2,7 @@
 
 A `Place` is a slot of one GPU. Every place that is held belongs to the GPU's `used` layout; `layout` holds the idle
 instances too, which stay until their room is needed (warm reuse). Nothing here knows time except through the moments
-that it is told, and nothing decides: which place is taken is the policy's business.
+that it is given, and nothing decides: which place is taken is the policy's business.
 
 GPUs that hold the same slices are kept together as bits of one number (`alike`), so that a policy looks at each
 arrangement once and not at each GPU, and finds the first GPU of an arrangement in constant time.
@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from slurm_migbatch.lab.sim.gpus import CREATE_S, DESTROY_S
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.mig import planning
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
@@ -35,7 +35,7 @@ class Place(NamedTuple):
         return f"{self.gpu}:{self.slot}"
 
 
-class Change(NamedTuple):
+class Reconfiguration(NamedTuple):
     """What it took to make an instance: the layout after it, seconds, and how many were destroyed and created."""
 
     layout: Layout
@@ -52,19 +52,19 @@ class Part(NamedTuple):
     size: int
 
 
-class Cell:
+class HeldPlace:
     """A place that is held: by whom, since when, and from when on somebody makes progress in it."""
 
     __slots__ = ("opened", "resumes", "runs", "slices")
 
     def __init__(self, slices: int, now: float) -> None:
         self.slices = slices
-        self.runs: list[Run] = []
+        self.runs: list[SimulatedRun] = []
         self.opened = now
         self.resumes = now
 
 
-class Meter:
+class UtilizationMeter:
     """Adds up compute-slice seconds: `held`, and `busy`, those in which somebody made progress."""
 
     __slots__ = ("busy", "held")
@@ -72,7 +72,7 @@ class Meter:
     def __init__(self) -> None:
         self.held = self.busy = 0.0
 
-    def mark(self, cell: Cell, now: float) -> None:
+    def mark(self, cell: HeldPlace, now: float) -> None:
         """Book the cell's time up to now, and from when on somebody makes progress in it."""
         passed = now - cell.opened
         if passed > 0:
@@ -86,7 +86,7 @@ class Meter:
             cell.resumes = min(run.resumes for run in runs)
 
 
-class Gpu:
+class SimulatedGpu:
     """One GPU.
 
     Attributes:
@@ -104,7 +104,7 @@ class Gpu:
         self.geometry = geometry
         self.layout: Layout = EMPTY
         self.used: Layout = EMPTY
-        self.cells: dict[Slot, Cell] = {}
+        self.cells: dict[Slot, HeldPlace] = {}
         self.held = 0
         self.blocked: list[tuple[int, float]] = []
         self.whole = Place(index, geometry.full.slots[0])
@@ -118,7 +118,7 @@ class Gpu:
         return max((until - now for bits, until in self.blocked if bits & mask), default=0.0)
 
 
-class Cluster:
+class SimulatedCluster:
     """All GPUs.
 
     Attributes:
@@ -131,13 +131,13 @@ class Cluster:
     """
 
     def __init__(self, nodes: Sequence[Sequence[Geometry]]) -> None:
-        self.gpus: list[Gpu] = []
+        self.gpus: list[SimulatedGpu] = []
         self.nodes: list[range] = []
         self.alike: dict[tuple[Geometry, Layout], int] = {}
         for number, geometries in enumerate(nodes):
             first = len(self.gpus)
             for geometry in geometries:
-                gpu = Gpu(len(self.gpus), number, geometry)
+                gpu = SimulatedGpu(len(self.gpus), number, geometry)
                 self.gpus.append(gpu)
                 key = (geometry, EMPTY)
                 self.alike[key] = self.alike.get(key, 0) | 1 << gpu.index
@@ -154,7 +154,7 @@ class Cluster:
         self.fragmentation = 0.0
 
     @classmethod
-    def of(cls, geometry: Geometry, gpus: int, per_node: int = 8) -> Cluster:
+    def of(cls, geometry: Geometry, gpus: int, per_node: int = 8) -> SimulatedCluster:
         """Equal GPUs; the last node may have fewer."""
         return cls([[geometry] * min(per_node, gpus - first) for first in range(0, gpus, per_node)])
 
@@ -169,12 +169,12 @@ class Cluster:
 
     # -- what is there -----------------------------------------------------------------------------------------
 
-    def runs(self, place: Place) -> Sequence[Run]:
+    def runs(self, place: Place) -> Sequence[SimulatedRun]:
         """Who holds the place."""
         cell = self.gpus[place.gpu].cells.get(place.slot)
         return cell.runs if cell is not None else ()
 
-    def holders(self, gpu: int) -> list[Run]:
+    def holders(self, gpu: int) -> list[SimulatedRun]:
         """Every run on a GPU, each once, in the order of its slots."""
         cells = self.gpus[gpu].cells
         if len(cells) == 1:
@@ -195,16 +195,16 @@ class Cluster:
         Raises:
             PlaceError: something on it is held, or the layout is not legal there.
         """
-        one = self.gpus[gpu]
-        if one.cells:
-            raise PlaceError(f"GPU {gpu} is in use ({one.used})")
+        target = self.gpus[gpu]
+        if target.cells:
+            raise PlaceError(f"GPU {gpu} is in use ({target.used})")
         try:
-            one.geometry.check(layout)
+            target.geometry.check(layout)
         except LayoutError as error:
             raise PlaceError(f"GPU {gpu}: {error}") from None
-        one.layout = layout
+        target.layout = layout
 
-    def take(self, place: Place, run: Run, now: float) -> Change | None:
+    def take(self, place: Place, run: SimulatedRun, now: float) -> Reconfiguration | None:
         """Let `run` hold a place; None where its instance was there already.
 
         Idle instances in the way are destroyed. Raises PlaceError where what is held is in the way.
@@ -223,13 +223,13 @@ class Cluster:
                 )
             change = reconfigured(gpu.geometry, gpu.layout, gpu.used, slot)
             gpu.layout = change.layout
-        cell = Cell(gpu.geometry.info(slot.profile).compute_slices, now)
+        cell = HeldPlace(gpu.geometry.info(slot.profile).compute_slices, now)
         cell.runs.append(run)
         gpu.cells[slot] = cell
         self._hold(gpu, _added(gpu.used, slot), cell.slices)
         return change
 
-    def leave(self, place: Place, run: Run, now: float, until: float) -> Cell | None:
+    def leave(self, place: Place, run: SimulatedRun, now: float, until: float) -> HeldPlace | None:
         """End `run`'s hold; the cell where nobody else holds it. Its slices can be used from `until` on."""
         gpu = self.gpus[place.gpu]
         cell = gpu.cells[place.slot]
@@ -242,7 +242,7 @@ class Cluster:
         self._hold(gpu, _removed(gpu.used, place.slot), -cell.slices)
         return cell
 
-    def _hold(self, gpu: Gpu, used: Layout, slices: int) -> None:
+    def _hold(self, gpu: SimulatedGpu, used: Layout, slices: int) -> None:
         bit = 1 << gpu.index
         before = (gpu.geometry, gpu.used)
         left = self.alike[before] ^ bit
@@ -270,7 +270,7 @@ def lowest(bits: int) -> int:
     return (bits & -bits).bit_length() - 1
 
 
-def each(bits: int) -> Iterator[int]:
+def bit_indexes(bits: int) -> Iterator[int]:
     """The indexes among `bits`, ascending."""
     while bits:
         low = bits & -bits
@@ -295,25 +295,25 @@ def fragmentation(geometry: Geometry, used: Layout) -> float:
 
 
 @lru_cache(maxsize=1 << 16)
-def reconfigured(geometry: Geometry, layout: Layout, used: Layout, slot: Slot) -> Change:
+def reconfigured(geometry: Geometry, layout: Layout, used: Layout, slot: Slot) -> Reconfiguration:
     """Make `slot`, which fits beside `used`: destroy the idle instances in its way, then create it.
 
     First go those that overlap it; where a count limit still forbids it, other idle ones follow, the smallest first.
     A GPU without MIG (one profile) has nothing to make.
     """
     if len(geometry.profiles) == 1:
-        return Change(layout.add(slot), 0.0, 0, 0)
+        return Reconfiguration(layout.add(slot), 0.0, 0, 0)
     idle = layout.minus(used)
-    gone = [other for other in idle.slots if other.placement.overlaps(slot.placement)]
-    kept = layout.minus(Layout(gone))
+    destroyed = [other for other in idle.slots if other.placement.overlaps(slot.placement)]
+    kept = layout.minus(Layout(destroyed))
     for other in idle.slots:
         if geometry.fits(kept, slot):
             break
         if kept.contains(other):
             kept = kept.remove(other)
-            gone.append(other)
-    seconds = sum(_seconds(DESTROY_S, geometry, other) for other in gone) + _seconds(CREATE_S, geometry, slot)
-    return Change(kept.add(slot), seconds, len(gone), 1)
+            destroyed.append(other)
+    seconds = sum(_seconds(DESTROY_S, geometry, other) for other in destroyed) + _seconds(CREATE_S, geometry, slot)
+    return Reconfiguration(kept.add(slot), seconds, len(destroyed), 1)
 
 
 def _seconds(table: dict[int, float], geometry: Geometry, slot: Slot) -> float:

@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import Protocol
 
 from slurm_migbatch.lab.sim.cluster import Place
-from slurm_migbatch.lab.sim.job import Job, Kind
+from slurm_migbatch.lab.sim.job import Kind, SimulatedJob
 from slurm_migbatch.lab.sim.relative import relative_speed
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.cells import Cells, GpuSpec
@@ -30,7 +30,7 @@ class SpeedError(ValueError):
     """Speeds that cannot be had; the message says of what and what there is instead."""
 
 
-class Source(Protocol):
+class RateSource(Protocol):
     """Rates of applications on the profiles of one GPU."""
 
     def rates(self, app: str, batch: int, kind: Kind) -> Mapping[Profile, float]:
@@ -46,27 +46,27 @@ class Source(Protocol):
 class Curves:
     """Speeds by a source. Jobs without an application are as fast as their share of the compute slices."""
 
-    def __init__(self, source: Source, geometry: Geometry, *, shared: float = 2.0) -> None:
+    def __init__(self, source: RateSource, geometry: Geometry, *, shared: float = 2.0) -> None:
         """`shared`: slowdown by one other job in the same slice."""
         self.source, self.geometry, self.shared = source, geometry, shared
         self._full = geometry.full.profile
         self._known: dict[tuple[str, int, Kind, int, Profile], float] = {}
 
-    def speed(self, job: Job, places: Sequence[Place], steps: int = 1) -> float:
+    def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
         """See `Speeds`."""
         total = 0.0
         for place in places:
-            one = self.relative(job, place.slot.profile, steps)
-            if not one:
+            speed = self.relative(job, place.slot.profile, steps)
+            if not speed:
                 return 0.0
-            total += one
+            total += speed
         return total / job.gpus
 
-    def slowdown(self, _run: Run, others: Sequence[Run]) -> float:
+    def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
         """See `Speeds`."""
         return 1.0 + (self.shared - 1.0) * len(others)
 
-    def relative(self, job: Job, profile: Profile, steps: int = 1) -> float:
+    def relative(self, job: SimulatedJob, profile: Profile, steps: int = 1) -> float:
         """Speed on one slice against the whole GPU; 0 where it does not fit."""
         if not job.app:
             return profile.compute / self._full.compute
@@ -120,7 +120,7 @@ class Table:
         self._found = {key: batches for key, batches in self._found.items() if batches}
 
     def rates(self, app: str, batch: int, kind: Kind) -> Mapping[Profile, float]:
-        """See `Source`."""
+        """See `RateSource`."""
         batches = self._found.get((app, kind))
         if batches is None:
             names = ", ".join(self.apps(kind)) or "none"
@@ -129,8 +129,8 @@ class Table:
         return batches[min(batches, key=lambda known: (abs(math.log(known) - wanted), known))]
 
     def apps(self, kind: Kind) -> Sequence[str]:
-        """See `Source`."""
-        return sorted(app for app, one in self._found if one == kind)
+        """See `RateSource`."""
+        return sorted(app for app, measured_kind in self._found if measured_kind == kind)
 
     def batches(self, app: str, kind: Kind) -> Sequence[int]:
         """The batches at which an application was measured on the whole GPU."""
@@ -150,15 +150,15 @@ class Predicted:
         self._rates = lru_cache(maxsize=1 << 14)(self._ask)
 
     def rates(self, app: str, batch: int, kind: Kind) -> Mapping[Profile, float]:
-        """See `Source`; relative rates, scaled so that the whole GPU does one batch a second."""
+        """See `RateSource`; relative rates, scaled so that the whole GPU does one batch a second."""
         return self._rates(app, max(batch, 1), kind)
 
     def apps(self, _kind: Kind) -> Sequence[str]:
-        """See `Source`: every model that the predictor knows, of either kind."""
+        """See `RateSource`: every model that the predictor knows, of either kind."""
         return sorted(self.predictor.grids())
 
     def batches(self, app: str, kind: Kind) -> Sequence[int]:
-        """See `Source`: those at which the predictor's buckets begin, as far as they fit on the whole GPU."""
+        """See `RateSource`: those at which the predictor's buckets begin, as far as they fit on the whole GPU."""
         full = self.geometry.full.profile
         return [batch for batch in self.predictor.grids()[app].batches if full in self.rates(app, batch, kind)] or [1]
 

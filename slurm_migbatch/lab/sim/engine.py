@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from slurm_migbatch.lab.sim.cluster import Cluster, Meter, Place, PlaceError
-from slurm_migbatch.lab.sim.job import Demand, Job
-from slurm_migbatch.lab.sim.log import Event, What
+from slurm_migbatch.lab.sim.cluster import Place, PlaceError, SimulatedCluster, UtilizationMeter
+from slurm_migbatch.lab.sim.job import DemandChange, SimulatedJob
+from slurm_migbatch.lab.sim.log import LoggedEvent, What
 from slurm_migbatch.lab.sim.policy import Policy
-from slurm_migbatch.lab.sim.result import Result
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.result import SimulationResult
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Neighbours, Speeds
 
 _COMPLETION, _DEMAND, _TIMER = range(3)
@@ -52,12 +52,12 @@ class Simulation:
 
     def __init__(
         self,
-        cluster: Cluster,
-        jobs: Iterable[Job],
+        cluster: SimulatedCluster,
+        jobs: Iterable[SimulatedJob],
         policy: Policy,
         speeds: Speeds,
         *,
-        demands: Iterable[Demand] = (),
+        demands: Iterable[DemandChange] = (),
         neighbours: Neighbours | None = None,
         seed: int = 0,
         log: bool = False,
@@ -69,23 +69,25 @@ class Simulation:
         self.now = 0.0
         ordered = sorted(jobs, key=lambda job: (job.arrival, job.id))
         sensitivities = neighbours.draw(len(ordered), self.rng) if neighbours is not None else [0.0] * len(ordered)
-        self._arrivals = [Run(job, sensitivity) for job, sensitivity in zip(ordered, sensitivities, strict=True)]
+        self._arrivals = [
+            SimulatedRun(job, sensitivity) for job, sensitivity in zip(ordered, sensitivities, strict=True)
+        ]
         if len({job.id for job in ordered}) != len(ordered):
             raise SimulationError("two jobs have the same id")
         self._neighbourly = any(sensitivities) and cluster.fragments
         self._count = 0
         self._heap: list[tuple[float, int, int, Any, int]] = []
-        for one in demands:
-            self._push(one.time, _DEMAND, one)
-        self._log: list[Event] | None = [] if log else None
-        self._meter = Meter()
+        for demand in demands:
+            self._push(demand.time, _DEMAND, demand)
+        self._log: list[LoggedEvent] | None = [] if log else None
+        self._meter = UtilizationMeter()
         self._fragmentation = self._waiting = 0.0
         self._created = self._destroyed = self._queued = self._running = self._steps = 0
         self._ended = 0
 
     # -- actions -----------------------------------------------------------------------------------------------
 
-    def start(self, run: Run, places: Sequence[Place], *, pause: float | None = None, steps: int = 1) -> None:
+    def start(self, run: SimulatedRun, places: Sequence[Place], *, pause: float | None = None, steps: int = 1) -> None:
         """Give a waiting job its slices.
 
         `pause` is the time from slices that are there to the first progress: the job's cold start or restart where it
@@ -114,7 +116,7 @@ class Simulation:
 
     def move(
         self,
-        run: Run,
+        run: SimulatedRun,
         places: Sequence[Place],
         *,
         save: float | None = None,
@@ -137,18 +139,18 @@ class Simulation:
         save = self._saving(run) if save is None else save
         pause = costs.restart_s if pause is None else pause
         kept = tuple(place for place in run.places if place in places)
-        gone = tuple(place for place in run.places if place not in places)
-        for place in gone:
+        released = tuple(place for place in run.places if place not in places)
+        for place in released:
             self._leave(run, place, self.now + save)
         run.moves += 1
         run.progress_clock = 0.0
         created, destroyed = self._created, self._destroyed
         self._settle_down(run, tuple(places), kept, save, pause, run.steps if steps is None else steps)
-        self._touch([place for place in gone if place not in run.places], run)
+        self._touch([place for place in released if place not in run.places], run)
         if self._log is not None:
             self._note("move", run, self._destroyed - destroyed, self._created - created)
 
-    def preempt(self, run: Run, *, save: bool = True) -> None:
+    def preempt(self, run: SimulatedRun, *, save: bool = True) -> None:
         """Take a running job's slices and put it back into the queue.
 
         With `save` it writes its checkpoint first, which keeps its slices from others that long; without, it loses the
@@ -170,7 +172,7 @@ class Simulation:
         run.preempted += 1
         self._queued += 1
         if self._log is not None:
-            self._log.append(Event(self.now, "preempt", run.job.id, places, run.lost - lost, run.job.name))
+            self._log.append(LoggedEvent(self.now, "preempt", run.job.id, places, run.lost - lost, run.job.name))
 
     def wake(self, at: float, key: Any = None) -> None:
         """Call the policy's `timer` with this key at that moment (now or later)."""
@@ -178,7 +180,7 @@ class Simulation:
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
-    def run(self, until: float = math.inf, progress: Callable[[int, int], None] | None = None) -> Result:
+    def run(self, until: float = math.inf, progress: Callable[[int, int], None] | None = None) -> SimulationResult:
         """Simulate until nothing can happen any more, or to the moment `until`.
 
         `progress` is called now and then with the number of jobs that are done and the number of all.
@@ -194,7 +196,7 @@ class Simulation:
             if collecting:
                 gc.enable()
 
-    def _run(self, until: float, progress: Callable[[int, int], None] | None) -> Result:
+    def _run(self, until: float, progress: Callable[[int, int], None] | None) -> SimulationResult:
         arrivals, heap = self._arrivals, self._heap
         position, at_once = 0, 0
         begin = arrivals[0].job.arrival if arrivals else (heap[0][0] if heap else 0.0)
@@ -246,7 +248,7 @@ class Simulation:
                 self.policy.timer(self, what)
             else:
                 if self._log is not None:
-                    self._log.append(Event(moment, "demand", -1, (), what.value, what.app))
+                    self._log.append(LoggedEvent(moment, "demand", -1, (), what.value, what.app))
                 self.policy.demand(self, what)
 
     def _take_arrivals(self, moment: float, position: int) -> int:
@@ -257,7 +259,7 @@ class Simulation:
             position += 1
             self._queued += 1
             if self._log is not None:
-                self._log.append(Event(moment, "arrive", run.job.id, (), 0.0, run.job.name))
+                self._log.append(LoggedEvent(moment, "arrive", run.job.id, (), 0.0, run.job.name))
             self.policy.arrive(self, run)
         return position
 
@@ -268,7 +270,7 @@ class Simulation:
             self._fragmentation += self.cluster.fragmentation * passed
         self.now = moment
 
-    def _complete(self, run: Run) -> None:
+    def _complete(self, run: SimulatedRun) -> None:
         run.settle(self.now)
         run.left = 0.0
         places = run.places
@@ -276,10 +278,12 @@ class Simulation:
         run.ended = self.now
         self._ended += 1
         if self._log is not None:
-            self._log.append(Event(self.now, "complete", run.job.id, places, self.now - run.job.arrival, run.job.name))
+            self._log.append(
+                LoggedEvent(self.now, "complete", run.job.id, places, self.now - run.job.arrival, run.job.name)
+            )
         self.policy.complete(self, run)
 
-    def _result(self, begin: float, runs: Sequence[Run]) -> Result:
+    def _result(self, begin: float, runs: Sequence[SimulatedRun]) -> SimulationResult:
         for gpu in self.cluster.gpus:
             for cell in gpu.cells.values():
                 self._meter.mark(cell, self.now)
@@ -287,7 +291,7 @@ class Simulation:
             if run.places:
                 run.settle(self.now)
         passed = self.now - begin
-        return Result(
+        return SimulationResult(
             runs=tuple(sorted(runs, key=lambda run: run.job.id)),
             begin=begin,
             end=self.now,
@@ -306,7 +310,13 @@ class Simulation:
     # -- places ------------------------------------------------------------------------------------------------
 
     def _settle_down(
-        self, run: Run, places: tuple[Place, ...], kept: tuple[Place, ...], save: float, pause: float, steps: int
+        self,
+        run: SimulatedRun,
+        places: tuple[Place, ...],
+        kept: tuple[Place, ...],
+        save: float,
+        pause: float,
+        steps: int,
     ) -> None:
         """Take `places` beside those kept, and foresee the end."""
         if not places:
@@ -341,7 +351,7 @@ class Simulation:
         self._foresee(run)
         self._touch(places, run)
 
-    def _part(self, run: Run, until: float) -> None:
+    def _part(self, run: SimulatedRun, until: float) -> None:
         """Leave all places."""
         places, run.places = run.places, ()
         for place in places:
@@ -352,21 +362,21 @@ class Simulation:
         self._running -= 1
         self._touch(places, run)
 
-    def _leave(self, run: Run, place: Place, until: float) -> None:
+    def _leave(self, run: SimulatedRun, place: Place, until: float) -> None:
         cell = self.cluster.gpus[place.gpu].cells[place.slot]
         self._meter.mark(cell, self.now)
         self.cluster.leave(place, run, self.now, until)
         self._meter.mark(cell, self.now)
 
-    def _saving(self, run: Run) -> float:
+    def _saving(self, run: SimulatedRun) -> float:
         """Seconds until its work is saved: nothing is to be saved where it has made no progress since it was."""
         return run.job.costs.checkpoint_s if run.progress_clock > 0 else 0.0
 
     # -- speed -------------------------------------------------------------------------------------------------
 
-    def _touch(self, places: Iterable[Place], run: Run) -> None:
+    def _touch(self, places: Iterable[Place], run: SimulatedRun) -> None:
         """Foresee the ends of all whom a change at these places concerns, other than `run`."""
-        seen: dict[Run, None] = {}
+        seen: dict[SimulatedRun, None] = {}
         for place in places:
             gpu = self.cluster.gpus[place.gpu]
             if self._neighbourly:
@@ -380,13 +390,13 @@ class Simulation:
             other.settle(self.now)
             self._foresee(other)
 
-    def _foresee(self, run: Run) -> None:
+    def _foresee(self, run: SimulatedRun) -> None:
         """Set the present speed, and the end that follows from it."""
         run.rate = run.alone / self._hindrance(run)
         run.version += 1
         self._push(max(run.since, run.resumes) + run.left / run.rate, _COMPLETION, run, run.version)
 
-    def _hindrance(self, run: Run) -> float:
+    def _hindrance(self, run: SimulatedRun) -> float:
         """How many times slower it is through others: a gang is as slow as its slowest part."""
         worst = 1.0
         gpus = self.cluster.gpus
@@ -403,10 +413,10 @@ class Simulation:
             worst = max(worst, factor)
         return worst
 
-    def _note(self, what: What, run: Run, destroyed: int, created: int) -> None:
+    def _note(self, what: What, run: SimulatedRun, destroyed: int, created: int) -> None:
         assert self._log is not None
         pause = run.resumes - self.now
-        self._log.append(Event(self.now, what, run.job.id, run.places, pause, run.job.name, destroyed, created))
+        self._log.append(LoggedEvent(self.now, what, run.job.id, run.places, pause, run.job.name, destroyed, created))
 
     # -- the heap ----------------------------------------------------------------------------------------------
 
@@ -420,4 +430,4 @@ class Simulation:
         heapify(self._heap)
 
 
-__all__ = ["PlaceError", "Result", "Simulation", "SimulationError"]
+__all__ = ["PlaceError", "Simulation", "SimulationError", "SimulationResult"]

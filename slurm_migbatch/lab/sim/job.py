@@ -16,13 +16,13 @@ class JobError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class JobCosts:
     """Seconds that a job pays beside its work.
 
     Attributes:
         cold_start_s: from a slice that is there to the first progress, at the first start.
         restart_s: the same after an interruption or a move.
-        checkpoint_s: to save the work when told to stop; whoever gets its slices waits that long for them.
+        checkpoint_s: to save the work when signalled to stop; whoever gets its slices waits that long for them.
         checkpoint_every_s: seconds of progress between the checkpoints that it writes by itself; only work up to the
             last of them survives where it is stopped without saving. Infinite: it writes none.
     """
@@ -33,11 +33,11 @@ class Costs:
     checkpoint_every_s: float = math.inf
 
 
-FREE = Costs()
+FREE = JobCosts()
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedJob:
     """One job as it is submitted.
 
     Attributes:
@@ -73,7 +73,7 @@ class Job:
     app: str = ""
     batch: int = 0
     user: str = ""
-    costs: Costs = FREE
+    costs: JobCosts = FREE
     slo_s: float | None = None
     start_slo_s: float | None = None
     estimate: float | None = None
@@ -97,11 +97,11 @@ class Job:
 
     @property
     def claimed(self) -> float:
-        """Seconds that the job is said to take."""
+        """Seconds that the job is claimed to take."""
         return self.work if self.estimate is None else self.estimate
 
 
-class Request(NamedTuple):
+class InferenceRequest(NamedTuple):
     """One inference request: what queues in front of a stocked slice. `items` is the batch or, of text, the tokens."""
 
     time: float
@@ -110,7 +110,7 @@ class Request(NamedTuple):
     output: int = 0
 
 
-class Demand(NamedTuple):
+class DemandChange(NamedTuple):
     """From `time` on, `app` (a service, a partition) needs `value` (GPUs, requests a second: the reader says which)."""
 
     time: float

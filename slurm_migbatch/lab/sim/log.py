@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 What: TypeAlias = Literal["arrive", "start", "move", "preempt", "complete", "demand"]
 
 
-class Event(NamedTuple):
+class LoggedEvent(NamedTuple):
     """One event.
 
     Attributes:
@@ -43,7 +43,7 @@ class Event(NamedTuple):
         return json.dumps(row)
 
 
-def write(events: Iterable[Event], file: TextIO) -> None:
+def write(events: Iterable[LoggedEvent], file: TextIO) -> None:
     """All of them as JSON lines."""
     for event in events:
         file.write(event.line() + "\n")

@@ -9,13 +9,13 @@ from typing import Any, Final
 import numpy as np
 
 from slurm_migbatch.lab.bars import mean_with_interval
-from slurm_migbatch.lab.sim.engine import Result
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.engine import SimulationResult
+from slurm_migbatch.lab.sim.run import SimulatedRun
 
 QUANTILES: Final = (50, 95, 99)
 
 
-def summarise(result: Result) -> dict[str, Any]:
+def summarise(result: SimulationResult) -> dict[str, Any]:
     """All figures of one simulation, as plain values.
 
     `all`, `train` and `infer` hold those of jobs (`of_jobs`), where there are any. Of the cluster:
@@ -51,7 +51,7 @@ def summarise(result: Result) -> dict[str, Any]:
     return figures
 
 
-def of_jobs(runs: Sequence[Run], end: float) -> dict[str, Any]:
+def of_jobs(runs: Sequence[SimulatedRun], end: float) -> dict[str, Any]:
     """Figures of some jobs; None where there is nothing to take them of.
 
     - `jct_s`: from arrival to completion, of those that were done by `end`;
@@ -98,11 +98,11 @@ def over_seeds(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     merged: dict[str, Any] = {}
     for name, value in figures[0].items():
-        column = [one.get(name) for one in figures]
+        column = [row.get(name) for row in figures]
         if isinstance(value, Mapping):
-            merged[name] = over_seeds([one if isinstance(one, Mapping) else {} for one in column])
+            merged[name] = over_seeds([entry if isinstance(entry, Mapping) else {} for entry in column])
             continue
-        numbers = [float(one) for one in column if isinstance(one, int | float)]
+        numbers = [float(entry) for entry in column if isinstance(entry, int | float)]
         if len(numbers) < len(column):
             merged[name] = None
             continue
@@ -126,7 +126,7 @@ def _spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float | 
     }
 
 
-def _slo(runs: Sequence[Run], end: float) -> dict[str, Any]:
+def _slo(runs: Sequence[SimulatedRun], end: float) -> dict[str, Any]:
     limited = broken = 0
     for run in runs:
         judged = [
@@ -139,7 +139,7 @@ def _slo(runs: Sequence[Run], end: float) -> dict[str, Any]:
     return {"jobs": limited, "broken": broken, "share": broken / limited if limited else None}
 
 
-def _by_user(done: Iterable[Run]) -> list[float]:
+def _by_user(done: Iterable[SimulatedRun]) -> list[float]:
     users: dict[str, list[float]] = {}
     for run in done:
         assert run.ended is not None

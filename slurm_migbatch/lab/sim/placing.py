@@ -1,6 +1,7 @@
 """Which places to take: whole GPUs, packed, and slices by first or best fit. Where on one GPU is `mig.planning`'s.
 
-GPUs that hold the same are looked at once (`Cluster.alike`), nodes with as many empty GPUs once (`Cluster.by_empty`).
+GPUs that hold the same are looked at once (`SimulatedCluster.alike`), nodes with as many empty GPUs once
+(`SimulatedCluster.by_empty`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Literal, TypeAlias
 
-from slurm_migbatch.lab.sim.cluster import Cluster, Part, Place, each, lowest
+from slurm_migbatch.lab.sim.cluster import Part, Place, SimulatedCluster, bit_indexes, lowest
 from slurm_migbatch.mig import planning
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -20,7 +21,7 @@ _WARM = 16
 """GPUs of one arrangement that are looked at for an idle instance that could be used as it is."""
 
 
-def whole_gpus(cluster: Cluster, count: int, part: Part) -> list[Place] | None:
+def whole_gpus(cluster: SimulatedCluster, count: int, part: Part) -> list[Place] | None:
     """`count` empty GPUs of the part, as whole ones: of the fullest node that has enough, else of the emptiest nodes.
 
     None where the part has not so many.
@@ -34,21 +35,21 @@ def whole_gpus(cluster: Cluster, count: int, part: Part) -> list[Place] | None:
             return _of_node(cluster, lowest(nodes), count)
     places: list[Place] = []
     for free in range(len(by_empty) - 1, 0, -1):
-        for node in each(by_empty[free] & part.nodes):
+        for node in bit_indexes(by_empty[free] & part.nodes):
             places += _of_node(cluster, node, count - len(places))
             if len(places) == count:
                 return places
     return None
 
 
-def _of_node(cluster: Cluster, node: int, count: int) -> list[Place]:
+def _of_node(cluster: SimulatedCluster, node: int, count: int) -> list[Place]:
     of_node = cluster.nodes[node]
     empty = (cluster.empty >> of_node.start) & ((1 << len(of_node)) - 1)
-    return [cluster.gpus[of_node.start + index].whole for index in islice(each(empty), count)]
+    return [cluster.gpus[of_node.start + index].whole for index in islice(bit_indexes(empty), count)]
 
 
 def slices(
-    cluster: Cluster, profile: Profile, count: int, part: Part, rule: Rule = "best", *, apart: bool = False
+    cluster: SimulatedCluster, profile: Profile, count: int, part: Part, rule: Rule = "best", *, apart: bool = False
 ) -> list[Place] | None:
     """`count` slices of `profile` in the part; None where there is no room for all.
 
@@ -76,7 +77,9 @@ def slices(
     return places
 
 
-def _among(cluster: Cluster, profile: Profile, among: int, rule: Rule) -> tuple[tuple[int, int], int, Slot] | None:
+def _among(
+    cluster: SimulatedCluster, profile: Profile, among: int, rule: Rule
+) -> tuple[tuple[int, int], int, Slot] | None:
     """The rank, GPU and slot of the place that the rule prefers on GPUs (a bit each) as they are; None without room."""
     found: tuple[tuple[int, int], int, Slot] | None = None
     for geometry, used, gpus in cluster.arrangements(among):
@@ -91,8 +94,8 @@ def _among(cluster: Cluster, profile: Profile, among: int, rule: Rule) -> tuple[
     return found
 
 
-def _warm(cluster: Cluster, gpus: int, slot: Slot, first: int) -> int:
-    return next((gpu for gpu in islice(each(gpus), _WARM) if slot in cluster.gpus[gpu].layout.slots), first)
+def _warm(cluster: SimulatedCluster, gpus: int, slot: Slot, first: int) -> int:
+    return next((gpu for gpu in islice(bit_indexes(gpus), _WARM) if slot in cluster.gpus[gpu].layout.slots), first)
 
 
 def _left(geometry: Geometry, used: Layout) -> int:

@@ -13,11 +13,11 @@ import numpy as np
 
 from slurm_migbatch.config.reader import ConfigError, Problem
 from slurm_migbatch.lab.sim import gpus, registry
-from slurm_migbatch.lab.sim.cluster import Cluster
-from slurm_migbatch.lab.sim.curves import Curves, Predicted, Source, Table
-from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.cluster import SimulatedCluster
+from slurm_migbatch.lab.sim.curves import Curves, Predicted, RateSource, Table
+from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.sim.registry import Setup
-from slurm_migbatch.lab.sim.result import Result
+from slurm_migbatch.lab.sim.result import SimulationResult
 from slurm_migbatch.lab.sim.scenario import Scenario
 from slurm_migbatch.lab.sim.speeds import Linear, Neighbours, Paired, Speeds, Whole
 from slurm_migbatch.lab.traces import mixed, muri, openb, philly, pollux, sacct
@@ -29,7 +29,7 @@ from slurm_migbatch.profiling.table import read_folder
 from slurm_migbatch.workload import pairs
 
 
-class Workload:
+class ScenarioData:
     """What a scenario needs from disk, read once and used for every seed."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -39,14 +39,14 @@ class Workload:
         self.source = _source(scenario, self.measured)
         self.trace = _trace(scenario)
 
-    def jobs(self, seed: int) -> tuple[Job, ...]:
+    def jobs(self, seed: int) -> tuple[SimulatedJob, ...]:
         """The jobs of one seed. Raises ConfigError where no speeds are known of a job's model."""
         workload = self.scenario.workload
         trace = self.trace.copies(workload.copies, seed=seed) if workload.copies > 1 else self.trace
         costs = self.scenario.costs
         of_kind = {
-            "train": Costs(costs.train_start_s, costs.train_restart_s, costs.train_checkpoint_s),
-            "infer": Costs(costs.infer_start_s, costs.infer_restart_s),
+            "train": JobCosts(costs.train_start_s, costs.train_restart_s, costs.train_checkpoint_s),
+            "infer": JobCosts(costs.infer_start_s, costs.infer_restart_s),
         }
         end, start = workload.slo_s or None, workload.start_slo_s or None
         jobs = tuple(
@@ -59,7 +59,7 @@ class Workload:
             return jobs
         return self._drawn(jobs, self.source, seed) if workload.models == "draw" else self._known(jobs, self.source)
 
-    def _drawn(self, jobs: tuple[Job, ...], source: Source, seed: int) -> tuple[Job, ...]:
+    def _drawn(self, jobs: tuple[SimulatedJob, ...], source: RateSource, seed: int) -> tuple[SimulatedJob, ...]:
         rng = np.random.Generator(np.random.PCG64([seed, 1]))
         apps = {kind: source.apps(kind) for kind in ("train", "infer")}
         if missing := {job.kind for job in jobs if not apps[job.kind]}:
@@ -72,7 +72,7 @@ class Workload:
             found.append(replace(job, app=app, batch=job.gpus * batches[int(second * len(batches))]))
         return tuple(found)
 
-    def _known(self, jobs: tuple[Job, ...], source: Source) -> tuple[Job, ...]:
+    def _known(self, jobs: tuple[SimulatedJob, ...], source: RateSource) -> tuple[SimulatedJob, ...]:
         for kind in ("train", "infer"):
             if missing := sorted({job.app for job in jobs if job.kind == kind and job.app} - set(source.apps(kind))):
                 raise self._wrong(
@@ -87,18 +87,18 @@ class Workload:
 
 def play(
     scenario: Scenario,
-    workload: Workload,
+    workload: ScenarioData,
     seed: int,
     *,
     log: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> Result:
+) -> SimulationResult:
     """Simulate one seed.
 
     Raises PlaceError and SimulationError where cluster, workload and policy do not go together.
     """
     part, until = scenario.cluster, scenario.run.until_s
-    cluster = Cluster.of(scenario.geometry, part.nodes * part.gpus, part.gpus)
+    cluster = SimulatedCluster.of(scenario.geometry, part.nodes * part.gpus, part.gpus)
     setup = Setup(
         geometry=scenario.geometry,
         nodes=part.nodes,
@@ -115,7 +115,7 @@ def play(
     return registry.find(scenario.policy).play(scenario.params, setup)
 
 
-def _speeds(scenario: Scenario, cluster: Cluster, source: Source | None) -> Speeds:
+def _speeds(scenario: Scenario, cluster: SimulatedCluster, source: RateSource | None) -> Speeds:
     part = scenario.speeds
     speeds: Speeds = Whole()
     if source is not None:
@@ -130,7 +130,7 @@ def _measured(scenario: Scenario) -> tuple[Measurement, ...]:
     return tuple(read_folder(scenario.near(part.path))) if part.kind in ("table", "predictor") else ()
 
 
-def _source(scenario: Scenario, measured: tuple[Measurement, ...]) -> Source | None:
+def _source(scenario: Scenario, measured: tuple[Measurement, ...]) -> RateSource | None:
     part = scenario.speeds
     if part.kind not in ("table", "predictor"):
         return None

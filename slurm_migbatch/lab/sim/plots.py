@@ -8,8 +8,8 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Final, NamedTuple
 from xml.etree import ElementTree
 
-from slurm_migbatch.lab.sim.cluster import Cluster
-from slurm_migbatch.lab.sim.spans import Levels, Span
+from slurm_migbatch.lab.sim.cluster import SimulatedCluster
+from slurm_migbatch.lab.sim.spans import MeanLevels, Span
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.profiling.plot import COLOURS, LINE, document, numbers
@@ -27,7 +27,7 @@ _MOST_SPANS: Final = 6000
 _SVG = "http://www.w3.org/2000/svg"
 
 
-class Bar(NamedTuple):
+class PlottedBar(NamedTuple):
     """A value with its interval, where it has one."""
 
     name: str
@@ -66,7 +66,7 @@ def curves(series: Mapping[str, Sequence[tuple[float, float]]], title: str, labe
     return _lines({name: points for name, points in series.items() if len(points)}, title, label, finish)
 
 
-def use(levels: Levels, title: str) -> str:
+def use(levels: MeanLevels, title: str) -> str:
     """Share of the compute slices that is held, and the waiting jobs against their most, over time."""
     hours = [time / 3600 for time in levels.times]
     most = max(levels.waiting, default=0.0)
@@ -102,7 +102,7 @@ def _lines(
     return document(_WIDTH, _HEIGHT + LINE * len(lines), paint)
 
 
-def bars(groups: Mapping[str, Sequence[Bar]], title: str, label: str, mark: float | None = None) -> str:
+def bars(groups: Mapping[str, Sequence[PlottedBar]], title: str, label: str, mark: float | None = None) -> str:
     """A bar for each value, from 0 on, with its interval as a line; `mark` is a value that they are held against."""
     shown = {group: bars for group, bars in groups.items() if bars}
     if not shown:
@@ -124,7 +124,7 @@ def bars(groups: Mapping[str, Sequence[Bar]], title: str, label: str, mark: floa
     return document(_WIDTH, _AROUND + LINE * rows, paint)
 
 
-def _draw_bars(axes: Axes, groups: Mapping[str, Sequence[Bar]]) -> None:
+def _draw_bars(axes: Axes, groups: Mapping[str, Sequence[PlottedBar]]) -> None:
     names = list(dict.fromkeys(bar.name for bars in groups.values() for bar in bars))
     rows: list[str] = []
     heads: list[int] = []
@@ -177,7 +177,7 @@ def layouts(rows: Sequence[tuple[str, Layout]], geometry: Geometry, title: str) 
     return document(_WIDTH, _AROUND + _ROW * len(rows), paint)
 
 
-def timeline(spans: Sequence[Span], cluster: Cluster, title: str, gpus: int = 24) -> str:
+def timeline(spans: Sequence[Span], cluster: SimulatedCluster, title: str, gpus: int = 24) -> str:
     """What lay on the first GPUs over time: a row for each GPU, in it the memory slices from the bottom up.
 
     A job keeps its colour; the pale beginning of a bar is the time before it made progress. A bar says what it is where
@@ -196,7 +196,7 @@ def timeline(spans: Sequence[Span], cluster: Cluster, title: str, gpus: int = 24
 
 
 def _paint_stays(
-    stays: Sequence[Span], working: Sequence[Span], cluster: Cluster, rows: int, title: str, figure: Figure
+    stays: Sequence[Span], working: Sequence[Span], cluster: SimulatedCluster, rows: int, title: str, figure: Figure
 ) -> None:
     from matplotlib.collections import PolyCollection
 
@@ -213,7 +213,7 @@ def _paint_stays(
     axes.set_xlim(0.0, max(span.end for span in stays) / 3600)
 
 
-def _box(span: Span, begin: float, cluster: Cluster) -> list[tuple[float, float]]:
+def _box(span: Span, begin: float, cluster: SimulatedCluster) -> list[tuple[float, float]]:
     """The corners of a stay from `begin` on: hours, and rows from the top down."""
     unit = 0.9 / cluster.gpus[span.place.gpu].geometry.memory_slices
     placement = span.place.slot.placement

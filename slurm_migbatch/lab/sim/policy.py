@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from slurm_migbatch.lab.sim.job import Demand
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.job import DemandChange
+from slurm_migbatch.lab.sim.run import SimulatedRun
 
 if TYPE_CHECKING:
     from slurm_migbatch.lab.sim.engine import Simulation
@@ -26,20 +26,20 @@ class Policy(Protocol):
     def begin(self, sim: Simulation) -> None:
         """Before the first event: look at the cluster, lay out GPUs at no cost (`sim.cluster.configure`)."""
 
-    def arrive(self, sim: Simulation, run: Run) -> None:
+    def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """A job came; it waits until it is started."""
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """A job is done; its slices are free already."""
 
-    def demand(self, sim: Simulation, demand: Demand) -> None:
+    def demand(self, sim: Simulation, demand: DemandChange) -> None:
         """The demand of an application changed."""
 
     def timer(self, sim: Simulation, key: Any) -> None:
         """A moment that the policy asked for with `sim.wake` has come."""
 
     def decide(self, sim: Simulation) -> None:
-        """Everything of this instant was told: act."""
+        """Act: all events of this instant were delivered."""
 
 
 class Quiet:
@@ -48,13 +48,13 @@ class Quiet:
     def begin(self, sim: Simulation) -> None:
         """Nothing to prepare."""
 
-    def arrive(self, sim: Simulation, run: Run) -> None:
+    def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """The job waits."""
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Its slices stay free."""
 
-    def demand(self, sim: Simulation, demand: Demand) -> None:
+    def demand(self, sim: Simulation, demand: DemandChange) -> None:
         """Nobody serves it."""
 
     def timer(self, sim: Simulation, key: Any) -> None:

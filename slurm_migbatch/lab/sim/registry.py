@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policy import Policy
-from slurm_migbatch.lab.sim.result import Result
+from slurm_migbatch.lab.sim.result import SimulationResult
 from slurm_migbatch.lab.sim.speeds import Neighbours, Speeds
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.profiling.measurement import Measurement
@@ -41,7 +41,7 @@ class Setup:
     geometry: Geometry
     nodes: int
     per_node: int
-    jobs: tuple[Job, ...]
+    jobs: tuple[SimulatedJob, ...]
     speeds: Speeds
     neighbours: Neighbours | None = None
     measured: tuple[Measurement, ...] = ()
@@ -50,12 +50,12 @@ class Setup:
     log: bool = False
     progress: Callable[[int, int], None] | None = None
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> SimulatedCluster:
         """Return the GPUs, empty."""
-        return Cluster.of(self.geometry, self.nodes * self.per_node, self.per_node)
+        return SimulatedCluster.of(self.geometry, self.nodes * self.per_node, self.per_node)
 
 
-class Kind(Protocol):
+class NamedPolicy(Protocol):
     """Whatever can be named as a policy."""
 
     @property
@@ -66,7 +66,7 @@ class Kind(Protocol):
     def params(self) -> type[Any]:
         """A frozen dataclass of its parameters, all with defaults."""
 
-    def play(self, params: Any, setup: Setup) -> Result:
+    def play(self, params: Any, setup: Setup) -> SimulationResult:
         """Simulate. Raises PlaceError and SimulationError where cluster, jobs and policy do not go together."""
 
     def settings(self, params: Any) -> Mapping[str, str]:
@@ -85,10 +85,10 @@ class PolicyKind:
 
     about: str
     params: type[Any]
-    make: Callable[[Any, Cluster], Policy]
+    make: Callable[[Any, SimulatedCluster], Policy]
 
-    def play(self, params: Any, setup: Setup) -> Result:
-        """See Kind."""
+    def play(self, params: Any, setup: Setup) -> SimulationResult:
+        """See NamedPolicy."""
         cluster = setup.cluster()
         simulation = Simulation(
             cluster,
@@ -102,7 +102,7 @@ class PolicyKind:
         return simulation.run(setup.until, setup.progress)
 
     def settings(self, _params: Any) -> Mapping[str, str]:
-        """See Kind."""
+        """See NamedPolicy."""
         return {}
 
 
@@ -127,8 +127,8 @@ POLICIES: Final[dict[str, str]] = {
 """Name -> module:attribute."""
 
 
-def find(name: str) -> Kind:
+def find(name: str) -> NamedPolicy:
     """The policy of this name; raises KeyError."""
     module, _, attribute = POLICIES[name].partition(":")
-    found: Kind = getattr(importlib.import_module(module), attribute)
+    found: NamedPolicy = getattr(importlib.import_module(module), attribute)
     return found

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slurm_migbatch.lab.sim.log import Event
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.log import LoggedEvent
+from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 @dataclass(frozen=True)
-class Result:
+class SimulationResult:
     """The course of every job, and what was booked for the cluster.
 
     Attributes:
@@ -27,7 +27,7 @@ class Result:
         notices: what should be known of this run, for people.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[SimulatedRun, ...]
     begin: float
     end: float
     gpus: int
@@ -39,6 +39,6 @@ class Result:
     created: int
     destroyed: int
     steps: int
-    events: tuple[Event, ...] = field(default=(), repr=False)
+    events: tuple[LoggedEvent, ...] = field(default=(), repr=False)
     actions: Mapping[str, int] = field(default_factory=dict)
     notices: tuple[str, ...] = ()

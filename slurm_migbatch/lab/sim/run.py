@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 
 if TYPE_CHECKING:
     from slurm_migbatch.lab.sim.cluster import Place
 
 
-class Run:
+class SimulatedRun:
     """What the engine knows of a job: read it in policies, change it through the engine's actions only.
 
     Progress is piecewise linear: `left` work at the moment `since`, falling by `rate` a second from `resumes` on. A
@@ -57,7 +57,7 @@ class Run:
         "version",
     )
 
-    def __init__(self, job: Job, sensitivity: float = 0.0) -> None:
+    def __init__(self, job: SimulatedJob, sensitivity: float = 0.0) -> None:
         self.job = job
         self.left = job.work
         self.places: tuple[Place, ...] = ()
@@ -119,9 +119,9 @@ class Run:
         """
         every = self.job.costs.checkpoint_every_s
         seconds = self.progress_clock if math.isinf(every) else self.progress_clock % every
-        gone = min(seconds * self.rate, self.job.work - self.left)
-        self.left += gone
-        self.lost += gone
+        lost = min(seconds * self.rate, self.job.work - self.left)
+        self.left += lost
+        self.lost += lost
 
     def __repr__(self) -> str:
-        return f"Run({self.job.name!r}, left={self.left:.6g}, places={[str(place) for place in self.places]})"
+        return f"SimulatedRun({self.job.name!r}, left={self.left:.6g}, places={[str(place) for place in self.places]})"

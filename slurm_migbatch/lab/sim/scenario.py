@@ -253,8 +253,8 @@ def describe() -> str:
 
 
 def _keys(part: type[Any]) -> Iterator[str]:
-    for one in dataclasses.fields(part):
-        yield f"# {one.metadata['doc']}"
-        default = "..." if one.default is dataclasses.MISSING else one.default
+    for field in dataclasses.fields(part):
+        yield f"# {field.metadata['doc']}"
+        default = "..." if field.default is dataclasses.MISSING else field.default
         shown = json.dumps(list(default) if isinstance(default, tuple) else default)
-        yield f"{'' if one.default is dataclasses.MISSING else '#'}{one.name} = {shown}"
+        yield f"{'' if field.default is dataclasses.MISSING else '#'}{field.name} = {shown}"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slurm_migbatch.lab.sim.cluster import Place
-from slurm_migbatch.lab.sim.log import Event
+from slurm_migbatch.lab.sim.log import LoggedEvent
 
 
 class Span(NamedTuple):
@@ -22,7 +22,7 @@ class Span(NamedTuple):
     paused: float
 
 
-def spans(events: Iterable[Event], end: float) -> list[Span]:
+def spans(events: Iterable[LoggedEvent], end: float) -> list[Span]:
     """Every stay, by its beginning; those that last beyond the log end at `end`."""
     open_: dict[tuple[int, Place], tuple[float, float, str]] = {}
     found: list[Span] = []
@@ -48,7 +48,7 @@ def spans(events: Iterable[Event], end: float) -> list[Span]:
     return sorted(found, key=lambda span: (span.begin, span.place, span.job))
 
 
-class Levels(NamedTuple):
+class MeanLevels(NamedTuple):
     """Means over equal parts of the time: shares of the cluster's compute slices that were held, jobs that waited."""
 
     times: list[float]
@@ -56,7 +56,7 @@ class Levels(NamedTuple):
     waiting: list[float]
 
 
-def levels(events: Sequence[Event], begin: float, end: float, slices: int, parts: int = 240) -> Levels:
+def levels(events: Sequence[LoggedEvent], begin: float, end: float, slices: int, parts: int = 240) -> MeanLevels:
     """What was held and who waited between `begin` and `end`. A slice that is shared counts once."""
     edges = np.linspace(begin, end, parts + 1)
     held, waiting = np.zeros(parts), np.zeros(parts)
@@ -86,7 +86,7 @@ def levels(events: Sequence[Event], begin: float, end: float, slices: int, parts
     _spread(held, begin, width, last, end, level)
     _spread(waiting, begin, width, last, end, queue)
     times = ((edges[:-1] + edges[1:]) / 2).tolist()
-    return Levels(times, (held / width / slices).tolist(), (waiting / width).tolist())
+    return MeanLevels(times, (held / width / slices).tolist(), (waiting / width).tolist())
 
 
 def _spread(

@@ -11,9 +11,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from slurm_migbatch.lab.sim.cluster import Cluster, Place
-from slurm_migbatch.lab.sim.job import Job
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.cluster import Place, SimulatedCluster
+from slurm_migbatch.lab.sim.job import SimulatedJob
+from slurm_migbatch.lab.sim.run import SimulatedRun
 
 _SPREAD: Final = 3.0
 """The two parameters of the beta distribution together: the larger, the more alike all jobs are."""
@@ -22,13 +22,13 @@ _SPREAD: Final = 3.0
 class Speeds(Protocol):
     """Speeds of jobs; 1.0 is a job on what it asks for, as whole GPUs of the reference kind."""
 
-    def speed(self, job: Job, places: Sequence[Place], steps: int = 1) -> float:
+    def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
         """Work a second on these places with nobody beside it; 0 where it does not fit there.
 
         `steps` is the number of micro-steps that a batch is split into.
         """
 
-    def slowdown(self, run: Run, others: Sequence[Run]) -> float:
+    def slowdown(self, run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
         """How many times slower `run` is with `others` in the same slice; at least 1."""
 
 
@@ -39,20 +39,22 @@ class Linear:
     gains nothing from more. It takes the exponent of `gpus` as 1: jobs fill what they ask for.
     """
 
-    def __init__(self, cluster: Cluster, *, exponent: float = 1.0, shared: float = 2.0, most: float = 1.0) -> None:
+    def __init__(
+        self, cluster: SimulatedCluster, *, exponent: float = 1.0, shared: float = 2.0, most: float = 1.0
+    ) -> None:
         """`most` bounds the speed: a job gains nothing from more than it asks for (1), or it does (infinity)."""
         self.cluster = cluster
         self.exponent = exponent
         self.shared = shared
         self.most = most
 
-    def speed(self, job: Job, places: Sequence[Place], _steps: int = 1) -> float:
+    def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
         """Share of the slices that it asks for, to the power of the exponent, `most` at the most."""
         if len(places) == 1 == job.gpus:
             return min(self.most, float(self._share(places[0]) ** self.exponent))
         return min(self.most, sum(float(self._share(place) ** self.exponent) for place in places) / job.gpus)
 
-    def slowdown(self, _run: Run, others: Sequence[Run]) -> float:
+    def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
         """`shared` with one other, and that much more with each further one."""
         return 1.0 + (self.shared - 1.0) * len(others)
 
@@ -68,23 +70,23 @@ class Paired:
         """`xi[a, b]` is how many times slower application a gets beside b; `default` where a pair is not known."""
         self.alone, self.xi, self.default = alone, xi, default
 
-    def speed(self, job: Job, places: Sequence[Place], steps: int = 1) -> float:
+    def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
         """As the other says."""
         return self.alone.speed(job, places, steps)
 
-    def slowdown(self, run: Run, others: Sequence[Run]) -> float:
+    def slowdown(self, run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
         """The excesses of all pairs added up."""
-        return 1.0 + sum(self.xi.get((run.job.app, one.job.app), self.default) - 1.0 for one in others)
+        return 1.0 + sum(self.xi.get((run.job.app, other.job.app), self.default) - 1.0 for other in others)
 
 
 class Whole:
     """Every job runs at speed 1 on what it asks for; jobs that share a slice get an equal part of it."""
 
-    def speed(self, job: Job, places: Sequence[Place], _steps: int = 1) -> float:
+    def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
         """Share of the places that it asks for."""
         return 1.0 if len(places) == job.gpus else len(places) / job.gpus
 
-    def slowdown(self, _run: Run, others: Sequence[Run]) -> float:
+    def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
         """As many times slower as there are sharers."""
         return 1.0 + len(others)
 

@@ -1,4 +1,4 @@
-"""From what simulated nodes told to the figures of `sim.metrics`: who held what, who made progress, what was made."""
+"""Turn events of simulated nodes into the figures of `sim.metrics`: who held what and made progress, what was made."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_migbatch.lab.sim.cluster import Cluster, Meter, Place
-from slurm_migbatch.lab.sim.log import Event, What
-from slurm_migbatch.lab.sim.result import Result
-from slurm_migbatch.lab.sim.run import Run
-from slurm_migbatch.lab.slurm.records import Ended
+from slurm_migbatch.lab.sim.cluster import Place, SimulatedCluster, UtilizationMeter
+from slurm_migbatch.lab.sim.log import LoggedEvent, What
+from slurm_migbatch.lab.sim.result import SimulationResult
+from slurm_migbatch.lab.sim.run import SimulatedRun
+from slurm_migbatch.lab.slurm.records import EndedJob
 from slurm_migbatch.lab.slurm.tracejobs import Course
 from slurm_migbatch.mig.layout import Slot
 
@@ -26,9 +26,9 @@ class Played:
         ended: how it left Slurm's queue; None: it has not, or was refused.
     """
 
-    run: Run
+    run: SimulatedRun
     course: Course
-    ended: Ended | None = None
+    ended: EndedJob | None = None
 
     def last(self, restart: int) -> bool:
         """Whether the job left the queue with this run."""
@@ -48,7 +48,7 @@ class Booking:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SimulatedCluster,
         places: Mapping[str, int],
         played: Mapping[int, Played],
         moment: Callable[[float], float],
@@ -56,27 +56,32 @@ class Booking:
         log: bool = False,
     ) -> None:
         self._cluster, self._places, self._played, self._moment = cluster, places, played, moment
-        self._meter = Meter()
+        self._meter = UtilizationMeter()
         self._fragmentation = self._held_s = 0.0
         self._now = 0.0
         self._holding: dict[tuple[int, int], list[tuple[float, Place]]] = {}
         self._counts = {"create": 0, "destroy": 0}
-        self._log: list[Event] | None = [] if log else None
+        self._log: list[LoggedEvent] | None = [] if log else None
 
     def book(
-        self, runs: Sequence[Run], told: Iterable[Mapping[str, Any]], end: float, steps: int, actions: Mapping[str, int]
-    ) -> Result:
-        """Book everything that was told and return the result.
+        self,
+        runs: Sequence[SimulatedRun],
+        events: Iterable[Mapping[str, Any]],
+        end: float,
+        steps: int,
+        actions: Mapping[str, int],
+    ) -> SimulationResult:
+        """Book all events and return the result.
 
         Args:
             runs: every job that arrived, in the order of their ids.
-            told: events of the nodes.
+            events: of the nodes.
             end: the last moment, on the trace's clock.
             steps: rounds of the controller.
             actions: what was done to jobs, by kind.
         """
         begin = self._now = min((run.job.arrival for run in runs), default=0.0)
-        for event in _merged(told):
+        for event in _merged(events):
             self._advance(self._moment(event["ts"]))
             kind = event["kind"]
             if kind in self._counts:
@@ -91,7 +96,7 @@ class Booking:
         self._finish()
         passed, gpus = self._now - begin, len(self._cluster.gpus)
         present = sum((self._now if run.ended is None else run.ended) - run.job.arrival for run in runs)
-        return Result(
+        return SimulationResult(
             runs=tuple(runs),
             begin=begin,
             end=self._now,
@@ -121,8 +126,11 @@ class Booking:
         resumes = played.course.resumes.get(restart)
         played.run.resumes = math.inf if resumes is None else self._moment(resumes)
         held = self._holding[job, restart] = []
-        for one in event["slices"]:
-            place = Place(self._places[one["gpu"]], Slot.of(one["profile"], one["start"], one["size"]))
+        for slice_fields in event["slices"]:
+            place = Place(
+                self._places[slice_fields["gpu"]],
+                Slot.of(slice_fields["profile"], slice_fields["start"], slice_fields["size"]),
+            )
             gpu = self._cluster.gpus[place.gpu]
             if place.slot in gpu.cells:
                 self._meter.mark(gpu.cells[place.slot], self._now)
@@ -169,25 +177,25 @@ class Booking:
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
-    def _note(self, what: What, run: Run, seconds: float) -> None:
+    def _note(self, what: What, run: SimulatedRun, seconds: float) -> None:
         if self._log is not None:
             seconds = 0.0 if math.isinf(seconds) else seconds
-            self._log.append(Event(self._now, what, run.job.id, run.places, seconds, run.job.name))
+            self._log.append(LoggedEvent(self._now, what, run.job.id, run.places, seconds, run.job.name))
 
-    def _events(self, runs: Sequence[Run]) -> tuple[Event, ...]:
+    def _events(self, runs: Sequence[SimulatedRun]) -> tuple[LoggedEvent, ...]:
         if self._log is None:
             return ()
-        arrivals = [Event(run.job.arrival, "arrive", run.job.id, (), 0.0, run.job.name) for run in runs]
+        arrivals = [LoggedEvent(run.job.arrival, "arrive", run.job.id, (), 0.0, run.job.name) for run in runs]
         lasted = {run.job.id: (run.ended or self._now) - run.job.arrival for run in runs}
         done = [e._replace(seconds=lasted[e.job]) if e.what == "complete" else e for e in self._log]
         return tuple(sorted([*arrivals, *done], key=lambda event: event.time))
 
 
-def _merged(told: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _merged(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Events by their time; a run that started on several nodes has one start, with the slices of all."""
     found: list[Mapping[str, Any]] = []
     starts: dict[tuple[int, int], int] = {}
-    for event in sorted(told, key=lambda event: float(event["ts"])):
+    for event in sorted(events, key=lambda event: float(event["ts"])):
         if event["kind"] == "start":
             run = event["job"], event["restart"]
             if run in starts:

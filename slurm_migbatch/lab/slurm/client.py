@@ -68,7 +68,7 @@ class SimulatedSlurm(Slurmctld):
         self.before_call: Callable[[str], object] = lambda what: None
         self.after_call: Callable[[str], object] = lambda what: None
 
-    # -- looks -----------------------------------------------------------------------------------------------------
+    # -- listings --------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[JobRow]:
         """See SlurmClient."""
@@ -294,7 +294,7 @@ class SimulatedSlurm(Slurmctld):
         job = int(name)
         if job in self.arrays:
             rows = [row for row in self.queue.values() if row.array_job == job]
-            # a task that was told apart follows its array no more
+            # a task that was split off follows its array no more
             return [row for row in rows if not row.pending or row.job_id == job] or rows
         return [self.queue[job]] if job in self.queue else []
 

@@ -8,10 +8,10 @@ from heapq import heappop, heappush
 from typing import Final
 
 START: Final = 1_000_000.0
-"""Unix time at which a simulation begins unless said otherwise."""
+"""Unix time at which a simulation begins unless specified otherwise."""
 
 
-class Event:
+class TimedEvent:
     """Something that happens at a moment, unless it is cancelled before."""
 
     __slots__ = ("action", "when")
@@ -33,7 +33,7 @@ class VirtualClock:
 
     def __init__(self, now: float = START) -> None:
         self.now = now
-        self._events: list[tuple[float, int, Event]] = []
+        self._events: list[tuple[float, int, TimedEvent]] = []
         self._numbers = itertools.count()
 
     def time(self) -> float:
@@ -44,13 +44,13 @@ class VirtualClock:
         """The same; it never jumps here."""
         return self.now
 
-    def at(self, when: float, action: Callable[[], object]) -> Event:
+    def at(self, when: float, action: Callable[[], object]) -> TimedEvent:
         """Run `action` at that moment, or as soon as time passes where it is over already."""
-        event = Event(when, action)
+        event = TimedEvent(when, action)
         heappush(self._events, (when, next(self._numbers), event))
         return event
 
-    def after(self, seconds: float, action: Callable[[], object]) -> Event:
+    def after(self, seconds: float, action: Callable[[], object]) -> TimedEvent:
         """Run `action` in so many seconds."""
         return self.at(self.now + seconds, action)
 

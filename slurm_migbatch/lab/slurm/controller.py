@@ -14,7 +14,7 @@ from slurm_migbatch.daemon.settings import blackout_of, settings_of
 from slurm_migbatch.decide.snapshot import LendingPast, Predictions
 from slurm_migbatch.lab.slurm.filter import SubmitFilter, catalog_of
 from slurm_migbatch.lab.slurm.record import MemoryRecord
-from slurm_migbatch.lab.slurm.run import Look, Pace, Simulation
+from slurm_migbatch.lab.slurm.run import ControllerInput, RoundTiming, SlurmSimulation
 from slurm_migbatch.predict.selection import Chooser
 
 
@@ -34,7 +34,7 @@ class ServiceController:
 
     def __init__(
         self,
-        simulation: Simulation,
+        simulation: SlurmSimulation,
         config: Config | None = None,
         predictions: Predictions | None = None,
         chooser: Chooser | None = None,
@@ -60,19 +60,19 @@ class ServiceController:
         settings = settings_of(config)
         self.controller = Controller(settings, slurm, self._observer, advertiser, self.record, simulation.clock)
 
-    def __call__(self, look: Look) -> bool:
+    def __call__(self, observation: ControllerInput) -> bool:
         """Run one round; tells whether another should follow soon. Raises what a stage raised that could not decide."""
-        for event in look.events:
+        for event in observation.events:
             if event["kind"] == "misfit":
                 self._observer.send_back(event["job"])
-        self.record.ingested(look.events)
-        self._observer.ingested(look.events, look.now)
-        report = self.controller.round(look.jobs, look.nodes)
+        self.record.ingested(observation.events)
+        self._observer.ingested(observation.events, observation.now)
+        report = self.controller.round(observation.jobs, observation.nodes)
         for error in report.failed.values():
             raise error
         return report.again
 
 
-def pace_of(config: Config) -> Pace:
+def pace_of(config: Config) -> RoundTiming:
     """Return when the service runs rounds, which does not depend on whether anything happens."""
-    return Pace(every_s=config.cluster.poll_s, idle_s=config.cluster.poll_s)
+    return RoundTiming(every_s=config.cluster.poll_s, idle_s=config.cluster.poll_s)

@@ -10,7 +10,7 @@ from typing import Final
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import catalog as catalogs
 from slurm_migbatch.lab.slurm.record import MemoryRecord
-from slurm_migbatch.lab.slurm.run import Simulation, Submission
+from slurm_migbatch.lab.slurm.run import SlurmSimulation, Submission
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
@@ -21,7 +21,7 @@ FIRST_UID: Final = 10_000
 """Users of a simulation have this uid or a higher one: what is below may be trusted, and is then left alone."""
 
 
-def catalog_of(simulation: Simulation, config: Config) -> SiteCatalog:
+def catalog_of(simulation: SlurmSimulation, config: Config) -> SiteCatalog:
     """Return the catalog that migbatchd would build of the simulated nodes."""
     inventory = {
         name: [{"uuid": uuid, "mig": True, "geometry": geometry.to_dict()} for uuid, geometry in gpus.items()]
@@ -57,15 +57,15 @@ class SubmitFilter:
         self._clock, self._spelled = clock, spelled
         self._numbers = itertools.count(1)
 
-    def __call__(self, one: Submission) -> Submission:
-        """Return the submission as Slurm gets it. Raises SlurmError with the sentence that its user would be told."""
-        nodes = one.fields.get("num_nodes", 1)
+    def __call__(self, submission: Submission) -> Submission:
+        """Return the submission as Slurm gets it. Raises SlurmError with the message that its user would get."""
+        nodes = submission.fields.get("num_nodes", 1)
         request = JobRequest(
-            uid=one.fields.get("uid", FIRST_UID),
-            user=one.fields.get("user", ""),
-            partition=one.partition,
-            tres_per_node=self._spelled(one.gres),
-            comment=one.fields.get("comment") or None,
+            uid=submission.fields.get("uid", FIRST_UID),
+            user=submission.fields.get("user", ""),
+            partition=submission.partition,
+            tres_per_node=self._spelled(submission.gres),
+            comment=submission.fields.get("comment") or None,
             min_nodes=nodes,
             max_nodes=nodes,
             batch=1,
@@ -75,9 +75,9 @@ class SubmitFilter:
         if isinstance(answer, Refuse):
             raise SlurmError(answer.sentence, ("sbatch",), 1, answer.sentence)
         if not isinstance(answer, Accept):
-            return one
+            return submission
         if answer.decision is not None:
             self._record.decided(answer.decision)
-        gres = answer.changes.get("tres_per_node", one.gres)
-        fields = {**one.fields, "comment": answer.changes.get("comment", one.fields.get("comment", ""))}
-        return replace(one, gres=gres, fields=fields)
+        gres = answer.changes.get("tres_per_node", submission.gres)
+        fields = {**submission.fields, "comment": answer.changes.get("comment", submission.fields.get("comment", ""))}
+        return replace(submission, gres=gres, fields=fields)

@@ -4,7 +4,7 @@ Which slots a job gets is `node.placement.claim`, whether it may share one `node
 run, over rows that stand for the journal's. Events are those of `docs/protocol` and go to a `LiveView` as migbatchd's
 do.
 
-With `auto` everything happens by itself, each after its time (`Times`). Without, the phases are called one by one:
+With `auto` everything happens by itself, each after its time (`NodeDelays`). Without, the phases are called one by one:
 `poll`, `prolog`, `epilog`, `report`.
 """
 
@@ -22,7 +22,7 @@ from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.sharing import is_guest
 from slurm_migbatch.lab.sim.gpus import CREATE_S, DESTROY_S
-from slurm_migbatch.lab.slurm.clock import Event, VirtualClock
+from slurm_migbatch.lab.slurm.clock import TimedEvent, VirtualClock
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
 from slurm_migbatch.lab.slurm.work import Fixed, Work
 from slurm_migbatch.mig.geometry import Geometry
@@ -40,7 +40,7 @@ _REUSE: Final = "same-user"  # the default of WarmReuse
 
 
 @dataclass(frozen=True)
-class Times:
+class NodeDelays:
     """How long things take on a node, seconds.
 
     Attributes:
@@ -61,7 +61,7 @@ class Times:
     kill_wait_s: float = 30.0
 
 
-INSTANT: Final = Times(0.0, 0.0, 0.0, 0.0, {}, {})
+INSTANT: Final = NodeDelays(0.0, 0.0, 0.0, 0.0, {}, {})
 """Nothing takes any time."""
 
 
@@ -90,7 +90,7 @@ class Halved:
 
 
 @dataclass
-class _Node:
+class _SimulatedNode:
     geometries: dict[str, Geometry]
     plan: dict[str, tuple[Slot, ...]]
     guests: Mapping[int, tuple[str, str, int, int, int, int]] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class _Process:
 
     row: JobRow
     work: Work | None = None
-    event: Event | None = None
+    event: TimedEvent | None = None
     share: float = 1.0
 
 
@@ -117,7 +117,7 @@ class SimulatedNodes:
     Args:
         clock: the time.
         slurm: whose jobs run here.
-        times: see `Times`.
+        times: see `NodeDelays`.
         work: what a job does with its time, asked once for each job.
         strict: a job that finds no free slot of the plan is a misfit, also where the node has room for it; and which
             of several planned slots it gets is drawn at random.
@@ -130,7 +130,7 @@ class SimulatedNodes:
         clock: VirtualClock,
         slurm: Slurmctld,
         *,
-        times: Times | None = None,
+        times: NodeDelays | None = None,
         work: Callable[[JobRow], Work] = lambda row: Fixed(100.0),
         strict: bool = False,
         neighbourhood: Neighbourhood = Halved(),
@@ -139,7 +139,7 @@ class SimulatedNodes:
     ) -> None:
         self.clock, self.slurm, self.auto = clock, slurm, auto
         self.view = LiveView()
-        self.times = times or (Times() if auto else INSTANT)
+        self.times = times or (NodeDelays() if auto else INSTANT)
         self.board = PlanBoard(wall=clock.time, clock=clock.monotonic)
         self.random = random.Random(seed)  # noqa: S311 - reproducible, no secret
         #: jobs that found no slice, in their order; and starts outside the plan
@@ -147,14 +147,14 @@ class SimulatedNodes:
         self.unplanned: list[int] = []
         #: nodes that take no plans and tell nothing
         self.deaf: set[str] = set()
-        #: called when a node has told something: (node, events)
+        #: called when a node has reported events: (node, events)
         self.on_events: Callable[[str, Sequence[Mapping[str, Any]]], object] = lambda node, events: None
         self._work, self._strict = work, strict
         #: what jobs on one GPU cost each other
         self.neighbourhood = neighbourhood
         self._node_of: dict[str, str] = {}
         self._works: dict[int, Work] = {}
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, _SimulatedNode] = {}
         self._processes: dict[int, _Process] = {}
         self._where: dict[int, tuple[str, ...]] = {}
         self._ids = 0
@@ -165,13 +165,13 @@ class SimulatedNodes:
         """A node with these GPUs, which tells of them at once."""
         gpus = {f"GPU-{name}-{number}": geometry for number, geometry in enumerate(geometries)}
         self._node_of.update(dict.fromkeys(gpus, name))
-        self._nodes[name] = _Node(gpus, dict.fromkeys(gpus, ()), heard=self.clock.now)
-        told = [
+        self._nodes[name] = _SimulatedNode(gpus, dict.fromkeys(gpus, ()), heard=self.clock.now)
+        gpu_states = [
             {"uuid": uuid, "minor": number, "index": number, "name": geometry.name, "mig": True}
             | {"geometry": geometry.to_dict()}
             for number, (uuid, geometry) in enumerate(gpus.items())
         ]
-        self.view.apply(name, [{"kind": "state", "ts": self.clock.now, "gpus": told, "runs": [], "idle": []}])
+        self.view.apply(name, [{"kind": "state", "ts": self.clock.now, "gpus": gpu_states, "runs": [], "idle": []}])
         self.board.confirm(name, 0)
 
     # -- what the nodes hold, for reports and tests ----------------------------------------------------------------
@@ -344,7 +344,7 @@ class SimulatedNodes:
             self.unplanned.append(row.job_id)
         return self._carry_out(row, name, node, claims)
 
-    def _views(self, node: _Node) -> list[placement.GpuOccupancy]:
+    def _views(self, node: _SimulatedNode) -> list[placement.GpuOccupancy]:
         found = []
         for order, (uuid, geometry) in enumerate(node.geometries.items()):
             here = [row for row in node.rows.values() if row.gpu == uuid]
@@ -371,26 +371,28 @@ class SimulatedNodes:
         every = {(v.uuid, s) for v in views for p in wishes if p in v.geometry for s in v.geometry.info(p).slots}
         return every - allowed
 
-    def _carry_out(self, row: JobRow, name: str, node: _Node, claims: Sequence[placement.SlotClaim]) -> float:
+    def _carry_out(self, row: JobRow, name: str, node: _SimulatedNode, claims: Sequence[placement.SlotClaim]) -> float:
         took = 0.0
         rows = []
         for claim in claims:
-            for piece in claim.evict:
-                if node.rows.pop(piece.id or 0, None) is not None:
-                    took += self.times.destroy_s.get(_compute(piece.slot.profile), 0.0)
-                    self._tell(name, "destroy", piece.place)
+            for slice_row in claim.evict:
+                if node.rows.pop(slice_row.id or 0, None) is not None:
+                    took += self.times.destroy_s.get(_compute(slice_row.slot.profile), 0.0)
+                    self._tell(name, "destroy", slice_row.place)
             if claim.warm is not None:
                 node.rows.pop(claim.warm.id or 0, None)
-            piece = Slice(claim.gpu, claim.slot, "held", gi=self._ids, job=row.job_id, restart=row.restarts)
-            piece = self._put(node, piece._replace(uid=row.uid, since=self.clock.now, warm=claim.warm is not None))
+            slice_row = Slice(claim.gpu, claim.slot, "held", gi=self._ids, job=row.job_id, restart=row.restarts)
+            slice_row = self._put(
+                node, slice_row._replace(uid=row.uid, since=self.clock.now, warm=claim.warm is not None)
+            )
             if claim.warm is None:
-                took += self.times.create_s.get(_compute(piece.slot.profile), 0.0)
-                self._tell(name, "create", piece.place)
-            rows.append(piece)
+                took += self.times.create_s.get(_compute(slice_row.slot.profile), 0.0)
+                self._tell(name, "create", slice_row.place)
+            rows.append(slice_row)
         self._tell(name, "start", self._started(row, rows, took, all(claim.planned for claim in claims)))
         return took
 
-    def _join(self, row: JobRow, name: str, node: _Node) -> float | None:
+    def _join(self, row: JobRow, name: str, node: _SimulatedNode) -> float | None:
         """A guest's place: beside its host or, where that has left, alone."""
         place = node.guests.get(row.job_id)
         if place is None:
@@ -398,18 +400,20 @@ class SimulatedNodes:
         shared = SharedSlot(place[0], Slot.of(*place[1:4]), (place[4], place[5]))
         rows = list(node.rows.values())
         runs = {
-            _run_of(one): Run(one.job or 0, one.restart or 0, one.uid or 0, "", "", "", "", "running")
-            for one in rows
-            if one.state == "held"
+            _run_of(slice_row): Run(
+                slice_row.job or 0, slice_row.restart or 0, slice_row.uid or 0, "", "", "", "", "running"
+            )
+            for slice_row in rows
+            if slice_row.state == "held"
         }
         found = guest.verdict(shared, row.uid, rows, runs, shared.slot in node.plan[shared.gpu])
         if found.action is guest.GuestAction.JOIN and found.host is not None:
             host = found.host
-            piece = host._replace(
+            slice_row = host._replace(
                 job=row.job_id, restart=row.restarts, uid=row.uid, beside=host.id, shared=True, since=self.clock.now
             )
-            piece = self._put(node, piece)
-            fields = self._started(row, [piece], 0.0, True)
+            slice_row = self._put(node, slice_row)
+            fields = self._started(row, [slice_row], 0.0, True)
             self._tell(name, "start", fields | {"beside": [host.job or 0, host.restart or 0]})
             return 0.0
         if found.action is guest.GuestAction.ALONE:
@@ -432,10 +436,10 @@ class SimulatedNodes:
             "user": row.user,
             "account": row.account,
             "partition": row.partition,
-            "warm": all(one.warm for one in rows),
+            "warm": all(slice_row.warm for slice_row in rows),
             "planned": planned,
             "elapsed_ms": round(took * 1000),
-            "slices": [one.event_fields for one in rows],
+            "slices": [slice_row.event_fields for slice_row in rows],
         }
 
     def epilog(self, job: int) -> None:
@@ -446,7 +450,7 @@ class SimulatedNodes:
                 continue
             mine = [row for row in node.rows.values() if row.job == job and row.state == "held"]
             for row in mine:
-                other = next((one for one in node.rows.values() if one.beside == row.id), None)
+                other = next((slice_row for slice_row in node.rows.values() if slice_row.beside == row.id), None)
                 if row.beside is not None:
                     del node.rows[row.id or 0]
                 elif other is not None:
@@ -468,12 +472,12 @@ class SimulatedNodes:
 
     def report(self, name: str | None = None, most: int | None = None) -> None:
         """What the nodes have to tell arrives: of one node or of all, everything or the first `most` events."""
-        for each in [name] if name is not None else list(self._nodes):
-            node = self._nodes[each]
+        for node_name in [name] if name is not None else list(self._nodes):
+            node = self._nodes[node_name]
             events, node.untold = node.untold[:most], node.untold[len(node.untold[:most]) :]
             if events:
-                self.view.apply(each, events)
-                self.on_events(each, events)
+                self.view.apply(node_name, events)
+                self.on_events(node_name, events)
 
     def _tell(self, name: str, kind: str, fields: Mapping[str, Any]) -> None:
         untold = self._nodes[name].untold
@@ -481,7 +485,7 @@ class SimulatedNodes:
         if self.auto and len(untold) == 1:
             self.clock.after(self.times.report_s, lambda: self.report(name))
 
-    def _put(self, node: _Node, row: Slice) -> Slice:
+    def _put(self, node: _SimulatedNode, row: Slice) -> Slice:
         self._ids += 1
         node.rows[self._ids] = row = row._replace(id=self._ids)
         return row
@@ -508,19 +512,24 @@ class SimulatedNodes:
             work = self._works[row.job_id] = self._work(row)
         held = self._of(row.job_id)
         process.work = work
-        work.begin(self.clock.now, [piece.slot.profile for piece in held], row.restarts)
+        work.begin(self.clock.now, [slice_row.slot.profile for slice_row in held], row.restarts)
         self._paced(held)
         self._follow(process)
 
     def _of(self, job: int) -> list[Slice]:
         row = self.slurm.queue.get(job)
         nodes = [self._nodes[name] for name in row.nodes if name in self._nodes] if row is not None else []
-        return [piece for node in nodes for piece in node.rows.values() if piece.job == job and piece.state == "held"]
+        return [
+            slice_row
+            for node in nodes
+            for slice_row in node.rows.values()
+            if slice_row.job == job and slice_row.state == "held"
+        ]
 
-    def _paced(self, pieces: Iterable[Slice]) -> None:
+    def _paced(self, slice_rows: Iterable[Slice]) -> None:
         """Whoever is on these slots, or with a wide neighbourhood on these GPUs, has its speed as things are now."""
         wide = self.neighbourhood.wide
-        slots = {(piece.gpu, piece.slot) for piece in pieces if wide or piece.shared}
+        slots = {(slice_row.gpu, slice_row.slot) for slice_row in slice_rows if wide or slice_row.shared}
         gpus = {gpu for gpu, _ in slots}
         jobs = {
             row.job: None
@@ -540,7 +549,7 @@ class SimulatedNodes:
 
     def _around(self, job: int) -> list[Slice]:
         """All held slices of the GPUs that a job is on."""
-        gpus = {piece.gpu for piece in self._of(job)}
+        gpus = {slice_row.gpu for slice_row in self._of(job)}
         nodes = {self._node_of[gpu]: None for gpu in sorted(gpus)}
         rows = (row for name in nodes for row in self._nodes[name].rows.values())
         return [row for row in rows if row.state == "held" and row.gpu in gpus]
@@ -561,9 +570,9 @@ class SimulatedNodes:
         self.clock.after(self.times.epilog_s, lambda: self._left(job))
 
     def _left(self, job: int) -> None:
-        pieces = self._of(job)
+        slice_rows = self._of(job)
         self.epilog(job)
-        self._paced(pieces)
+        self._paced(slice_rows)
         self.slurm.released(job)
 
     def signal(self, row: JobRow, _name: str) -> None:

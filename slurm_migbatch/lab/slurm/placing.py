@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from slurm_migbatch.lab.slurm.records import Machine, Shape
+from slurm_migbatch.lab.slurm.records import NodeRecord, Shape
 from slurm_migbatch.slurm.nodelist import expand
 
 _WORD = re.compile(r"[A-Za-z0-9_.=:-]+")
@@ -16,16 +16,16 @@ _WORD = re.compile(r"[A-Za-z0-9_.=:-]+")
 class Placing:
     """Finds nodes for shapes. `changed` must be called after every change of a node."""
 
-    def __init__(self, machines: Mapping[str, Machine]) -> None:
+    def __init__(self, machines: Mapping[str, NodeRecord]) -> None:
         self._machines = machines
         #: open nodes by a type of which they have some free
         self._having: dict[str, set[str]] = {}
-        self._pools: dict[tuple[str, str, str], tuple[tuple[Machine, ...], frozenset[str]]] = {}
+        self._pools: dict[tuple[str, str, str], tuple[tuple[NodeRecord, ...], frozenset[str]]] = {}
         self._offered: dict[Shape, bool] = {}
         self._listed: dict[Shape, bool] = {}
         self._ready: dict[tuple[str, tuple[tuple[str, int], ...], int], tuple[int, float]] = {}
 
-    def changed(self, machine: Machine) -> None:
+    def changed(self, machine: NodeRecord) -> None:
         """What the node offers, holds or is has changed."""
         machine.version += 1
         startable = machine.open and not machine.completing
@@ -46,11 +46,11 @@ class Placing:
         self._pools.clear()
         self.configured()
 
-    def pool(self, shape: Shape) -> tuple[Machine, ...]:
+    def pool(self, shape: Shape) -> tuple[NodeRecord, ...]:
         """The nodes that a job may have by partition, features and -w, whatever their state, in order."""
         return self._pool(shape)[0]
 
-    def _pool(self, shape: Shape) -> tuple[tuple[Machine, ...], frozenset[str]]:
+    def _pool(self, shape: Shape) -> tuple[tuple[NodeRecord, ...], frozenset[str]]:
         key = (shape.partition, shape.requested, shape.features)
         found = self._pools.get(key)
         if found is None:
@@ -91,7 +91,7 @@ class Placing:
             closed: nodes to leave out.
             kept: reservations that a job with the time limit `limit_s` must not run into.
         """
-        candidates: Sequence[Machine]
+        candidates: Sequence[NodeRecord]
         if shape.need:
             having = min((self._having.get(kind, set()) for kind, _ in shape.need), key=len)
             if len(having) < shape.nodes:
@@ -121,7 +121,7 @@ class Placing:
             names = self._pool(shape)[1]
         return [name for name in names if _fits(self._machines[name], shape)]
 
-    def ready(self, machine: Machine, shape: Shape) -> float:
+    def ready(self, machine: NodeRecord, shape: Shape) -> float:
         """When a job of this shape could start there at the latest, if nothing else does; infinite: nobody knows."""
         key = (machine.name, shape.need, shape.cpus)
         known = self._ready.get(key)
@@ -143,7 +143,7 @@ class Reservations:
         self._times: dict[Shape, list[tuple[float, int, str]]] = {}
 
     def allows(self, name: str, limit_s: int | None) -> bool:
-        """Whether a job of that limit that starts now has ended on the node when it must be gone."""
+        """Whether a job of that limit that starts now has ended on the node when it must be free."""
         return self._now + (inf if limit_s is None else limit_s) <= self._first.get(name, inf)
 
     def longest_s(self, shape: Shape) -> float:
@@ -181,15 +181,15 @@ class Reservations:
             heappush(times, (begin + length, index, name))
 
 
-def _enough(shape: Shape, machines: Sequence[Machine]) -> bool:
+def _enough(shape: Shape, machines: Sequence[NodeRecord]) -> bool:
     return len(machines) >= shape.nodes
 
 
-def _lists(machine: Machine, shape: Shape) -> bool:
+def _lists(machine: NodeRecord, shape: Shape) -> bool:
     return machine.cpus >= shape.cpus and all(machine.gres.get(kind, 0) >= max(1, n) for kind, n in shape.need)
 
 
-def _fits(machine: Machine, shape: Shape) -> bool:
+def _fits(machine: NodeRecord, shape: Shape) -> bool:
     return (
         machine.open
         and not machine.completing
@@ -198,7 +198,7 @@ def _fits(machine: Machine, shape: Shape) -> bool:
     )
 
 
-def _ready(machine: Machine, shape: Shape) -> float:
+def _ready(machine: NodeRecord, shape: Shape) -> float:
     lacking = {kind: lack for kind, count in shape.need if (lack := max(1, count) - machine.free(kind)) > 0}
     cpus = shape.cpus - (machine.cpus - machine.cpus_used)
     if not lacking and cpus <= 0:

@@ -19,7 +19,7 @@ from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.workload.loans import LOAN
 
 Rows = Sequence[Mapping[str, Any]]
-_TOLD = {
+_REPORTED = {
     "checkpoint": "checkpoint",
     "ckpt_s": "ckpt_s",
     "items": "items",
@@ -59,7 +59,7 @@ class MemoryRecord:
         self._decisions[decision.id] = {**row, "facts": {"reason": row["reason"], "predictor": row["predictor"]}}
 
     def ingested(self, events: Rows) -> None:
-        """Keep what nodes told of runs."""
+        """Keep what nodes reported of runs."""
         for event in events:
             kind = event["kind"]
             if kind not in ("start", "progress", "stop"):
@@ -73,8 +73,8 @@ class MemoryRecord:
             elif kind == "stop":
                 run = run._replace(ended=event["ts"])
             else:
-                told = {field: event[name] for name, field in _TOLD.items() if name in event}
-                run = run._replace(reported=event["ts"], **told)
+                fields = {field: event[name] for name, field in _REPORTED.items() if name in event}
+                run = run._replace(reported=event["ts"], **fields)
             runs[restart] = run
 
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:

@@ -11,7 +11,7 @@ from slurm_migbatch.slurm.client import JobRow
 
 
 @dataclass(frozen=True)
-class Settings:
+class SlurmSettings:
     """How the simulated Slurm behaves; times in seconds.
 
     Attributes:
@@ -46,7 +46,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Partition:
+class SimulatedPartition:
     """A partition: its PriorityTier, and whether its jobs are requeued for those of a higher tier (PreemptMode)."""
 
     name: str
@@ -63,7 +63,7 @@ class Holding(NamedTuple):
 
 
 @dataclass
-class Machine:
+class NodeRecord:
     """A node as slurmctld has it. Change `gres`, `states` and `completing` through `Slurmctld.set_node` only.
 
     Attributes:
@@ -113,7 +113,7 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedJob:
     """A job that has left the queue: unix times of its first submission, first start and end."""
 
     job_id: int
@@ -140,7 +140,7 @@ class Machines(Protocol):
 
 
 class NoMachines:
-    """Jobs run until they are ended from outside; what is killed has gone after `kill_s`."""
+    """Jobs run until they are ended from outside; what is killed has ended after `kill_s`."""
 
     def __init__(self, kill_s: float, after: Callable[[float, Callable[[], object]], object]) -> None:
         self._kill_s, self._after = kill_s, after

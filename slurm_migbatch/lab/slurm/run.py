@@ -1,7 +1,7 @@
 """Runs a workload on the simulated Slurm and nodes, with a controller that is called as migbatchd's loop is.
 
-The controller is one function: it gets a `Look` and does what it decides through the simulation's `slurm` and `nodes`.
-Time that its calls of Slurm cost passes meanwhile, and jobs start and end in it.
+The controller is one function: it gets a `ControllerInput` and does what it decides through the simulation's `slurm`
+and `nodes`. Time that its calls of Slurm cost passes meanwhile, and jobs start and end in it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from slurm_migbatch.lab.slurm.client import SimulatedSlurm
 from slurm_migbatch.lab.slurm.clock import START, VirtualClock
-from slurm_migbatch.lab.slurm.nodes import SimulatedNodes, Times
-from slurm_migbatch.lab.slurm.records import Ended, Partition, Settings
+from slurm_migbatch.lab.slurm.nodes import NodeDelays, SimulatedNodes
+from slurm_migbatch.lab.slurm.records import EndedJob, SimulatedPartition, SlurmSettings
 from slurm_migbatch.lab.slurm.slurmctld import PRIORITY
 from slurm_migbatch.lab.slurm.work import Fixed, Work
 from slurm_migbatch.mig.geometry import Geometry
@@ -70,13 +70,13 @@ class SiteNode:
 
 
 @dataclass(frozen=True)
-class Site:
+class SimulatedSite:
     """A cluster, and how fast everything is in it."""
 
     nodes: tuple[SiteNode, ...]
-    partitions: tuple[Partition, ...] = (Partition("gpu", 10), Partition("train", 1))
-    slurm: Settings = field(default_factory=lambda: Settings(look_s=0.02, update_s=0.004))
-    times: Times = field(default_factory=Times)
+    partitions: tuple[SimulatedPartition, ...] = (SimulatedPartition("gpu", 10), SimulatedPartition("train", 1))
+    slurm: SlurmSettings = field(default_factory=lambda: SlurmSettings(look_s=0.02, update_s=0.004))
+    times: NodeDelays = field(default_factory=NodeDelays)
 
     def catalog(self) -> dict[str, int]:
         """What the DOWN catalog nodes list: of every profile as many as one node could have, and the waiting types."""
@@ -93,7 +93,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Pace:
+class RoundTiming:
     """When the controller is called; seconds.
 
     Attributes:
@@ -114,8 +114,8 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What the controller is told: queue and nodes at one moment, and the nodes' events since the last round."""
+class ControllerInput:
+    """What the controller is called with: queue and nodes at one moment, and the nodes' events since the last round."""
 
     now: float
     jobs: Sequence[JobRow]
@@ -123,12 +123,12 @@ class Look:
     events: Sequence[Mapping[str, Any]]
 
 
-Controller = Callable[[Look], "bool | None"]
+Controller = Callable[[ControllerInput], "bool | None"]
 """One round; true where another should follow soon."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class WorkloadOutcome:
     """What became of a workload.
 
     Attributes:
@@ -140,7 +140,7 @@ class Outcome:
         rounds: calls of the controller; `calls`: of Slurm, by method.
     """
 
-    jobs: Mapping[int, Ended]
+    jobs: Mapping[int, EndedJob]
     submissions: tuple[int | None, ...]
     refusals: Mapping[int, str]
     begin: float
@@ -154,7 +154,7 @@ class Stuck(RuntimeError):
     """Jobs are left that nothing will ever start; the message names some of them."""
 
 
-class Simulation:
+class SlurmSimulation:
     """A site with a workload.
 
     Args:
@@ -163,7 +163,7 @@ class Simulation:
         begin: unix seconds of the submission time 0.
     """
 
-    def __init__(self, site: Site, workload: Sequence[Submission], begin: float = START) -> None:
+    def __init__(self, site: SimulatedSite, workload: Sequence[Submission], begin: float = START) -> None:
         self.clock = VirtualClock(begin)
         self.begin = begin
         self.slurm = SimulatedSlurm(self.clock, site.slurm, site.partitions, auto=True)
@@ -177,7 +177,7 @@ class Simulation:
             names = dict.fromkeys(name for node in site.nodes for name in node.partitions)
             self.slurm.add_node(f"migcatalog{number}", site.catalog(), partitions=names, states=("DOWN",), cpus=256)
         #: what becomes of a submission before Slurm gets it; raises SlurmError where it is refused
-        self.submit_filter: Callable[[Submission], Submission] = lambda one: one
+        self.submit_filter: Callable[[Submission], Submission] = lambda submission: submission
         #: the place of each job's submission in the workload, by job id; of an array's tasks that of the array
         self.numbers: dict[int, int] = {}
         self._submissions: list[int | None] = [None] * len(workload)
@@ -188,16 +188,21 @@ class Simulation:
         self._news = self._soon = True
         self.nodes.on_events = self._told
         self.slurm.on_change = self._changed
-        for number, one in enumerate(workload):
-            self.clock.at(begin + one.at, lambda number=number, one=one: self._submit(number, one))  # type: ignore[misc]
+        for number, submission in enumerate(workload):
+            self.clock.at(
+                begin + submission.at,
+                lambda number=number, submission=submission: self._submit(number, submission),  # type: ignore[misc]
+            )
 
-    def run(self, controller: Controller, pace: Pace = Pace(), until: float = math.inf) -> Outcome:
+    def run(
+        self, controller: Controller, pace: RoundTiming = RoundTiming(), until: float = math.inf
+    ) -> WorkloadOutcome:
         """Run until all jobs have ended, at most so many seconds. Raises Stuck."""
         rounds = 0
         last, idle = self.clock.now, pace.every_s
         while (self._left or self.slurm.queue) and self.clock.now - self.begin < until:
             self._news = self._soon = False
-            again = controller(self._look())
+            again = controller(self._observe())
             rounds += 1
             if pace.round_s:
                 self.clock.sleep(pace.round_s)
@@ -207,7 +212,7 @@ class Simulation:
             if self._wait(pace, last, idle):
                 idle = pace.every_s
             self._check(rounds)
-        return Outcome(
+        return WorkloadOutcome(
             self.slurm.ended_jobs,
             tuple(self._submissions),
             dict(self._refusals),
@@ -218,7 +223,7 @@ class Simulation:
             dict(self.slurm.calls),
         )
 
-    def _wait(self, pace: Pace, last: float, idle: float) -> bool:
+    def _wait(self, pace: RoundTiming, last: float, idle: float) -> bool:
         """Let time pass until the next round is due; tells whether anything happened."""
         while True:
             due = last + (pace.soon_s if self._soon else pace.every_s if self._news else idle)
@@ -233,11 +238,11 @@ class Simulation:
                 break
         return self._news or self._soon
 
-    def _look(self) -> Look:
+    def _observe(self) -> ControllerInput:
         rows = self.slurm.nodes()
         jobs = self.slurm.jobs()
         events, self._events = self._events, []
-        return Look(self.clock.now, jobs, rows, events)
+        return ControllerInput(self.clock.now, jobs, rows, events)
 
     def _check(self, rounds: int) -> None:
         if rounds % 1000 == 0 and self.clock.following is None and not self._left:
@@ -246,26 +251,26 @@ class Simulation:
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
-    def _submit(self, number: int, one: Submission) -> None:
+    def _submit(self, number: int, submission: Submission) -> None:
         self._left -= 1
         try:
-            one = self.submit_filter(one)
+            submission = self.submit_filter(submission)
             job = self.slurm.submit(
-                one.gres,
-                limit=one.limit_s,
-                priority=one.priority,
-                tasks=one.tasks,
-                array=one.array,
-                partition=one.partition,
-                name=one.name,
-                **one.fields,
+                submission.gres,
+                limit=submission.limit_s,
+                priority=submission.priority,
+                tasks=submission.tasks,
+                array=submission.array,
+                partition=submission.partition,
+                name=submission.name,
+                **submission.fields,
             )
         except SlurmError as error:
             self._refusals[number] = error.stderr or str(error)
             return
         self._submissions[number] = job
         self.numbers[job] = number
-        self._of[job] = one
+        self._of[job] = submission
 
     def _work(self, row: JobRow) -> Work:
         return self._of[row.array_job or row.job_id].work()

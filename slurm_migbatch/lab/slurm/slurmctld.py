@@ -28,18 +28,18 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
-from slurm_migbatch.lab.slurm.clock import Event, VirtualClock
+from slurm_migbatch.lab.slurm.clock import TimedEvent, VirtualClock
 from slurm_migbatch.lab.slurm.pending import Key, PendingQueue
 from slurm_migbatch.lab.slurm.placing import Placing, Reservations
 from slurm_migbatch.lab.slurm.records import (
-    Ended,
+    EndedJob,
     Holding,
-    Machine,
     Machines,
+    NodeRecord,
     NoMachines,
-    Partition,
-    Settings,
     Shape,
+    SimulatedPartition,
+    SlurmSettings,
     positive,
 )
 from slurm_migbatch.slurm import gres as gres_list
@@ -56,7 +56,7 @@ _STARTABLE: Final = frozenset(
 
 
 @dataclass
-class Array:
+class QueuedArray:
     """A job array: its waiting tasks that share a row, how many run, and how many may."""
 
     waiting: list[int]
@@ -75,7 +75,7 @@ class Facts:
             not forget, types stay with 0 and then need a free one.
         after: what becomes of it when its Epilogs have run: "PENDING" or an end state.
         epilogs: nodes on which it is completing.
-        killed: when it was last told to end.
+        killed: when it was last signalled to end.
         limit: the timer of its time limit.
     """
 
@@ -87,7 +87,7 @@ class Facts:
     after: str = ""
     epilogs: tuple[str, ...] = ()
     killed: float = -math.inf
-    limit: Event | None = None
+    limit: TimedEvent | None = None
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Slurmctld:
 
     Args:
         clock: the time.
-        settings: see `Settings`.
+        settings: see `SlurmSettings`.
         partitions: those with a tier or preemption of their own; others have tier 1.
         auto: whether passes run by themselves after changes; else only `schedule` runs one.
     """
@@ -122,20 +122,20 @@ class Slurmctld:
     def __init__(
         self,
         clock: VirtualClock,
-        settings: Settings | None = None,
-        partitions: Iterable[Partition] = (),
+        settings: SlurmSettings | None = None,
+        partitions: Iterable[SimulatedPartition] = (),
         *,
         auto: bool = False,
     ) -> None:
-        self.clock, self.settings, self.auto = clock, settings or Settings(), auto
+        self.clock, self.settings, self.auto = clock, settings or SlurmSettings(), auto
         self.partitions = {partition.name: partition for partition in partitions}
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, NodeRecord] = {}
         self.queue: dict[int, JobRow] = {}
-        self.arrays: dict[int, Array] = {}
+        self.arrays: dict[int, QueuedArray] = {}
         #: jobs that have left the queue
-        self.ended_jobs: dict[int, Ended] = {}
+        self.ended_jobs: dict[int, EndedJob] = {}
         #: those of them that were tasks of an array, by array
-        self.ended_tasks: dict[int, list[Ended]] = {}
+        self.ended_tasks: dict[int, list[EndedJob]] = {}
         nobody = NoMachines(self.settings.kill_s, clock.after)
         nobody.released = self.released
         #: what runs the jobs
@@ -149,7 +149,7 @@ class Slurmctld:
         self._node_rows: dict[str, tuple[int, NodeRow]] = {}
         self._preempting: dict[int, tuple[str, ...]] = {}
         self._next = 1
-        self._pass: Event | None = None
+        self._pass: TimedEvent | None = None
         self._last_pass = self._last_backfill = -math.inf
 
     # -- the cluster -----------------------------------------------------------------------------------------------
@@ -163,9 +163,9 @@ class Slurmctld:
         states: Iterable[str] = ("IDLE",),
         features: Iterable[str] = (),
         cpus: int = 64,
-    ) -> Machine:
+    ) -> NodeRecord:
         """A node; `conf` has its mig counts by type, as slurm.conf and gres.conf do."""
-        machine = Machine(
+        machine = NodeRecord(
             name,
             len(self.machines),
             dict(conf),
@@ -177,7 +177,7 @@ class Slurmctld:
         )
         self.machines[name] = machine
         for partition in machine.partitions:
-            self.partitions.setdefault(partition, Partition(partition))
+            self.partitions.setdefault(partition, SimulatedPartition(partition))
         self._placing.regrouped()
         self._touch(machine)
         return machine
@@ -215,13 +215,13 @@ class Slurmctld:
         for machine in self.machines.values():
             self._registered(machine)
 
-    def _registered(self, machine: Machine) -> None:
+    def _registered(self, machine: NodeRecord) -> None:
         if sum(machine.gres.values()) != sum(machine.conf.values()):
             machine.states = {"IDLE", "DRAIN", "INVALID_REG"}
             self._placing.configured()
             self._touch(machine)
 
-    def _touch(self, machine: Machine) -> None:
+    def _touch(self, machine: NodeRecord) -> None:
         self._placing.changed(machine)
         self._due()
 
@@ -265,7 +265,7 @@ class Slurmctld:
         self._next += 1
         self._facts[row.job_id] = facts
         if numbers:
-            self.arrays[row.job_id] = Array(numbers, int(most or 0) or None)
+            self.arrays[row.job_id] = QueuedArray(numbers, int(most or 0) or None)
             row = self._array_row(replace(row, array_job=row.job_id))
         if held:
             row = replace(row, priority=0, reason="JobHeldUser", eligible=None)
@@ -592,7 +592,7 @@ class Slurmctld:
         for victim in dict.fromkeys(victim for _, victims in chosen for victim in victims):
             self.requeued(victim)
 
-    def _victims(self, machine: Machine, shape: Shape, tier: int) -> list[int] | None:
+    def _victims(self, machine: NodeRecord, shape: Shape, tier: int) -> list[int] | None:
         lacking = {kind: lack for kind, count in shape.need if (lack := max(1, count) - machine.free(kind)) > 0}
         rows = [self.queue[job] for job in machine.holdings]
         lower = [
@@ -701,7 +701,7 @@ class Slurmctld:
         self._preempting.pop(row.job_id, None)
         del self.queue[row.job_id]
         end = self.clock.time() if row.end is None else row.end
-        ended = Ended(row.job_id, row.name, facts.submitted, facts.started, end, row.restarts, state, row)
+        ended = EndedJob(row.job_id, row.name, facts.submitted, facts.started, end, row.restarts, state, row)
         self.ended_jobs[row.job_id] = ended
         if row.array_job is not None:
             self.ended_tasks.setdefault(row.array_job, []).append(ended)
@@ -723,7 +723,7 @@ class Slurmctld:
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def node_row(self, machine: Machine) -> NodeRow:
+    def node_row(self, machine: NodeRecord) -> NodeRow:
         """The node as scontrol shows it."""
         known = self._node_rows.get(machine.name)
         if known is not None and known[0] == machine.version:

@@ -18,12 +18,12 @@ from typing import Final, Literal, TypeAlias
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.lab.sim.cluster import Place
-from slurm_migbatch.lab.sim.job import Job
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.job import SimulatedJob
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Speeds
 from slurm_migbatch.lab.slurm.filter import FIRST_UID
 from slurm_migbatch.lab.slurm.run import Submission
-from slurm_migbatch.lab.slurm.work import Training
+from slurm_migbatch.lab.slurm.work import SimulatedTraining
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.node.journal import JournalSlice as Slice
@@ -59,11 +59,11 @@ class Manner:
     serving: str = SERVING
     lending: str = ""
 
-    def lent(self, job: Job) -> bool:
+    def lent(self, job: SimulatedJob) -> bool:
         """Whether the job is elastic training."""
         return self.elastic and job.kind == "train" and job.gpus == 1
 
-    def open(self, job: Job) -> bool:
+    def open(self, job: SimulatedJob) -> bool:
         """Whether the job leaves its slice to the submit filter."""
         if self.lent(job):
             return True
@@ -81,7 +81,7 @@ def partitions_of(config: Config) -> tuple[str, str]:
 
 
 @dataclass
-class Course(Training):
+class Course(SimulatedTraining):
     """A job of a trace over all its runs; training keeps its work over restarts, inference begins anew.
 
     Attributes:
@@ -108,7 +108,7 @@ class Course(Training):
         self.resumes[restart] = self._from
 
     def rate_on(self, slices: Sequence[Profile]) -> float:
-        """See Training."""
+        """See SimulatedTraining."""
         return self.rate(slices)
 
     def end_at(self) -> float:
@@ -126,7 +126,7 @@ class Course(Training):
         super()._settle(now)
 
 
-def course_of(job: Job, speeds: Speeds, geometry: Geometry) -> Course:
+def course_of(job: SimulatedJob, speeds: Speeds, geometry: Geometry) -> Course:
     """Return the work of a job at the speeds of the scenario."""
     places = {info.profile: Place(0, info.slots[0]) for info in geometry.profiles}
     costs, training = job.costs, job.kind == "train"
@@ -155,26 +155,26 @@ class Hindrances:
     """
 
     speeds: Speeds
-    run_of: Callable[[int], Run]
+    run_of: Callable[[int], SimulatedRun]
     geometries: Mapping[str, Geometry]
     wide: bool
 
     def share(self, job: int, held: Sequence[Slice]) -> float:
         """See Neighbourhood: a gang is as slow as its slowest part."""
         run, worst = self.run_of(job), 1.0
-        for piece in held:
-            if piece.job != job:
+        for slice_row in held:
+            if slice_row.job != job:
                 continue
-            here = [row for row in held if row.gpu == piece.gpu]
+            here = [row for row in held if row.gpu == slice_row.gpu]
             factor = 1.0
-            others = [self.run_of(row.job or 0) for row in here if row.slot == piece.slot and row.job != job]
+            others = [self.run_of(row.job or 0) for row in here if row.slot == slice_row.slot and row.job != job]
             if others:
                 factor = self.speeds.slowdown(run, others)
             slots = {row.slot for row in here}
             if run.sensitivity and len(slots) > 1:
                 used = sum(slot.placement.size for slot in slots)
-                mine = piece.slot.placement.size
-                factor *= 1.0 + run.sensitivity * (used - mine) / (self.geometries[piece.gpu].memory_slices - mine)
+                mine = slice_row.slot.placement.size
+                factor *= 1.0 + run.sensitivity * (used - mine) / (self.geometries[slice_row.gpu].memory_slices - mine)
             worst = max(worst, factor)
         return 1.0 / worst
 
@@ -182,7 +182,7 @@ class Hindrances:
 # -- how it is submitted -----------------------------------------------------------------------------------------------
 
 
-def submission_of(job: Job, at: float, uid: int, course: Course, manner: Manner) -> Submission:
+def submission_of(job: SimulatedJob, at: float, uid: int, course: Course, manner: Manner) -> Submission:
     """Return one sbatch, as its user writes it.
 
     Args:
@@ -191,11 +191,11 @@ def submission_of(job: Job, at: float, uid: int, course: Course, manner: Manner)
         course: its work.
     """
     on_node = min(MAX_COUNT, manner.per_node * _on_one(manner.geometry, job.profile))
-    nodes, each = spread(job.gpus, manner.nodes, on_node)
+    nodes, on_each = spread(job.gpus, manner.nodes, on_node)
     if manner.open(job):
         gres = "mig:auto"
     else:
-        gres = f"gpu:{each}" if job.profile is None else f"mig:{job.profile.gres_type}:{each}"
+        gres = f"gpu:{on_each}" if job.profile is None else f"mig:{job.profile.gres_type}:{on_each}"
     fields = {"user": _USER.sub("_", job.user) or "user", "uid": uid, "num_nodes": nodes}
     slowest = 1.0
     if manner.open(job):
@@ -226,7 +226,7 @@ def spread(count: int, nodes: int, per_node: int) -> tuple[int, int]:
     return fewest, -(-count // fewest)
 
 
-def users_of(jobs: Sequence[Job]) -> dict[str, int]:
+def users_of(jobs: Sequence[SimulatedJob]) -> dict[str, int]:
     """Return a uid for each user of a trace."""
     return {user: FIRST_UID + number for number, user in enumerate(sorted({job.user for job in jobs}))}
 
@@ -236,7 +236,7 @@ def _on_one(geometry: Geometry, profile: Profile | None) -> int:
     return 1 if profile is None or profile not in geometry else geometry.info(profile).max_instances
 
 
-def _least(job: Job, course: Course, manner: Manner) -> Profile | None:
+def _least(job: SimulatedJob, course: Course, manner: Manner) -> Profile | None:
     """The smallest slice on which a job can work that may have several; None where there is none."""
     asked = job.profile
     for info in sorted(manner.geometry.profiles, key=lambda info: (info.compute_slices, info.memory_slices)):
@@ -247,16 +247,16 @@ def _least(job: Job, course: Course, manner: Manner) -> Profile | None:
     return None
 
 
-def _hints(job: Job, least: Profile | None, manner: Manner) -> str:
+def _hints(job: SimulatedJob, least: Profile | None, manner: Manner) -> str:
     model = job.app.lower()
-    told = {"model": model if _MODEL.fullmatch(model) else "", "role": job.kind}
-    if told["model"] and 0 < job.batch <= _MOST_BATCH:
-        told["batch"] = str(job.batch)
+    hints = {"model": model if _MODEL.fullmatch(model) else "", "role": job.kind}
+    if hints["model"] and 0 < job.batch <= _MOST_BATCH:
+        hints["batch"] = str(job.batch)
     if manner.lent(job):
-        told |= {"min": least.gres_type if least else "", "max": job.largest.gres_type if job.largest else ""}
-        told["signal"] = "usr1"
+        hints |= {"min": least.gres_type if least else "", "max": job.largest.gres_type if job.largest else ""}
+        hints["signal"] = "usr1"
     elif 0 < job.tasks <= _MOST_ITEMS:
-        told["items"] = str(job.tasks)
+        hints["items"] = str(job.tasks)
         if job.slo_s is not None and job.slo_s >= 1:
-            told["deadline"] = f"{int(job.slo_s)}s"
-    return "migbatch: " + " ".join(f"{key}={value}" for key, value in told.items() if value)
+            hints["deadline"] = f"{int(job.slo_s)}s"
+    return "migbatch: " + " ".join(f"{key}={value}" for key, value in hints.items() if value)

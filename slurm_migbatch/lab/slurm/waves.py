@@ -10,12 +10,11 @@ from typing import Any, Final
 from slurm_migbatch.config import Config
 from slurm_migbatch.decide.lending.values import usual_speed
 from slurm_migbatch.lab.bars import quantile
-from slurm_migbatch.lab.experiments.wave import Request, Wave
-from slurm_migbatch.lab.experiments.wave import Training as WaveTraining
+from slurm_migbatch.lab.experiments.wave import Wave, WaveRequest, WaveTraining
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
-from slurm_migbatch.lab.slurm.run import Simulation, Site, SiteNode, Submission
-from slurm_migbatch.lab.slurm.work import Fixed, Training
+from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
+from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 
@@ -58,7 +57,7 @@ POLL_S: Final = 0.5
 
 @dataclass(frozen=True)
 class TrainingCosts:
-    """What a training of the wave costs beside its steps, seconds: see `work.Training`."""
+    """What a training of the wave costs beside its steps, seconds: see `work.SimulatedTraining`."""
 
     start_s: float = 2.0
     restart_s: float = 2.0
@@ -66,11 +65,13 @@ class TrainingCosts:
     checkpoint_s: float = 0.1
 
 
-def site(wave: Wave, lending: bool) -> Site:
+def site(wave: Wave, lending: bool) -> SimulatedSite:
     """The wave's cluster: inference has the first half of the nodes, training the other or, with lending, all."""
     gpu, half = geometry(wave.gpu_type), wave.nodes // 2
     names = [("gpu", *(["train"] if lending else [])) if number < half else ("train",) for number in range(wave.nodes)]
-    return Site(tuple(SiteNode(f"n{number + 1}", (gpu,) * wave.gpus, parts) for number, parts in enumerate(names)))
+    return SimulatedSite(
+        tuple(SiteNode(f"n{number + 1}", (gpu,) * wave.gpus, parts) for number, parts in enumerate(names))
+    )
 
 
 def workload(
@@ -79,25 +80,33 @@ def workload(
     """Every job of the wave, named infer or train, as the submit filter leaves it."""
     gpu = geometry(wave.gpu_type)
     return [
-        *(_inference(one) for one in wave.requests),
-        *(_training(one, costs, lambda profile: speed(gpu, profile)) for one in wave.trainings),
+        *(_inference(request) for request in wave.requests),
+        *(_training(training, costs, lambda profile: speed(gpu, profile)) for training in wave.trainings),
     ]
 
 
-def _inference(one: Request) -> Submission:
+def _inference(request: WaveRequest) -> Submission:
     fields = {"user": "mbalice", "uid": 1001}
     return Submission(
-        one.at, f"mig:{one.profile}:1", lambda: Fixed(one.seconds), "gpu", LIMIT_S, name="infer", fields=fields
+        request.at,
+        f"mig:{request.profile}:1",
+        lambda: Fixed(request.seconds),
+        "gpu",
+        LIMIT_S,
+        name="infer",
+        fields=fields,
     )
 
 
-def _training(one: WaveTraining, costs: TrainingCosts, speed: Callable[[Profile], float]) -> Submission:
-    comment = f"migbatch: role=train min={one.least} max={one.most} signal=usr1 [mig:loan:1#loan0001]"
+def _training(training: WaveTraining, costs: TrainingCosts, speed: Callable[[Profile], float]) -> Submission:
+    comment = f"migbatch: role=train min={training.least} max={training.most} signal=usr1 [mig:loan:1#loan0001]"
     fields = {"user": "mbbob", "uid": 1002, "comment": comment}
     return Submission(
-        one.at,
+        training.at,
         "mig:loan:1",
-        lambda: Training(one.work_s, speed, costs.start_s, costs.restart_s, costs.every_s, costs.checkpoint_s),
+        lambda: SimulatedTraining(
+            training.work_s, speed, costs.start_s, costs.restart_s, costs.every_s, costs.checkpoint_s
+        ),
         "train",
         LIMIT_S,
         name="train",
@@ -111,7 +120,7 @@ def predict(wave: Wave, lending: bool, costs: TrainingCosts = TrainingCosts()) -
     Raises:
         Stuck: jobs are left that nothing will ever start.
     """
-    simulation = Simulation(site(wave, lending), workload(wave, costs))
+    simulation = SlurmSimulation(site(wave, lending), workload(wave, costs))
     settled = config(wave)
     outcome = simulation.run(ServiceController(simulation, settled), pace_of(settled), _UNTIL_S)
     trained = [job for job in outcome.jobs.values() if job.name == "train"]

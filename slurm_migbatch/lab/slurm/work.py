@@ -61,7 +61,7 @@ class Fixed:
 
 
 @dataclass
-class Training:
+class SimulatedTraining:
     """Steps at the speed of the slice, kept over restarts by checkpoints.
 
     Attributes:

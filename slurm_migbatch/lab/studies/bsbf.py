@@ -34,13 +34,13 @@ import numpy as np
 
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.papers.bsbf import PAIR, RULES
-from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policies.ffs import SjfFfs
 from slurm_migbatch.lab.sim.policies.queued import Fifo, Sjf
-from slurm_migbatch.lab.sim.policies.sharing import Sharing
+from slurm_migbatch.lab.sim.policies.sharing import BsbfSharing
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.speeds import Paired, Whole
 from slurm_migbatch.lab.traces import muri, philly, pollux
@@ -63,8 +63,8 @@ POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {
     "FIFO": Fifo,
     "SJF": Sjf,
     "SJF-FFS": SjfFfs,
-    "BSBF": lambda: Sharing((PAIR,)),
-    "ours": lambda: Sharing(RULES),
+    "BSBF": lambda: BsbfSharing((PAIR,)),
+    "ours": lambda: BsbfSharing(RULES),
 }
 BASELINES: Final = ("SJF", "SJF-FFS", "BSBF")
 
@@ -78,7 +78,7 @@ class Source:
         measured: slowdowns of both sides of each pair that Gavel measured.
     """
 
-    muri: tuple[Job, ...]
+    muri: tuple[SimulatedJob, ...]
     pool: tuple[tuple[str, float], ...]
     gaps: tuple[float, ...]
     measured: tuple[tuple[float, float], ...]
@@ -90,7 +90,7 @@ class Population:
 
     name: str
     gpus: int
-    draw: Callable[[np.random.Generator], list[Job]]
+    draw: Callable[[np.random.Generator], list[SimulatedJob]]
     drawn: bool = True
 
 
@@ -125,7 +125,7 @@ def source(data: Path) -> Source:
 def populations(found: Source) -> list[Population]:
     """All kinds of traces."""
 
-    def again(rng: np.random.Generator) -> list[Job]:
+    def again(rng: np.random.Generator) -> list[SimulatedJob]:
         picks = rng.integers(len(found.muri), size=len(found.muri))
         return [
             replace(found.muri[int(pick)], id=job.id, name=job.name, arrival=job.arrival)
@@ -143,8 +143,10 @@ def populations(found: Source) -> list[Population]:
     return result
 
 
-def _small(found: Source, gpus: int, mix: Mapping[int, int], load: float) -> Callable[[np.random.Generator], list[Job]]:
-    def draw(rng: np.random.Generator) -> list[Job]:
+def _small(
+    found: Source, gpus: int, mix: Mapping[int, int], load: float
+) -> Callable[[np.random.Generator], list[SimulatedJob]]:
+    def draw(rng: np.random.Generator) -> list[SimulatedJob]:
         needs = rng.permutation([need for need, count in mix.items() for _ in range(count)])
         picks = [found.pool[int(pick)] for pick in rng.integers(len(found.pool), size=len(needs))]
         first = int(rng.integers(len(found.gaps) - len(needs) + 2))
@@ -153,7 +155,7 @@ def _small(found: Source, gpus: int, mix: Mapping[int, int], load: float) -> Cal
         last = offered / (gpus * load)
         times = arrivals * last / arrivals[-1] if arrivals[-1] > 0 else np.linspace(0.0, last, len(needs))
         return [
-            Job(number, f"{app}-{number}", float(time), work, gpus=int(need), app=app)
+            SimulatedJob(number, f"{app}-{number}", float(time), work, gpus=int(need), app=app)
             for number, (time, need, (app, work)) in enumerate(zip(times, needs, picks, strict=True))
         ]
 
@@ -183,9 +185,11 @@ def slowdowns(found: Source) -> list[Slowdowns]:
     return [*map(same, FIXED), Slowdowns("Gavel", gavel), Slowdowns(f"uniform 1 to {WIDEST:g}", uniform)]
 
 
-def completion(jobs: Sequence[Job], gpus: int, policy: Policy, xi: Mapping[tuple[str, str], float]) -> list[float]:
+def completion(
+    jobs: Sequence[SimulatedJob], gpus: int, policy: Policy, xi: Mapping[tuple[str, str], float]
+) -> list[float]:
     """Seconds from arrival to end of each job."""
-    result = Simulation(Cluster.of(whole(GPU), gpus, 4), jobs, policy, Paired(Whole(), xi)).run()
+    result = Simulation(SimulatedCluster.of(whole(GPU), gpus, 4), jobs, policy, Paired(Whole(), xi)).run()
     ends = [run.ended - run.job.arrival for run in result.runs if run.ended is not None]
     if len(ends) < len(jobs):
         raise NotMeasurable(f"{len(jobs) - len(ends)} of {len(jobs)} jobs need more than {gpus} GPUs")

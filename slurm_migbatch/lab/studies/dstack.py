@@ -55,7 +55,7 @@ from slurm_migbatch.lab.papers.sessions import (
     earliest_due,
     session_s,
 )
-from slurm_migbatch.lab.papers.settings import Setting, best_settings
+from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies.pariselsa import GPU, kinds_of
 from slurm_migbatch.mig.geometry import Geometry
@@ -78,7 +78,7 @@ BATCHES: Final = ("chosen", "own")
 HALF: Final = 0.5
 """The load at which utilisation and fairness are looked at."""
 
-Settings = Mapping[Profile, Setting]
+Settings = Mapping[Profile, InstanceSetting]
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,20 @@ class Guest:
     ideal load."""
 
     name: str
-    settings: tuple[Setting, ...]
-    best: Mapping[Profile, Setting]
+    settings: tuple[InstanceSetting, ...]
+    best: Mapping[Profile, InstanceSetting]
     slo_s: float
     window_s: float
     items_per_s: float
 
 
-def settings_of(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> dict[str, tuple[Setting, ...]]:
+def settings_of(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> dict[str, tuple[InstanceSetting, ...]]:
     """What was measured of each model with one process; models that were measured on all kinds."""
     names = {kind.name: kind for kind in kinds}
-    found: dict[str, dict[tuple[Profile, int], Setting]] = {}
+    found: dict[str, dict[tuple[Profile, int], InstanceSetting]] = {}
     for row in rows:
         if row.kind == "infer" and row.procs == 1 and row.gpu == GPU and row.profile in names and row.seconds:
-            setting = Setting(names[row.profile], row.batch, 1, row.seconds)
+            setting = InstanceSetting(names[row.profile], row.batch, 1, row.seconds)
             found.setdefault(row.model, {}).setdefault((setting.profile, setting.batch), setting)
     return {
         model: tuple(points.values())
@@ -110,7 +110,7 @@ def settings_of(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> dict[s
 
 
 def draw(
-    models: Mapping[str, tuple[Setting, ...]], size: int, slices: int, batches: str, chance: np.random.Generator
+    models: Mapping[str, tuple[InstanceSetting, ...]], size: int, slices: int, batches: str, chance: np.random.Generator
 ) -> list[Guest]:
     """A random mix whose demand is just what the ideal GPU carries; `batches` is one of BATCHES."""
     guests = []
@@ -127,7 +127,7 @@ def draw(
     return [replace(g, items_per_s=g.items_per_s / together * slices * per_slice(g.best)) for g in guests]
 
 
-def per_slice(settings: Mapping[Profile, Setting]) -> float:
+def per_slice(settings: Mapping[Profile, InstanceSetting]) -> float:
     """The most items a second for one compute slice."""
     best = leanest(settings)
     return best.rate / best.profile.compute
@@ -172,7 +172,7 @@ def _sessions(fill: bool) -> int:
     return FILLED_SESSIONS if fill else SESSIONS
 
 
-def _one(setting: Setting) -> Settings:
+def _one(setting: InstanceSetting) -> Settings:
     return {setting.profile: setting}
 
 
@@ -268,26 +268,26 @@ def measure(
 
 def _row(mix: Mix) -> dict[str, Any]:
     found = schedulers(mix)
-    loads = {name: largest(each.misses) for name, each in found.items()}
+    loads = {name: largest(schedule.misses) for name, schedule in found.items()}
     tried = carried(mix.gpu, mix.kinds, mix.hosted(1.0, mix.best))
-    alone = [each for each in tried if len(each.plan.held) == 1]
-    turns = [each for each in tried if len(each.plan.held) > 1]
+    alone = [carried_plan for carried_plan in tried if len(carried_plan.plan.held) == 1]
+    turns = [carried_plan for carried_plan in tried if len(carried_plan.plan.held) > 1]
     kept = {
-        "EDF at the leanest slice": next(each for each in tried if not each.plan.held),
+        "EDF at the leanest slice": next(carried_plan for carried_plan in tried if not carried_plan.plan.held),
         "best static layout": best(alone),
         "frames of layouts": best(turns or alone),
     }
     ours = best(tried)
-    for name, one in (*kept.items(), ("ours", ours)):
-        found[name], loads[name] = by_plan(mix, one.plan), one.load
+    for name, carried_plan in (*kept.items(), ("ours", ours)):
+        found[name], loads[name] = by_plan(mix, carried_plan.plan), carried_plan.load
     return {
         "models": [guest.name for guest in mix.guests],
         "ideal_items_per_s": round(mix.ideal, 1),
         "bound": round(flow(mix.demand, ways(mix.gpu, mix.kinds), 1, whole=False).rate / mix.ideal, 4),
         "load": {name: round(load, 4) for name, load in loads.items()},
-        "ours": next(name for name, one in kept.items() if one.plan == ours.plan),
+        "ours": next(name for name, carried_plan in kept.items() if carried_plan.plan == ours.plan),
         "frames": [[list(way), round(share, 3)] for way, share in kept["frames of layouts"].plan.held],
-        "static": [[list(each.plan.held[0][0]), round(each.load, 4)] for each in alone],
+        "static": [[list(carried_plan.plan.held[0][0]), round(carried_plan.load, 4)] for carried_plan in alone],
         "filled": {name: _filled(mix, scheduler) for name, scheduler in found.items()},
     }
 

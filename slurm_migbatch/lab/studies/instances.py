@@ -32,9 +32,9 @@ import numpy as np
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.evaluate.heldout import Fold, folds
 from slurm_migbatch.lab.evaluate.scenarios import GUARD, services
-from slurm_migbatch.lab.evaluate.scenarios import Service as Load
+from slurm_migbatch.lab.evaluate.scenarios import ServiceLoad as Load
 from slurm_migbatch.lab.papers.instances import Service, allocate, compose, fewest_slices, fluid, pack
-from slurm_migbatch.lab.papers.settings import Setting, best_settings
+from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings
 from slurm_migbatch.lab.sim.gpus import geometry, models
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -67,7 +67,7 @@ class Subject:
     """A model that was left out of the training: its measured cells as settings, and what was learned without it."""
 
     sample: Sample
-    settings: tuple[Setting, ...]
+    settings: tuple[InstanceSetting, ...]
     fold: Fold
     knowledge: ModelKnowledge
 
@@ -201,7 +201,7 @@ class _Bench:
             for load in loads
         ]
 
-    def _all(self, load: Load, procs: int = PROCS) -> list[Setting]:
+    def _all(self, load: Load, procs: int = PROCS) -> list[InstanceSetting]:
         return [s for s in self.subjects[load.sample.model].settings if s.procs <= procs]
 
     def baselines(self) -> list[dict[str, Any]]:
@@ -307,13 +307,13 @@ class _Bench:
     def replay(self, loads: Sequence[Load], done: Mapping[str, Sequence[int]], confidence: float) -> Replay:
         """Plan one scenario by what is said of each model, and replay it on the measured table."""
         asked: list[Service] = []
-        cells: dict[str, dict[Setting, int]] = {}
+        cells: dict[str, dict[InstanceSetting, int]] = {}
         unsure = 0
         for load in loads:
             subject = self.subjects[load.sample.model]
             counted, hoped = self.figures(load.sample.model, tuple(done[load.sample.model]), confidence)
             said = {
-                Setting(s.profile, s.batch, s.procs, float(seconds)): i
+                InstanceSetting(s.profile, s.batch, s.procs, float(seconds)): i
                 for i, (s, seconds) in enumerate(zip(subject.settings, counted, strict=True))
                 if s.procs <= PROCS
             }
@@ -322,7 +322,7 @@ class _Bench:
                 unsure += 1
                 kept = [min(said, key=lambda setting: setting.seconds)]
             hopes = {setting: setting.batch * setting.procs / float(hoped[said[setting]]) for setting in kept}
-            boldest: dict[Profile, Setting] = {}
+            boldest: dict[Profile, InstanceSetting] = {}
             for setting in sorted(kept):
                 other = boldest.get(setting.profile)
                 if other is None or hopes[setting] > hopes[other]:
@@ -345,10 +345,10 @@ class _Bench:
         return Replay(found.gpus, found.exact, found.slices, broken, slo_broken, short, unsure, used)
 
 
-def _setting(gpu: Geometry, row: Measurement) -> Setting:
+def _setting(gpu: Geometry, row: Measurement) -> InstanceSetting:
     assert row.seconds is not None
     profile = Profile.parse(row.profile) if row.profile else gpu.full.profile
-    return Setting(profile, row.batch, row.procs, row.seconds)
+    return InstanceSetting(profile, row.batch, row.procs, row.seconds)
 
 
 def _rounded_up(gpus: Sequence[float]) -> int:

@@ -84,7 +84,7 @@ def curves(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> list[Curve]
     result: dict[str, Curve] = {}
     for (model, _, _), points in sorted(found.items(), key=lambda item: str(item[0])):
         if all(points) and max(points[-1]) >= LARGEST and model not in result:
-            by_kind = [_line(each) for each in points]
+            by_kind = [_line(measured) for measured in points]
             result[model] = Curve(model, tuple(zip(*by_kind, strict=True)))
     return list(result.values())
 
@@ -125,8 +125,8 @@ class _Case:
         """The latency-bounded rate on each stream."""
         board = StockCosts(self.works, self.prices, cut.stock)
         rates: list[float] = []
-        for each in self.streams if streams is None else streams:
-            rate = bounded_rate(trial, board, each, guess)
+        for drawn in self.streams if streams is None else streams:
+            rate = bounded_rate(trial, board, drawn, guess)
             guess = rate or guess
             rates.append(rate)
         return rates
@@ -142,7 +142,7 @@ class _Case:
         tried = [
             (self.rates(cut, trial, rate or guess), cut, trial) for rate, cut, trial in screened if rate >= 0.9 * most
         ]
-        rates, cut, trial = max(tried, key=lambda one: statistics.fmean(one[0]))
+        rates, cut, trial = max(tried, key=lambda entry: statistics.fmean(entry[0]))
         return cut, trial, rates
 
 
@@ -222,13 +222,13 @@ def _model(
     return {
         "model": curve.model,
         "limit_s": round(works[0].limit_s, 6),
-        "rates": {name: round(statistics.fmean(each), 1) for name, each in rates.items()},
+        "rates": {name: round(statistics.fmean(values), 1) for name, values in rates.items()},
         "bound": round(bound, 1),
         "ratio": _rounded(mean_with_interval(ratio)),
         "least_ratio": round(min(ratio), 4),
         "best_homogeneous": {"cut": best.origin, "served": _SERVED[trial]},
         "paris": {"wanted": wanted, "placed": list(plain.stock)},
-        "ours": {"stock": list(ours.stock), "gpus": [list(one) for one in ours.gpus], "origin": ours.origin},
+        "ours": {"stock": list(ours.stock), "gpus": [list(slices) for slices in ours.gpus], "origin": ours.origin},
         "ours_latency_in_limits": tails,
         "partition_s": round(spent, 3),
     }
@@ -240,7 +240,7 @@ _SERVED: Final[Mapping[Trial, str]] = {first_idle: "first idle", early: "ELSA"}
 def _tails(case: _Case, cut: Cut, rates: Sequence[float]) -> dict[str, float]:
     """Latency over limit at the rates found: 95th and 99th percentile (means over seeds), and the longest of all."""
     board = StockCosts(case.works, case.prices, cut.stock)
-    runs = [central(board, each, rate) or [] for each, rate in zip(case.streams, rates, strict=True) if rate]
+    runs = [central(board, drawn, rate) or [] for drawn, rate in zip(case.streams, rates, strict=True) if rate]
     if not runs:
         return {}
     p95, p99 = (statistics.fmean(float(np.quantile(run, share)) for run in runs) for share in (0.95, 0.99))

@@ -5,7 +5,7 @@ migbatchd places by `decide.supply.planner`, which `bench fragmentation` measure
 100 GPUs; jobs come at random times (Poisson), each a pod of Alibaba's openb trace drawn anew with its share of a GPU,
 its class and its duration. The share becomes the smallest slice that has it. A job that finds no place is turned away;
 none is moved. No rule may turn away what fits somewhere. Arrivals and jobs are the same for all rules of one seed, so
-gains over first fit are told by pairs.
+gains over first fit are given by pairs.
 
 Beside the rules: the best cut of all GPUs into equal slices, chosen with hindsight for each load; and one pool of all
 compute and memory slices, in which nothing ever fragments. The pool is what any rule that turns nothing away could at
@@ -27,10 +27,10 @@ from typing import Any, Final
 import numpy as np
 
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.papers.placement import BestFit, Fgd, FirstFit, LeastLoss, Mix, Rule, mix
+from slurm_migbatch.lab.papers.placement import BestFit, Fgd, FirstFit, LeastLoss, Mix, PlacementRule, mix
 from slurm_migbatch.lab.papers.settings import plain
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces.openb import read
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
@@ -52,7 +52,7 @@ FILE: Final = "openb_pod_list_default.csv"
 
 
 @dataclass(frozen=True)
-class Kind:
+class PodKind:
     """A pod to draw: its slice, seconds, and whether it is latency sensitive."""
 
     profile: Profile
@@ -61,7 +61,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PlacementOutcome:
     """Counts after warming up: offered and accepted by profile, accepted by class, and the share of compute slices that
     was busy."""
 
@@ -82,7 +82,7 @@ class Outcome:
         return sum(profile.compute * count for profile, count in self.accepted.items())
 
 
-Place = Callable[[Kind], Callable[[], None] | None]
+Place = Callable[[PodKind], Callable[[], None] | None]
 """Takes a job in and returns what gives its place back; None where it finds none."""
 
 
@@ -120,7 +120,7 @@ def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda tex
     }
 
 
-def populations(data: Path, gpu: Geometry) -> tuple[dict[str, list[Kind]], tuple[str, ...]]:
+def populations(data: Path, gpu: Geometry) -> tuple[dict[str, list[PodKind]], tuple[str, ...]]:
     """The kinds of jobs to draw from, by population, and what was left out. Raises NotMeasurable, TraceError."""
     folder = data / "alibaba_gpu2023_openb" if (data / "alibaba_gpu2023_openb").is_dir() else data
     path = next((p for p in (folder / f"{FILE}.gz", folder / FILE) if p.is_file()), None)
@@ -130,9 +130,9 @@ def populations(data: Path, gpu: Geometry) -> tuple[dict[str, list[Kind]], tuple
     partial = {line.text("name") for line in lines(path, ("name", "gpu_milli")) if line.number_of("gpu_milli") < 1000}
     ones = [job for job in trace.jobs if job.gpus == 1]
 
-    def kinds(jobs: Sequence[Job]) -> list[Kind]:
+    def kinds(jobs: Sequence[SimulatedJob]) -> list[PodKind]:
         full = gpu.full.profile
-        return [Kind(job.profile or full, min(job.work, LONGEST_S), job.kind == "infer") for job in jobs]
+        return [PodKind(job.profile or full, min(job.work, LONGEST_S), job.kind == "infer") for job in jobs]
 
     found = {
         "parts of a GPU": kinds([job for job in ones if job.name in partial]),
@@ -143,16 +143,16 @@ def populations(data: Path, gpu: Geometry) -> tuple[dict[str, list[Kind]], tuple
     return found, trace.notices
 
 
-def _rules(gpu: Geometry, kinds: Sequence[Kind], asked: Mix, load: float, seeds: int) -> list[dict[str, Any]]:
+def _rules(gpu: Geometry, kinds: Sequence[PodKind], asked: Mix, load: float, seeds: int) -> list[dict[str, Any]]:
     work = statistics.fmean(kind.profile.compute * kind.seconds for kind in kinds)
     rate = load * GPUS * gpu.compute_slices / work
     rules: Mapping[str, Callable[[], Place]] = {
-        FIRST: lambda: Cluster(gpu, GPUS, FirstFit()).place,
-        "best fit": lambda: Cluster(gpu, GPUS, BestFit()).place,
-        "best fit, careful place": lambda: Cluster(gpu, GPUS, BestFit(careful=True)).place,
-        "FGD": lambda: Cluster(gpu, GPUS, fgd).place,
-        OURS: lambda: Cluster(gpu, GPUS, ours).place,
-        "least loss, mix unknown": lambda: Cluster(gpu, GPUS, unknown).place,
+        FIRST: lambda: PlacementCluster(gpu, GPUS, FirstFit()).place,
+        "best fit": lambda: PlacementCluster(gpu, GPUS, BestFit()).place,
+        "best fit, careful place": lambda: PlacementCluster(gpu, GPUS, BestFit(careful=True)).place,
+        "FGD": lambda: PlacementCluster(gpu, GPUS, fgd).place,
+        OURS: lambda: PlacementCluster(gpu, GPUS, ours).place,
+        "least loss, mix unknown": lambda: PlacementCluster(gpu, GPUS, unknown).place,
         POOL: lambda: Pool(gpu, GPUS).place,
         **{
             f"equal {profile}": lambda profile=profile: Equal(gpu, GPUS, profile).place  # type: ignore[misc]
@@ -160,7 +160,7 @@ def _rules(gpu: Geometry, kinds: Sequence[Kind], asked: Mix, load: float, seeds:
         },
     }
     fgd, ours, unknown = Fgd(asked), LeastLoss(asked), LeastLoss(mix(dict.fromkeys(plain(gpu), 1.0)))
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in rules}
+    outcomes: dict[str, list[PlacementOutcome]] = {name: [] for name in rules}
     for seed in range(seeds):
         rng = np.random.Generator(np.random.PCG64(seed))
         drawn = [kinds[i] for i in rng.integers(0, len(kinds), ARRIVALS).tolist()]
@@ -175,7 +175,7 @@ def _rules(gpu: Geometry, kinds: Sequence[Kind], asked: Mix, load: float, seeds:
     return [_row(name, found, first) for name, found in chosen.items()]
 
 
-def run(place: Place, times: Sequence[float], drawn: Sequence[Kind], slices: int) -> Outcome:
+def run(place: Place, times: Sequence[float], drawn: Sequence[PodKind], slices: int) -> PlacementOutcome:
     """One run over all arrivals; those after the first WARM are counted."""
     offered: Counter[Profile] = Counter()
     accepted: Counter[Profile] = Counter()
@@ -209,19 +209,19 @@ def run(place: Place, times: Sequence[float], drawn: Sequence[Kind], slices: int
             accepted[kind.profile] += 1
             classes[kind.served] += 1
     span = times[-1] - warm
-    return Outcome(offered, accepted, classes, offered_classes, area / (span * slices) if span > 0 else 0.0)
+    return PlacementOutcome(offered, accepted, classes, offered_classes, area / (span * slices) if span > 0 else 0.0)
 
 
-class Cluster:
+class PlacementCluster:
     """GPUs on which a rule places slices."""
 
-    def __init__(self, gpu: Geometry, count: int, rule: Rule) -> None:
+    def __init__(self, gpu: Geometry, count: int, rule: PlacementRule) -> None:
         self.gpu, self.rule = gpu, rule
         self.layouts = [EMPTY] * count
         self._having: dict[Layout, set[int]] = {EMPTY: set(range(count))}
         self._first: dict[Layout, int] = {EMPTY: 0}
 
-    def place(self, kind: Kind) -> Callable[[], None] | None:
+    def place(self, kind: PodKind) -> Callable[[], None] | None:
         """See `Place`."""
         found = self.rule.place(self.gpu, self._first, kind.profile)
         if found is None:
@@ -254,7 +254,7 @@ class Pool:
         self.gpu = gpu
         self.compute, self.memory = count * gpu.compute_slices, count * gpu.memory_slices
 
-    def place(self, kind: Kind) -> Callable[[], None] | None:
+    def place(self, kind: PodKind) -> Callable[[], None] | None:
         """See `Place`."""
         info = self.gpu.info(kind.profile)
         if info.compute_slices > self.compute or info.memory_slices > self.memory:
@@ -274,7 +274,7 @@ class Equal:
         self.gpu, self.info = gpu, gpu.info(profile)
         self.free = count * capacity(gpu, EMPTY, profile)
 
-    def place(self, kind: Kind) -> Callable[[], None] | None:
+    def place(self, kind: PodKind) -> Callable[[], None] | None:
         """See `Place`."""
         asked = self.gpu.info(kind.profile)
         small = asked.compute_slices > self.info.compute_slices or asked.memory_slices > self.info.memory_slices
@@ -287,41 +287,41 @@ class Equal:
         self.free += 1
 
 
-def _row(name: str, found: Sequence[Outcome], first: Sequence[Outcome]) -> dict[str, Any]:
+def _row(name: str, found: Sequence[PlacementOutcome], first: Sequence[PlacementOutcome]) -> dict[str, Any]:
     def interval(values: Sequence[float]) -> list[float]:
         return [round(value, 4) for value in mean_with_interval(values)]
 
     profiles = sorted({profile for outcome in found for profile in outcome.offered})
     return {
         "rule": name,
-        "accepted": interval([each.jobs / each.offered.total() for each in found]),
-        "gain_jobs": interval([each.jobs / of.jobs - 1 for each, of in zip(found, first, strict=True)]),
-        "gain_slices": interval([each.slices / of.slices - 1 for each, of in zip(found, first, strict=True)]),
-        "busy": interval([each.busy for each in found]),
+        "accepted": interval([outcome.jobs / outcome.offered.total() for outcome in found]),
+        "gain_jobs": interval([outcome.jobs / of.jobs - 1 for outcome, of in zip(found, first, strict=True)]),
+        "gain_slices": interval([outcome.slices / of.slices - 1 for outcome, of in zip(found, first, strict=True)]),
+        "busy": interval([outcome.busy for outcome in found]),
         "by_profile": {
-            profile.name: round(sum(each.accepted[profile] for each in found) / offered, 4)
+            profile.name: round(sum(outcome.accepted[profile] for outcome in found) / offered, 4)
             for profile in profiles
-            if (offered := sum(each.offered[profile] for each in found))
+            if (offered := sum(outcome.offered[profile] for outcome in found))
         },
         "by_class": {
-            label: round(sum(each.by_class[served] for each in found) / offered, 4)
+            label: round(sum(outcome.by_class[served] for outcome in found) / offered, 4)
             for label, served in (("latency sensitive", True), ("best effort", False))
-            if (offered := sum(each.offered_by_class[served] for each in found))
+            if (offered := sum(outcome.offered_by_class[served] for outcome in found))
         },
     }
 
 
 def _ceilings(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What a pool without places gains over first fit, how much places cost at all."""
-    told = []
+    notes = []
     for name, population in found.items():
         pool = {
-            each["load"]: next(row for row in each["rules"] if row["rule"] == POOL)["gain_jobs"][0]
-            for each in population["loads"]
+            entry["load"]: next(row for row in entry["rules"] if row["rule"] == POOL)["gain_jobs"][0]
+            for entry in population["loads"]
         }
         best = max(pool, key=lambda load: pool[load])
-        told.append(
+        notes.append(
             f"{name}: without any fragmentation (the pool) {pool[HEAVY]:+.1%} jobs over first fit at load {HEAVY:g}, "
             f"{pool[best]:+.1%} at most, at load {best:g}"
         )
-    return told
+    return notes

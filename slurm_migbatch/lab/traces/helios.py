@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from slurm_migbatch.lab.sim.job import Demand
+from slurm_migbatch.lab.sim.job import DemandChange
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.workload.csvlines import lines
 
@@ -33,7 +33,7 @@ def read(path: Path, column: Literal["running_gpus", "pending_gpus", "wanted"] =
     for moment, cluster, value in rows:
         if last.get(cluster) != value:
             last[cluster] = value
-            demands.append(Demand(moment - begin, cluster, float(value)))
+            demands.append(DemandChange(moment - begin, cluster, float(value)))
     return Trace("helios", demands=tuple(demands))
 
 

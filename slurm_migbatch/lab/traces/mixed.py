@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.workload.csvlines import lines
 
@@ -21,7 +21,7 @@ COLUMNS = ("name", "time", "application", "num_replicas", "batch_size", "duratio
 
 
 class Lasting(Protocol):
-    """Whatever knows how long training takes, `pollux.Profile` for example."""
+    """Whatever knows how long training takes, `pollux.ApplicationProfile` for example."""
 
     def seconds(self, replicas: int, batch: int) -> float:
         """Seconds on so many GPUs with a global batch; raises KeyError."""
@@ -44,7 +44,7 @@ def read(path: Path, known: Mapping[str, Lasting] | None = None) -> Trace:
         if not work:
             raise line.wrong("duration must be above 0 s")
         jobs.append(
-            Job(
+            SimulatedJob(
                 line.number,
                 line.text("name"),
                 line.number_of("time", 0),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_migbatch.lab.sim.job import Request
+from slurm_migbatch.lab.sim.job import InferenceRequest
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.workload.csvlines import lines
 
@@ -19,4 +19,6 @@ def read(path: Path, app: str = "llm") -> Trace:
         for line in lines(path, ("timestamp_ms", "input_tokens", "output_tokens"))
     )
     begin = found[0][0] if found else 0.0
-    return Trace("mooncake", requests=tuple(Request(at - begin, app, tokens, output) for at, tokens, output in found))
+    return Trace(
+        "mooncake", requests=tuple(InferenceRequest(at - begin, app, tokens, output) for at, tokens, output in found)
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.workload.csvlines import lines
 
@@ -30,7 +30,7 @@ def read(path: Path) -> Trace:
         if not work:
             raise line.wrong("iteration_time must be above 0 ms")
         jobs.append(
-            Job(
+            SimulatedJob(
                 number,
                 f"{line.text('model_name')}-{number}",
                 line.number_of("submit_time", 0) / 1000,

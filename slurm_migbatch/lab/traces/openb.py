@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -29,7 +29,7 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
     deletion. Raises TraceError.
     """
     columns = ("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time", "scheduled_time")
-    jobs: list[Job] = []
+    jobs: list[SimulatedJob] = []
     without = never = early = 0
     for line in lines(path, columns):
         gpus, milli = line.count_of("num_gpu"), line.count_of("gpu_milli")
@@ -53,7 +53,7 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
             raise line.wrong(f"gpu_milli must be between 1 and 1000, not {milli}")
         kind = line.text("qos")
         jobs.append(
-            Job(
+            SimulatedJob(
                 line.number,
                 line.text("name"),
                 created - begin_day * DAY,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.workload.csvlines import lines
 
@@ -24,7 +24,7 @@ def read(path: Path) -> Trace:
     found.sort()
     begin = found[0][0] if found else 0.0
     jobs = tuple(
-        Job(number, f"philly-{row}", moment - begin, duration, gpus=gpus, user=cluster)
+        SimulatedJob(number, f"philly-{row}", moment - begin, duration, gpus=gpus, user=cluster)
         for number, (moment, row, duration, gpus, cluster) in enumerate(found)
     )
     return Trace("philly", jobs)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.workload.csvlines import TraceError, lines
 
@@ -27,7 +27,7 @@ PER_NODE: Final = 4
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     """Seconds of one step with a batch on each replica, and how much of it is the exchange of gradients."""
 
     batch: int
@@ -36,7 +36,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Profile:
+class ApplicationProfile:
     """One application.
 
     Attributes:
@@ -45,7 +45,7 @@ class Profile:
     """
 
     name: str
-    steps: dict[tuple[int, int], tuple[Step, ...]]
+    steps: dict[tuple[int, int], tuple[StepTime, ...]]
     iterations: tuple[tuple[int, float], ...]
 
     def step_s(self, replicas: int, batch: int, nodes: int | None = None) -> float:
@@ -77,7 +77,7 @@ class Profile:
         """Seconds to the target."""
         return self.iterations_of(batch) * self.step_s(replicas, batch)
 
-    def _between(self, nodes: int, replicas: int) -> tuple[Step, ...]:
+    def _between(self, nodes: int, replicas: int) -> tuple[StepTime, ...]:
         """The next larger number of replicas that was measured on as many nodes or more."""
         larger = [key for key in self.steps if key[0] >= nodes and key[1] >= replicas]
         if not larger:
@@ -85,7 +85,7 @@ class Profile:
         return self.steps[min(larger)]
 
 
-def profiles(folder: Path) -> dict[str, Profile]:
+def profiles(folder: Path) -> dict[str, ApplicationProfile]:
     """The applications in a folder with a folder for each (`bert/placements.csv.gz` ...). Raises TraceError."""
     found = {}
     for place in sorted(path for path in folder.glob("*") if path.is_dir()):
@@ -94,13 +94,13 @@ def profiles(folder: Path) -> dict[str, Profile]:
         if "placements" not in names or not validations:
             continue
         iterations = tuple((batch, _last_iteration(path)) for batch, path in sorted(validations.items()))
-        found[place.name] = Profile(place.name, _steps(names), iterations)
+        found[place.name] = ApplicationProfile(place.name, _steps(names), iterations)
     if not found:
         raise TraceError(folder, 0, "holds no folders with placements.csv and validation-<batch>.csv")
     return found
 
 
-def read(path: Path, known: dict[str, Profile]) -> Trace:
+def read(path: Path, known: dict[str, ApplicationProfile]) -> Trace:
     """A workload `name,time,application,num_replicas,batch_size`. Raises TraceError."""
     jobs = []
     for line in lines(path, ("name", "time", "application", "num_replicas", "batch_size")):
@@ -112,7 +112,7 @@ def read(path: Path, known: dict[str, Profile]) -> Trace:
         except KeyError as error:
             raise line.wrong(str(error.args[0])) from None
         arrival = line.number_of("time", 0)
-        jobs.append(Job(line.number, line.text("name"), arrival, work, gpus=gpus, app=app, batch=batch))
+        jobs.append(SimulatedJob(line.number, line.text("name"), arrival, work, gpus=gpus, app=app, batch=batch))
     jobs.sort(key=lambda job: (job.arrival, job.id))
     return Trace("pollux", tuple(jobs))
 
@@ -120,26 +120,28 @@ def read(path: Path, known: dict[str, Profile]) -> Trace:
 _VALIDATION = re.compile(r"validation-([1-9][0-9]*)")
 
 
-def _steps(names: dict[str, Path]) -> dict[tuple[int, int], tuple[Step, ...]]:
-    found: dict[tuple[int, int], dict[int, list[Step]]] = {}
+def _steps(names: dict[str, Path]) -> dict[tuple[int, int], tuple[StepTime, ...]]:
+    found: dict[tuple[int, int], dict[int, list[StepTime]]] = {}
     if "scalability" in names:
         for line in lines(names["scalability"], ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")):
             key = line.count_of("num_nodes", 1), line.count_of("num_replicas", 1)
-            step = Step(line.count_of("local_bsz", 1), line.number_of("step_time", 0), line.number_of("sync_time", 0))
+            step = StepTime(
+                line.count_of("local_bsz", 1), line.number_of("step_time", 0), line.number_of("sync_time", 0)
+            )
             found.setdefault(key, {}).setdefault(step.batch, []).append(step)
     for line in lines(names["placements"], ("placement", "local_bsz", "step_time", "sync_time")):
         digits = line.text("placement")
         if not digits.isdecimal() or "0" in digits:
             raise line.wrong(f"placement must be one digit for each node, not {digits!r}")
         key = len(digits), sum(map(int, digits))
-        step = Step(line.count_of("local_bsz", 1), line.number_of("step_time", 0), line.number_of("sync_time", 0))
+        step = StepTime(line.count_of("local_bsz", 1), line.number_of("step_time", 0), line.number_of("sync_time", 0))
         found.setdefault(key, {}).setdefault(step.batch, []).append(step)
     return {key: tuple(_mean(steps) for _, steps in sorted(by_batch.items())) for key, by_batch in found.items()}
 
 
-def _mean(steps: Sequence[Step]) -> Step:
+def _mean(steps: Sequence[StepTime]) -> StepTime:
     count = len(steps)
-    return Step(steps[0].batch, sum(s.seconds for s in steps) / count, sum(s.sync for s in steps) / count)
+    return StepTime(steps[0].batch, sum(s.seconds for s in steps) / count, sum(s.sync for s in steps) / count)
 
 
 def _last_iteration(path: Path) -> float:
@@ -151,13 +153,13 @@ def _last_iteration(path: Path) -> float:
     return last
 
 
-def _interpolate(points: Sequence[Step], batch: float) -> Step:
+def _interpolate(points: Sequence[StepTime], batch: float) -> StepTime:
     """Between the two nearest; below the smallest the smallest, since a step has a fixed part."""
     if batch <= points[0].batch:
         return points[0]
     upper = min(bisect_left([point.batch for point in points], batch), len(points) - 1)
     low, high = points[upper - 1], points[upper]
     share = (batch - low.batch) / (high.batch - low.batch)
-    return Step(
+    return StepTime(
         high.batch, low.seconds + share * (high.seconds - low.seconds), low.sync + share * (high.sync - low.sync)
     )

@@ -23,7 +23,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres
@@ -64,7 +64,7 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
     for number, (submit, line, profile, count, work) in enumerate(found):
         partition = line.text("Partition") if line.has("Partition") else ""
         jobs.append(
-            Job(
+            SimulatedJob(
                 number,
                 line.text("JobID"),
                 submit - begin,
@@ -92,15 +92,15 @@ def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
         raise line.wrong(f"AllocTRES is not understood: {error}") from None
     slices: Counter[Profile] = Counter()
     gpus: Counter[bool] = Counter()
-    for one in parsed:
-        match = _IN_TYPE.fullmatch(one.type or "")
-        if match is not None and one.count:
+    for tres in parsed:
+        match = _IN_TYPE.fullmatch(tres.type or "")
+        if match is not None and tres.count:
             try:
-                slices[Profile.parse(match[1])] += one.count
+                slices[Profile.parse(match[1])] += tres.count
             except ProfileError as error:
                 raise line.wrong(f"AllocTRES: {error}") from None
-        elif one.name == "gpu":
-            gpus[one.type is not None] += one.count
+        elif tres.name == "gpu":
+            gpus[tres.type is not None] += tres.count
     if slices:
         return max(slices), sum(slices.values())
     count = max(gpus.values(), default=0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slurm_migbatch.lab.sim.job import Demand, Job, Request
+from slurm_migbatch.lab.sim.job import DemandChange, InferenceRequest, SimulatedJob
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Trace:
     """
 
     name: str
-    jobs: tuple[Job, ...] = ()
-    requests: tuple[Request, ...] = ()
-    demands: tuple[Demand, ...] = ()
+    jobs: tuple[SimulatedJob, ...] = ()
+    requests: tuple[InferenceRequest, ...] = ()
+    demands: tuple[DemandChange, ...] = ()
     notices: tuple[str, ...] = ()
 
     def window(self, begin: float, end: float = math.inf) -> Trace:
@@ -62,6 +62,6 @@ class Trace:
         jobs.sort(key=lambda job: (job.arrival, job.id))
         return replace(self, jobs=tuple(replace(job, id=number) for number, job in enumerate(jobs)))
 
-    def changed(self, change: Callable[[Job], Job | None]) -> Trace:
+    def changed(self, change: Callable[[SimulatedJob], SimulatedJob | None]) -> Trace:
         """Every job as `change` returns it; without those for which it returns None."""
         return replace(self, jobs=tuple(new for job in self.jobs if (new := change(job)) is not None))

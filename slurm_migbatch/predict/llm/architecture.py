@@ -151,11 +151,11 @@ class Architecture:
             return 0
         if self.latent is not None:
             return self.layers * (self.latent.kv_rank + self.latent.rope) * tokens
-        each = 2 * self.kv_heads * self.head
+        per_token = 2 * self.kv_heads * self.head
         wide = self.wide_layers if self.window else self.layers
         narrow = (self.layers - wide) * min(tokens, self.window) if self.window else 0
-        cross = self.layers * each * min(self.context, tokens) if self.encoder_layers else 0
-        return each * (wide * tokens + narrow) + cross
+        cross = self.layers * per_token * min(self.context, tokens) if self.encoder_layers else 0
+        return per_token * (wide * tokens + narrow) + cross
 
     def operations(self, tokens: float, before: float = 0.0) -> float:
         """Return the operations of a pass over `tokens` of a sequence after `before` earlier ones."""

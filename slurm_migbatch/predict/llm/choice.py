@@ -58,7 +58,7 @@ class Targets:
 
     def missed(self, figures: TokenFigures) -> str:
         """Say which target a slice may miss; "" where it keeps all."""
-        if not figures.told:
+        if not figures.has_speeds:
             return ""
         limits = (
             ("first token", self.ttft_us, figures.ttft_s),
@@ -109,9 +109,9 @@ def nowhere(workload: Workload, allowed: Sequence[ProfileOffer], partition: Part
     ways = list(_ways(workload, allowed, partition))
     gpus = whole_gpus(need, max(kind.full.memory_mib for kind in partition.kinds))
     ways.append(f"{gpus} whole GPU{'s' if gpus > 1 else ''} outside MIG (no framework shards over slices)")
-    told = workload.label if workload.model.how != "near" else f"{workload.label} (near name)"
+    label = workload.label if workload.model.how != "near" else f"{workload.label} (near name)"
     return Refusal(
-        "model_nowhere", show_long(told), gib(need.slice_mib), need.parts, gib(largest.memory_mib), ", or ".join(ways)
+        "model_nowhere", show_long(label), gib(need.slice_mib), need.parts, gib(largest.memory_mib), ", or ".join(ways)
     )
 
 
@@ -152,8 +152,8 @@ def _of_serving(workload: Workload) -> Iterator[tuple[str, Workload]]:
         kept = precision.quantised("awq")
         assert kept is not None
         short = min(serving.length, 4096)
-        one = replace(serving, concurrency=1, length=short, input=min(serving.input, short), reserve=0)
-        yield "quantization=awq max_num_seqs=1 max_model_len=4096", resized(replace(workload, serving=one), kept)
+        shortest = replace(serving, concurrency=1, length=short, input=min(serving.input, short), reserve=0)
+        yield "quantization=awq max_num_seqs=1 max_model_len=4096", resized(replace(workload, serving=shortest), kept)
 
 
 def _of_training(workload: Workload) -> Iterator[tuple[str, Workload]]:
@@ -193,7 +193,9 @@ def _smallest(workload: Workload, offers: Sequence[ProfileOffer]) -> ProfileOffe
     return next(o for o in offers if need_of(workload, o.memory_mib).slice_mib <= o.memory_mib)
 
 
-def told(workload: Workload, figures: TokenFigures, offer: ProfileOffer, reason: str, *, mem_mib: int | None) -> str:
+def explanation(
+    workload: Workload, figures: TokenFigures, offer: ProfileOffer, reason: str, *, mem_mib: int | None
+) -> str:
     """Return the sentence of a choice."""
     names = {"fits": FITS if workload.serving is not None else HOLDS, "time_short": SLOW}
     text = HOW[workload.model.how].replace("%s", workload.model.name) + names[reason] % workload.label
@@ -202,7 +204,7 @@ def told(workload: Workload, figures: TokenFigures, offer: ProfileOffer, reason:
     else:
         need = need_of(workload, offer.memory_mib)
         text += f": {gib(need.slice_mib)} of {gib(offer.memory_mib)} GiB ({need.parts})"
-    text += f". Predicted: {_speeds(workload, figures)}" if figures.told else ". No prediction of its speed"
+    text += f". Predicted: {_speeds(workload, figures)}" if figures.has_speeds else ". No prediction of its speed"
     return text + (f". Assumed: {' '.join(workload.assumed)}" if workload.assumed else "")
 
 

@@ -97,9 +97,9 @@ class Described:
     @property
     def hints(self) -> str:
         """The hints to put into a comment."""
-        told = [f"model={self.name}", "arch=" + "+".join(f"{key}:{value}" for key, value in self.numbers.items())]
-        told += [f"dtype={self.dtype}"] if self.dtype else []
-        return " ".join(told + ([f"quantization={self.quantization}"] if self.quantization else []))
+        pairs = [f"model={self.name}", "arch=" + "+".join(f"{key}:{value}" for key, value in self.numbers.items())]
+        pairs += [f"dtype={self.dtype}"] if self.dtype else []
+        return " ".join(pairs + ([f"quantization={self.quantization}"] if self.quantization else []))
 
 
 def read_arch(text: str) -> Architecture:
@@ -252,8 +252,8 @@ def _windows(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, i
 
 
 def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    told = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "")
-    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(told, "")
+    dtype_name = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "")
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype_name, "")
 
 
 def _quantization(config: Any) -> str:

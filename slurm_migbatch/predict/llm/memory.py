@@ -79,8 +79,8 @@ class Need:
             "weights": self.weights, "KV cache": self.cache, "gradients and optimizer": self.states,
             "activations": self.activations, "runtime": self.runtime,
         }  # fmt: skip
-        told = ", ".join(f"{mib / 1024:.3g} {name}" for name, mib in named.items() if mib >= 5)
-        return f"{told}; {self.share:.0%} of the slice usable"
+        parts = ", ".join(f"{mib / 1024:.3g} {name}" for name, mib in named.items() if mib >= 5)
+        return f"{parts}; {self.share:.0%} of the slice usable"
 
 
 def weights_mib(architecture: Architecture, kept: Precision) -> float:
@@ -134,7 +134,7 @@ def sglang_reserve_mib(slice_mib: int) -> float:
     """Return what SGLang keeps back where `mem_fraction_static` is not given: for metadata, the activations of a chunk
     of a prompt (1.5 MiB a token), CUDA graphs (2 MiB a sequence) and its own process."""
     gib = slice_mib / 1024
-    tokens, graphs = next((each[1:] for each in SGLANG if gib < each[0]), SGLANG[-1][1:])
+    tokens, graphs = next((row[1:] for row in SGLANG if gib < row[0]), SGLANG[-1][1:])
     reserve = 512.0 + 1.5 * tokens + 2.0 * graphs + 128.0
     return max(reserve, 10240.0) if gib > 60 else reserve
 

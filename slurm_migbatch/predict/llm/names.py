@@ -238,18 +238,18 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
         for length in (3, 2, 1):
             text = "-".join(flat[place : place + length])
             if place + length <= len(flat) and text != "none" and (text in precision.NAMES or text.endswith("bpw")):
-                each = precision.quantised(text)
-                if each is not None:
-                    found.append(each)
+                quantised = precision.quantised(text)
+                if quantised is not None:
+                    found.append(quantised)
                     place += length
                     break
         else:
             kept.append(flat[place])
             place += 1
-    told = [each for each in found if each.name != "gguf"] or found
+    specific = [entry for entry in found if entry.name != "gguf"] or found
     plain = next((word for word in kept if word in ("fp16", "bf16", "fp32")), None)
-    if told:
-        return kept, min(told, key=lambda each: each.bits)
+    if specific:
+        return kept, min(specific, key=lambda entry: entry.bits)
     return kept, None if plain is None else precision.plain(plain)
 
 
@@ -260,28 +260,28 @@ def _parted(word: str) -> list[str]:
 
 def _public(words: Sequence[str]) -> tuple[Model | None, int]:
     """Return the public model whose name is the longest run of the words, and the length of that name."""
-    told = size_of(words)
+    size = size_of(words)
     for length in range(min(len(words), 8), 0, -1):
         for start in range(len(words) - length + 1):
             model = _BY_NAME.get("".join(words[start : start + length]))
             if model is None:
                 continue
             rest = [*words[:start], *words[start + length :]]
-            if not SIZES.intersection(rest) - {"base"} and _same_size(model, told):
+            if not SIZES.intersection(rest) - {"base"} and _same_size(model, size):
                 return model, len("".join(words[start : start + length]))
     return None, 0
 
 
-def _same_size(model: Model, told: Sized | None) -> bool:
+def _same_size(model: Model, size: Sized | None) -> bool:
     """Return whether the size in a name may be the model's; the names of some tell only what one token visits."""
-    if told is None:
+    if size is None:
         return True
     near = (1 - SAME_SIZE, 1 + SAME_SIZE)
     shapes = (model.architecture.parameters, model.architecture.active, model.architecture.body)
-    if any(near[0] <= told.total / each <= near[1] for each in shapes):
+    if any(near[0] <= size.total / parameters <= near[1] for parameters in shapes):
         return True
     mentioned = size_of(_words(model.name)) or next(filter(None, map(size_of, map(_words, model.aliases))), None)
-    return mentioned is not None and mentioned.total == told.total
+    return mentioned is not None and mentioned.total == size.total
 
 
 def _with_context(model: Model, words: Sequence[str]) -> Architecture:
@@ -298,17 +298,17 @@ def _alike(name: str) -> list[str]:
     """Return the public names that a name is most like, of those that share most of its groups of three characters."""
     if len(name) > LONGEST:
         return []
-    shared = Counter(each for group in _groups(name) for each in _BY_GROUP.get(group, ()))
-    near = [each for each, _ in shared.most_common(COMPARED)]
+    shared = Counter(candidate for group in _groups(name) for candidate in _BY_GROUP.get(group, ()))
+    near = [candidate for candidate, _ in shared.most_common(COMPARED)]
     return difflib.get_close_matches(name, near, 3, ALIKE)
 
 
 def _near_of_size(name: str, size: Sized) -> Model | None:
-    for each in _alike(name):
-        model = known(each)
+    for candidate in _alike(name):
+        model = known(candidate)
         if model is None or abs(model.architecture.parameters / size.total - 1) > SAME_SIZE:
             continue
-        if difflib.SequenceMatcher(None, _letters(name), _letters(each)).ratio() >= ALIKE:
+        if difflib.SequenceMatcher(None, _letters(name), _letters(candidate)).ratio() >= ALIKE:
             return model
     return None
 

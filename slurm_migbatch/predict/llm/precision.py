@@ -48,7 +48,7 @@ GGUF: Final[Mapping[str, float]] = MappingProxyType(
         "q6-k": 6.57, "q8-0": 8.5, "f16": 16.0, "gguf": 8.5,
     }
 )  # fmt: skip
-"""Bits of every parameter of a GGUF file; where only `gguf` is said, those of the usual largest level, Q8_0."""
+"""Bits of every parameter of a GGUF file; where only `gguf` is given, those of the usual largest level, Q8_0."""
 NAMES: Final = frozenset({*WEIGHTS, *GGUF})
 _BPW: Final = re.compile(r"([1-8](?:\.[0-9]{1,2})?)bpw")
 

@@ -89,18 +89,18 @@ class Pace:
 @dataclass(frozen=True)
 class TokenFigures(Figures):
     """`Figures` whose batch is one request (or step of a training) and whose rate is requests (steps) a second; and
-    those of the tokens. `slice_mib` is what a slice must have for it; `told`: the speeds mean something."""
+    those of the tokens. `slice_mib` is what a slice must have for it; `has_speeds`: the speeds mean something."""
 
     ttft_s: Interval
     tpot_s: Interval
     tokens_s: Interval
     slice_mib: int
-    told: bool = True
+    has_speeds: bool = True
 
     @property
     def tokens(self) -> Mapping[str, Interval]:
         """Seconds to the first token and of each further one, and tokens a second."""
-        return {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s, "tokens_per_s": self.tokens_s} if self.told else {}
+        return {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s, "tokens_per_s": self.tokens_s} if self.has_speeds else {}
 
     @property
     def need_mib(self) -> int:
@@ -120,7 +120,7 @@ class TokenFigures(Figures):
             self.tpot_s.hull(other.tpot_s),
             Interval(tokens.low, min(self.tokens_s.mid, other.tokens_s.mid), tokens.high),
             max(self.slice_mib, other.slice_mib),
-            self.told,
+            self.has_speeds,
         )
 
 
@@ -174,9 +174,9 @@ def fitting(workload: Workload, need: Need, machine: Machine) -> float:
     """Return how many sequences of the usual length the cache has room for, at least one."""
     serving = workload.serving
     assert serving is not None
-    each = workload.architecture.cache_values(serving.input + serving.output) * serving.cache_bits / 8 / MIB
+    sequence_mib = workload.architecture.cache_values(serving.input + serving.output) * serving.cache_bits / 8 / MIB
     room = machine.mib * serving.share - (need.used - need.cache)
-    return max(room / each, 1.0) if each > 0 else float(serving.concurrency)
+    return max(room / sequence_mib, 1.0) if sequence_mib > 0 else float(serving.concurrency)
 
 
 def pace_of(workload: Workload, need: Need, machine: Machine, eff: Efficiencies = DEFAULT) -> Pace:
@@ -220,7 +220,7 @@ def figures_of(
         _interval(pace.tpot, tpot),
         _interval(pace.tokens_s, tpot),
         need.slice_mib,
-        told=workload.architecture.kind != "plain",
+        has_speeds=workload.architecture.kind != "plain",
     )
 
 
@@ -259,16 +259,16 @@ def _training_figures(
     tokens = float(training.seq * training.micro_batch)
     # backward passes cost twice a forward one; frozen weights need no gradient of theirs
     passes = (3.0 if training.method == "full" else 2.0) + (1.0 if training.checkpointing else 0.0)
-    each = architecture.operations(float(training.seq)) * training.micro_batch
+    operations = architecture.operations(float(training.seq)) * training.micro_batch
     if architecture.kind == "plain":
-        each, tokens = 2.0 * architecture.extra * training.micro_batch, float(training.micro_batch)
-    compute = passes * each / (machine.flops * TRAINING_COMPUTE)
+        operations, tokens = 2.0 * architecture.extra * training.micro_batch, float(training.micro_batch)
+    compute = passes * operations / (machine.flops * TRAINING_COMPUTE)
     states = (need.weights + 2.0 * need.states) * MIB / machine.bytes_s
     seconds = compute + states + architecture.vocab * tokens * LOGIT_BYTES / machine.bytes_s
     spread = math.hypot(TRAINING_SPREAD, doubt)
     step, rate = _interval(seconds, spread), _interval(training.micro_batch / seconds, spread)
     speed = _interval(tokens / seconds, spread)
-    return TokenFigures(step, rate, memory, step, step, speed, need.slice_mib, told=architecture.kind != "plain")
+    return TokenFigures(step, rate, memory, step, step, speed, need.slice_mib, has_speeds=architecture.kind != "plain")
 
 
 def _doubt(workload: Workload, machine: Machine) -> float:

@@ -1,7 +1,7 @@
 """What is asked of a language model: how it is served or tuned, with what users left out filled in and named.
 
-What engines do where nothing is said is their documented default: vLLM keeps 0.9 of the memory it sees and makes sure
-of room for one sequence of `max_model_len`, which is the model's whole context unless told (docs.vllm.ai, "Engine
+Where nothing is specified engines have their documented default: vLLM keeps 0.9 of the memory it sees and makes sure
+of room for one sequence of `max_model_len`, which is the model's whole context unless specified (docs.vllm.ai, "Engine
 Arguments"); SGLang keeps back what it expects to need beside weights and cache, by the GPU's memory (server_args.py
 of 0.5; `memory.sglang_reserve_mib`); TensorRT-LLM and TGI take 0.9 of what is free; llama.cpp and Ollama keep one
 sequence of 4096 tokens. Transformers and trainers take what they need; 0.95 of a slice is counted on."""
@@ -28,10 +28,10 @@ SHARES: Final[Mapping[str, float]] = MappingProxyType(
         "transformers": 0.95, "": 0.9,
     }
 )  # fmt: skip
-"""Share of a slice that an engine may fill, by engine; empty: not said."""
+"""Share of a slice that an engine may fill, by engine; empty: not specified."""
 TRAINING_SHARE: Final = 0.95
 ALONE: Final = frozenset({"llamacpp", "ollama", "transformers"})
-"""Engines that serve one sequence at a time where nothing is said."""
+"""Engines that serve one sequence at a time where nothing is specified."""
 CASTING: Final = frozenset({"vllm", "sglang", "trtllm", "tgi"})
 """Engines that load 32-bit weights as 16-bit ones."""
 OLLAMA: Final = "q4-k-m"
@@ -49,7 +49,7 @@ USUAL_MICRO_BATCH: Final = 1
 @dataclass(frozen=True)
 class Serving:
     """How a model is served: `concurrency` sequences of at most `length` tokens, of which `input` come with a request
-    and `output` are made; bits of a cached value; the engine (empty: not said) and the share that it may fill.
+    and `output` are made; bits of a cached value; the engine (empty: not specified) and the share that it may fill.
     `reserve`: tokens of the one sequence for which the engine makes sure of room (0: no more than that)."""
 
     length: int
@@ -77,7 +77,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Workload:
-    """One model at one kind of work. `assumed`: what was not said, in words; `named`: the user's own name for it."""
+    """One model at one kind of work. `assumed`: what was left out, in words; `named`: the user's own name for it."""
 
     model: Found
     serving: Serving | None
@@ -131,24 +131,24 @@ def workload_of(hints: Hints) -> Workload | None:
 
 
 def _model(hints: Hints) -> Found | None:
-    told = hints.llm
+    llm_hints = hints.llm
     found = None if hints.model is None else names.resolve(hints.model)
     name = "this model" if hints.model is None else hints.model.rsplit("/", 1)[-1]
-    if told.arch is not None:
+    if llm_hints.arch is not None:
         try:
-            architecture = read_arch(told.arch)
+            architecture = read_arch(llm_hints.arch)
         except ArchError as error:
             raise Refusal("model_arch", show(str(error))) from None
         kept = found.precision if found is not None else precision.plain("auto")
         found = Found(name, architecture, kept)
-    elif told.params is not None and (found is None or found.how != "public"):
-        size = names.Sized(float(told.params), float(told.params))
+    elif llm_hints.params is not None and (found is None or found.how != "public"):
+        size = names.Sized(float(llm_hints.params), float(llm_hints.params))
         kept = found.precision if found is not None else precision.plain("auto")
         found = Found(name, names.of_size(size), kept, "size")
     if found is None:
         _refuse_unsized(hints)
         return None
-    return replace(found, precision=_precision(told, found))
+    return replace(found, precision=_precision(llm_hints, found))
 
 
 def _refuse_unsized(hints: Hints) -> None:
@@ -168,37 +168,37 @@ def _refuse_unsized(hints: Hints) -> None:
         raise Refusal("model_size", show(hints.model))
 
 
-def _precision(told: LlmHints, found: Found) -> Precision:
-    if told.quantization is not None:
-        name = told.quantization.replace("_", "-")
+def _precision(llm_hints: LlmHints, found: Found) -> Precision:
+    if llm_hints.quantization is not None:
+        name = llm_hints.quantization.replace("_", "-")
         given = precision.quantised(name)
         if given is None:
-            raise Refusal("model_quantization", show(told.quantization))
+            raise Refusal("model_quantization", show(llm_hints.quantization))
         return given
     if found.precision.name not in ("bf16", "fp16", "fp32"):
         return found.precision
-    if told.dtype not in (None, "auto"):
-        return precision.plain(told.dtype or "auto")
-    if told.engine == "ollama":
+    if llm_hints.dtype not in (None, "auto"):
+        return precision.plain(llm_hints.dtype or "auto")
+    if llm_hints.engine == "ollama":
         usual = precision.quantised(OLLAMA)
         assert usual is not None
         return usual
-    if found.precision.bits > 16 and told.engine in CASTING:
+    if found.precision.bits > 16 and llm_hints.engine in CASTING:
         return precision.plain("fp16")
     return found.precision
 
 
 def _serving(hints: Hints, found: Found) -> Workload:
-    told, architecture, assumed = hints.llm, found.architecture, list[str]()
-    engine = told.engine or ""
-    share = SHARES[engine] if told.gpu_memory_utilization is None else told.gpu_memory_utilization / 1000
-    concurrency = told.max_num_seqs or hints.batch
+    llm_hints, architecture, assumed = hints.llm, found.architecture, list[str]()
+    engine = llm_hints.engine or ""
+    share = SHARES[engine] if llm_hints.gpu_memory_utilization is None else llm_hints.gpu_memory_utilization / 1000
+    concurrency = llm_hints.max_num_seqs or hints.batch
     if concurrency is None:
         concurrency = 1 if engine in ALONE or architecture.kind == "plain" else USUAL_CONCURRENCY
         assumed.append(f"max_num_seqs={concurrency}")
-    length, reserve = told.max_model_len, 0
-    if length is None and (hints.input or told.output):
-        length = min((hints.input or USUAL_INPUT) + (told.output or USUAL_OUTPUT), max(architecture.context, 1))
+    length, reserve = llm_hints.max_model_len, 0
+    if length is None and (hints.input or llm_hints.output):
+        length = min((hints.input or USUAL_INPUT) + (llm_hints.output or USUAL_OUTPUT), max(architecture.context, 1))
         if architecture.kind == "encoder":
             length = hints.input or USUAL_INPUT
         if engine in CASTING:
@@ -209,10 +209,10 @@ def _serving(hints: Hints, found: Found) -> Workload:
         assumed.append(f"max_model_len={max(length, reserve)}")
     length = length or 1
     inputs = min(hints.input or USUAL_INPUT, length)
-    outputs = min(told.output or USUAL_OUTPUT, max(length - inputs, 1))
-    cache = (told.kv_cache_dtype or "auto").replace("_", "-")
+    outputs = min(llm_hints.output or USUAL_OUTPUT, max(length - inputs, 1))
+    cache = (llm_hints.kv_cache_dtype or "auto").replace("_", "-")
     if cache not in precision.CACHE:
-        raise Refusal("model_cache", show(told.kv_cache_dtype or ""))
+        raise Refusal("model_cache", show(llm_hints.kv_cache_dtype or ""))
     bits = precision.CACHE[cache]
     if found.precision.bits == 32 and engine not in CASTING and cache == "auto":
         bits = 32.0
@@ -221,7 +221,7 @@ def _serving(hints: Hints, found: Found) -> Workload:
 
 
 def _usual_length(engine: str, architecture: Architecture, concurrency: int) -> int:
-    """Return the length that is counted with where none is said: all that are served at once share a cache of as many
+    """Return the length that is assumed where none is specified: all that are served at once share a cache of as many
     tokens as the usual number of usual sequences, but each has room for a usual request."""
     if architecture.kind == "encoder":
         return architecture.context
@@ -231,21 +231,21 @@ def _usual_length(engine: str, architecture: Architecture, concurrency: int) -> 
 
 
 def _training(hints: Hints, found: Found) -> Workload:
-    told, assumed = hints.llm, list[str]()
-    method = told.method
+    llm_hints, assumed = hints.llm, list[str]()
+    method = llm_hints.method
     if method is None:
         method = "full"
         assumed.append("method=full")
-    seq = told.seq or told.max_model_len or hints.input
+    seq = llm_hints.seq or llm_hints.max_model_len or hints.input
     if seq is None:
         seq = min(found.architecture.context, USUAL_SEQ)
         if found.architecture.kind != "plain":
             assumed.append(f"seq={seq}")
-    micro_batch = told.micro_batch or hints.batch
+    micro_batch = llm_hints.micro_batch or hints.batch
     if micro_batch is None:
         micro_batch = USUAL_MICRO_BATCH
         assumed.append(f"micro_batch={micro_batch}")
-    again = told.checkpointing
+    again = llm_hints.checkpointing
     if again is None:
         again = "on" if method == "qlora" else "off"  # peft's prepare_model_for_kbit_training switches it on
         assumed.append(f"checkpointing={again}")
@@ -256,6 +256,6 @@ def _training(hints: Hints, found: Found) -> Workload:
         model = replace(found, precision=kept)
     elif method == "full" and found.precision.bits < 16:
         model = replace(found, precision=precision.plain("bf16"))
-    share = TRAINING_SHARE if told.gpu_memory_utilization is None else told.gpu_memory_utilization / 1000
-    training = Training(method, told.optimizer or "adamw", again == "on", seq, micro_batch, share)
+    share = TRAINING_SHARE if llm_hints.gpu_memory_utilization is None else llm_hints.gpu_memory_utilization / 1000
+    training = Training(method, llm_hints.optimizer or "adamw", again == "on", seq, micro_batch, share)
     return Workload(model, None, training, tuple(assumed))

@@ -10,18 +10,27 @@ from slurm_migbatch.config import Config, LendingConfig, loads
 from slurm_migbatch.decide.snapshot import NoPredictions
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
-from slurm_migbatch.lab.slurm.run import Look, Outcome, Pace, Simulation, Site, SiteNode, Stuck, Submission
-from slurm_migbatch.lab.slurm.work import Fixed, Training
+from slurm_migbatch.lab.slurm.run import (
+    ControllerInput,
+    RoundTiming,
+    SimulatedSite,
+    SiteNode,
+    SlurmSimulation,
+    Stuck,
+    Submission,
+    WorkloadOutcome,
+)
+from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import LoanHints
 
 H100 = geometry("h100-80gb")
-SITE = Site((SiteNode("n1", (H100, H100)), SiteNode("n2", (H100, H100))))
+SITE = SimulatedSite((SiteNode("n1", (H100, H100)), SiteNode("n2", (H100, H100))))
 
 
-def ran(jobs: list[Submission], where: Site = SITE) -> Outcome:
-    simulation = Simulation(where, jobs)
-    return simulation.run(ServiceController(simulation), Pace(), 20_000.0)
+def ran(jobs: list[Submission], where: SimulatedSite = SITE) -> WorkloadOutcome:
+    simulation = SlurmSimulation(where, jobs)
+    return simulation.run(ServiceController(simulation), RoundTiming(), 20_000.0)
 
 
 def test_jobs_of_every_size_run_where_supply_makes_room_and_nobody_misfits() -> None:
@@ -56,10 +65,10 @@ def test_a_submission_that_slurm_refuses_has_no_job() -> None:
 
 
 def test_a_run_in_which_nothing_can_happen_any_more_says_so() -> None:
-    def nobody(look: Look) -> bool:
+    def nobody(look: ControllerInput) -> bool:
         return False
 
-    simulation = Simulation(SITE, [Submission(0.0, "mig:7g.80gb:1")])
+    simulation = SlurmSimulation(SITE, [Submission(0.0, "mig:7g.80gb:1")])
     with pytest.raises(Stuck, match=r"7g\.80gb"):
         simulation.run(nobody)
 
@@ -67,7 +76,7 @@ def test_a_run_in_which_nothing_can_happen_any_more_says_so() -> None:
 def test_a_job_that_found_no_slice_starts_as_soon_as_there_is_one() -> None:
     """Not only after the delay that Slurm gives what was requeued, two minutes."""
     jobs = [Submission(at, "mig:4g.40gb:1", lambda: Fixed(60.0), limit_s=120) for at in (0.0, 30.0)]
-    simulation = Simulation(Site((SiteNode("n1", (H100, H100)),)), jobs)
+    simulation = SlurmSimulation(SimulatedSite((SiteNode("n1", (H100, H100)),)), jobs)
 
     def lose_a_slot() -> None:
         for uuid, layout in simulation.nodes.known["n1"].items():
@@ -85,17 +94,17 @@ def test_a_job_that_found_no_slice_starts_as_soon_as_there_is_one() -> None:
 TRAIN = Submission(
     0.0,
     "mig:loan:1",
-    lambda: Training(60.0, speed),
+    lambda: SimulatedTraining(60.0, speed),
     "train",
     fields={"comment": "migbatch: role=train model=bert batch=8 signal=usr1 [mig:loan:1#loan0001]"},
 )
-LENT = Site((SiteNode("n1", (H100,), ("gpu", "train")),))
+LENT = SimulatedSite((SiteNode("n1", (H100,), ("gpu", "train")),))
 
 
 @pytest.mark.parametrize("hours", ["", 'blackout = ["00:00-24:00"]'])
 def test_a_simulation_goes_by_what_migbatch_toml_says(hours: str) -> None:
     config = loads(f'[cluster]\npoll_s = 5.0\n[lending]\nenabled = true\npartitions = ["train"]\n{hours}\n')
-    simulation = Simulation(LENT, [TRAIN])
+    simulation = SlurmSimulation(LENT, [TRAIN])
     outcome = simulation.run(ServiceController(simulation, config), pace_of(config), 300.0)
     assert len(outcome.jobs) == (0 if hours else 1)
     assert outcome.rounds >= (60 if hours else 10), "the service's rounds do not depend on what happens"
@@ -106,10 +115,10 @@ def test_a_decision_that_fails_ends_the_simulation() -> None:
         def training_speeds(self, _hints: LoanHints, _partition: str, /) -> dict[Profile, float]:
             raise LookupError("no such model")
 
-    simulation = Simulation(LENT, [TRAIN])
+    simulation = SlurmSimulation(LENT, [TRAIN])
     config = Config(lending=LendingConfig(enabled=True, partitions=("train",)))
     with pytest.raises(LookupError, match="no such model"):
-        simulation.run(ServiceController(simulation, config, Broken()), Pace(), 300.0)
+        simulation.run(ServiceController(simulation, config, Broken()), RoundTiming(), 300.0)
 
 
 # -- what jobs do with their time --------------------------------------------------------------------------------------
@@ -120,7 +129,7 @@ def speed(profile: Profile) -> float:
 
 
 def test_a_training_goes_on_from_its_checkpoint() -> None:
-    work = Training(100.0, speed, start_s=5.0, restart_s=3.0, checkpoint_s=2.0)
+    work = SimulatedTraining(100.0, speed, start_s=5.0, restart_s=3.0, checkpoint_s=2.0)
     work.begin(0.0, [Profile.parse("7g.80gb")], 0)
     assert work.end_at() == 105.0
     assert work.usr(45.0) == 47.0
@@ -132,18 +141,18 @@ def test_a_training_goes_on_from_its_checkpoint() -> None:
 
 
 def test_what_no_checkpoint_holds_is_lost() -> None:
-    work = Training(100.0, speed, start_s=0.0, hears_term=False, every_s=8.0, checkpoint_s=2.0)
+    work = SimulatedTraining(100.0, speed, start_s=0.0, hears_term=False, every_s=8.0, checkpoint_s=2.0)
     work.begin(0.0, [Profile.parse("7g.80gb")], 0)
     assert work.end_at() == pytest.approx(125.0)
     assert work.term(25.0, 30.0) == 25.0
     assert work.saved == pytest.approx(16.0)
-    slow = Training(100.0, speed, start_s=0.0, checkpoint_s=60.0)
+    slow = SimulatedTraining(100.0, speed, start_s=0.0, checkpoint_s=60.0)
     slow.begin(0.0, [Profile.parse("7g.80gb")], 0)
     assert (slow.term(10.0, 30.0), slow.saved) == (40.0, 0.0)
 
 
 def test_company_costs_speed() -> None:
-    work = Training(100.0, speed, start_s=0.0)
+    work = SimulatedTraining(100.0, speed, start_s=0.0)
     work.begin(0.0, [Profile.parse("7g.80gb")], 0)
     work.pace(20.0, 0.5)
     assert work.end_at() == pytest.approx(180.0)

@@ -6,14 +6,14 @@ import pytest
 
 from slurm_migbatch.lab.slurm.client import SimulatedSlurm
 from slurm_migbatch.lab.slurm.clock import VirtualClock
-from slurm_migbatch.lab.slurm.records import Partition, Settings
+from slurm_migbatch.lab.slurm.records import SimulatedPartition, SlurmSettings
 from slurm_migbatch.slurm.client import SlurmError, SlurmRefused
 
-TIERS = (Partition("gpu", 10), Partition("train", 1, preempted=True))
+TIERS = (SimulatedPartition("gpu", 10), SimulatedPartition("train", 1, preempted=True))
 
 
 def slurm(nodes: int = 1, *, counts: dict[str, int] | None = None, **settings: object) -> SimulatedSlurm:
-    made = SimulatedSlurm(VirtualClock(), Settings(**settings), TIERS, auto=True)  # type: ignore[arg-type]
+    made = SimulatedSlurm(VirtualClock(), SlurmSettings(**settings), TIERS, auto=True)  # type: ignore[arg-type]
     for number in range(1, nodes + 1):
         made.add_node(f"n{number}", counts or {"1g.10gb": 7, "loan": 1}, partitions=("gpu", "train"))
     listed = dict.fromkeys(("1g.10gb", "2g.20gb", "3g.40gb", "loan"), 7)

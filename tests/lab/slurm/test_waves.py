@@ -9,12 +9,14 @@ import pytest
 from slurm_migbatch.config import Config, loads, render
 from slurm_migbatch.config.schema import LendingConfig
 from slurm_migbatch.lab.bench.live import install
-from slurm_migbatch.lab.experiments.wave import Request, Training, Wave, draw
+from slurm_migbatch.lab.experiments.wave import Wave, WaveRequest, WaveTraining, draw
 from slurm_migbatch.lab.slurm.waves import TrainingCosts, config, predict, settings
 
 
 def test_a_wave_by_hand() -> None:
-    wave = Wave((Request(50.0, "7g.80gb", 20.0),), (Training(0.0, 100, 1.0, "7g.80gb", "7g.80gb"),) * 2, 300.0, 2, 1)
+    wave = Wave(
+        (WaveRequest(50.0, "7g.80gb", 20.0),), (WaveTraining(0.0, 100, 1.0, "7g.80gb", "7g.80gb"),) * 2, 300.0, 2, 1
+    )
     costs = TrainingCosts(start_s=5.0, restart_s=5.0, checkpoint_s=3.0, every_s=1000.0)
     alone = predict(wave, False, costs)
     # One after the other on the one GPU: 5 + 100, and again, with what Slurm and the hooks take.

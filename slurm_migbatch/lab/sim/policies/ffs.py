@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from slurm_migbatch.lab.sim.cluster import Place, each
+from slurm_migbatch.lab.sim.cluster import Place, bit_indexes
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.placing import whole_gpus
 from slurm_migbatch.lab.sim.policies.queued import Sjf
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class SjfFfs(Sjf):
@@ -31,17 +31,17 @@ class SjfFfs(Sjf):
             places = whole_gpus(sim.cluster, need, self.part)
             if places is None:
                 places = whole_gpus(sim.cluster, self.free(sim), self.part) or []
-                more = islice(each(self.single), need - len(places))
+                more = islice(bit_indexes(self.single), need - len(places))
                 places += [sim.cluster.gpus[gpu].whole for gpu in more]
             self.launch(sim, self.queue.pop(need), places)
 
-    def launch(self, sim: Simulation, run: Run, places: Sequence[Place]) -> None:
+    def launch(self, sim: Simulation, run: SimulatedRun, places: Sequence[Place]) -> None:
         """Start one and note who is alone."""
         sim.start(run, places)
         run.note = tuple(places)
         self._look(sim, places)
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Note who is alone now."""
         assert isinstance(run.note, tuple)
         self._look(sim, run.note)

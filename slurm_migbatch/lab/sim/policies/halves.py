@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from slurm_migbatch.lab.sim.engine import Simulation
-from slurm_migbatch.lab.sim.job import Demand
+from slurm_migbatch.lab.sim.job import DemandChange
 from slurm_migbatch.lab.sim.policy import Policy
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class Halves:
@@ -24,15 +24,15 @@ class Halves:
         for policy in self.of_kind.values():
             policy.begin(sim)
 
-    def arrive(self, sim: Simulation, run: Run) -> None:
+    def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """To the one of its kind."""
         self.of_kind[run.job.kind].arrive(sim, run)
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """To the one of its kind."""
         self.of_kind[run.job.kind].complete(sim, run)
 
-    def demand(self, sim: Simulation, demand: Demand) -> None:
+    def demand(self, sim: Simulation, demand: DemandChange) -> None:
         """To inference."""
         self.of_kind["infer"].demand(sim, demand)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_migbatch.config.schema import between, key, one_of, profiles
-from slurm_migbatch.lab.sim.cluster import Cluster, PlaceError
+from slurm_migbatch.lab.sim.cluster import PlaceError, SimulatedCluster
 from slurm_migbatch.lab.sim.policies.ffs import SjfFfs
 from slurm_migbatch.lab.sim.policies.halves import Halves
 from slurm_migbatch.lab.sim.policies.queued import Easy, Fifo, Sjf
@@ -78,7 +78,7 @@ SLICES = PolicyKind(
 )
 
 
-def _static(params: StaticParams, cluster: Cluster) -> Policy:
+def _static(params: StaticParams, cluster: SimulatedCluster) -> Policy:
     geometry, layout = cluster.gpus[0].geometry, EMPTY
     for name in sorted(params.layout, key=Profile.parse, reverse=True):
         slot = choose(geometry, layout, Profile.parse(name))
@@ -88,7 +88,7 @@ def _static(params: StaticParams, cluster: Cluster) -> Policy:
     return Static(Layout(layout.slots))
 
 
-def _halves(params: HalvesParams, cluster: Cluster) -> Policy:
+def _halves(params: HalvesParams, cluster: SimulatedCluster) -> Policy:
     nodes = len(cluster.nodes)
     split = round(nodes * params.share)
     if not 0 < split < nodes:

@@ -21,9 +21,9 @@ from slurm_migbatch.lab.papers.forecast import Levels
 from slurm_migbatch.lab.papers.goodput import Goodput
 from slurm_migbatch.lab.sim.cluster import Place
 from slurm_migbatch.lab.sim.engine import Simulation
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policy import Quiet
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 
 PERIOD_S: Final = 60.0
 SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -33,21 +33,21 @@ CALM: Final = Hysteresis(idle_s=0.0, rest_s=300.0)
 """With a forecast it need not be seen that a GPU is idle."""
 
 
-class Learning:
+class GoodputSpeeds:
     """`sim.speeds.Speeds` of goodput models: 1 is one GPU; inference runs at 1."""
 
     def __init__(self, models: Mapping[str, Goodput], per_node: int) -> None:
         self.models, self.per_node = models, per_node
         self._known: dict[tuple[str, int, int], float] = {}
 
-    def speed(self, job: Job, places: Sequence[Place], _steps: int = 1) -> float:
+    def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
         """Goodput on these GPUs over that on one."""
         if job.kind == "infer":
             return 1.0
         nodes = len({place.gpu // self.per_node for place in places})
         return self.of(job.app, len(places), nodes)
 
-    def slowdown(self, _run: Run, others: Sequence[Run]) -> float:
+    def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
         """Nobody shares here; as many times slower as there are."""
         return 1.0 + len(others)
 
@@ -95,14 +95,14 @@ class _Train:
     hits: int = 0
 
 
-class Lending(Quiet):
+class WholeGpuLending(Quiet):
     """Training on its own nodes and, as the `Way` says, on idle ones of inference. Use it for one simulation."""
 
     def __init__(
         self,
         own: range,
         lent: range,
-        learning: Learning,
+        learning: GoodputSpeeds,
         elastic: Mapping[str, Elastic],
         way: Way,
         levels: Levels,
@@ -111,11 +111,11 @@ class Lending(Quiet):
         """`own` and `lent` are GPU indexes of training and of inference; `clock` is the levels' time at 0 s."""
         self.own, self.lent, self.learning, self.elastic = own, lent, learning, elastic
         self.way, self.levels, self.clock = way, levels, clock
-        self.training: dict[Run, _Train] = {}
-        self.waiting: list[Run] = []
+        self.training: dict[SimulatedRun, _Train] = {}
+        self.waiting: list[SimulatedRun] = []
         self.replicas: dict[int, Replica[int]] = {}
-        self.serving: dict[Run, int] = {}
-        self.holder: dict[int, Run] = {}
+        self.serving: dict[SimulatedRun, int] = {}
+        self.holder: dict[int, SimulatedRun] = {}
         self.idle_since = dict.fromkeys(lent, -math.inf)
         self.reclaimed: dict[int, float] = {}
         self.reclaims = 0
@@ -125,7 +125,7 @@ class Lending(Quiet):
 
     # -- events ----------------------------------------------------------------------------------------------------
 
-    def arrive(self, sim: Simulation, run: Run) -> None:
+    def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """Requests wait for `decide`, training for the next round."""
         if run.job.kind == "infer":
             self.waiting.append(run)
@@ -135,7 +135,7 @@ class Lending(Quiet):
             self._woken = True
             sim.wake((sim.now // PERIOD_S + 1) * PERIOD_S, _ROUND)
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """A replica becomes idle; a training job's GPUs are free."""
         if run.job.kind == "infer":
             gpu = self.serving.pop(run)
@@ -166,7 +166,7 @@ class Lending(Quiet):
     # -- inference -------------------------------------------------------------------------------------------------
 
     def _serve(self, sim: Simulation) -> None:
-        left: list[Run] = []
+        left: list[SimulatedRun] = []
         started = 0
         for position, run in enumerate(self.waiting):
             gpu, warm = self._place(sim, run.job.app)
@@ -208,7 +208,7 @@ class Lending(Quiet):
         self.levels.demand(self.clock + sim.now, len(self.serving) + len(self.waiting), started)
 
     def _reclaim(self, sim: Simulation, starts: int) -> bool:
-        lent: dict[Run, set[int]] = {}
+        lent: dict[SimulatedRun, set[int]] = {}
         for gpu in self.lent:
             if gpu in self.holder:
                 lent.setdefault(self.holder[gpu], set()).add(gpu)
@@ -224,25 +224,25 @@ class Lending(Quiet):
         found = reclaim(loans, rooms, starts, sim.now)
         stopped = set(found.stopped)
         for loan in loans:
-            gone = loan.slots.intersection(found.slots)
-            if not gone:
+            reclaimed = loan.slots.intersection(found.slots)
+            if not reclaimed:
                 continue
             (run,) = (run for run in lent if run.job.id == loan.job)
-            self.reclaims += len(gone)
+            self.reclaims += len(reclaimed)
             self.training[run].hits += 1
-            for gpu in gone:
+            for gpu in reclaimed:
                 self.reclaimed[gpu] = sim.now
             if loan.job in stopped:
                 self._stop(sim, run)
             else:
-                self._resize(sim, run, [place.gpu for place in run.places if place.gpu not in gone])
+                self._resize(sim, run, [place.gpu for place in run.places if place.gpu not in reclaimed])
         return True
 
     def _nodes(self) -> list[range]:
         size = self.learning.per_node
         return [range(first, first + size) for first in range(self.lent.start, self.lent.stop, size)]
 
-    def _loan(self, sim: Simulation, run: Run, gpus: set[int]) -> ReclaimCandidate[int]:
+    def _loan(self, sim: Simulation, run: SimulatedRun, gpus: set[int]) -> ReclaimCandidate[int]:
         count = len(run.places)
         memory = self.training[run]
         speeds = [self.learning.of(run.job.app, n) for n in range(count + 1)]
@@ -313,7 +313,9 @@ class Lending(Quiet):
             return idle[: max(0, len(self.lent) - max(needed, shielded) - lent)]
         return idle
 
-    def _offers(self, sim: Simulation, run: Run, fair: int, capacity: int, anybody: bool) -> dict[Choice[str], float]:
+    def _offers(
+        self, sim: Simulation, run: SimulatedRun, fair: int, capacity: int, anybody: bool
+    ) -> dict[Choice[str], float]:
         job, calm, now = run.job, self.way.calm, sim.now
         have = len(run.places)
         of, elastic, memory = self.learning.of, self.elastic[job.app], self.training[run]
@@ -346,14 +348,14 @@ class Lending(Quiet):
             offers[Choice("gpu", size)] = worth
         return offers
 
-    def _kept(self, run: Run, count: int) -> list[int]:
+    def _kept(self, run: SimulatedRun, count: int) -> list[int]:
         """Which GPUs a job that shrinks keeps: its own half's first, then of the nodes where it has most."""
         per_node = self.learning.per_node
         gpus = [place.gpu for place in run.places]
         weight = {gpu: sum(other // per_node == gpu // per_node for other in gpus) for gpu in gpus}
         return sorted(gpus, key=lambda gpu: (gpu in self.lent, -weight[gpu], gpu))[:count]
 
-    def _choose(self, run: Run, count: int, free: Sequence[int]) -> list[int]:
+    def _choose(self, run: SimulatedRun, count: int, free: Sequence[int]) -> list[int]:
         """Where a job grows: beside itself, then on the tightest node that is enough, else the emptiest."""
         per_node = self.learning.per_node
         mine = {place.gpu // per_node for place in run.places}
@@ -375,7 +377,7 @@ class Lending(Quiet):
 
     # -- actions ---------------------------------------------------------------------------------------------------
 
-    def _give(self, sim: Simulation, run: Run, gpus: Sequence[int]) -> None:
+    def _give(self, sim: Simulation, run: SimulatedRun, gpus: Sequence[int]) -> None:
         """Start a job on these, or let it grow by them."""
         for gpu in gpus:
             self.replicas.pop(gpu, None)
@@ -386,20 +388,20 @@ class Lending(Quiet):
             sim.start(run, [sim.cluster.gpus[gpu].whole for gpu in gpus], pause=self.elastic[run.job.app].full)
             self.training[run].changed = sim.now
 
-    def _resize(self, sim: Simulation, run: Run, kept: Sequence[int]) -> None:
+    def _resize(self, sim: Simulation, run: SimulatedRun, kept: Sequence[int]) -> None:
         """Let a job shrink to these."""
         for gpu in [place.gpu for place in run.places if place.gpu not in kept]:
             self._release(sim, gpu)
         self._move(sim, run, kept)
 
-    def _move(self, sim: Simulation, run: Run, gpus: Sequence[int]) -> None:
+    def _move(self, sim: Simulation, run: SimulatedRun, gpus: Sequence[int]) -> None:
         cost = self.elastic[run.job.app].seconds(len(run.places), len(gpus))
         left = max(0.0, run.resumes - sim.now)
         save = cost if len(gpus) < len(run.places) else 0.0
         sim.move(run, [sim.cluster.gpus[gpu].whole for gpu in gpus], save=save, pause=left + cost - save)
         self.training[run].changed = sim.now
 
-    def _stop(self, sim: Simulation, run: Run) -> None:
+    def _stop(self, sim: Simulation, run: SimulatedRun) -> None:
         for place in run.places:
             self._release(sim, place.gpu)
         sim.preempt(run)

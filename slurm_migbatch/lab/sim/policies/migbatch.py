@@ -2,10 +2,10 @@
 
 Slurm is `lab.slurm`: it orders the queue, backfills, starts and requeues. The rounds, the submit filter and the record
 are migbatchd's own. What stays an assumption of the simulation: Slurm's own times and those of Prolog and Epilog
-(`slurm.nodes.Times`), partitions (one for everybody, and one with a lower tier for elastic training), priority by age,
-and time limits that guide backfill and end no job (OverTimeLimit=UNLIMITED), since a trace does not tell what a job
-would have been given on slices. Two loops of migbatchd are left out: the predictor does not learn meanwhile, and empty
-space is offered by `[supply] preference` or one slice of each size, not by the history of requests
+(`slurm.nodes.NodeDelays`), partitions (one for everybody, and one with a lower tier for elastic training), priority by
+age, and time limits that guide backfill and end no job (OverTimeLimit=UNLIMITED), since a trace does not tell what a
+job would have been given on slices. Two loops of migbatchd are left out: the predictor does not learn meanwhile, and
+empty space is offered by `[supply] preference` or one slice of each size, not by the history of requests
 (`daemon.offer_tuner`).
 """
 
@@ -22,16 +22,16 @@ import numpy as np
 from slurm_migbatch.config import Config, ConfigError, Problem, load
 from slurm_migbatch.config.schema import between, key, one_of
 from slurm_migbatch.daemon.facts import chooser_of, known_models
-from slurm_migbatch.lab.shipped import DECIDES, told
+from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.cluster import PlaceError
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.registry import Setup
-from slurm_migbatch.lab.sim.result import Result
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.result import SimulationResult
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.slurm.booking import Booking, Played
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
-from slurm_migbatch.lab.slurm.records import Partition, Settings
-from slurm_migbatch.lab.slurm.run import Look, Simulation, Site, SiteNode
+from slurm_migbatch.lab.slurm.records import SimulatedPartition, SlurmSettings
+from slurm_migbatch.lab.slurm.run import ControllerInput, SimulatedSite, SiteNode, SlurmSimulation
 from slurm_migbatch.lab.slurm.tracejobs import (
     Auto,
     Hindrances,
@@ -83,17 +83,17 @@ class MigbatchParams:
 
 
 class Migbatch:
-    """A `registry.Kind`: plays jobs on a simulated Slurm with migbatchd's controller."""
+    """A `registry.NamedPolicy`: plays jobs on a simulated Slurm with migbatchd's controller."""
 
     about = "what migbatchd runs, on a simulated Slurm: decide.core.decide with a site's migbatch.toml"
     params = MigbatchParams
 
     def settings(self, params: MigbatchParams) -> Mapping[str, str]:
-        """See Kind. Raises ConfigError."""
-        return {**told(DECIDES, _config(params)), "file": params.config or "shipped defaults"}
+        """See NamedPolicy. Raises ConfigError."""
+        return {**provenance(DECIDES, _config(params)), "file": params.config or "shipped defaults"}
 
-    def play(self, params: MigbatchParams, setup: Setup) -> Result:
-        """See Kind. Raises ConfigError, PlaceError, and Stuck where jobs are left that nothing will ever start."""
+    def play(self, params: MigbatchParams, setup: Setup) -> SimulationResult:
+        """See NamedPolicy. Raises ConfigError, PlaceError, and Stuck where jobs are left that nothing can start."""
         config = _config(params)
         if len(setup.geometry.profiles) < 2:
             raise PlaceError("policy migbatch cuts GPUs into slices: set cluster.mig = true, or choose another policy")
@@ -122,7 +122,7 @@ class _Play:
         self.origin = self.jobs[0].arrival if self.jobs else 0.0
         courses = [course_of(job, setup.speeds, setup.geometry) for job in self.jobs]
         self.played = [
-            Played(Run(job, sensitivity), course)
+            Played(SimulatedRun(job, sensitivity), course)
             for job, sensitivity, course in zip(self.jobs, self._sensitivities(), courses, strict=True)
         ]
         users = users_of(self.jobs)
@@ -130,20 +130,20 @@ class _Play:
             submission_of(job, job.arrival - self.origin, users[job.user], course, self.manner)
             for job, course in zip(self.jobs, courses, strict=True)
         ]
-        self.simulation = Simulation(self._site(), workload)
+        self.simulation = SlurmSimulation(self._site(), workload)
         self.simulation.nodes.neighbourhood = self._hindrances()
         self.service = ServiceController(self.simulation, config, chooser=_chooser(config, setup.measured, params))
-        self.told: list[Mapping[str, Any]] = []
+        self.events: list[Mapping[str, Any]] = []
         self.rounds = 0
         ingest = self.simulation.nodes.on_events
 
         def tell(node: str, events: Sequence[Mapping[str, Any]]) -> None:
-            self.told += events
+            self.events += events
             ingest(node, events)
 
         self.simulation.nodes.on_events = tell
 
-    def run(self) -> Result:
+    def run(self) -> SimulationResult:
         """Play it."""
         pace = pace_of(self.config)
         if self.params.idle_s > pace.every_s:
@@ -158,14 +158,14 @@ class _Play:
                 by_job[job] = played
                 played.ended = outcome.jobs.get(job)
         end = self.setup.until if self.setup.until < math.inf else self.origin
-        present = [one.run for one in self.played if one.run.job.arrival <= self.setup.until]
+        present = [job.run for job in self.played if job.run.job.arrival <= self.setup.until]
         booking = Booking(self.setup.cluster(), self._places(), by_job, self._moment, log=self.setup.log)
         runs = sorted(present, key=lambda run: run.job.id)
-        result = booking.book(runs, self.told, end, outcome.rounds, self.service.record.actions)
+        result = booking.book(runs, self.events, end, outcome.rounds, self.service.record.actions)
         return replace(result, notices=tuple(self._notices(outcome.refusals, outcome.misfits)))
 
-    def _round(self, look: Look) -> bool:
-        again = self.service(look)
+    def _round(self, observation: ControllerInput) -> bool:
+        again = self.service(observation)
         self.rounds += 1
         if self.setup.progress is not None and self.rounds % 64 == 0:
             self.setup.progress(len(self.simulation.slurm.ended_jobs), len(self.jobs))
@@ -177,7 +177,7 @@ class _Play:
 
     # -- the site --------------------------------------------------------------------------------------------------
 
-    def _site(self) -> Site:
+    def _site(self) -> SimulatedSite:
         part, setup = self.manner, self.setup
         apart = round(setup.nodes * self.params.train_share) if part.elastic else 0
         if apart == setup.nodes:
@@ -187,11 +187,11 @@ class _Play:
             names = [] if number >= setup.nodes - apart else [part.serving]
             names += [part.lending] if part.elastic else []
             nodes.append(SiteNode(f"n{number + 1}", (setup.geometry,) * setup.per_node, tuple(names)))
-        partitions = [Partition(part.serving, _TIERS[0])]
+        partitions = [SimulatedPartition(part.serving, _TIERS[0])]
         if part.elastic:
-            partitions.append(Partition(part.lending, _TIERS[1], preempted=True))
-        slurm = Settings(look_s=0.02, update_s=0.004, over_limit_s=math.inf)
-        return Site(tuple(nodes), tuple(partitions), slurm)
+            partitions.append(SimulatedPartition(part.lending, _TIERS[1], preempted=True))
+        slurm = SlurmSettings(look_s=0.02, update_s=0.004, over_limit_s=math.inf)
+        return SimulatedSite(tuple(nodes), tuple(partitions), slurm)
 
     def _places(self) -> dict[str, int]:
         uuids = (uuid for gpus in self.simulation.nodes.gpus.values() for uuid in gpus)
@@ -209,7 +209,7 @@ class _Play:
             self.setup.speeds,
             lambda job: self.played[numbers[job]].run,
             dict.fromkeys(self._places(), self.setup.geometry),
-            any(one.run.sensitivity for one in self.played),
+            any(job.run.sensitivity for job in self.played),
         )
 
     # -- what people should know -----------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class _Play:
         if refusals:
             number, why = min(refusals.items())
             found.append(f"{len(refusals)} jobs were refused; the first, {_named(self.jobs[number])}: {why}")
-        failed = [one.run.job for one in self.played if one.course.failed]
+        failed = [job.run.job for job in self.played if job.course.failed]
         if failed:
             found.append(
                 f"{len(failed)} jobs did not fit on the slices that they got; the first is {_named(failed[0])}"
@@ -229,7 +229,7 @@ class _Play:
         return found
 
 
-def _named(job: Job) -> str:
+def _named(job: SimulatedJob) -> str:
     asks = f"{job.gpus} x {job.profile}" if job.profile is not None else f"{job.gpus} GPUs"
     return f"{job.name} ({asks})"
 

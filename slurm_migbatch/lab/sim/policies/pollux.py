@@ -12,13 +12,13 @@ from itertools import islice
 from typing import Any, Final
 
 from slurm_migbatch.config.schema import between, key
-from slurm_migbatch.lab.papers.pollux import DELAY_S, PERIOD_S, Candidate, divide, place
-from slurm_migbatch.lab.sim.cluster import Cluster, Part, each
+from slurm_migbatch.lab.papers.pollux import DELAY_S, PERIOD_S, PolluxJob, divide, place
+from slurm_migbatch.lab.sim.cluster import Part, SimulatedCluster, bit_indexes
 from slurm_migbatch.lab.sim.engine import Simulation
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policy import Quiet
 from slurm_migbatch.lab.sim.registry import PolicyKind
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 
 _FINE: Final = 16
 """Up to so many GPUs every number is tried, above whole nodes only."""
@@ -33,7 +33,7 @@ class Pollux(Quiet):
     ) -> None:
         self.nodes, self.period_s, self.delay_s, self.stretch = nodes, period_s, delay_s, stretch
         self.part = Part(0, 0, 0)
-        self.runs: dict[Run, None] = {}
+        self.runs: dict[SimulatedRun, None] = {}
         self._due = self._woken = False
         self._speeds: dict[tuple[int, int], float] = {}
 
@@ -41,7 +41,7 @@ class Pollux(Quiet):
         """Learn which GPUs are ours."""
         self.part = sim.cluster.part(self.nodes)
 
-    def arrive(self, sim: Simulation, run: Run) -> None:
+    def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """It waits for the next round; one that can never fit waits for ever."""
         if self._least(run.job) <= self.part.size:
             self.runs[run] = None
@@ -49,7 +49,7 @@ class Pollux(Quiet):
                 self._woken = True
                 sim.wake((sim.now // self.period_s + 1) * self.period_s, _ROUND)
 
-    def complete(self, _sim: Simulation, run: Run) -> None:
+    def complete(self, _sim: Simulation, run: SimulatedRun) -> None:
         """Its GPUs are free until the next round."""
         del self.runs[run]
 
@@ -78,7 +78,7 @@ class Pollux(Quiet):
         had = {run: self._by_node(sim, run) for run in runs if run.places}
         free = {
             node: (sim.cluster.empty & self.part.gpus & _bits(sim.cluster.nodes[node])).bit_count()
-            for node in each(self.part.nodes)
+            for node in bit_indexes(self.part.nodes)
         }
         least = {run: self._least(run.job) for run in runs}
         found = place(dict(zip(runs, counts, strict=True)), had, least, free)
@@ -91,7 +91,7 @@ class Pollux(Quiet):
                 gpus = [gpu for node, count in nodes.items() for gpu in self._empty(sim, node, count)]
                 sim.start(run, [sim.cluster.gpus[gpu].whole for gpu in gpus])
 
-    def _candidate(self, sim: Simulation, run: Run, fair: int) -> Candidate:
+    def _candidate(self, sim: Simulation, run: SimulatedRun, fair: int) -> PolluxJob:
         job, have = run.job, len(run.places)
         least, most = self._least(job), min(self._most(job), self.part.size)
         per_node = len(sim.cluster.nodes[0])
@@ -100,30 +100,30 @@ class Pollux(Quiet):
             sizes.add(have)
         speeds = {n: speed for n in sorted(sizes) if (speed := self._speed(sim, job, n)) > 0}
         share = self._speed(sim, job, min(max(fair, least), most)) or max(speeds.values(), default=1.0)
-        return Candidate(speeds, share, have, sim.now - job.arrival, run.preempted, self.delay_s)
+        return PolluxJob(speeds, share, have, sim.now - job.arrival, run.preempted, self.delay_s)
 
-    def _speed(self, sim: Simulation, job: Job, count: int) -> float:
+    def _speed(self, sim: Simulation, job: SimulatedJob, count: int) -> float:
         known = self._speeds.get((job.id, count))
         if known is None:
             packed = [gpu.whole for gpu in sim.cluster.gpus[:count]]
             known = self._speeds[job.id, count] = sim.speeds.speed(job, packed)
         return known
 
-    def _least(self, job: Job) -> int:
+    def _least(self, job: SimulatedJob) -> int:
         return job.least if job.kind == "infer" or job.least < job.most else 1
 
-    def _most(self, job: Job) -> int:
+    def _most(self, job: SimulatedJob) -> int:
         return job.most if job.kind == "infer" or job.least < job.most else max(1, int(self.stretch * job.gpus))
 
-    def _by_node(self, sim: Simulation, run: Run) -> dict[int, int]:
+    def _by_node(self, sim: Simulation, run: SimulatedRun) -> dict[int, int]:
         found: dict[int, int] = {}
-        for one in run.places:
-            node = sim.cluster.gpus[one.gpu].node
+        for held in run.places:
+            node = sim.cluster.gpus[held.gpu].node
             found[node] = found.get(node, 0) + 1
         return found
 
     def _empty(self, sim: Simulation, node: int, count: int) -> list[int]:
-        return list(islice(each(sim.cluster.empty & self.part.gpus & _bits(sim.cluster.nodes[node])), count))
+        return list(islice(bit_indexes(sim.cluster.empty & self.part.gpus & _bits(sim.cluster.nodes[node])), count))
 
 
 def _bits(gpus: range) -> int:
@@ -139,7 +139,7 @@ class PolluxParams:
     stretch: float = key(1.0, "How many times what it asks for a job may be given.", between(1, 1000))
 
 
-def _pollux(params: PolluxParams, _cluster: Cluster) -> Pollux:
+def _pollux(params: PolluxParams, _cluster: SimulatedCluster) -> Pollux:
     return Pollux(period_s=params.period_s, delay_s=params.delay_s, stretch=params.stretch)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 
-from slurm_migbatch.lab.papers.queueing import Holding, Lanes, may_backfill, shadow
+from slurm_migbatch.lab.papers.queueing import Lanes, RunningClaim, may_backfill, shadow
 from slurm_migbatch.lab.sim.cluster import Part, Place
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.placing import whole_gpus
 from slurm_migbatch.lab.sim.policy import Quiet
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class Fifo(Quiet):
@@ -21,19 +21,19 @@ class Fifo(Quiet):
 
     def __init__(self, nodes: range | None = None) -> None:
         self.nodes = nodes
-        self.queue: Lanes[int, Run] = Lanes()
+        self.queue: Lanes[int, SimulatedRun] = Lanes()
         self.part = Part(0, 0, 0)
 
     def begin(self, sim: Simulation) -> None:
         """Learn which GPUs are ours."""
         self.part = sim.cluster.part(self.nodes)
 
-    def arrive(self, _sim: Simulation, run: Run) -> None:
+    def arrive(self, _sim: Simulation, run: SimulatedRun) -> None:
         """Queue it; a job that can never fit waits for ever."""
         if run.job.gpus <= self.part.size:
             self.queue.push(self.key(run), run.job.gpus, run)
 
-    def key(self, run: Run) -> tuple[float, int]:
+    def key(self, run: SimulatedRun) -> tuple[float, int]:
         """Whose turn it is: the least first."""
         return run.job.arrival, run.job.id
 
@@ -45,7 +45,7 @@ class Fifo(Quiet):
                 return
             self.launch(sim, self.queue.pop(head[0]), places)
 
-    def launch(self, sim: Simulation, run: Run, places: Sequence[Place]) -> None:
+    def launch(self, sim: Simulation, run: SimulatedRun, places: Sequence[Place]) -> None:
         """Start one."""
         sim.start(run, places)
 
@@ -57,7 +57,7 @@ class Fifo(Quiet):
 class Sjf(Fifo):
     """The shortest (as claimed) first, and whatever fits: those that do not fit are passed over."""
 
-    def key(self, run: Run) -> tuple[float, int]:
+    def key(self, run: SimulatedRun) -> tuple[float, int]:
         """The work that it claims to have left."""
         return run.job.claimed, run.job.id
 
@@ -80,12 +80,12 @@ class Easy(Fifo):
         self.depth = depth
         self._ends: list[tuple[float, int, int]] = []
 
-    def launch(self, sim: Simulation, run: Run, places: Sequence[Place]) -> None:
+    def launch(self, sim: Simulation, run: SimulatedRun, places: Sequence[Place]) -> None:
         """Start one and remember when it claims to end."""
         sim.start(run, places)
         insort(self._ends, (self._end(run), run.job.id, run.job.gpus))
 
-    def complete(self, _sim: Simulation, run: Run) -> None:
+    def complete(self, _sim: Simulation, run: SimulatedRun) -> None:
         """Forget it."""
         self._ends.remove((self._end(run), run.job.id, run.job.gpus))
 
@@ -96,7 +96,7 @@ class Easy(Fifo):
         head = self.queue.first()
         if head is None or not free:
             return
-        reserved = shadow(head[0], free, (Holding(end, need) for end, _, need in self._ends), sim.now)
+        reserved = shadow(head[0], free, (RunningClaim(end, need) for end, _, need in self._ends), sim.now)
         for need, run in self.queue.ordered(self.depth + 1)[1:]:
             if may_backfill(need, run.job.claimed, free, sim.now, reserved):
                 if sim.now + run.job.claimed > reserved.time:
@@ -110,6 +110,6 @@ class Easy(Fifo):
                     return
 
     @staticmethod
-    def _end(run: Run) -> float:
+    def _end(run: SimulatedRun) -> float:
         assert run.started is not None
         return run.started + run.job.claimed

@@ -13,22 +13,22 @@ from dataclasses import dataclass
 
 from slurm_migbatch.config.schema import between, key
 from slurm_migbatch.lab.papers.bsbf import PAIR, RULES, Board, Rule, Start, Task, plan
-from slurm_migbatch.lab.sim.cluster import Cluster, Place
+from slurm_migbatch.lab.sim.cluster import Place, SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.policy import Quiet
 from slurm_migbatch.lab.sim.registry import PolicyKind
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
-class Sharing(Quiet):
+class BsbfSharing(Quiet):
     """Shortest first, alone or beside one other, by the best of `rules` as `lab.papers.bsbf.plan` finds it."""
 
     def __init__(self, rules: Sequence[Rule] = (PAIR,), depth: int = 64) -> None:
         self.rules, self.depth = tuple(rules), depth
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, SimulatedRun] = {}
         self.board = Board(0, lambda own, other: 1.0)
         self._xi: dict[tuple[str, str], float] = {}
-        self._samples: dict[str, Run] = {}
+        self._samples: dict[str, SimulatedRun] = {}
         self._sim: Simulation | None = None
 
     def begin(self, sim: Simulation) -> None:
@@ -36,15 +36,15 @@ class Sharing(Quiet):
         self._sim = sim
         self.board = Board(len(sim.cluster.gpus), self._slowdown)
 
-    def arrive(self, sim: Simulation, run: Run) -> None:
+    def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """Queue it; a job that can never fit waits for ever."""
         self._samples.setdefault(run.job.app, run)
         if run.job.gpus <= len(sim.cluster.gpus):
             self.runs[run.job.id] = run
             task = Task(run.job.id, run.job.app, run.job.gpus, run.job.claimed)
-            insort(self.board.queue, task, key=lambda one: (one.left, one.key))
+            insort(self.board.queue, task, key=lambda queued: (queued.left, queued.key))
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Its GPUs are free, or somebody has them alone."""
         self.board.now = sim.now
         self.board.end(self.board.tasks[run.job.id])
@@ -92,11 +92,13 @@ class SharingParams:
     depth: int = key(64, "How many waiting jobs are played to their end.", between(1, 10**6))
 
 
-BSBF = PolicyKind("shortest first, sharing where the pair gains by it", BsbfParams, lambda p, cluster: Sharing((PAIR,)))
+BSBF = PolicyKind(
+    "shortest first, sharing where the pair gains by it", BsbfParams, lambda p, cluster: BsbfSharing((PAIR,))
+)
 
 
-def _sharing(params: SharingParams, _cluster: Cluster) -> Sharing:
-    return Sharing(RULES, params.depth)
+def _sharing(params: SharingParams, _cluster: SimulatedCluster) -> BsbfSharing:
+    return BsbfSharing(RULES, params.depth)
 
 
 SHARING = PolicyKind("shortest first, sharing where the whole queue gains by it", SharingParams, _sharing)

@@ -12,7 +12,7 @@ from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import Kind
 from slurm_migbatch.lab.sim.placing import Rule, slices, whole_gpus
 from slurm_migbatch.lab.sim.policy import Quiet
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, layouts
 from slurm_migbatch.mig.profile import Profile
@@ -37,19 +37,19 @@ class Slices(Quiet):
     ) -> None:
         self.nodes, self.order, self.rule, self.block = nodes, order, rule, block
         self.part = Part(0, 0, 0)
-        self.queue: Lanes[Ask, Run] = Lanes()
+        self.queue: Lanes[Ask, SimulatedRun] = Lanes()
         self.full: set[Ask] = set()
 
     def begin(self, sim: Simulation) -> None:
         """Learn which GPUs are ours."""
         self.part = sim.cluster.part(self.nodes)
 
-    def arrive(self, _sim: Simulation, run: Run) -> None:
+    def arrive(self, _sim: Simulation, run: SimulatedRun) -> None:
         """Queue it."""
         key = run.job.arrival if self.order == "fifo" else run.job.claimed
         self.queue.push((key, run.job.id), (run.job.profile, run.job.gpus), run)
 
-    def complete(self, _sim: Simulation, _run: Run) -> None:
+    def complete(self, _sim: Simulation, _run: SimulatedRun) -> None:
         """There is room again."""
         self.full.clear()
 
@@ -87,7 +87,7 @@ class Static(Quiet):
     def __init__(self, layout: Layout, nodes: range | None = None) -> None:
         self.layout, self.nodes = layout, nodes
         self.free: dict[Profile, list[Place]] = {}
-        self.queue: Lanes[_Like, Run] = Lanes()
+        self.queue: Lanes[_Like, SimulatedRun] = Lanes()
         self._fitting: dict[tuple[_Like, Profile], bool] = {}
 
     def begin(self, sim: Simulation) -> None:
@@ -98,7 +98,7 @@ class Static(Quiet):
                 for slot in self.layout.slots:
                     heappush(self.free.setdefault(slot.profile, []), Place(gpu.index, slot))
 
-    def arrive(self, sim: Simulation, run: Run) -> None:
+    def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """Queue it."""
         job = run.job
         like = _Like(job.profile, job.gpus, job.kind, job.app, job.batch)
@@ -108,7 +108,7 @@ class Static(Quiet):
                 self._fitting[like, profile] = _holds(profile, job.profile) and sim.speeds.speed(job, [at]) > 0
         self.queue.push((job.arrival, job.id), like, run)
 
-    def complete(self, _sim: Simulation, run: Run) -> None:
+    def complete(self, _sim: Simulation, run: SimulatedRun) -> None:
         """Its slices are free again."""
         assert isinstance(run.note, list)
         for place in run.note:

@@ -2,11 +2,11 @@
 
 `decide.lending.round.decide` is what decides, with the rules that `daemon.settings.rules_of` makes of a `LendingConfig`
 and the reserve of `decide.lending.expectation.Expectation`; here is what Slurm, supply and the nodes do. Inference
-starts on its GPUs as soon as there is room. Where there is none, migbatchd's next look ends loans. Training jobs have
+starts on its GPUs as soon as there is room. Where there is none, migbatchd's next round ends loans. Training jobs have
 one slice each.
 
 What is simpler than the real thing: a requeued job may be released again as soon as its checkpoint is written; what is
-free is looked at every `round_s` seconds, and at the next look only where the last one left something over; supply
+free is considered every `round_s` seconds, and in the next round only where the last one left something over; supply
 gives a released job the place that costs the least free space.
 """
 
@@ -27,13 +27,13 @@ from slurm_migbatch.decide.lending.ledger import Cause, JobView, Loan, State
 from slurm_migbatch.decide.lending.model import Kind, LendingView, LoanOrder, WaitingInference
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference
-from slurm_migbatch.lab.sim.cluster import Cluster, Part, Place, PlaceError
+from slurm_migbatch.lab.sim.cluster import Part, Place, PlaceError, SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.placing import slices
 from slurm_migbatch.lab.sim.policy import Policy, Quiet
 from slurm_migbatch.lab.sim.registry import PolicyKind
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import capacity, choose
 from slurm_migbatch.mig.profile import Profile
@@ -42,7 +42,7 @@ from slurm_migbatch.workload.loans import LoanHints
 
 DECIDES: Final = f"{decide.__module__}.{decide.__qualname__}"
 """The function that decides, as results name it."""
-_LOOK, _ROUND = "look", "round"
+_EARLY, _ROUND = "look", "round"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class SliceWay:
         servers: only whole nodes without inference are lent, and called back as a whole (Lyra's loans; a
             reconstruction). Inference starts on other nodes first.
         restarts_cost: whether training pays for checkpoints and restarts.
-        round_s: seconds between looks at what is free. `look_s`: inference that found no room is seen after at most so
+        round_s: seconds between rounds. `look_s`: inference that found no room is seen after at most so
             long.
     """
 
@@ -68,7 +68,7 @@ class SliceWay:
 
 
 @lru_cache(maxsize=1 << 12)
-def _sight(job: int, restarts: int, profile: Profile | None) -> JobView:
+def _job_view(job: int, restarts: int, profile: Profile | None) -> JobView:
     """How Slurm shows an elastic training job that waits, or runs on a slice."""
     state, kind = ("PENDING", "loan") if profile is None else ("RUNNING", str(profile))
     return JobView(JobRow(job, state=state, gres=f"mig:{kind}:1", restarts=restarts), LoanHints(slice=profile))
@@ -100,8 +100,8 @@ class SliceLending(Quiet):
             raise ValueError("inference needs GPUs, and training its own ones or loans")
         self.rules = rules_of(config)
         self.expected = Expectation(config.forecast_days, config.day_s) if expected is None else expected
-        self.inference: list[Run] = []
-        self.training: dict[int, Run] = {}
+        self.inference: list[SimulatedRun] = []
+        self.training: dict[int, SimulatedRun] = {}
         self.since: dict[int, float] = {}
         self.hits: Counter[int] = Counter()
         self.running: dict[Profile, set[tuple[int, int]]] = {}
@@ -125,7 +125,7 @@ class SliceLending(Quiet):
         self.node_of = {gpu: f"n{number}" for number, node in enumerate(sim.cluster.nodes) for gpu in node}
         self.pool = frozenset(self.node_of[gpu] for gpu in self.lent)
 
-    def arrive(self, sim: Simulation, run: Run) -> None:
+    def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """Inference waits for room, training for a release; what can never fit waits for ever."""
         if run.job.kind == "train":
             if not self._of(sim, run.job):
@@ -136,7 +136,7 @@ class SliceLending(Quiet):
             self.inference.append(run)
         self._wake(sim, _ROUND)
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Its slices are free."""
         self._news(sim)
         if run.job.kind == "train":
@@ -149,7 +149,7 @@ class SliceLending(Quiet):
         self._tell(sim)
 
     def timer(self, _sim: Simulation, key: Any) -> None:
-        """A look is due."""
+        """Note that a round is due."""
         self._due.add(key)
 
     def decide(self, sim: Simulation) -> None:
@@ -157,31 +157,31 @@ class SliceLending(Quiet):
         if self.inference:
             self._serve(sim)
             if self.inference:
-                self._wake(sim, _LOOK)
+                self._wake(sim, _EARLY)
         if not self._due:
             return
         due, self._due = self._due, set()
         self._woken -= due
         if self.training and (self.inference or self._may_differ(sim)):
-            self._look(sim)
+            self._run_round(sim)
             if self.inference:
                 self._serve(sim)
         if self.training or self.inference:
             self._wake(sim, _ROUND)
 
     def _news(self, sim: Simulation) -> None:
-        """Room may have come, so that it is worth while to look for some again."""
+        """Note that room may have become free, so that jobs are tried again."""
         self._changed = sim.now
         self._full.clear()
 
     def _wake(self, sim: Simulation, what: str) -> None:
         if what not in self._woken:
             self._woken.add(what)
-            period = self.way.look_s if what == _LOOK else self.way.round_s
+            period = self.way.look_s if what == _EARLY else self.way.round_s
             sim.wake((sim.now // period + 1) * period, what)
 
     def _may_differ(self, sim: Simulation) -> bool:
-        """Whether a look can decide anything: something was freed lately, or another reserve is kept."""
+        """Return whether a round can decide anything: something was freed lately, or another reserve is kept."""
         calm = self.rules.calm
         if sim.now - self._changed <= max(calm.idle_s, calm.rest_s) + 2 * self.way.round_s:
             return True
@@ -190,7 +190,7 @@ class SliceLending(Quiet):
     # -- inference -------------------------------------------------------------------------------------------------
 
     def _serve(self, sim: Simulation) -> None:
-        left: list[Run] = []
+        left: list[SimulatedRun] = []
         part = self._part()
         for run in self.inference:
             profile = self._profile(sim, run)
@@ -230,7 +230,7 @@ class SliceLending(Quiet):
         running = {profile: frozenset(runs) for profile, runs in self.running.items()}
         self.expected.look(running, waiting, self.clock + sim.now)
 
-    def _profile(self, sim: Simulation, run: Run) -> Profile:
+    def _profile(self, sim: Simulation, run: SimulatedRun) -> Profile:
         """What it asks for; the whole of a GPU where it names no profile."""
         return run.job.profile or sim.cluster.gpus[self.lent[0]].geometry.full.profile
 
@@ -241,20 +241,20 @@ class SliceLending(Quiet):
             self._room[profile] = sum(capacity(geometry, EMPTY, profile) for geometry in gpus if profile in geometry)
         return self._room[profile]
 
-    # -- looks -----------------------------------------------------------------------------------------------------
+    # -- rounds ----------------------------------------------------------------------------------------------------
 
     def _expect(self, sim: Simulation) -> dict[Profile, int]:
         if not (self.way.lend and self.way.forecast):
             return {}
         return self.expected.reserve(self.clock + sim.now, self.config.horizon_s, self.config.sure)
 
-    def _look(self, sim: Simulation) -> None:
-        """One round of migbatchd, and what follows from its orders."""
+    def _run_round(self, sim: Simulation) -> None:
+        """Run one round of migbatchd, and apply its orders."""
         if self.way.servers and self.inference:
             self._call_server(sim)
             return
         self._reserve = self._expect(sim)
-        round_ = decide(self._picture(sim), self.rules)
+        round_ = decide(self._view(sim), self.rules)
         granted = []
         for order in round_.orders:
             if order.kind is Kind.REQUEUE:
@@ -266,7 +266,7 @@ class SliceLending(Quiet):
         if round_.orders:
             self._changed = sim.now
         if len(granted) < len(round_.orders) or len(granted) >= self.rules.most_releases:
-            self._wake(sim, _LOOK)  # somebody left, or more would have been released: the next look goes on
+            self._wake(sim, _EARLY)  # a job left, or more would have been released: the next round goes on
         self._full.clear()
 
     def _requeue(self, sim: Simulation, order: LoanOrder) -> None:
@@ -322,14 +322,14 @@ class SliceLending(Quiet):
             self._requeue(sim, LoanOrder(Kind.REQUEUE, job, 0, "", Cause.RECLAIM))
         self._news(sim)
 
-    def _picture(self, sim: Simulation) -> LendingView:
-        trainees = self._trainees(sim)
-        loans, sights = {}, {}
-        for one, run in trainees:
+    def _view(self, sim: Simulation) -> LendingView:
+        elastic_jobs = self._elastic_jobs(sim)
+        loans, views = {}, {}
+        for elastic, run in elastic_jobs:
             job = run.job.id
-            sights[job] = _sight(job, one.restarts, None if one.seat is None else one.seat.slot.profile)
-            if one.seat is not None:
-                loans[job] = _loan(job, one.restarts, one.since, str(one.seat.slot.profile))
+            views[job] = _job_view(job, elastic.restarts, None if elastic.seat is None else elastic.seat.slot.profile)
+            if elastic.seat is not None:
+                loans[job] = _loan(job, elastic.restarts, elastic.since, str(elastic.seat.slot.profile))
         starts = (
             [
                 WaitingInference(run.job.id, (self._profile(sim, run),), self.pool, copies=run.job.gpus)
@@ -343,9 +343,9 @@ class SliceLending(Quiet):
             now=sim.now,
             spaces=tuple(spaces),
             starts=tuple(starts),
-            trainees=tuple(one for one, _ in trainees),
+            trainees=tuple(elastic for elastic, _ in elastic_jobs),
             loans=loans,
-            sights=sights,
+            sights=views,
             reserve=self._reserve,
         )
 
@@ -366,7 +366,7 @@ class SliceLending(Quiet):
             spaces.append(GpuCapacity(node, index, gpu.geometry, tuple(taken), tuple(lent), idle, last, own=mine))
         return spaces
 
-    def _trainees(self, sim: Simulation) -> list[tuple[ElasticJob, Run]]:
+    def _elastic_jobs(self, sim: Simulation) -> list[tuple[ElasticJob, SimulatedRun]]:
         """In the order of their arrival; without those that still write their checkpoint."""
         found = []
         for run in self.training.values():
@@ -378,7 +378,7 @@ class SliceLending(Quiet):
                 (place,) = run.places
                 seat = SlotReference(self.node_of[place.gpu], place.gpu, place.slot)
             full = job.costs.checkpoint_s + job.costs.restart_s  # migbatchd has measured it by then
-            one = ElasticJob(
+            elastic = ElasticJob(
                 job.id,
                 self._of(sim, job),
                 job.user,
@@ -390,10 +390,10 @@ class SliceLending(Quiet):
                 Elastic(full, full),
                 run.remaining(sim.now),
             )
-            found.append((one, run))
+            found.append((elastic, run))
         return found
 
-    def _of(self, sim: Simulation, job: Job) -> dict[Profile, float]:
+    def _of(self, sim: Simulation, job: SimulatedJob) -> dict[Profile, float]:
         """Speed of a job on each profile between its least and its largest."""
         like = job.app, job.batch, job.gpus, job.profile, job.largest
         known = self._speeds.get(like)
@@ -436,7 +436,7 @@ class SliceParams:
     max_restarts: int = key(_SHIPPED.max_restarts, "See [lending] max_restarts.", between(0, 1000))
 
 
-def _make(params: SliceParams, cluster: Cluster) -> Policy:
+def _make(params: SliceParams, cluster: SimulatedCluster) -> Policy:
     nodes = len(cluster.nodes)
     split = round(nodes * params.share)
     if split >= nodes or (not split and (params.share > 0 or not params.lend)):

@@ -1,6 +1,6 @@
 """Trainings on slices of one size, of which two may share one: by migbatchd's pair test, always or never.
 
-`decide.lending.pairs.pairs` is what decides, told what `decide.lending.slice_sharing` tells it: a job's time limit and
+`decide.lending.pairs.pairs` is what decides, given what `decide.lending.slice_sharing` gives it: a job's time limit and
 what its hints say. Here is what Slurm, supply and the nodes do: a job starts as soon as a slice is free, in the order
 of the queue; one for which there is none may be the second on a slice that one job has.
 
@@ -17,25 +17,25 @@ from typing import Final
 from slurm_migbatch.decide.lending.pairs import Host, Rules, Sharer, pairs
 from slurm_migbatch.lab.sim.cluster import Place
 from slurm_migbatch.lab.sim.engine import Simulation
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policy import Quiet
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import capacity, plan_free
 from slurm_migbatch.mig.profile import Profile
 
 DECIDES: Final = f"{pairs.__module__}.{pairs.__qualname__}"
 """The function that decides, as results name it."""
-Order = Callable[[Job], tuple[float, int]]
+Order = Callable[[SimulatedJob], tuple[float, int]]
 """Whose turn it is: the least first."""
 
 
-def by_arrival(job: Job) -> tuple[float, int]:
+def by_arrival(job: SimulatedJob) -> tuple[float, int]:
     """Slurm's order where nothing else is configured."""
     return job.arrival, job.id
 
 
-def by_claim(job: Job) -> tuple[float, int]:
+def by_claim(job: SimulatedJob) -> tuple[float, int]:
     """The shortest first, as claimed."""
     return job.claimed, job.id
 
@@ -50,9 +50,9 @@ class SliceQueue(Quiet):
 
     def __init__(self, profile: Profile, order: Order = by_arrival) -> None:
         self.profile, self.order = profile, order
-        self.queue: list[tuple[tuple[float, int], Run]] = []
+        self.queue: list[tuple[tuple[float, int], SimulatedRun]] = []
         self.free: list[Place] = []
-        self.alone: dict[int, Run] = {}
+        self.alone: dict[int, SimulatedRun] = {}
         self.joined = 0
 
     def begin(self, sim: Simulation) -> None:
@@ -64,11 +64,11 @@ class SliceQueue(Quiet):
             self.free += [Place(gpu.index, slot) for slot in layout.slots]
         self.free.sort()
 
-    def arrive(self, _sim: Simulation, run: Run) -> None:
+    def arrive(self, _sim: Simulation, run: SimulatedRun) -> None:
         """Queue it."""
-        insort(self.queue, (self.order(run.job), run), key=lambda one: one[0])
+        insort(self.queue, (self.order(run.job), run), key=lambda entry: entry[0])
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Its slice is free, or the other one has it alone."""
         self.alone.pop(run.job.id, None)
         assert isinstance(run.note, Place)
@@ -93,7 +93,7 @@ class SliceQueue(Quiet):
     def share(self, sim: Simulation) -> None:
         """Nobody shares."""
 
-    def join(self, sim: Simulation, run: Run, host: Run) -> None:
+    def join(self, sim: Simulation, run: SimulatedRun, host: SimulatedRun) -> None:
         """Start a job beside another one; it is out of the queue already."""
         del self.alone[host.job.id]
         self.joined += 1
@@ -101,7 +101,7 @@ class SliceQueue(Quiet):
         self._start(sim, run, host.note)
 
     @staticmethod
-    def _start(sim: Simulation, run: Run, place: Place) -> None:
+    def _start(sim: Simulation, run: SimulatedRun, place: Place) -> None:
         sim.start(run, (place,))
         run.note = place
 
@@ -130,7 +130,7 @@ class LivePairs(SliceQueue):
     def __init__(
         self,
         rules: Rules,
-        limits: Callable[[Job], float | None],
+        limits: Callable[[SimulatedJob], float | None],
         memory_mib: float,
         round_s: float,
         profile: Profile,
@@ -144,17 +144,17 @@ class LivePairs(SliceQueue):
         memory = sim.cluster.gpus[0].geometry.info(self.profile).memory_mib
         hosts = [Host(self._sharer(run, sim.now), self.profile, memory) for run in self.alone.values()]
         waiting = [self._sharer(run, sim.now) for _, run in self.queue]
-        speeds = {one.job: {self.profile: 1.0} for one in (*waiting, *(host.sharer for host in hosts))}
+        speeds = {sharer.job: {self.profile: 1.0} for sharer in (*waiting, *(host.sharer for host in hosts))}
         found = pairs(hosts, waiting, speeds, self.rules)
         guests = {pair.guest for pair in found}
         runs = {run.job.id: run for _, run in self.queue if run.job.id in guests}
-        self.queue = [one for one in self.queue if one[1].job.id not in guests]
+        self.queue = [entry for entry in self.queue if entry[1].job.id not in guests]
         for pair in found:
             self.join(sim, runs[pair.guest], self.alone[pair.host])
         if len(found) == self.rules.most and self.queue:
             sim.wake(sim.now + self.round_s)
 
-    def _sharer(self, run: Run, now: float) -> Sharer:
+    def _sharer(self, run: SimulatedRun, now: float) -> Sharer:
         job, limit = run.job, self.limits(run.job)
         if limit is not None and run.started is not None:
             limit = max(0.0, run.started + limit - now)

@@ -17,13 +17,13 @@ from slurm_migbatch.lab.sim.cluster import Part
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.placing import whole_gpus
 from slurm_migbatch.lab.sim.policy import Quiet
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class _Limit(NamedTuple):
     """A timer: this run passes a limit if it has not been interrupted since."""
 
-    run: Run
+    run: SimulatedRun
     starts: int
 
 
@@ -34,8 +34,8 @@ class Tiresias(Quiet):
         self.nodes = nodes
         self.limits = tuple(sorted(limits))
         self.part = Part(0, 0, 0)
-        self.waiting: list[Lanes[int, Run]] = [Lanes() for _ in range(len(self.limits) + 1)]
-        self.running: list[list[tuple[float, int, Run]]] = [[] for _ in range(len(self.limits) + 1)]
+        self.waiting: list[Lanes[int, SimulatedRun]] = [Lanes() for _ in range(len(self.limits) + 1)]
+        self.running: list[list[tuple[float, int, SimulatedRun]]] = [[] for _ in range(len(self.limits) + 1)]
         self.held = [0] * (len(self.limits) + 1)
         self.at: dict[int, int] = {}
 
@@ -43,12 +43,12 @@ class Tiresias(Quiet):
         """Learn which GPUs are ours."""
         self.part = sim.cluster.part(self.nodes)
 
-    def arrive(self, sim: Simulation, run: Run) -> None:
+    def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """Into the first queue."""
         if run.job.gpus <= self.part.size:
             self._wait(sim, run)
 
-    def complete(self, _sim: Simulation, run: Run) -> None:
+    def complete(self, _sim: Simulation, run: SimulatedRun) -> None:
         """Forget it."""
         self._stop(run)
 
@@ -77,19 +77,19 @@ class Tiresias(Quiet):
                 self._go(sim, run)
                 free = (sim.cluster.empty & self.part.gpus).bit_count()
 
-    def _lowest(self, rank: int) -> Iterator[tuple[int, Run]]:
+    def _lowest(self, rank: int) -> Iterator[tuple[int, SimulatedRun]]:
         for entries in reversed(self.running[rank + 1 :]):
             for _, _, run in reversed(entries):
                 yield run.job.gpus, run
 
-    def _attained(self, sim: Simulation, run: Run) -> float:
+    def _attained(self, sim: Simulation, run: SimulatedRun) -> float:
         return run.attained(sim.now) / sim.cluster.gpus[0].geometry.compute_slices
 
-    def _wait(self, sim: Simulation, run: Run) -> None:
+    def _wait(self, sim: Simulation, run: SimulatedRun) -> None:
         rank = level(self._attained(sim, run), self.limits)
         self.waiting[rank].push((run.job.arrival, run.job.id), run.job.gpus, run)
 
-    def _go(self, sim: Simulation, run: Run) -> None:
+    def _go(self, sim: Simulation, run: SimulatedRun) -> None:
         attained = self._attained(sim, run)
         rank = level(attained + 1e-6, self.limits)
         insort(self.running[rank], (run.job.arrival, run.job.id, run))
@@ -98,7 +98,7 @@ class Tiresias(Quiet):
         if rank < len(self.limits):
             sim.wake(sim.now + (self.limits[rank] - attained) / run.job.gpus, _Limit(run, run.starts))
 
-    def _stop(self, run: Run) -> None:
+    def _stop(self, run: SimulatedRun) -> None:
         rank = self.at.pop(run.job.id)
         entries = self.running[rank]
         del entries[bisect_left(entries, (run.job.arrival, run.job.id), key=lambda entry: entry[:2])]
