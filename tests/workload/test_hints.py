@@ -68,6 +68,12 @@ def test_a_full_set() -> None:
     assert hints.to_dict()["slo_us"] == 200_000
 
 
+def test_a_service_is_measured_and_predicted_as_inference() -> None:
+    hints = parse("migbatch: model=resnet50 role=serve rate=40 slo=50ms")
+    assert (hints.role, hints.kind, hints.llm.rate, hints.slo_us) == ("serve", "infer", 40_000, 50_000)
+    assert parse("migbatch: role=train").kind == "train" and Hints().kind == "infer"
+
+
 def test_comment_and_extra_together() -> None:
     assert parse("migbatch: model=x", "migbatch: batch=2") == Hints(model="x", batch=2)
     assert parse("mine", "migbatch: batch=2") == Hints(batch=2)
