@@ -121,7 +121,7 @@ def test_what_one_instance_carries_keeps_the_limit_at_the_batch_of_the_advice(ch
         rates = SitePredictions(chooser, SITE).rates(parse(f"migbatch: role=serve {text}"), "gpu")
         return {profile.name: rate for profile, rate in rates.items()}
 
-    free, tight = carried("model=bert-large rate=5"), carried("model=bert-large rate=5 slo=20ms")
+    free, tight = carried("model=bert-large rate=5"), carried("model=bert-large rate=5 slo=100ms")
     assert set(tight) <= set(free) and tight
     assert all(0 < tight[name] <= free[name] for name in tight)
     assert carried("model=bert-large batch=64 slo=1ms") == {} == carried("model=never-heard-of rate=2")
