@@ -38,6 +38,8 @@ from slurm_migbatch.workload.refusal import Refusal
 
 HISTORY: Final = 10
 """Sessions (longest deadlines) over which the GPU time of users is compared."""
+SESSION_S: Final = 86_400.0
+"""The longest session: longer deadlines are taken for this one where users are compared."""
 START_S: Final = 2.0
 """From the end of one task to the start of the next: Epilog, a scheduling cycle of Slurm's, Prolog."""
 MEASURED: Final = 32
@@ -319,7 +321,7 @@ def _of_deadline(
     why = f"{array.pending} tasks to start, {task_s:.3g} s each ({kind}), {max(due - now, 0):.0f} s to the deadline: "
     kept = ends_in_time(left, now, most)
     claim = Claim(
-        array.array, array.user, array.units, need, task_s, array.deadline_s, due, work_s(left) * array.units, kept
+        array.array, array.user, array.units, need, task_s, session_s([array]), due, work_s(left) * array.units, kept
     )
     return _Wanted(array, claim, why + _at_once(need, asked))
 
@@ -341,7 +343,7 @@ def _of_service(
     why = f"{load}, {each:.3g} items/s of each instance: "
     if found < need:
         why += f"{found} would do, more were needed in the last {HOLD_S:.0f} s: "
-    claim = Claim(array.array, array.user, array.units, need, array.task_s or LOAD_S, LOAD_S)
+    claim = Claim(array.array, array.user, array.units, need, array.task_s or LOAD_S, session_s([array]))
     return _Wanted(array, claim, why + _at_once(need, asked))
 
 
@@ -410,8 +412,8 @@ def instance_starts(jobs: Iterable[JobRow]) -> dict[int, dict[Run, float]]:
 
 
 def session_s(arrays: Iterable[Elastic]) -> float:
-    """The longest deadline of some arrays; a service has none, and is looked back on for as long as its load is."""
-    return max((array.deadline_s or LOAD_S for array in arrays), default=0.0)
+    """The longest session of some arrays, at most `SESSION_S`; that of a service is the time its load is measured."""
+    return max((min(array.deadline_s or LOAD_S, SESSION_S) for array in arrays), default=0.0)
 
 
 def had(array: Elastic, since: float, now: float) -> float:

@@ -13,11 +13,13 @@ are protected can be kept together: by each deadline the work that is due by the
 then. Arrays are taken into that set in the order of what their users were served, least first. So deadlines that cannot
 all be kept are lost by who was served most, and a user who tells shorter deadlines than he has is ahead until he was
 served more than the others by his part of one session: for an array of `deadline` seconds, what there is, times the
-deadline, divided by the users. A shorter deadline makes that lead smaller, and it does not come again with the next
-array. From then on step 3 is all that he gets beside one task, until the others have caught up.
+deadline, divided by the users. A shorter deadline makes that lead smaller, and no new
+array brings it back, only time, as what was served fades. Until others have caught up, step 3 is all that he gets
+beside one task.
 
-Served means compute slices times seconds, by elastic arrays. What was served fades with time (`ServedTime`), as in
-Slurm's own fairshare: D-STACK looks back on ten sessions, and a session is the longest deadline here.
+Served means compute slices times seconds, by elastic arrays. What was served fades (`ServedTime`), as in Slurm's own
+fairshare, in about ten sessions (D-STACK's number); a session is the longest deadline here, a day at most, so that
+nobody makes others' past count for ever.
 """
 
 from __future__ import annotations
