@@ -24,6 +24,7 @@ from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Node
 from slurm_migbatch.decide.core import Decision, Memory, Settings
 from slurm_migbatch.decide.dispatch.instances import HOLD_S
 from slurm_migbatch.decide.dispatch.retype import tasks_of
+from slurm_migbatch.decide.dispatch.shares import LATER
 from slurm_migbatch.decide.dispatch.stage import plan_dispatch
 from slurm_migbatch.decide.recording.pseudonyms import CollectedNames, Pseudonyms, without_names
 from slurm_migbatch.decide.recording.replay import replay
@@ -344,6 +345,23 @@ def test_slow_instances_become_more(site: Callable[..., Site]) -> None:
     assert here.look() and here.queue.rows[9].throttle == 1
     served(here, 1500.0, 100.0, latency_ms=90.0)
     assert here.look() and here.queue.rows[9].throttle == 3
+
+
+def test_arrays_of_two_users_share_what_there_is_from_the_first_look_on(site: Callable[..., Site]) -> None:
+    """What is planned for their own tasks is theirs too."""
+    hints = "migbatch: model=resnet-50 items=600 deadline={} [mig:1g.10gb:1#abc12345]"
+    urgent = array(9, 25, comment=hints.format("2m"))
+    later = array(40, 60, user="bob", comment=hints.format("5m"))
+    here = site(urgent, later)
+    here.used["h2"] = ["7g.80gb"]
+    assert here.look()
+    assert (here.queue.rows[9].throttle, here.queue.rows[40].throttle) == (5, 2)
+    found = {row["job_id"]: row["why"] for row in here._do(lambda store: store.actions())}
+    assert found[9].endswith("5 at once")
+    assert found[40].endswith(f"2 is the share of bob, who with others needs more than there is: {LATER}")
+    assert not here.look(), "the same at the next look"
+    here.used["h2"] = []
+    assert here.look() and here.queue.rows[40].throttle == 5
 
 
 def test_a_complaint_about_tasks_that_have_ended_is_no_refusal(site: Callable[..., Site]) -> None:

@@ -75,6 +75,7 @@ class Elastic:
         rate, limit_ms: hints of a service, items a second of all tasks, and the longest time for a batch.
         carries: items a second of one task by the prediction that was counted on; None: unknown.
         load: what instances of a service do by their reports.
+        placed: tasks to start for which supply has planned room.
     """
 
     array: int
@@ -95,6 +96,7 @@ class Elastic:
     limit_ms: float | None = None
     carries: float | None = None
     load: InstanceLoad | None = None
+    placed: int = 0
 
     @property
     def first(self) -> float | None:
@@ -275,7 +277,7 @@ def throttles(
         now: unix seconds.
         arrays: those that have tasks to start.
         history: what is remembered of them.
-        space: room that nobody is meant to have.
+        space: room that nobody is meant to have, these arrays neither.
         scarce: whether others wait for room where this array's tasks could run.
     """
     wanted: list[_Wanted] = []
@@ -371,7 +373,7 @@ def _shares(
             continue
         asked = sum(each.claim.need * each.array.units for each in members)
         idle = max(space.count(pool, each.array.profile, each.array.each, asked) * each.array.units for each in members)
-        there = idle + sum(len(each.array.running) * each.array.units for each in members)
+        there = idle + sum((len(each.array.running) + each.array.placed) * each.array.units for each in members)
         if asked > there:
             found.update(shares(now, [each.claim for each in members], there, served))
     return found

@@ -95,7 +95,7 @@ def shares(now: float, claims: Sequence[Claim], there: int, served: Mapping[str,
         spent[claim.user] += more * claim.task_s * claim.units
     short = next((claim for claim in protected if counts[claim.array] < claim.need), None)
     if short is not None:
-        counts[short.array] += 1
+        counts[short.array] += short is protected[0]
     else:
         others = [claim for claim in claims if claim.array in lost]
         _to_least_served(others, counts, spent, there - used, strict=bool(protected))

@@ -378,6 +378,8 @@ def _placeable(
         rate = None if hints is None else predictions.rates(hints, row.partition).get(array.profile)
         pool = pools.get(row.job_id, frozenset())
         found_out = elastic.known(array, memory.runs.get(array.array, ()), rate, pool)
+        placed = sum(view.placed.get(job, 0) for job in view.members[array.array])
+        found_out = replace(found_out, placed=placed)
         if array.rate is not None:
             load = memory.loads.load(array.array, starts[array.array], array.limit_ms, view.now)
             found_out = replace(found_out, load=load)
