@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from slurm_migbatch.decide.dispatch.shares import LATER
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.testbed.cluster import Cluster
@@ -60,11 +61,11 @@ class Site:
         """So many take that long on a profile."""
         return int(self.rates[profile] * seconds)
 
-    def submit(self, items: int, *options: str, hints: str = "", gres: str = "mig:auto") -> int:
+    def submit(self, items: int, *options: str, hints: str = "", gres: str = "mig:auto", user: str = "mbalice") -> int:
         """A job that works through its items at the speed of its slice."""
         read = f"awk -v p=$MIGBATCH_PROFILE '$1 == p {{ print {items} / $2 }}' {shlex.quote(str(self.table))}"
         comment = f"--comment={HINTS} items={items} {hints}"
-        job, said = sbatch(self.bed, f"--gres={gres}", comment, *options, wrap=f"sleep $({read})")
+        job, said = sbatch(self.bed, f"--gres={gres}", comment, *options, wrap=f"sleep $({read})", user=user)
         assert job, said
         return job
 
@@ -203,6 +204,24 @@ def test_a_service_has_as_many_instances_as_its_load_needs(site: Callable[..., S
     assert throttles()[1] > 3
     stop.touch()
     bed.run(["scancel", str(array)])
+
+
+def test_where_slices_are_scarce_the_earlier_deadline_comes_first_and_the_later_one_is_kept_too(
+    site: Callable[..., Site],
+) -> None:
+    """Six slices; within 60 s Alice needs four at once, and Bob, who has 200 s, would take three from now on."""
+    here = site(counts={"3g.40gb": 2, "1g.10gb": 6})
+    bed, items = here.bed, here.items(8)
+    bob = here.submit(items, "--array=1-40", "--hold", hints="deadline=200s", user="mbbob")
+    alice = here.submit(items, "--array=1-20", "--hold", hints="deadline=60s")
+
+    def throttles() -> dict[int, tuple[str, str]]:
+        with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+            return {row["job_id"]: (row["after"], row["why"]) for row in store.actions([alice, bob])}
+
+    until("both know their numbers", lambda: {throttles().get(n, "")[0:1] for n in (alice, bob)} == {("4",), ("2",)})
+    assert LATER in throttles()[bob][1] and "share" not in throttles()[alice][1]
+    bed.run(["scancel", str(alice), str(bob)])
 
 
 def test_a_limit_of_the_user_is_found_out_and_kept(site: Callable[..., Site]) -> None:
