@@ -289,7 +289,9 @@ class DispatchConfig:
         "whose user named a profile.",
     )
     arrays: bool = key(
-        True, "Let the number of running tasks of arrays with deadline= and items= follow what the deadline needs."
+        True,
+        "Let the number of running tasks of arrays follow what is needed: by their deadline where they have deadline= "
+        "and items=, by their load where they have role=serve and rate=.",
     )
     dry_run: bool = key(False, "Only record what would be done (`migacct`, the log); no job is changed.")
     every_s: float = key(5.0, "Least seconds between two looks at what waits.", between(0.1, 3600))

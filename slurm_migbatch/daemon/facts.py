@@ -27,11 +27,12 @@ from slurm_migbatch.predict.candidate import Figures
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.predict.serving import rates_at_limit
 from slurm_migbatch.predict.statefile import ModelDirectory
 from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.catalog import CatalogError, Partition, SiteCatalog, load
-from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.hints import SERVE, Hints
 from slurm_migbatch.workload.loans import LoanHints
 from slurm_migbatch.workload.refusal import Refusal
 
@@ -148,9 +149,14 @@ class SitePredictions:
         return choice.offer.profile, listed
 
     def rates(self, hints: Hints, partition: str) -> dict[Profile, float]:
-        """Return items a second to count on with one slice of each profile; nothing where the model is not known."""
+        """Return items a second to count on with one slice of each profile; nothing where the model is not known.
+
+        Of a service those within its latency limit (`predict.serving`).
+        """
         place = self._view(partition)
         try:
+            if hints.role == SERVE and place is not None:
+                return rates_at_limit(self._chooser, hints, place)
             bucket = self._chooser.bucket(hints)
         except Refusal:
             return {}

@@ -62,12 +62,21 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run last said: its newest complete checkpoint (unix s), seconds that took, items, and items a second."""
+    """What a run last said.
+
+    Attributes:
+        checkpoint: its newest complete checkpoint (unix s); `ckpt_s`: seconds that took.
+        items, rate: items done, and items a second.
+        latency_ms: of one batch.
+        at: when it said so by the node's clock, unix seconds.
+    """
 
     checkpoint: float | None = None
     ckpt_s: float | None = None
     items: float | None = None
     rate: float | None = None
+    latency_ms: float | None = None
+    at: float | None = None
 
 
 # -- what was recorded -------------------------------------------------------------------------------------------------

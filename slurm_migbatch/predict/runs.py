@@ -37,6 +37,7 @@ from slurm_migbatch.predict.samples import RUNS, SILENT
 from slurm_migbatch.predict.state import KINDS, SURFACES
 from slurm_migbatch.profiling.measurement import Measurement, MeasurementError
 from slurm_migbatch.workload.gpufacts import short_name
+from slurm_migbatch.workload.hints import SERVE
 
 ABSURD: Final = 100.0
 APART: Final = 5.0
@@ -166,7 +167,7 @@ def _observation(run: EndedRun, geometries: Mapping[str, Geometry], knowledge: M
     geometry = None if run.gpu is None else geometries.get(run.gpu)
     if geometry is None or run.model is None or run.batch is None or run.profile is None or run.slices != 1:
         return None
-    kind = run.role or "infer"
+    kind = "infer" if run.role in (None, "", SERVE) else run.role
     model = knowledge.canonical(run.model)
     facts = knowledge.facts.get(model)
     public = resolve(run.model.lower())
@@ -180,6 +181,8 @@ def _observation(run: EndedRun, geometries: Mapping[str, Geometry], knowledge: M
     except (ProfileError, KeyError):
         return None
     speed, source = _speed(run)
+    if run.role == SERVE and "latency_s" not in speed:
+        speed = {}  # it did as much as it was asked for
     peak = run.memory_mib if run.memory_mib and run.memory_mib > 0 else None
     short = run.state not in _ENDED_WELL
     if short and (peak is None or peak < FULL * info.memory_mib):

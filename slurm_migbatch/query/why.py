@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.dispatch.arrays import elastic_hints, read_throttle
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
 from slurm_migbatch.query.nodes import free_counts
 from slurm_migbatch.query.questions import WhyQuestion
@@ -35,9 +36,9 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
             f"job {name_of(job)} is not pending, it is {row.state.lower()}; see `migbatch show {name_of(job)}`"
         )
     elastic = loan_hints(row.comment, row.partition, row.gres, site.config.lending.partitions)
-    decision = None
+    decision, at_once = None, ""
     if rights.in_full(row.uid, row.account):
-        decision = _decision(site, row)
+        decision, at_once = _decision(site, row), tasks_at_once(row, _throttles(site, row))
     elif elastic is not None:
         elastic = replace(elastic, min=None, max=None)
     supply = "nodes are private here"
@@ -45,7 +46,7 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
         supply = rights.sentence(ask(site, row.job_id), {other.job_id for other in queue})
     nodes = client.nodes() if rights.nodes else None
     ahead = "waiting jobs" if rights.everything or "jobs" not in rights.private else "waiting jobs that you may see"
-    return Reply(list(pair_lines(describe(row, queue, nodes, decision, supply, elastic, ahead))))
+    return Reply(list(pair_lines(describe(row, queue, nodes, decision, supply, elastic, ahead, at_once))))
 
 
 def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:
@@ -71,6 +72,7 @@ def describe(
     supply: str,
     elastic: LoanHints | None = None,
     others: str = "waiting jobs",
+    at_once: str = "",
 ) -> Iterator[tuple[str, str]]:
     """Yield the lines about a waiting job.
 
@@ -82,6 +84,7 @@ def describe(
         supply: why it waits, by migbatchd.
         elastic: where it is a training job that waits for a slice on loan.
         others: which jobs of the queue those are.
+        at_once: how many tasks of an elastic array run at once, and why; empty: it is none.
     """
     wants = slices(row.gres)
     yield "Job", f"{row.job_id} of {row.user} in {row.partition}" + (f", {row.tasks} tasks" if row.tasks > 1 else "")
@@ -94,6 +97,8 @@ def describe(
     yield "Wants", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + per_node
     ahead = sum(1 for other in queue if other.pending and other.priority > row.priority)
     yield "Slurm", f"{row.reason or 'no reason yet'}; {ahead} {others} have a higher priority"
+    if at_once:
+        yield "At once", printable(at_once)
     if wants and nodes is not None:
         yield from pairs_of("Offered", offers(wants, nodes))
     if elastic is not None:
@@ -124,6 +129,35 @@ def ask(site: QuerySite, job: int) -> str:
     except (OSError, ValueError, KeyError) as error:
         where = "" if site.quiet else f" at {site.config.daemon.api_socket} ({error})"
         return f"migbatchd does not answer{where}; offers stay as they are"
+
+
+def tasks_at_once(row: JobRow, actions: Sequence[Mapping[str, Any]] | None) -> str:
+    """Say how many tasks of an elastic array run at once, and why; empty for any other job.
+
+    Args:
+        row: Slurm's row of tasks that wait; of a single one it shows no throttle.
+        actions: what was done to the array, oldest first; None: the record cannot be read.
+    """
+    if row.array_job is None or elastic_hints(row.comment) is None or actions is None:
+        return ""
+    done = [
+        action for action in actions if action["kind"] == "throttle" and not action["dry_run"] and not action["outcome"]
+    ]
+    if done and (row.tasks == 1 or read_throttle(done[-1]["after"]) == row.throttle):
+        return f"{done[-1]['after']}: {done[-1]['why']}"
+    if row.throttle is not None:
+        return f"{row.throttle}, which its user set"
+    return "no bound is set: all of its tasks are needed, or nobody knows how long one takes or what it carries"
+
+
+def _throttles(site: QuerySite, row: JobRow) -> list[dict[str, Any]] | None:
+    if row.array_job is None or elastic_hints(row.comment) is None:
+        return None
+    try:
+        with site.record() as store:
+            return list(store.actions([row.array_job]))
+    except StoreError:
+        return None
 
 
 def _decision(site: QuerySite, row: JobRow) -> dict[str, Any] | None:

@@ -99,7 +99,7 @@ def bucket_of(hints: Hints, model: str, grid: Grid) -> Bucket:
     rate = None if hints.deadline_s is None or hints.items is None else rate_of(hints.items, hints.deadline_s)
     return Bucket(
         model=model,
-        role=hints.role or "infer",
+        role=hints.kind,
         batch=up(hints.batch or grid.default_batch, grid.batches),
         input=up(hints.input or grid.default_input, grid.inputs),
         unit=grid.unit,

@@ -13,13 +13,15 @@ of a slice and never more: they reach no shell, no file name and no SQL text.
 | slo | longest time for one batch | 200ms, 0.2s |
 | deadline | longest time for all items, from the job's start | 2h, 1h30m, 02:30:00, 1-02:00:00 |
 | mem | GPU memory that the job needs (replaces the estimate) | 18gb (10^9), 18GiB, 18G (2^30) |
-| role | infer or train | infer, train |
+| role | what it is: inference, training, an instance of a service | infer, train, serve |
 | min, max | smallest and largest profile to be chosen | 1g.10gb, 3g.40gb |
 | signal | on this signal the job writes a checkpoint and goes on | usr1, usr2 |
 
 Language models have more, under the names that serving engines and trainers use (`llmhints`).
 
-Of a job array `items` are those of one task, and `deadline` is for all tasks, from the start of the first.
+Of a job array `items` are those of one task, and `deadline` is for all tasks, from the start of the first. With
+`role=serve` each task is one instance of a service: `rate` is then the items or requests a second that all of them get
+together, and the slice of one is chosen by memory and latency alone.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from slurm_migbatch.workload.llmhints import LlmHints
 from slurm_migbatch.workload.refusal import Refusal, lower, show
 
 PREFIX: Final = "migbatch:"
+SERVE: Final = "serve"
+"""The role of an instance of a service."""
 MAX_BYTES: Final = 999
 MODEL_FORM: Final = "a name of up to 96 letters, digits and . _ - / :, for example bert-large"
 PROFILE_FORM: Final = "a full profile name, for example 1g.10gb"
@@ -46,7 +50,7 @@ FORMS: Final = {
     "slo": "a time with its unit from 100us to 1d, for example 200ms",
     "deadline": "a time with its unit from 1s to 366d, for example 2h",
     "mem": "an amount of memory with its unit, for example 18gb",
-    "role": "infer or train",
+    "role": "infer, train or serve",
     "min": PROFILE_FORM,
     "max": PROFILE_FORM,
     "signal": "usr1 or usr2",
@@ -83,6 +87,11 @@ class Hints:
     max: str | None = None
     signal: str | None = None
     llm: LlmHints = NO_LLM
+
+    @property
+    def kind(self) -> str:
+        """The kind of work that is measured and predicted: `infer`, also of a service, or `train`."""
+        return "train" if self.role == "train" else "infer"
 
     def to_dict(self) -> dict[str, str | int]:
         """Return the hints that were given, JSON-able."""
@@ -182,7 +191,7 @@ def _mem(text: str) -> dict[str, str | int] | None:
 
 
 def _role(text: str) -> dict[str, str | int] | None:
-    return {"role": text} if text in ("infer", "train") else None
+    return {"role": text} if text in ("infer", "train", SERVE) else None
 
 
 def _signal(text: str) -> dict[str, str | int] | None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +13,7 @@ from slurm_migbatch.cli.main import cli
 from slurm_migbatch.cli.siteconf import build
 from slurm_migbatch.config import Config, loads
 from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar
-from slurm_migbatch.query.why import describe, find
+from slurm_migbatch.query.why import describe, find, tasks_at_once
 from slurm_migbatch.site import render as render_site
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.db import open_store
@@ -180,6 +181,20 @@ def test_why_puts_queue_record_and_supply_together():
     assert lines["Supply"] == "reserved: somewhere"
     nowhere = dict(describe(row, [row], nodes[1:], None, ""))
     assert nowhere["Offered"] == "3g.40gb: nowhere at the moment"
+
+
+def test_why_says_how_many_tasks_of_an_elastic_array_run_at_once():
+    hints = "migbatch: model=x role=serve rate=90 [mig:3g.40gb:1#abc]"
+    row = queue_row(30, array_job=30, array_task="4-9%5", tasks=6, throttle=5, comment=hints)
+    done = {"kind": "throttle", "after": "5", "dry_run": False, "outcome": None, "why": "90 items/s: 5 at once"}
+    assert tasks_at_once(row, [done]) == "5: 90 items/s: 5 at once"
+    assert tasks_at_once(replace(row, tasks=1, throttle=None), [done]).startswith("5: ")
+    for other in ({**done, "outcome": "refused"}, {**done, "dry_run": True}, {**done, "after": "7"}):
+        assert tasks_at_once(row, [other]) == "5, which its user set"
+    assert "no bound" in tasks_at_once(replace(row, throttle=None), [])
+    assert tasks_at_once(replace(row, comment=""), [done]) == tasks_at_once(row, None) == ""
+    assert dict(describe(row, [row], None, None, "", at_once="5: so"))["At once"] == "5: so"
+    assert "At once" not in dict(describe(row, [row], None, None, ""))
 
 
 def test_why_finds_array_tasks_and_components():

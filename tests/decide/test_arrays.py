@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.decide.capacity.free import FreeCapacity, NodeCapacity
 from slurm_migbatch.decide.dispatch.arrays import (
+    HISTORY,
     START_S,
+    ArrayHistory,
     Bounds,
     Elastic,
     Task,
     Throttle,
     elastic_arrays,
+    had,
     known,
+    session_s,
     throttles,
 )
 from slurm_migbatch.mig.layout import EMPTY
@@ -26,6 +30,7 @@ from tests.support.dispatch_site import H100, NOW, P, job
 
 POOL = frozenset({"h1"})
 HINTS = "migbatch: model=resnet-50 items=600 deadline=2m"
+RATE = 600 / 18.0
 
 
 def array(number: int = 9, **changes: object) -> Elastic:
@@ -40,8 +45,20 @@ def room(gpus: int = 2) -> FreeCapacity:
     return FreeCapacity({"h1": NodeCapacity([(H100, EMPTY)] * gpus, Counter())}, {"h1": frozenset({P("1g.10gb")})})
 
 
+def history(*arrays: Elastic, bounds: Bounds | None = None) -> ArrayHistory:
+    """What is remembered where these arrays are seen for the first time."""
+    made = ArrayHistory(bounds or Bounds())
+    for each in arrays:
+        made.served.learn(each.array, each.user, had(each, NOW - HISTORY * session_s(arrays), NOW))
+    return made
+
+
+def limits(*arrays: Elastic, bounds: Bounds | None = None, gpus: int = 2, scarce: bool = False) -> list[Throttle]:
+    return throttles(NOW, arrays, history(*arrays, bounds=bounds), room(gpus), lambda array: scarce)
+
+
 def told(*arrays: Elastic, bounds: Bounds | None = None, gpus: int = 2, scarce: bool = False) -> dict[int, int]:
-    found = throttles(NOW, arrays, bounds or Bounds(), room(gpus), lambda array: scarce)
+    found = limits(*arrays, bounds=bounds, gpus=gpus, scarce=scarce)
     return {each.array.array: each.after for each in found}
 
 
@@ -86,22 +103,20 @@ def test_an_array_without_pending_tasks_needs_no_throttle() -> None:
 
 def test_the_fewest_at_once_that_end_in_time() -> None:
     # 20 s each with its start and a tenth to spare: five after one another in 120 s
-    (found,) = throttles(NOW, [array()], Bounds(), room(), lambda _: False)
+    (found,) = limits(array())
     assert found.after == 3
     assert found.why == "12 tasks to start, 20 s each (predicted), 120 s to the deadline: 3 at once"
 
 
 def test_the_deadline_runs_from_the_start_of_the_first_task() -> None:
-    begun = known(array(pending=10, throttle=3), [Task(NOW - 60, NOW - 42, True), Task(NOW - 60, None)], 18.0, POOL)
+    begun = known(array(pending=10, throttle=3), [Task(NOW - 60, NOW - 42, True), Task(NOW - 60, None)], RATE, POOL)
     assert told(begun, bounds=ours(3)) == {9: 5}
 
 
 def test_measured_tasks_count_more_than_the_prediction() -> None:
     ended = [Task(NOW - 60, NOW - 60 + 8.0, True), Task(NOW - 60, NOW - 50, True), Task(NOW - 60, NOW - 1, False)]
-    slow = known(array(pending=9), ended, 50.0, POOL)
-    assert (
-        slow.task_s == 9.0 + START_S and "(measured)" in throttles(NOW, [slow], Bounds(), room(), lambda _: True)[0].why
-    )
+    slow = known(array(pending=9), ended, 12.0, POOL)
+    assert slow.task_s == 9.0 + START_S and "(measured)" in limits(slow, scarce=True)[0].why
     assert told(slow) == {9: 3}
 
 
@@ -110,7 +125,7 @@ def test_an_array_of_which_nobody_knows_how_long_tasks_take_is_left_alone() -> N
 
 
 def test_what_is_late_takes_all_that_it_may() -> None:
-    late = known(array(throttle=3), [Task(NOW - 500, NOW - 400, True)], 18.0, POOL)
+    late = known(array(throttle=3), [Task(NOW - 500, NOW - 400, True)], RATE, POOL)
     assert told(late, bounds=ours(3)) == {9: 12}
 
 
@@ -195,7 +210,7 @@ def test_never_less_than_one_nor_more_than_the_user_allows(
         predicted_s=task_s,
         deadline_s=deadline,
     )
-    for change in throttles(NOW, [each], Bounds(), room(), lambda _: scarce):
+    for change in limits(each, scarce=scarce):
         assert 1 <= change.after <= min(asked or 1 << 30, pending + len(running))
 
 
@@ -204,7 +219,7 @@ def test_never_less_than_one_nor_more_than_the_user_allows(
 
 def both(served: float = 0.0) -> list[Elastic]:
     run = Task(NOW - served, None, False)
-    ann = known(array(1, user="ann", pending=40), [run], 18.0, POOL)
+    ann = known(array(1, user="ann", pending=40), [run], RATE, POOL)
     bob = array(2, user="bob", pending=40)
     return [ann, bob]
 
@@ -226,7 +241,7 @@ def test_one_users_arrays_are_not_rationed_against_each_other() -> None:
 
 
 def test_a_share_says_so() -> None:
-    found: list[Throttle] = throttles(NOW, both(60.0), Bounds(), room(1), lambda _: False)
+    found = limits(*both(60.0), gpus=1)
     assert any("is the share of ann, who with others needs more than there is" in each.why for each in found)
 
 

@@ -22,7 +22,9 @@ from slurm_migbatch.daemon.settings import dispatch_settings
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Node
 from slurm_migbatch.decide.core import Decision, Memory, Settings
+from slurm_migbatch.decide.dispatch.instances import HOLD_S
 from slurm_migbatch.decide.dispatch.retype import tasks_of
+from slurm_migbatch.decide.dispatch.shares import LATER
 from slurm_migbatch.decide.dispatch.stage import plan_dispatch
 from slurm_migbatch.decide.recording.pseudonyms import CollectedNames, Pseudonyms, without_names
 from slurm_migbatch.decide.recording.replay import replay
@@ -312,6 +314,56 @@ def test_an_array_is_let_run_as_wide_as_its_deadline_needs(site: Callable[..., S
     assert not here.look()
 
 
+SERVICE = "migbatch: model=resnet-50 role=serve rate=90 slo=50ms [mig:1g.10gb:1#abc12345]"
+
+
+def served(here: Site, items: float, after_s: float, latency_ms: float = 20.0) -> None:
+    """Two instances of the service that is array 9 run since `after_s`, and each says that it did so many items."""
+    for number in (21, 22):
+        began = here.now - after_s
+        fields: dict[str, Any] = {"array_task": str(number), "tasks": 1, "throttle": None, "start": began}
+        here.queue.rows[number] = replace(here.queue.rows[9], job_id=number, state="RUNNING", **fields)
+        event = {"kind": "progress", "job": number, "restart": 0, "items": items, "latency_ms": latency_ms}
+        here.control.observer.ingested([{**event, "ts": here.now}], here.now)
+
+
+def test_a_service_has_as_many_instances_as_its_load_needs(site: Callable[..., Site]) -> None:
+    here = site(array(tasks=20, comment=SERVICE))
+    here.rates[P("1g.10gb")] = 20.0
+    assert here.look() and here.queue.rows[9].throttle == 5
+    served(here, 3000.0, 100.0)  # 60 a second, and a quarter more; one instance was seen to do 30
+    assert not here.look(), "fewer count when no more were needed for a while"
+    assert here.look(HOLD_S) and here.queue.rows[9].throttle == 3
+    here.queue.rows[9] = replace(here.queue.rows[9], throttle=2)  # its user has another opinion
+    assert not here.look(HOLD_S + 1)
+    assert [row[2:4] for row in here.actions()] == [("none", "5"), ("5", "3")]
+
+
+def test_slow_instances_become_more(site: Callable[..., Site]) -> None:
+    here = site(array(tasks=20, comment=SERVICE.replace("rate=90", "rate=20")))
+    here.rates[P("1g.10gb")] = 20.0
+    assert here.look() and here.queue.rows[9].throttle == 1
+    served(here, 1500.0, 100.0, latency_ms=90.0)
+    assert here.look() and here.queue.rows[9].throttle == 3
+
+
+def test_arrays_of_two_users_share_what_there_is_from_the_first_look_on(site: Callable[..., Site]) -> None:
+    """What is planned for their own tasks is theirs too."""
+    hints = "migbatch: model=resnet-50 items=600 deadline={} [mig:1g.10gb:1#abc12345]"
+    urgent = array(9, 25, comment=hints.format("2m"))
+    later = array(40, 60, user="bob", comment=hints.format("5m"))
+    here = site(urgent, later)
+    here.used["h2"] = ["7g.80gb"]
+    assert here.look()
+    assert (here.queue.rows[9].throttle, here.queue.rows[40].throttle) == (5, 2)
+    found = {row["job_id"]: row["why"] for row in here._do(lambda store: store.actions())}
+    assert found[9].endswith("5 at once")
+    assert found[40].endswith(f"2 is the share of bob, who with others needs more than there is: {LATER}")
+    assert not here.look(), "the same at the next look"
+    here.used["h2"] = []
+    assert here.look() and here.queue.rows[40].throttle == 5
+
+
 def test_a_complaint_about_tasks_that_have_ended_is_no_refusal(site: Callable[..., Site]) -> None:
     here = site(array())
     here.queue.ended = True
@@ -384,7 +436,8 @@ def test_a_round_has_one_process_however_many_jobs_there_are(site: Callable[...,
 
 def test_what_is_recorded_of_dispatch_is_decided_the_same_again(site: Callable[..., Site], tmp_path: Path) -> None:
     """Re-types, throttles and what Slurm did not answer, over segments of three looks; also without the names."""
-    here = site(job(1, name="ann's"), job(2), array(40, 12, "1g.10gb"))
+    service = array(9, 20, comment=SERVICE, user="eve")
+    here = site(job(1, name="ann's"), job(2), array(40, 12, "1g.10gb"), service)
     here.managed = False
     here.nodes = (
         NodeRow("a1", frozenset({"IDLE"}), gres={"1g.6gb": 1}, partitions=("mig",)),
@@ -396,6 +449,8 @@ def test_what_is_recorded_of_dispatch_is_decided_the_same_again(site: Callable[.
     for number in range(12):
         here.queue.broken = number < 2  # it makes the changes, and does not say so
         here.queue.rows[5] = job(5, "1g.6gb", submit=here.now)
+        if number == 5:
+            served(here, 30_000.0, 100.0)
         here.look()
         recorder.flush()
     recorder.close()
@@ -403,6 +458,12 @@ def test_what_is_recorded_of_dispatch_is_decided_the_same_again(site: Callable[.
     kinds = {kind for entry in entries for kind in entry.get("actions", ())}
     assert kinds == {"retypes", "throttles", "unknown"}
     assert any(done.get("unsure") for entry in entries for done in entry.get("outcomes", {}).get("dispatch", ()))
+    memories = [entry["memory"]["dispatch"] for entry in entries if entry.get("memory")]
+    assert "eve" in memories[-1]["served"]["spent"] and memories[-1]["loads"]["counts"]
+    for known in memories:  # a recording of before services and shares has neither
+        del known["served"], known["loads"]
+    assert list(replay(json.loads(json.dumps(entries))))
+    entries = [entry for path in segments(tmp_path / "decisions") for entry in read_entries(path)]
     names = CollectedNames()
     assert list(without_names(entries, names))
     for recording in (entries, list(without_names(entries, Pseudonyms(names)))):

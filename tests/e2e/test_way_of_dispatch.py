@@ -8,11 +8,14 @@ pending job change its type; there jobs stay as they are.
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurm_migbatch.decide.dispatch.shares import LATER
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.testbed.cluster import Cluster
@@ -58,11 +61,11 @@ class Site:
         """So many take that long on a profile."""
         return int(self.rates[profile] * seconds)
 
-    def submit(self, items: int, *options: str, hints: str = "", gres: str = "mig:auto") -> int:
+    def submit(self, items: int, *options: str, hints: str = "", gres: str = "mig:auto", user: str = "mbalice") -> int:
         """A job that works through its items at the speed of its slice."""
         read = f"awk -v p=$MIGBATCH_PROFILE '$1 == p {{ print {items} / $2 }}' {shlex.quote(str(self.table))}"
         comment = f"--comment={HINTS} items={items} {hints}"
-        job, said = sbatch(self.bed, f"--gres={gres}", comment, *options, wrap=f"sleep $({read})")
+        job, said = sbatch(self.bed, f"--gres={gres}", comment, *options, wrap=f"sleep $({read})", user=user)
         assert job, said
         return job
 
@@ -170,6 +173,55 @@ def test_an_elastic_array_meets_its_deadline_with_the_cheapest_slices(site: Call
         told = [(row["job_id"], row["before"]) for row in store.actions() if row["kind"] == "throttle"]
     assert (elastic, "none") in told and fixed not in {job for job, _ in told}
     bed.run(["scancel", str(fixed)])
+
+
+def test_a_service_has_as_many_instances_as_its_load_needs(site: Callable[..., Site]) -> None:
+    """Three carry the rate of its hints; once all of them do as much as they can, more run."""
+    here = site(counts={"3g.40gb": 2, "1g.10gb": 6}, node_conf={"SampleEvery": "0.5", "ProgressEvery": "1"})
+    bed, each = here.bed, here.rates["1g.10gb"]
+    speed, stop = bed.home("mbalice") / "speed", bed.home("mbalice") / "stop"
+    speed.write_text(f"{int(each / 2)}\n")
+    work = f"n=$((n + $(cat {speed}))); echo items=$n >> $MIGBATCH_PROGRESS; sleep 1"
+    hints = f"--comment={HINTS} role=serve rate={2.5 * each:.3f}"
+    options = ("--gres=mig:1g.10gb", "--array=1-30", "--hold", hints)
+    array, said = sbatch(bed, *options, wrap=f"n=0; until test -e {stop}; do {work}; done")
+    assert array, said
+
+    def throttles() -> list[int]:
+        with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+            return [int(row["after"]) for row in store.actions([array]) if row["kind"] == "throttle"]
+
+    def running() -> int:
+        return len(bed.run(["squeue", "-h", "-r", "-j", str(array), "-t", "RUNNING", "-o", "%i"]).stdout.split())
+
+    until("the number of instances for the rate", lambda: throttles() == [3])
+    bed.run(["scontrol", "release", str(array)])
+    until("three instances", lambda: running() == 3)
+    said = bed.run_here([str(Path(sys.executable).with_name("migbatch")), "why", str(array)])
+    assert "At once" in said and f"{each:.3g} items/s of each instance: 3 at once" in said
+    speed.write_text(f"{int(3 * each)}\n")
+    until("more instances", lambda: running() > 3)
+    assert throttles()[1] > 3
+    stop.touch()
+    bed.run(["scancel", str(array)])
+
+
+def test_where_slices_are_scarce_the_earlier_deadline_comes_first_and_the_later_one_is_kept_too(
+    site: Callable[..., Site],
+) -> None:
+    """Six slices; within 60 s Alice needs four at once, and Bob, who has 200 s, would take three from now on."""
+    here = site(counts={"3g.40gb": 2, "1g.10gb": 6})
+    bed, items = here.bed, here.items(8)
+    bob = here.submit(items, "--array=1-40", "--hold", hints="deadline=200s", user="mbbob")
+    alice = here.submit(items, "--array=1-20", "--hold", hints="deadline=60s")
+
+    def throttles() -> dict[int, tuple[str, str]]:
+        with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+            return {row["job_id"]: (row["after"], row["why"]) for row in store.actions([alice, bob])}
+
+    until("both know their numbers", lambda: {throttles().get(n, "")[0:1] for n in (alice, bob)} == {("4",), ("2",)})
+    assert LATER in throttles()[bob][1] and "share" not in throttles()[alice][1]
+    bed.run(["scancel", str(alice), str(bob)])
 
 
 def test_a_limit_of_the_user_is_found_out_and_kept(site: Callable[..., Site]) -> None:

@@ -273,6 +273,19 @@ def test_an_elastic_array_runs_as_many_tasks_as_its_deadline_needs() -> None:
     assert spans[-1][1] - spans[0][0] <= 1800
 
 
+def test_a_service_runs_as_many_instances_as_its_rate_needs() -> None:
+    hints = "migbatch: model=resnet-50 batch=8 role=serve slo=200ms rate={}"
+
+    def at_once(rate: int) -> int:
+        outcome, _, _ = served([asks(0.0, "mig:1g.10gb:1", 300.0, hints.format(rate), tasks=24)], 6000.0)
+        spans = sorted((one.start or 0.0, one.end) for one in outcome.jobs.values())
+        assert len(spans) == 24
+        return max(sum(begin <= at < end for begin, end in spans) for at, _ in spans[7:])
+
+    assert at_once(1) == 1
+    assert 1 < at_once(1000) < at_once(100_000) == 7, "an H100 has room for seven"
+
+
 def test_the_filter_refuses_what_it_refuses_on_a_site() -> None:
     outcome, _, _ = served([asks(0.0, "mig:9g.99gb:1", 5.0), asks(0.0, "gpu:1", 5.0)])
     assert outcome.submissions[0] is None

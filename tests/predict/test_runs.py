@@ -112,6 +112,12 @@ def test_a_job_that_waits_for_its_input_tells_its_latency() -> None:
     assert only(Run(throughput_per_s=100.0, latency_s=None)).row.seconds == pytest.approx(0.08)
 
 
+def test_a_service_that_told_no_latency_tells_nothing_of_speed() -> None:
+    assert told(Run(role="serve", latency_s=None, throughput_per_s=10.0)) == []
+    assert only(Run(role="serve", throughput_per_s=10.0)).row.seconds == 0.02
+    assert only(Run(role="serve")).row.kind == "infer"
+
+
 def test_silent_runs_count_where_they_were_long_and_nobody_told() -> None:
     silent = Run(latency_s=None, items_hint=100_000, elapsed_s=1000.0)
     row = only(silent).row

@@ -42,7 +42,7 @@ pairs = st.one_of(
     st.builds("items={}".format, words("1 50000 50k 1.5m 1e6 1e99 2g 1e12 3e12 0 k")),
     st.builds("deadline={}".format, words("1s 2h 30m 1-02:00:00 02:00:00 3-4 400d 10:30 1s1s")),
     st.builds("mem={}".format, words("1gb 9.75gib 18GiB 18G 30gb 79gib 900mb 1tb -1 18 99999999tb")),
-    st.builds("role={}".format, st.sampled_from(["infer", "train", "INFER", "both"])),
+    st.builds("role={}".format, st.sampled_from(["infer", "train", "serve", "INFER", "both"])),
     st.builds("min={}".format, types),
     st.builds("max={}".format, types),
     st.builds("signal={}".format, words("usr1 usr2 USR1 kill term 10")),
@@ -76,12 +76,13 @@ VALUES = {
     "items": "1 50000 50k 1.5m 1e6 2g 1e12",
     "deadline": "1s 2h 30m 1-02:00:00 02:00:00 7m13s",
     "mem": "1gb 9.75gib 18GiB 18G 30gb 79gib 900mb",
-    "role": "infer train",
+    "role": "infer train serve",
     "min": "1g.10gb 2g.20gb 1g.20gb 4g.40gb 2g.10gb",
     "max": "7g.80gb 4g.40gb 3g.40gb 2g.20gb 7g.40gb 1g.10gb+me",
     "signal": "usr1 usr2 USR1",
     "engine": "vllm tgi transformers",
     "max_num_seqs": "1 16 200",
+    "rate": "2 0.5 300",
     "method": "full lora qlora",
     "dtype": "bf16 fp32 auto",
 }
@@ -93,7 +94,7 @@ def written(keys: list[str]) -> st.SearchStrategy[str]:
 
 
 good_hints = st.lists(st.sampled_from(sorted(VALUES)), max_size=5, unique=True).flatmap(written)
-model_hints = st.sets(words("batch input slo work mem role min max")).flatmap(
+model_hints = st.sets(words("batch input slo work mem role rate min max")).flatmap(
     lambda keys: written(["model", *sorted(keys - {"work"}), *(["items", "deadline"] if "work" in keys else [])])
 )
 good_entries = words(

@@ -11,6 +11,7 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.workload.catalog import SiteCatalog
+from slurm_migbatch.workload.hints import parse
 from slurm_migbatch.workload.loans import loan_hints
 from tests.support.gpu_kinds import SITE, P
 from tests.support.llm_requests import LADDER, SIZES, TABLE, Asked
@@ -105,6 +106,28 @@ def test_speed_is_asked_for_in_the_words_of_engines(chooser: Chooser) -> None:
     assert isinstance(ask(strict, f"{base} tpot=1ms"), Refuse)
     few, many = ask(chooser, f"{base} rate=0.1"), ask(chooser, f"{base} rate=1000")
     assert granted(few) == "3g.40gb" and "fast enough" in many.message
+
+
+def test_the_rate_of_a_service_is_that_of_all_its_instances(chooser: Chooser) -> None:
+    base = "model=llama-3.1-8b max_model_len=4096 max_num_seqs=4 role=serve tpot=60ms"
+    assert granted(ask(chooser, f"{base} rate=1000")) == granted(ask(chooser, base)) == "3g.40gb"
+    curve = "model=bert-large batch=8 slo=200ms"
+    served = ask(chooser, f"{curve} role=serve rate=100000")
+    assert granted(served) == granted(ask(chooser, curve)) and "bert-large/infer/b8" in served.message
+
+
+def test_what_one_instance_carries_keeps_the_limit_at_the_batch_of_the_advice(chooser: Chooser) -> None:
+    def carried(text: str) -> dict[str, float]:
+        rates = SitePredictions(chooser, SITE).rates(parse(f"migbatch: role=serve {text}"), "gpu")
+        return {profile.name: rate for profile, rate in rates.items()}
+
+    free, tight = carried("model=bert-large rate=5"), carried("model=bert-large rate=5 slo=100ms")
+    assert set(tight) <= set(free) and tight
+    assert all(0 < tight[name] <= free[name] for name in tight)
+    assert carried("model=bert-large batch=64 slo=1ms") == {} == carried("model=never-heard-of rate=2")
+    engine = "model=llama-3.1-8b max_model_len=4096 max_num_seqs=4"
+    assert set(carried(f"{engine} tpot=11ms")) < set(carried(f"{engine} tpot=60ms"))
+    assert carried(f"{engine} rate=1000") == carried(engine)
 
 
 def test_what_was_assumed_is_said(chooser: Chooser) -> None:

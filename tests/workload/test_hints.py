@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +12,8 @@ from hypothesis import strategies as st
 from slurm_migbatch.workload import units
 from slurm_migbatch.workload.hints import Hints, parse
 from slurm_migbatch.workload.refusal import SENTENCES, Refusal, show
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +71,18 @@ def test_a_full_set() -> None:
         "meta-llama/llama-3.1-8b", 32, 4096, "tok", 1_000_000, 200_000, 7200, 18432, "train", "1g.10gb", "3g.40gb"
     )
     assert hints.to_dict()["slo_us"] == 200_000
+
+
+def test_a_service_is_measured_and_predicted_as_inference() -> None:
+    hints = parse("migbatch: model=resnet50 role=serve rate=40 slo=50ms")
+    assert (hints.role, hints.kind, hints.llm.rate, hints.slo_us) == ("serve", "infer", 40_000, 50_000)
+    assert parse("migbatch: role=train").kind == "train" and Hints().kind == "infer"
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "sbatch_examples").glob("*.sh")), ids=lambda path: path.name)
+def test_the_hints_of_examples_are_read(script: Path) -> None:
+    for comment in re.findall(r'#SBATCH --comment="(.*)"', script.read_text(encoding="utf-8")):
+        assert parse(comment) != Hints()
 
 
 def test_comment_and_extra_together() -> None:

@@ -1,15 +1,16 @@
-"""How many tasks of an inference array may run at once: what its deadline needs, and what there is for it.
+"""How many tasks of an elastic array may run at once: what it needs, and what there is for it.
 
-An array whose hints hold `items=` and `deadline=` is elastic: each task does `items`, and all of them are to be done
-`deadline` after the first of them started. Slurm starts the tasks; what follows the load here is its ArrayTaskThrottle.
-It is the fewest with which the array ends in time (`decide.dispatch.elasticity.at_once`, after ElasticBatch: as few
-instances as the load needs, more at once where it grows). While nobody else waits for room a number is lowered with
-reserve only, so that it does not go up and down; while others wait it is lowered at once.
+An array is elastic by its hints. With `items=` and `deadline=` each task does `items`, and all of them are to be done
+`deadline` after the first of them started. With `role=serve` and `rate=` each task is an instance of a service, and all
+of them get `rate` items or requests a second. Slurm starts the tasks; what follows the load here is its
+ArrayTaskThrottle. It is the fewest with which the array ends in time (`decide.dispatch.elasticity.at_once`), or which
+carry the service's load (`decide.dispatch.instances`), after ElasticBatch: as few instances as the load needs, more at
+once where it grows. While nobody else waits for room the number of a deadline is lowered with reserve only, so that it
+does not go up and down; while others wait it is lowered at once. No task is ever stopped: a lower number counts as
+tasks end.
 
-Where the arrays of several users need more than there is, the next task is that of the user who was served least over
-the last sessions (D-STACK's rule for gaps; `lab.papers.sessions`), served meaning compute slices times seconds, and
-a session the longest deadline among them. One task more than there is room for is always let through, so that the
-arrays keep their place in Slurm's own order for what falls free.
+Where the arrays of several users need more than there is, `decide.dispatch.shares` says who gets it: earliest deadlines
+first, where they can be kept, and what is left to the user who was served least (D-STACK).
 
 What a user set as throttle himself (`--array=...%n`, or scontrol) is never exceeded.
 """
@@ -20,11 +21,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from slurm_migbatch.decide.capacity.demand import GRES, slices
 from slurm_migbatch.decide.capacity.free import FreeCapacity
-from slurm_migbatch.decide.dispatch.elasticity import Array, at_once
+from slurm_migbatch.decide.dispatch.elasticity import Array, at_once, ends_in_time, work_s
+from slurm_migbatch.decide.dispatch.instances import HOLD_S, LOAD_S, InstanceLoad, LoadHistory, carried, instances
+from slurm_migbatch.decide.dispatch.shares import Claim, ServedTime, Share, shares
+from slurm_migbatch.decide.snapshot import Run
 from slurm_migbatch.mig.grant import strip
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
@@ -33,7 +37,9 @@ from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.refusal import Refusal
 
 HISTORY: Final = 10
-"""Deadlines, of the longest, over which the GPU time of users is compared."""
+"""Sessions (longest deadlines) over which the GPU time of users is compared."""
+SESSION_S: Final = 86_400.0
+"""The longest session: longer deadlines are taken for this one where users are compared."""
 START_S: Final = 2.0
 """From the end of one task to the start of the next: Epilog, a scheduling cycle of Slurm's, Prolog."""
 MEASURED: Final = 32
@@ -62,10 +68,14 @@ class Elastic:
         pending: tasks that have not started; `running`: when the others did, unix seconds.
         throttle: what Slurm has now (None: none); of an array with one task to start Slurm does not show it, and
             `shown` is false.
-        deadline_s, items: its hints, items those of one task.
+        deadline_s, items: its hints, items those of one task; None: it is a service.
         runs: tasks that the record knows.
         predicted_s: what a task takes by the prediction that was counted on; None: unknown.
         pool: nodes on which it may run.
+        rate, limit_ms: hints of a service, items a second of all tasks, and the longest time for a batch.
+        carries: items a second of one task by the prediction that was counted on; None: unknown.
+        load: what instances of a service do by their reports.
+        placed: tasks to start for which supply has planned room.
     """
 
     array: int
@@ -76,12 +86,17 @@ class Elastic:
     pending: int
     running: tuple[float, ...]
     throttle: int | None
-    deadline_s: int
-    items: int
+    deadline_s: int | None
+    items: int | None
     runs: tuple[Task, ...] = ()
     predicted_s: float | None = None
     pool: frozenset[str] = frozenset()
     shown: bool = True
+    rate: float | None = None
+    limit_ms: float | None = None
+    carries: float | None = None
+    load: InstanceLoad | None = None
+    placed: int = 0
 
     @property
     def first(self) -> float | None:
@@ -115,7 +130,7 @@ def elastic_arrays(jobs: Iterable[JobRow]) -> list[Elastic]:
     found = []
     for array, rows in sorted(members.items()):
         waiting = [row for row in rows if row.pending]
-        told = deadline_hints(waiting[0].comment) if waiting else None
+        told = elastic_hints(waiting[0].comment) if waiting else None
         if told is None:
             continue
         asked = slices(waiting[0].gres)
@@ -132,24 +147,38 @@ def elastic_arrays(jobs: Iterable[JobRow]) -> list[Elastic]:
                 pending=sum(row.tasks for row in waiting),
                 running=tuple(sorted(row.start for row in rows if row.active and row.start is not None)),
                 throttle=next((row.throttle for row in waiting if row.throttle), None),
-                deadline_s=told[0],
-                items=told[1],
+                deadline_s=told.deadline_s,
+                items=told.items,
                 shown=any(row.tasks > 1 for row in waiting),
+                rate=told.rate,
+                limit_ms=told.limit_ms,
             )
         )
     return found
 
 
+class ElasticHints(NamedTuple):
+    """What makes an array elastic: `deadline_s` and `items`, or, of a service, `rate` (a second) and `limit_ms`."""
+
+    deadline_s: int | None = None
+    items: int | None = None
+    rate: float | None = None
+    limit_ms: float | None = None
+
+
 @lru_cache(maxsize=1 << 14)
-def deadline_hints(comment: str) -> tuple[int, int] | None:
-    """Deadline in seconds and items by a comment's hints; None where it has not both, or is of training."""
+def elastic_hints(comment: str) -> ElasticHints | None:
+    """What a comment's hints say of an elastic array; None where it is none, or is of training."""
     try:
         told: Hints = hinting.parse(strip(comment))
     except Refusal:
         return None
+    if told.role == hinting.SERVE:
+        limit_ms = None if told.slo_us is None else told.slo_us / 1000
+        return None if told.llm.rate is None else ElasticHints(rate=told.llm.rate / 1000, limit_ms=limit_ms)
     if told.deadline_s is None or told.items is None or told.role == "train":
         return None
-    return told.deadline_s, told.items
+    return ElasticHints(told.deadline_s, told.items)
 
 
 # -- what users set themselves -----------------------------------------------------------------------------------------
@@ -209,6 +238,15 @@ def read_throttle(text: object) -> int | None:
 
 
 @dataclass(frozen=True)
+class ArrayHistory:
+    """What is remembered of elastic arrays: what their users allow and had, and the load of services."""
+
+    bounds: Bounds = field(default_factory=Bounds)
+    served: ServedTime = field(default_factory=ServedTime)
+    loads: LoadHistory = field(default_factory=LoadHistory)
+
+
+@dataclass(frozen=True)
 class Throttle:
     """A new throttle for an array, and why."""
 
@@ -217,102 +255,170 @@ class Throttle:
     why: str
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What an array needs, and why."""
+
+    array: Elastic
+    claim: Claim
+    why: str
+
+
 def throttles(
     now: float,
     arrays: Sequence[Elastic],
-    bounds: Bounds,
+    history: ArrayHistory,
     space: FreeCapacity,
     scarce: Callable[[Elastic], bool],
 ) -> list[Throttle]:
-    """The throttles that should change. Arrays of which nobody knows how long a task takes keep theirs.
+    """The throttles that should change. Arrays of which nobody knows what a task takes or carries keep theirs.
 
     Args:
         now: unix seconds.
         arrays: those that have tasks to start.
-        bounds: what their users allow.
-        space: room that nobody is meant to have.
+        history: what is remembered of them.
+        space: room that nobody is meant to have, these arrays neither.
         scarce: whether others wait for room where this array's tasks could run.
     """
-    wanted: list[tuple[Elastic, int, str]] = []
+    wanted: list[_Wanted] = []
     for array in arrays:
         if not array.shown:
-            if array.array not in bounds.asked:
+            if array.array not in history.bounds.asked:
                 continue
+            bounds = history.bounds
             array = replace(array, throttle=bounds.ours.get(array.array, bounds.asked[array.array]))
-        asked = bounds.of(array.array, array.throttle)
-        most = array.pending + len(array.running)
-        if asked is not None:
-            most = min(most, asked)
-        task_s = array.task_s
-        if task_s is None or not array.pending:
+        asked = history.bounds.of(array.array, array.throttle)
+        if not array.pending:
             continue
-        first = now if array.first is None else array.first
-        rests = tuple([max(task_s - (now - start), OVERDUE * task_s) for start in array.running])
-        left = Array(array.pending, rests, task_s, first + array.deadline_s)
-        need = at_once(left, now, most, current=None if scarce(array) else array.throttle)
-        wanted.append((array, need, _why(array, task_s, need, first + array.deadline_s - now, asked)))
-    shares = _shares([(array, need) for array, need, _ in wanted], space, _served(now, arrays))
-    found = []
-    for array, need, why in wanted:
-        share = shares.get(array.array, need)
-        if share < need:
-            why += f"; {share} is the share of {array.user}, who with others needs more than there is"
+        find = _of_deadline if array.rate is None else _of_service
+        found = find(now, array, asked, history, None if scarce(array) else array.throttle)
+        if found is not None:
+            wanted.append(found)
+    given = _shares(now, wanted, space, history.served.spent)
+    changed = []
+    for each in wanted:
+        array, why = each.array, each.why
+        share = given.get(array.array, Share(each.claim.need))
+        if share.why:
+            why += f"; {share.tasks} is the share of {array.user}, who with others needs more than there is: "
+            why += share.why
         every = array.pending + len(array.running)
-        if min(share, every) != min(array.throttle or every, every):
-            found.append(Throttle(array, share, why))
-    return found
+        if min(share.tasks, every) != min(array.throttle or every, every):
+            changed.append(Throttle(array, share.tasks, why))
+    return changed
 
 
-def _why(array: Elastic, task_s: float, need: int, left_s: float, asked: int | None) -> str:
+def _of_deadline(
+    now: float, array: Elastic, asked: int | None, _history: ArrayHistory, current: int | None
+) -> _Wanted | None:
+    """What an array with a deadline needs; None where nobody knows how long its tasks take."""
+    task_s = array.task_s
+    if task_s is None or array.deadline_s is None:
+        return None
+    due = (now if array.first is None else array.first) + array.deadline_s
+    rests = tuple([max(task_s - (now - start), OVERDUE * task_s) for start in array.running])
+    left, most = Array(array.pending, rests, task_s, due), _most(array, asked)
+    need = at_once(left, now, most, current=current)
     kind = "measured" if array.measured else "predicted"
-    text = f"{array.pending} tasks to start, {task_s:.3g} s each ({kind}), {max(left_s, 0):.0f} s to the deadline: "
-    text += f"{need} at once"
+    why = f"{array.pending} tasks to start, {task_s:.3g} s each ({kind}), {max(due - now, 0):.0f} s to the deadline: "
+    kept = ends_in_time(left, now, most)
+    claim = Claim(
+        array.array, array.user, array.units, need, task_s, session_s([array]), due, work_s(left) * array.units, kept
+    )
+    return _Wanted(array, claim, why + _at_once(need, asked))
+
+
+def _of_service(
+    now: float, array: Elastic, asked: int | None, history: ArrayHistory, _current: int | None
+) -> _Wanted | None:
+    """What a service needs; None where nobody knows what an instance of it carries."""
+    rate = array.rate or 0.0
+    found = instances(rate, len(array.running), array.carries, array.load)
+    each = carried(array.carries, array.load)
+    if found is None or each is None:
+        return None
+    need = min(history.loads.held(array.array, found, history.bounds.ours.get(array.array), now), _most(array, asked))
+    if array.load is None:
+        load = f"{rate:.3g} items/s by its hints"
+    else:
+        load = f"{array.load.each * len(array.running):.3g} items/s measured"
+    why = f"{load}, {each:.3g} items/s of each instance: "
+    if found < need:
+        why += f"{found} would do, more were needed in the last {HOLD_S:.0f} s: "
+    claim = Claim(array.array, array.user, array.units, need, array.task_s or LOAD_S, session_s([array]))
+    return _Wanted(array, claim, why + _at_once(need, asked))
+
+
+def _most(array: Elastic, asked: int | None) -> int:
+    """Tasks at once that there are, and that the user allows."""
+    every = array.pending + len(array.running)
+    return every if asked is None else min(every, asked)
+
+
+def _at_once(need: int, asked: int | None) -> str:
+    text = f"{need} at once"
     return text if asked is None or need < asked else f"{text}, which is all that its user allows"
 
 
-def _served(now: float, arrays: Sequence[Elastic]) -> dict[str, float]:
-    """Compute-slice seconds of each user in the last sessions."""
-    since = now - HISTORY * max((array.deadline_s for array in arrays), default=0)
-    spent: dict[str, float] = {}
-    for array in arrays:
-        for run in array.runs:
-            seconds = max((now if run.ended is None else run.ended) - max(run.started, since), 0.0)
-            spent[array.user] = spent.get(array.user, 0.0) + seconds * array.units
-    return spent
-
-
-def _shares(wanted: Sequence[tuple[Elastic, int]], space: FreeCapacity, served: Mapping[str, float]) -> dict[int, int]:
-    """Tasks at once of the arrays that compete, where it is less than they need; nothing for all others."""
-    pools: dict[frozenset[str], list[tuple[Elastic, int]]] = {}
-    for array, need in wanted:
-        pools.setdefault(array.pool, []).append((array, need))
-    found: dict[int, int] = {}
+def _shares(
+    now: float, wanted: Sequence[_Wanted], space: FreeCapacity, served: Mapping[str, float]
+) -> dict[int, Share]:
+    """Tasks at once of the arrays that compete; nothing for all others."""
+    pools: dict[frozenset[str], list[_Wanted]] = {}
+    for each in wanted:
+        pools.setdefault(each.array.pool, []).append(each)
+    found: dict[int, Share] = {}
     for pool, members in pools.items():
-        if len({array.user for array, _ in members}) < 2:
+        if len({each.array.user for each in members}) < 2:
             continue
-        asked = sum(need * a.units for a, need in members)
-        idle = max(space.count(pool, a.profile, a.each, asked) * a.units for a, _ in members)
-        there = idle + sum(len(a.running) * a.units for a, _ in members)
+        asked = sum(each.claim.need * each.array.units for each in members)
+        idle = max(space.count(pool, each.array.profile, each.array.each, asked) * each.array.units for each in members)
+        there = idle + sum((len(each.array.running) + each.array.placed) * each.array.units for each in members)
         if asked > there:
-            found.update(_rationed(members, there, dict(served)))
+            found.update(shares(now, [each.claim for each in members], there, served))
     return found
 
 
-def _rationed(members: Sequence[tuple[Elastic, int]], there: int, spent: dict[str, float]) -> dict[int, int]:
-    """Every array has one task (Slurm knows no throttle of none); each further one is the least served user's."""
-    shares = {array.array: 1 for array, _ in members}
-    used = sum(array.units for array, _ in members)
-    while used <= there:
-        open_ones = [(array, need) for array, need in members if shares[array.array] < need]
-        if not open_ones:
-            break
-        array, _ = min(open_ones, key=lambda pair: (spent.get(pair[0].user, 0.0), pair[0].array))
-        shares[array.array] += 1
-        used += array.units
-        spent[array.user] = spent.get(array.user, 0.0) + (array.task_s or 0.0) * array.units
-    return shares
+# -- what is known of it -----------------------------------------------------------------------------------------------
 
 
-def known(array: Elastic, runs: Sequence[Task], predicted_s: float | None, pool: frozenset[str]) -> Elastic:
-    """The array with what the record, the predictor and the site know of it."""
-    return replace(array, runs=tuple(runs), predicted_s=predicted_s, pool=pool)
+def known(array: Elastic, runs: Sequence[Task], rate: float | None, pool: frozenset[str]) -> Elastic:
+    """The array with what the record, the predictor and the site know of it; `rate`: items a second of one slice."""
+    each_s = rate * array.each if rate else None
+    predicted_s = array.items / each_s if each_s and array.items is not None else None
+    return replace(array, runs=tuple(runs), predicted_s=predicted_s, carries=each_s, pool=pool)
+
+
+def in_use(jobs: Iterable[JobRow]) -> dict[int, tuple[str, int]]:
+    """The user of each elastic array of a queue, and the compute slices of its tasks that run."""
+    found: dict[int, tuple[str, int]] = {}
+    for row in jobs:
+        if row.array_job is None or GRES not in row.gres or elastic_hints(row.comment) is None:
+            continue
+        units = row.active * sum(profile.compute * n for profile, n in slices(row.gres).items()) * row.num_nodes
+        found[row.array_job] = row.user, units + found.get(row.array_job, ("", 0))[1]
+    return found
+
+
+def instance_starts(jobs: Iterable[JobRow]) -> dict[int, dict[Run, float]]:
+    """The running instances of each service of a queue, and when they began (unix seconds)."""
+    found: dict[int, dict[Run, float]] = {}
+    for row in jobs:
+        told = elastic_hints(row.comment) if row.array_job is not None and GRES in row.gres else None
+        if told is None or told.rate is None or row.array_job is None:
+            continue
+        runs = found.setdefault(row.array_job, {})
+        if row.active and row.start is not None:
+            runs[row.job_id, row.restarts] = row.start
+    return found
+
+
+def session_s(arrays: Iterable[Elastic]) -> float:
+    """The longest session of some arrays, at most `SESSION_S`; that of a service is the time its load is measured."""
+    return max((min(array.deadline_s or LOAD_S, SESSION_S) for array in arrays), default=0.0)
+
+
+def had(array: Elastic, since: float, now: float) -> float:
+    """Compute-slice seconds that an array had from that moment on (unix seconds), by the record of its runs."""
+    ends = ((run.started, now if run.ended is None else run.ended) for run in array.runs)
+    return sum(max(end - max(start, since), 0.0) for start, end in ends) * array.units

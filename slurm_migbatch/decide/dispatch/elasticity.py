@@ -40,13 +40,23 @@ def at_once(array: Array, now: float, most: int, *, current: int | None = None, 
         raise ValueError(f"an array needs at least one task at once, not {most}")
     if not array.pending:
         return 1
-    found = _fewest(array, now, most, spare)
+    found = _fewest(array, now, most, spare) or most
     if current is not None and found < current:
-        return min(max(found, _fewest(array, now, most, 2 * spare)), max(current, 1), most)
+        return min(max(found, _fewest(array, now, most, 2 * spare) or most), max(current, 1), most)
     return found
 
 
-def _fewest(array: Array, now: float, most: int, spare: float) -> int:
+def ends_in_time(array: Array, now: float, most: int, *, spare: float = 0.1) -> bool:
+    """Return whether an array can end by its deadline with at most so many tasks at once; see `at_once`."""
+    return not array.pending or _fewest(array, now, most, spare) is not None
+
+
+def work_s(array: Array, *, spare: float = 0.1) -> float:
+    """Return the seconds of tasks that are left, one after the other; see `at_once`."""
+    return (array.pending * array.task_s + sum(array.running)) * (1 + spare)
+
+
+def _fewest(array: Array, now: float, most: int, spare: float) -> int | None:
     left = array.deadline - now
     each = array.task_s * (1 + spare)
     fresh = _tasks(left, each)
@@ -58,7 +68,7 @@ def _fewest(array: Array, now: float, most: int, spare: float) -> int:
             return count
         if count >= len(busy) and not fresh:
             break
-    return most
+    return None
 
 
 def _tasks(seconds: float, each: float) -> int:

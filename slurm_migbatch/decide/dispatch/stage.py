@@ -16,7 +16,21 @@ from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.decide.capacity.free import FreeCapacity, of_counts, of_plan
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.decide.dispatch import arrays as elastic
-from slurm_migbatch.decide.dispatch.arrays import Bounds, Elastic, Task, Throttle, elastic_arrays, throttles
+from slurm_migbatch.decide.dispatch.arrays import (
+    HISTORY,
+    ArrayHistory,
+    Bounds,
+    Elastic,
+    Task,
+    Throttle,
+    elastic_arrays,
+    had,
+    in_use,
+    instance_starts,
+    session_s,
+    throttles,
+)
+from slurm_migbatch.decide.dispatch.instances import LoadHistory
 from slurm_migbatch.decide.dispatch.retype import (
     UNNAMED,
     Pending,
@@ -31,6 +45,7 @@ from slurm_migbatch.decide.dispatch.retype import (
     undone,
     without_place,
 )
+from slurm_migbatch.decide.dispatch.shares import ServedTime
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.mig.grant import strip
@@ -73,6 +88,8 @@ class DispatchMemory:
     Attributes:
         turns: when each job was last re-typed, and what it may not become.
         bounds: the throttles that users set themselves.
+        served: what users of elastic arrays had lately.
+        loads: what instances of services reported, and how many were needed.
         promises: what jobs may become, by the name of the filter's decision on them.
         absent: decisions that the record did not hold: when to ask again, and how long that was put off.
         runs: how tasks of elastic arrays went.
@@ -85,6 +102,8 @@ class DispatchMemory:
 
     turns: RetypeHistory
     bounds: Bounds = field(default_factory=Bounds)
+    served: ServedTime = field(default_factory=ServedTime)
+    loads: LoadHistory = field(default_factory=LoadHistory)
     promises: OrderedDict[str, ServiceGuarantee | None] = field(default_factory=OrderedDict)
     absent: dict[str, tuple[float, float]] = field(default_factory=dict)
     runs: Mapping[int, Sequence[Task]] = field(default_factory=dict)
@@ -177,6 +196,8 @@ def plan_dispatch(
     """Decide on waiting jobs after supply has planned for this snapshot (None: Slurm's counts are what there is)."""
     due = _is_due(snapshot, memory, settings)
     _learn(snapshot.answers, memory, snapshot.now)
+    if settings.arrays:
+        _hear(snapshot, memory)
     if snapshot.predictions.version != memory.predicted_by:
         memory.predicted_by = snapshot.predictions.version
         memory.promises = OrderedDict((k, v) for k, v in memory.promises.items() if "@" not in k)
@@ -189,7 +210,10 @@ def plan_dispatch(
     found, unknown_arrays = _elastic(snapshot, memory) if settings.arrays else ([], set())
     promises = _Promises(memory, snapshot.predictions, snapshot.now)
     known = _placeable(view, found, memory, snapshot.predictions)
-    limits = throttles(view.now, known, memory.bounds, view.space, _crowd(view))
+    if settings.arrays:
+        _count_served(view, known, memory)
+    history = ArrayHistory(memory.bounds, memory.served, memory.loads)
+    limits = throttles(view.now, known, history, view.space, _crowd(view))
     memory.refused = {array: until for array, until in memory.refused.items() if until > view.now}
     limits = [limit for limit in limits if limit.array.array not in memory.refused]
     # how many tasks of these arrays are to run is being settled: what has no place now may have none to need
@@ -346,14 +370,43 @@ def _placeable(
     """With the pool in which tasks could run whatever keeps them from starting now, and the prediction."""
     rows = [replace(view.waiting[array.array], reason="", throttle=None) for array in found]
     pools = {demand.job: demand.pool for demand in demands(rows, view.snapshot.nodes, view.managed, view.now)}
+    starts = instance_starts(view.snapshot.jobs)
+    memory.loads.forget_but(starts)
     known = []
     for array, row in zip(found, rows, strict=True):
         hints = _hints(array.comment)
         rate = None if hints is None else predictions.rates(hints, row.partition).get(array.profile)
-        predicted = array.items / (rate * array.each) if rate else None
         pool = pools.get(row.job_id, frozenset())
-        known.append(elastic.known(array, memory.runs.get(array.array, ()), predicted, pool))
+        found_out = elastic.known(array, memory.runs.get(array.array, ()), rate, pool)
+        placed = sum(view.placed.get(job, 0) for job in view.members[array.array])
+        found_out = replace(found_out, placed=placed)
+        if array.rate is not None:
+            load = memory.loads.load(array.array, starts[array.array], array.limit_ms, view.now)
+            found_out = replace(found_out, load=load)
+        known.append(found_out)
     return known
+
+
+def _hear(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
+    """Take in what instances of services reported since the last snapshot."""
+    if not snapshot.reports:
+        return
+    starts = {run: begun for runs in instance_starts(snapshot.jobs).values() for run, begun in runs.items()}
+    for run, report in snapshot.reports:
+        if run in starts:
+            memory.loads.hear(run, starts[run], report, snapshot.now)
+
+
+def _count_served(view: _View, known: Sequence[Elastic], memory: DispatchMemory) -> None:
+    """Count what users had since the last decision, and of new arrays what they had before."""
+    running, now = in_use(view.jobs.values()), view.now
+    look_back_s = HISTORY * session_s(known)
+    memory.served.count(now, running, look_back_s)
+    for array in known:
+        memory.served.learn(array.array, array.user, had(array, now - look_back_s, now))
+    for number, (user, _) in running.items():
+        if number not in view.waiting:  # all of its tasks have started, so the record is not asked
+            memory.served.learn(number, user, 0.0)
 
 
 # -- what became of it -------------------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ from typing import Any, Final
 from slurm_migbatch.decide.capacity.model import Reservation
 from slurm_migbatch.decide.core import Memory
 from slurm_migbatch.decide.dispatch.arrays import Bounds, Task, Throttle
+from slurm_migbatch.decide.dispatch.instances import LoadHistory
 from slurm_migbatch.decide.dispatch.retype import Retype, RetypeHistory, ServiceGuarantee
+from slurm_migbatch.decide.dispatch.shares import ServedTime
 from slurm_migbatch.decide.dispatch.stage import DispatchMemory
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
@@ -49,6 +51,8 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     DispatchMemory: {
         "turns": RetypeHistory,
         "bounds": Bounds,
+        "served": ServedTime,
+        "loads": LoadHistory,
         "promises": OrderedDict[str, ServiceGuarantee | None],
         "absent": dict[str, tuple[float, float]],
         "runs": dict[int, tuple[Task, ...]],
@@ -61,6 +65,13 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     },
     RetypeHistory: {"last": dict[str, tuple[float, Profile]], "barred": dict[str, frozenset[Profile]]},
     Bounds: {"asked": dict[int, int | None], "ours": dict[int, int]},
+    ServedTime: {"spent": dict[str, float], "at": float | None, "fade_s": float, "seen": set[int]},
+    LoadHistory: {
+        "counts": dict[Run, tuple[tuple[float, float], ...]],
+        "latency": dict[Run, float],
+        "most": dict[int, float],
+        "needs": dict[int, tuple[tuple[float, int], ...]],
+    },
     LendingMemory: {
         "ledger": Ledger,
         "trainees": ElasticJobs,

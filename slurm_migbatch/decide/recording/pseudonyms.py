@@ -241,6 +241,8 @@ class _Mask:
             "avoided": {job: self.hosts(nodes) for job, nodes in supply["avoided"].items()},
         }
         promises = OrderedDict((self._promise(key), promise) for key, promise in dispatch["promises"].items())
+        served = dispatch["served"]
+        spent = {self._names.of("user", user): seconds for user, seconds in served["spent"].items()}
         unsure = [(self._change(change), "refused") for change, _ in dispatch["unsure"]]
         ledger = {
             **lending["ledger"],
@@ -256,7 +258,12 @@ class _Mask:
         }
         return {
             "supply": supply,
-            "dispatch": {**dispatch, "promises": promises, "unsure": unsure},
+            "dispatch": {
+                **dispatch,
+                "promises": promises,
+                "unsure": unsure,
+                "served": {**served, "spent": spent},
+            },
             "lending": {**lending, "ledger": ledger, "company": company},
         }
 

@@ -39,14 +39,13 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from slurm_migbatch.decide.capacity.bundles import bundles
+from slurm_migbatch.decide.dispatch.instances import TOLERANCE, fewest
 from slurm_migbatch.lab.papers.settings import InstanceSetting
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
-TOLERANCE: Final = 1e-9
-"""Relative shortfall of a rate that counts as none: rounding of sums."""
 _SOLVER_TOLERANCE: Final = 1e-6
 """The solver may miss a rate by this share; what it missed is asked for again, so that no answer does."""
 _INFEASIBLE: Final = 2
@@ -128,18 +127,16 @@ class Allocation:
 def compose(service: Service) -> Counter[InstanceSetting]:
     """ElasticBatch's configuration step for one service alone (reconstruction).
 
-    n = floor(rate / r) instances of the setting with the highest rate r for each compute slice; then the smallest slice
-    that covers what is left of the rate. Raises Unservable.
+    The fewest instances of the setting with the highest rate for each compute slice, as a job array of one profile has
+    them (`decide.dispatch.instances.fewest`); the last becomes the smallest slice that covers what the others leave.
+    Raises Unservable.
     """
     base = service.best
-    count = math.floor(service.rate / base.rate * (1 + TOLERANCE))
+    count = fewest(service.rate, base.rate) - 1
     left = service.rate - count * base.rate
-    chosen = Counter({base: count} if count else {})
-    if left > service.rate * TOLERANCE:
-        enough = [s for s in service.settings if s.rate * (1 + TOLERANCE) >= left]
-        rest = min(enough, key=lambda s: (s.profile.compute, s.profile.memory_gb), default=base)
-        chosen[rest] += 1
-    return chosen
+    enough = [s for s in service.settings if left < base.rate * (1 - TOLERANCE) and s.rate * (1 + TOLERANCE) >= left]
+    rest = min(enough, key=lambda s: (s.profile.compute, s.profile.memory_gb), default=base)
+    return Counter({base: count} if count else {}) + Counter([rest])
 
 
 def fewest_slices(rates: Sequence[float], slices: Sequence[int], wanted: float) -> Counter[int]:

@@ -20,7 +20,7 @@ from slurm_migbatch.predict.llm.speed import TokenFigures, figures_of, machine_o
 from slurm_migbatch.predict.llm.workload import Serving, Training, Workload
 from slurm_migbatch.workload.buckets import rate_of
 from slurm_migbatch.workload.catalog import Partition, ProfileOffer
-from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.hints import SERVE, Hints
 from slurm_migbatch.workload.refusal import Refusal, show
 
 NARROWER: Final = ("fp8", "awq")
@@ -46,7 +46,7 @@ class Targets:
     @classmethod
     def of(cls, hints: Hints) -> Targets:
         """Return what hints ask for."""
-        rate = hints.llm.rate
+        rate = None if hints.role == SERVE else hints.llm.rate  # that of all instances
         if hints.items is not None and hints.deadline_s is not None:
             rate = max(rate or 0, rate_of(hints.items, hints.deadline_s))
         return cls(hints.llm.ttft_us, hints.llm.tpot_us, hints.slo_us, rate)

@@ -1,0 +1,47 @@
+"""What one instance of a service carries: requests or items a second on a slice, within the latency limit.
+
+The batch is the user's own, or the one that the job is advised (`recommend.advise`: the best efficacy within the limit,
+which is D-STACK's choice at the knee). An engine of a language model runs as many sequences at once as its hints say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.llm.choice import Targets
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.workload.buckets import Bucket
+from slurm_migbatch.workload.catalog import Partition, ProfileOffer
+from slurm_migbatch.workload.hints import Hints
+
+
+def rates_at_limit(chooser: Chooser, hints: Hints, partition: Partition) -> dict[Profile, float]:
+    """Return what can be counted on of one slice of each profile that is predicted to keep the limits, a second.
+
+    Empty where the model is not known. Raises Refusal for hints that contradict what is known of the model.
+    """
+    workload = chooser.workload(hints)
+    if workload is not None:
+        tokens, targets = chooser.token_figures(workload, None, partition), Targets.of(hints)
+        within = {offer.profile: tokens.get(offer.profile.gres_type) for offer in partition.plain}
+        return {
+            profile: figures.rate / 1000
+            for profile, figures in within.items()
+            if figures is not None and figures.has_speeds and figures.rate > 0 and not targets.missed(figures)
+        }
+    bucket = chooser.bucket(hints)
+    if bucket is None:
+        return {}
+    rates = {offer.profile: _rate(chooser, hints, bucket, partition, offer) for offer in partition.plain}
+    return {profile: rate for profile, rate in rates.items() if rate > 0}
+
+
+def _rate(chooser: Chooser, hints: Hints, bucket: Bucket, partition: Partition, offer: ProfileOffer) -> float:
+    """Items a second of one slice; 0 where it is not predicted to keep the limit, or nothing is predicted."""
+    if hints.batch is None and (advice := chooser.advice(bucket, partition, offer)) is not None:
+        bucket = chooser.bucket(replace(hints, batch=advice.batch)) or bucket
+    figures = chooser.figures(bucket, partition).get(offer.profile.gres_type)
+    if figures is None or (bucket.slo_us is not None and figures.latency_us > bucket.slo_us):
+        return 0.0
+    return figures.rate / 1000
