@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from slurm_migbatch.decide.capacity.demand import GRES, LOAN, could_run
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow
+
+TASK_LIMIT: Final = "JobArrayTaskLimit"
+"""Slurm's reason for tasks that the array's throttle keeps waiting."""
 
 
 def why_not_started(job: int, row: JobRow | None, decided: SupplyDecision | None, now: float) -> str:
@@ -25,6 +30,8 @@ def why_not_started(job: int, row: JobRow | None, decided: SupplyDecision | None
         return f"Slurm's row of job {job} cannot be read ({row.reason}), so nothing is done about it"
     if not row.pending:
         return f"job {job} is {row.state.lower()}"
+    if row.reason == TASK_LIMIT:
+        return "as many tasks of its array run as may run at once; it starts when one of them has ended"
     if not could_run(row, now):
         return f"Slurm does not let it start for another reason ({row.reason}); nothing is kept free for it"
     if gres_list.readable_counts(row.gres, GRES).get(LOAN, 0) > 0:
