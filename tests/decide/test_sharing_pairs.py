@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.pairs import UNKNOWN_S, Host, Pair, Rules, Sharer, apart, finishes, pairs, together
+from slurm_migbatch.decide.lending.pair_finish import apart, finishes, together
+from slurm_migbatch.decide.lending.pairs import UNKNOWN_S, Host, Pair, Rules, Sharer, pairs
 from slurm_migbatch.mig.profile import Profile
 
 P2, P1 = Profile(2, 20), Profile(1, 10)

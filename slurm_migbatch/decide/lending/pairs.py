@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from slurm_migbatch.decide.lending.pair_finish import apart, finishes, pays, together
 from slurm_migbatch.mig.profile import Profile
 
 UNKNOWN_S: Final = 7 * 86_400.0
@@ -158,39 +159,3 @@ def _words(host: Host, guest: Sharer, mean: float, speeds: Mapping[int, Mapping[
         f"beside job {host.sharer.job} on its {host.profile}: the two end {apart(own, other) - mean:.0f} s sooner on "
         f"average than one after the other (slowed down {slow[0]:.2f} and {slow[1]:.2f} times)"
     )
-
-
-# -- a pair, in closed form --------------------------------------------------------------------------------------------
-
-
-def finishes(own: float, other: float, slow_own: float, slow_other: float) -> tuple[float, float]:
-    """When two jobs that start together end: `own` and `other` is what each takes alone, `slow_...` beside the other.
-
-    Whoever is left runs alone.
-    """
-    if slow_own * own >= slow_other * other:
-        end = slow_other * other
-        return end + own - end / slow_own, end
-    end = slow_own * own
-    return end, end + other - end / slow_other
-
-
-def together(own: float, other: float, slow_own: float, slow_other: float) -> float:
-    """Mean finish of both at once: the closed form of the authors' code."""
-    if slow_own * own >= slow_other * other:
-        return own / 2 + (1 - 1 / (2 * slow_own)) * slow_other * other
-    return other / 2 + (1 - 1 / (2 * slow_other)) * slow_own * own
-
-
-def apart(own: float, other: float) -> float:
-    """Mean finish of the other first and then one's own."""
-    return other + own / 2
-
-
-def pays(own: float, other: float, slow_own: float, slow_other: float) -> bool:
-    """Whether the pair is better off at once. To start in between is never better than both (the paper's theorem).
-
-    Where `own` outlasts the other this is slow_other * (1 - 1 / (2 * slow_own)) < 1, whatever the lengths (equal
-    slowdowns: below 1.5); else slow_own * (1 - 1 / (2 * slow_other)) < (1 + other / own) / 2.
-    """
-    return together(own, other, slow_own, slow_other) < apart(own, other)

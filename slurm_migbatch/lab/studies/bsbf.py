@@ -16,7 +16,7 @@ sides of one measured pair together); uniform between 1 and 2.2, each side by it
 of each job, exactly. GPUs are whole, memory suffices for two jobs, and starting costs nothing: as in the paper.
 
 - *FIFO* and *SJF* do not share; *SJF-FFS* shares always; *BSBF* by the pair test of the authors' code (these two take
-  partners as their code does); *ours* by `lab.papers.bsbf.plan`.
+  partners as their code does); *ours* by `decide.lending.lookahead.plan`.
 
 A ratio is of mean completion times in the same draw; its interval is over draws (95 %, Student's t). Where nothing is
 drawn there is one run and no interval.
@@ -32,8 +32,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from slurm_migbatch.decide.lending.lookahead import PAIR, RULES
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.papers.bsbf import PAIR, RULES
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
