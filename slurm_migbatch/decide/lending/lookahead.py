@@ -9,7 +9,10 @@ the same without the test (`ANY`).
 behind them (the rule refuses equal jobs from a slowdown of 1.5, and throughput grows up to 2), and too bold for gangs
 (each partner is tested by itself, all are slowed down) and where what is shared would soon be wanted by others. `plan`
 plays the whole queue to its end under several rules, begins as the best of them does, and then asks of each start by
-itself whether it is better left.
+itself whether it is better left. Playing is bounded by steps (`StepBudget`), not by time, so that the answer is the
+same on every machine.
+
+What is a GPU here is a slice of one profile where migbatchd asks (`decide.lending.pairs`); its jobs need one each.
 
 All times are seconds; a slowdown says how many times longer a job takes, at least 1.
 """
@@ -17,6 +20,7 @@ All times are seconds; a slowdown says how many times longer a job takes, at lea
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -26,7 +30,20 @@ from typing import Final, NamedTuple
 from slurm_migbatch.decide.lending.pair_finish import apart, pays, together
 
 Slowdown = Callable[[str, str], float]
-"""How many times longer an application takes beside another one."""
+"""How many times longer an application takes beside another one; infinite where the two must not share."""
+
+
+_APART: Final = (math.inf, math.inf)
+"""Slowdowns of two that must not share."""
+
+
+class StepBudget:
+    """How many steps playing may still take: one for each job that ends and for each partner that is tested."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, steps: int = sys.maxsize) -> None:
+        self.left = steps
 
 
 class QueuedTraining:
@@ -109,9 +126,13 @@ class SharingQueue:
     GPUs are not told apart: whoever shares with a job can do so on any GPU that it has to itself.
     """
 
-    def __init__(self, free: int, slowdown: Slowdown) -> None:
+    def __init__(self, free: int, slowdown: Slowdown, budget: StepBudget | None = None) -> None:
+        """Copies draw on the same `budget`; None: there is no bound."""
         self.size = self.free = free
         self.slowdown = slowdown
+        self.budget = StepBudget() if budget is None else budget
+        #: slowdowns of both of a pair, as far as they were asked for
+        self._pairs: dict[tuple[str, str], tuple[float, float]] = {}
         self.now = 0.0
         self.single: dict[QueuedTraining, None] = {}
         self.lone = 0
@@ -120,7 +141,8 @@ class SharingQueue:
 
     def copy(self, waiting: int) -> SharingQueue:
         """Another one to play with: with the first `waiting` of the queue, without those that can never fit."""
-        twin = SharingQueue(self.size, self.slowdown)
+        twin = SharingQueue(self.size, self.slowdown, self.budget)
+        twin._pairs = self._pairs
         twin.free = self.free
         twin.now, twin.lone = self.now, self.lone
         for task in self.tasks.values():
@@ -188,17 +210,17 @@ class SharingQueue:
         missing = task.need - self.free
         willing: list[tuple[float, int, QueuedTraining]] = []
         have = 0
+        self.budget.left -= len(self.single)
+        known, now, accepts, rank = self._pairs, self.now, rule.accepts, rule.rank
         for other in self.single:
-            pair = (
-                task.left,
-                other.remaining(self.now),
-                self.slowdown(task.app, other.app),
-                self.slowdown(other.app, task.app),
-            )
-            if rule.accepts(*pair):
-                willing.append((rule.rank(*pair) if rule.rank is not None else 0.0, len(willing), other))
+            slow = known.get((task.app, other.app)) or self._both(task.app, other.app)
+            if slow is _APART:
+                continue
+            pair = task.left, other.remaining(now), *slow
+            if accepts(*pair):
+                willing.append((rank(*pair) if rank is not None else 0.0, len(willing), other))
                 have += other.alone
-                if rule.rank is None and have >= missing:
+                if rank is None and have >= missing:
                     break
         if have < missing:
             return None
@@ -211,6 +233,11 @@ class SharingQueue:
             if not missing:
                 break
         return self.free, chosen
+
+    def _both(self, own: str, other: str) -> tuple[float, float]:
+        slow = self.slowdown(own, other), self.slowdown(other, own)
+        found = self._pairs[own, other] = _APART if math.inf in slow else slow
+        return found
 
     def _alone(self, task: QueuedTraining, change: int) -> None:
         if not task.alone:
@@ -231,7 +258,8 @@ class SharingQueue:
 def rollout(board: SharingQueue, rule: SharingRule, most: float = math.inf, *, hold: bool = False) -> float:
     """Sum of finishes, counted from now, of all on the board if nobody comes and the rule is kept to; plays it through.
 
-    Stops early with infinity where it would exceed `most`. With `hold` nothing starts before the first has ended.
+    Stops early with infinity where it would exceed `most`, or the budget is spent. With `hold` nothing starts before
+    the first has ended.
     All jobs must fit at some time (`SharingQueue.copy` sees to it).
     """
     begin = board.now
@@ -251,8 +279,9 @@ def rollout(board: SharingQueue, rule: SharingRule, most: float = math.inf, *, h
         if version != task.version:
             continue
         board.now = moment
+        board.budget.left -= 1
         total += moment - begin
-        if total + (moment - begin) * (len(board.tasks) - 1 + len(board.queue)) > most:
+        if board.budget.left < 0 or total + (moment - begin) * (len(board.tasks) - 1 + len(board.queue)) > most:
             return math.inf
         task.version += 1
         for other in board.end(task):
@@ -273,10 +302,13 @@ def _launch(board: SharingQueue, rule: SharingRule, foresee: Callable[[QueuedTra
 def choose(board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64) -> tuple[SharingRule, float]:
     """The rule under which the queue as it stands has the least mean finish, and the sum of finishes.
 
-    At most `depth` waiting jobs are played. Of equals the first rule is taken.
+    At most `depth` waiting jobs are played. Of equals the first rule is taken, and so it is where the budget does not
+    suffice for any; then the sum is infinite.
     """
     least, chosen = math.inf, rules[0]
     for rule in rules:
+        if board.budget.left <= 0:
+            break
         total = rollout(board.copy(depth), rule, least)
         if total < least:
             least, chosen = total, rule
@@ -296,6 +328,7 @@ def plan(
         return begin(board, rules[0])
     rule, least = choose(board, rules, depth)
     starts = begin(board.copy(depth), rule)
+    tries = tries if board.budget.left > 0 else 0
     for one in [start for start in starts if start.beside][:tries]:
         if one in starts:
             least, starts = _better(board, rule, depth, least, starts, _without(starts, one))
