@@ -36,7 +36,7 @@ from slurm_migbatch.decide.lending.lookahead import (
     StepBudget,
     plan,
 )
-from slurm_migbatch.decide.lending.pair_finish import apart, finishes, together
+from slurm_migbatch.decide.lending.pair_finish import apart, finishes, pays, together
 from slurm_migbatch.mig.profile import Profile
 
 UNKNOWN_S: Final = 7 * 86_400.0
@@ -168,7 +168,7 @@ def pair_test(gain: float) -> SharingRule:
     return SharingRule(
         PAIR.name,
         lambda own, other, slow_own, slow_other: (
-            together(own, other, slow_own, slow_other) < apart(own, other)
+            pays(own, other, slow_own, slow_other)
             and together(own, other, slow_own, slow_other) <= (1 - gain) * apart(own, other)
         ),
         PAIR.rank,

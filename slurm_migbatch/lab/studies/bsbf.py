@@ -1,7 +1,8 @@
 """Study of SJF-BSBF: share or wait on whole GPUs (E6), mean completion time by the rule that decides about it.
 
-What migbatchd runs is `decide.lending.pairs`, which `bench sharing` measures; the rules here are the paper's and a
-far-sighted form of them, on the paper's own ground. So nothing here has a bar of ours.
+What migbatchd runs on slices is `decide.lending.pairs`, which `bench sharing` measures. Here the paper's rule and the
+look over the whole queue (`decide.lending.lookahead`) stand on the paper's own ground: gangs on whole GPUs, lengths
+that are known, no bound on steps. So nothing here has a bar of ours.
 
 Jobs:
 
