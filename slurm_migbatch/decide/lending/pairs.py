@@ -9,8 +9,8 @@ Ours, because a slice is not a whole GPU and its jobs are their users':
 - both are jobs of one user, and the memory of both together fits the slice with some to spare. A job of which nobody
   knows how much it needs shares with nobody;
 - the shortest first holds among the jobs of one user. Between users the order is Slurm's;
-- neither may come to its time limit for it. How long a job takes is taken from its limit (`Rules.of_limit`), and
-  without a limit to be long;
+- neither may come to its time limit for it. How long a job takes follows from its `items` and what it reports; where it
+  does not, it is taken to need a part of its limit (`Rules.of_limit`), and without a limit a long time;
 - slowdowns are measured ones of the two applications where there are any, else an assumption (`Rules.slowdown`);
 - whether a job is better off beside another one now, or on a slice of its own when one becomes free, is found by
   playing its user's queue to its end (`lookahead.plan`), with bounds on jobs and steps. Where the steps do not suffice

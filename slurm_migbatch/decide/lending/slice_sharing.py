@@ -137,7 +137,8 @@ class SliceSharing:
         accounts = {_job(one): one.account for one in picture.trainees}
         left = picture.quota_left(rules)
         turns = [
-            replace(_sharer(picture, _job(one)), solo=not self._may_share(picture, decided, one)) for one in waiting
+            replace(_sharer(picture, _job(one), one.needs_s), solo=not self._may_share(picture, decided, one))
+            for one in waiting
         ]
         for pair in pairs(slices, turns, speeds, self._rules, self._rest.keys()):
             account, compute = accounts[pair.guest], picture.loans[pair.host].slice.compute
@@ -184,7 +185,7 @@ def _running(picture: LendingView, busy: set[int]) -> Iterator[Host]:
         if space is None or picture.sights[job].row.state != "RUNNING":
             continue
         memory = space.geometry.info(seat.slot.profile).memory_mib
-        yield Host(_sharer(picture, job), seat.slot.profile, memory)
+        yield Host(_sharer(picture, job, one.needs_s), seat.slot.profile, memory)
 
 
 def _job(one: ElasticJob) -> int:
@@ -201,8 +202,8 @@ def _both(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[Run, Run]]:
                     yield first[slot], run
 
 
-def _sharer(picture: LendingView, job: int) -> Sharer:
+def _sharer(picture: LendingView, job: int, needs_s: float | None = None) -> Sharer:
     sight = picture.sights[job]
     row, hints = sight.row, sight.hints
     limit = row.time_limit_s if row.end is None else max(0.0, row.end - picture.now)
-    return Sharer(job, row.uid, hints.model or "", None, limit, hints.mem_mib)
+    return Sharer(job, row.uid, hints.model or "", needs_s, limit, hints.mem_mib)
