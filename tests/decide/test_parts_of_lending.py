@@ -209,6 +209,20 @@ def test_costs_of_stopping() -> None:
     assert made.left_s(replace(one, row=replace(one.row, time_limit_s=600)), NOW) == pytest.approx(100 / math.sqrt(7))
 
 
+def test_what_a_job_still_needs_follows_from_its_items_and_its_reports() -> None:
+    made = trainees({ONE: 0.2, THREE: 0.5, ALL: 1.0})
+    one = replace(sight(elastic(7)), hints=LoanHints(max=THREE, model="bert-large", items=10_000))
+    assert made.needs_s(one) is None, "it has told nothing"
+    made.recall((7, 0), THREE, Report(items=1000.0, rate=50.0))
+    assert made.needs_s(one) == pytest.approx(9000 / 100), "50 a second at half the speed of the whole GPU"
+    assert made.needs_s(replace(one, hints=LoanHints(max=THREE, model="bert-large"))) is None
+    assert made.needs_s(replace(one, hints=replace(one.hints, items=1000))) is None, "it has done more than it said"
+    again = replace(one, row=replace(one.row, restarts=1))
+    made.report((7, 1), Report(items=4000.0, rate=5.0))
+    made.look({7: again}, {})
+    assert made.needs_s(again) == pytest.approx(5000 / 100), "beside another job: done, but no rate of its own"
+
+
 @given(
     st.dictionaries(
         st.sampled_from(["job", "restart", "checkpoint", "ckpt_s", "items", "throughput_per_s"]),

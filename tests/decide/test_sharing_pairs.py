@@ -1,12 +1,16 @@
 """Pairs on one slice: small cases by hand, and what holds for all."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.pairs import UNKNOWN_S, Host, Pair, Rules, Sharer, apart, finishes, pairs, together
+from slurm_migbatch.decide.lending import pairs as sharing_pairs
+from slurm_migbatch.decide.lending.lookahead import StepBudget
+from slurm_migbatch.decide.lending.pair_finish import apart, finishes, together
+from slurm_migbatch.decide.lending.pairs import UNKNOWN_S, Host, Pair, Rules, Sharer, pairs, shortest_first
 from slurm_migbatch.mig.profile import Profile
 
 P2, P1 = Profile(2, 20), Profile(1, 10)
@@ -107,9 +111,116 @@ def test_the_earliest_mean_finish_is_chosen_and_a_host_has_one_guest():
     assert found(running, waiting, Rules(slowdown=1.1, most=1)) == [(2, 3)]
 
 
-def test_a_margin_over_what_is_not_known_exactly():
-    assert found([host(1)], [sharer(2)], Rules(slowdown=1.49, gain=0.0)) == [(2, 1)]
-    assert found([host(1)], [sharer(2)], Rules(slowdown=1.49)) == []
+def test_the_pair_test_has_a_margin_over_what_is_not_known_exactly():
+    assert found([host(1)], [sharer(2)], Rules(slowdown=1.49, gain=0.0, depth=0)) == [(2, 1)]
+    assert found([host(1)], [sharer(2)], Rules(slowdown=1.49, depth=0)) == []
+
+
+# -- whose turn it is --------------------------------------------------------------------------------------------------
+
+
+def test_the_shortest_of_a_users_jobs_is_offered_a_host_first_and_ties_keep_slurms_order():
+    rules = Rules(slowdown=1.1, most=1, depth=0)
+    waiting = [sharer(2, 900.0), sharer(3, 100.0), sharer(4, 100.0)]
+    assert found([host(1, 5000.0)], waiting, rules) == [(3, 1)]
+    assert [one.job for one in shortest_first(waiting, everywhere(2, 3, 4), rules)] == [3, 4, 2]
+
+
+def test_what_is_expected_of_a_job_that_told_nothing_is_a_part_of_its_limit():
+    waiting = [sharer(2, None, limit=4000.0), sharer(3, 1500.0), sharer(4, None), sharer(5, None, limit=1000.0)]
+    turns = shortest_first(waiting, everywhere(2, 3, 4, 5), Rules())
+    assert [one.job for one in turns] == [5, 3, 2, 4]
+    assert [one.job for one in shortest_first(waiting, {}, Rules())] == [2, 3, 4, 5], "nobody knows where they run"
+
+
+def test_between_users_slurms_order_stays():
+    waiting = [sharer(2, 900.0, uid=7), sharer(3, 50.0, uid=8), sharer(4, 100.0, uid=7)]
+    rules = Rules(slowdown=1.1, most=2)
+    assert [one.job for one in shortest_first(waiting, everywhere(2, 3, 4), rules)] == [4, 3, 2]
+    running = [host(1, 5000.0, uid=7), host(5, 5000.0, uid=8), host(6, 5000.0, uid=7)]
+    assert found(running, waiting, rules) == [(4, 1), (3, 5)]
+
+
+# -- now, or on a slice of its own -------------------------------------------------------------------------------------
+
+
+def test_a_job_waits_for_a_slice_that_is_free_soon_where_the_pair_test_would_share():
+    """At 1.4 a pair of equal jobs gains, but a slice of its own in 10 s gains more: 1000 and 1010 s, not 1400 twice."""
+    running, waiting = [host(1), host(3, 10.0, app="other")], [sharer(2)]
+    rules = Rules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
+    assert found(running, waiting, rules) == []
+    assert found(running, waiting, replace(rules, depth=0)) == [(2, 1)]
+
+
+def test_a_slice_that_two_share_is_not_free_before_both_have_ended():
+    rules = Rules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
+    soon = replace(host(3, 10.0, app="other"), guest=sharer(4, 5000.0, app="other"))
+    running = [host(1), soon]
+    speeds = everywhere(1, 2, 3, 4)
+    assert [(pair.guest, pair.host) for pair in pairs(running, [sharer(2)], speeds, rules)] == [(2, 1)]
+
+
+def test_a_job_that_shares_with_nobody_still_waits_for_the_slice_that_is_free_next():
+    """The slice that ends in 10 s goes to the shorter one, which takes no partner; so the other shares."""
+    rules = Rules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
+    running = [host(1), host(3, 10.0, app="other")]
+    waiting = [replace(sharer(5, 990.0), solo=True), sharer(2)]
+    assert found(running, waiting, rules) == [(2, 1)]
+    assert found(running, [sharer(2)], rules) == []
+
+
+def test_many_equal_jobs_share_though_each_pair_refuses():
+    """Four equal jobs on one slice at 1.6: in turn 1000 s on average of 400, in pairs less (see test_lookahead)."""
+    rules = Rules(slowdown=1.6)
+    waiting = [sharer(job) for job in (2, 3, 4)]
+    (pair,) = pairs([host(1)], waiting, everywhere(1, 2, 3, 4), rules)
+    assert (pair.guest, pair.host) == (2, 1)
+    assert "its user's 3 waiting jobs end sooner on average" in pair.why and "1.60 and 1.60" in pair.why
+    assert found([host(1)], waiting, replace(rules, depth=0)) == []
+
+
+def test_a_pair_that_rests_is_not_tried_and_another_host_is():
+    rules = Rules(slowdown=1.1)
+    running, waiting = [host(1, 5000.0), host(3, 5000.0)], [sharer(2, 100.0)]
+    speeds = everywhere(1, 2, 3)
+    assert [pair.host for pair in pairs(running, waiting, speeds, rules)] == [1]
+    assert [pair.host for pair in pairs(running, waiting, speeds, rules, [(2, 1)])] == [3]
+    assert pairs(running, waiting, speeds, rules, [(2, 1), (2, 3)]) == []
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def crowd(hosts, jobs, users=1):
+    """So many slices and waiting jobs; lengths go up and down."""
+    lengths = [100.0 + 977 * n % 9000 for n in range(max(hosts, jobs))]
+    running = [host(n, lengths[n], uid=n % users) for n in range(hosts)]
+    return running, [sharer(hosts + n, lengths[n], uid=n % users) for n in range(jobs)]
+
+
+@pytest.mark.parametrize(("hosts", "jobs", "users"), [(12, 100, 1), (64, 300, 1), (400, 600, 1), (400, 600, 40)])
+def test_a_round_takes_no_more_steps_than_are_allowed(monkeypatch, hosts, jobs, users):
+    """Playing stops with the steps; what a rule starts now is looked at to its end, three times at most."""
+    spent = []
+
+    class Counted(StepBudget):
+        def __init__(self, steps):
+            super().__init__(steps)
+            self.given = steps
+            spent.append(self)
+
+    monkeypatch.setattr(sharing_pairs, "StepBudget", Counted)
+    running, waiting = crowd(hosts, jobs, users)
+    rules = Rules(slowdown=1.2)
+    assert pairs(running, waiting, everywhere(*range(hosts + jobs)), rules)
+    assert sum(one.given for one in spent) <= rules.steps
+    assert sum(one.given - one.left for one in spent) <= 1.75 * rules.steps + 3 * hosts
+
+
+def test_where_the_steps_do_not_suffice_the_pair_test_decides():
+    running, waiting = [host(1)], [sharer(job) for job in (2, 3, 4)]
+    assert found(running, waiting, Rules(slowdown=1.6, steps=0)) == []
+    assert found(running, waiting, Rules(slowdown=1.2, steps=0)) == [(2, 1)]
 
 
 times = st.one_of(st.none(), st.floats(0.1, 1e6))
@@ -132,13 +243,19 @@ slowdowns = st.dictionaries(
     st.lists(sharers, max_size=6, unique_by=lambda one: one.job),
     slowdowns,
     st.floats(1, 2.5),
+    st.sampled_from([0, 1, 16]),
+    st.sampled_from([0, 20, 8000]),
 )
-def test_what_every_pair_has(first, waiting, measured, slowdown):
+def test_what_every_pair_has(first, waiting, measured, slowdown, depth, steps):
     running = [Host(one, P2, 20000.0) for one in first]
-    rules = Rules(slowdown=slowdown, measured=measured)
+    rules = Rules(slowdown=slowdown, measured=measured, depth=depth, steps=steps)
     by_job, guests = {one.sharer.job: one for one in running}, {one.job: one for one in waiting}
     speeds = everywhere(*by_job, *guests, speed=0.5)
     answer = pairs(running, waiting, speeds, rules)
+    assert answer == pairs(running, waiting, speeds, rules)
+    turns = [one.job for one in shortest_first(waiting, speeds, rules)]
+    assert sorted(turns) == sorted(guests)
+    assert [pair.guest for pair in answer] == [job for job in turns if job in {pair.guest for pair in answer}]
     assert len({pair.host for pair in answer}) == len({pair.guest for pair in answer}) == len(answer) <= rules.most
     for pair in answer:
         one, other = by_job[pair.host], guests[pair.guest]
@@ -150,7 +267,29 @@ def test_what_every_pair_has(first, waiting, measured, slowdown):
             own, its = max(1.0, other.left_s / 0.5), max(1.0, one.sharer.left_s / 0.5)
             own, its = min(own, UNKNOWN_S), min(its, UNKNOWN_S)
             ends = finishes(own, its, *slow)
-            assert sum(ends) / 2 < apart(own, its)
+            assert depth or sum(ends) / 2 < apart(own, its)
             assert all(
                 job.limit_s is None or end <= job.limit_s for job, end in zip((other, one.sharer), ends, strict=True)
             )
+
+
+@given(
+    st.lists(sharers, max_size=6, unique_by=lambda one: one.job),
+    st.lists(sharers, max_size=6, unique_by=lambda one: one.job),
+    st.lists(st.sampled_from("gs-"), min_size=6, max_size=6),
+)
+def test_no_slice_has_three_and_who_is_solo_shares_with_nobody(first, waiting, kinds):
+    """Of those that run every third has a guest, of those that wait every third is solo."""
+    running = [
+        Host(one, P2, 20000.0, Sharer(100 + one.job, one.uid, memory_mib=1.0) if kind == "g" else None)
+        for one, kind in zip(first, kinds, strict=False)
+    ]
+    waiting = [replace(one, solo=kind == "s") for one, kind in zip(waiting, kinds, strict=False)]
+    speeds = everywhere(*range(150))
+    for pair in pairs(running, waiting, speeds, Rules(slowdown=1.1)):
+        assert next(one for one in running if one.sharer.job == pair.host).guest is None
+        assert not next(one for one in waiting if one.job == pair.guest).solo
+
+
+def test_a_job_that_runs_and_one_that_waits_are_never_one():
+    assert found([host(1, 5000.0)], [sharer(1, 100.0)], Rules(slowdown=1.1)) == []

@@ -130,6 +130,29 @@ def test_where_there_is_room_nobody_shares(world: MakeWorld) -> None:
     assert other in w.loaned() and not w.nodes.second
 
 
+def test_the_shortest_of_those_that_wait_is_offered_the_host_first(world: MakeWorld) -> None:
+    w = world()
+    host = w.train(needs=1000, hints=WHOLE)
+    w.until(lambda: host in w.loaned())
+    longer, shorter = short(w, limit=400), short(w, limit=200)
+    w.until(lambda: shorter in w.running() or longer in w.running())
+    assert shorter in w.running() and w.row(longer).pending
+    w.until(lambda: longer in w.running())
+    assert not w.nodes.misfits
+
+
+def test_a_job_waits_for_a_slice_that_is_soon_free(world: MakeWorld) -> None:
+    """It would end sooner beside the long job than after it, but another one's slice is free in half a minute."""
+    w = world(gpus=2)
+    long = w.train(needs=1000, hints=WHOLE)
+    ending = short(w, needs=40, limit=80)
+    w.until(lambda: {long, ending} <= set(w.loaned()))
+    waiting = short(w)
+    w.until(lambda: waiting in w.running())
+    assert ending not in w.slurm.queue and waiting in w.loaned() and not w.nodes.second
+    assert kinds(w, waiting) == ["release"]
+
+
 def test_inference_calls_both_back_and_both_come_back(world: MakeWorld) -> None:
     w = world()
     host, guest = paired(w, needs=200)

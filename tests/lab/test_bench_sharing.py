@@ -92,6 +92,13 @@ def test_a_short_job_shares_with_a_long_one_and_not_with_one_of_its_own_length(m
     assert joined([1000.0] * 3, "FFS")["joined"] == 0
 
 
+def test_the_pair_test_stands_beside_what_ships_without_the_look_over_the_queue():
+    shipped = sharing.policy("pairs, measured", by_claim, {("a", "a"): 1.2})
+    test = sharing.policy("pair test, measured", by_claim, {("a", "a"): 1.2})
+    assert shipped.rules == sharing.rules({("a", "a"): 1.2}) and shipped.rules.depth > 0
+    assert test.rules == replace(shipped.rules, depth=0)
+
+
 def test_jobs_of_two_users_do_not_share(monkeypatch):
     monkeypatch.setattr(sharing, "GPUS", 1)
     xi = {("m", "m"): 1.0}
@@ -102,6 +109,14 @@ def test_jobs_of_two_users_do_not_share(monkeypatch):
     assert sharing.play(jobs, sharing.policy("pairs", by_arrival, xi), xi, 0)["joined"] == 0
 
 
+@pytest.fixture
+def few(monkeypatch):
+    """Fewer jobs on fewer GPUs."""
+    monkeypatch.setattr(sharing, "JOBS", 50)
+    monkeypatch.setattr(sharing, "GPUS", 2)
+
+
+@pytest.mark.usefixtures("few")
 def test_every_way_is_measured_and_repeats_itself(data):
     result = sharing.measure(data, 2, CELLS)
     assert result == sharing.measure(data, 2, CELLS)
@@ -110,6 +125,7 @@ def test_every_way_is_measured_and_repeats_itself(data):
     for cell in result["cells"]:
         assert set(cell["ways"]) == {f"{order}, {way}" for order in ("FIFO", "SJF") for way in sharing.WAYS}
         assert cell["ways"]["FIFO, alone"]["joined"] == 0 < cell["ways"]["FIFO, FFS"]["joined"]
+        assert {key.split(" over ")[1] for key in cell["over"]} == {*sharing.BASES, *sharing.SHIPPED.values()}
     *over, late = result["bars"]
     assert len(over) == 4
     assert late["value"] == max(
@@ -120,6 +136,7 @@ def test_every_way_is_measured_and_repeats_itself(data):
         assert bar["value"] == max(cell["over"][key][0] for cell in result["cells"])  # means, not ends of intervals
 
 
+@pytest.mark.usefixtures("few")
 def test_the_command_prints_one_object_or_tables(data, tmp_path, monkeypatch):
     monkeypatch.setattr(sharing, "all_cells", lambda: CELLS)
     words = ["sharing", "--data", str(data), "--seeds", "2"]

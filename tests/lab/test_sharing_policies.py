@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.decide.lending.pairs import finishes
-from slurm_migbatch.lab.papers.bsbf import ANY, NEVER, PAIR, RULES
+from slurm_migbatch.decide.lending.lookahead import ANY, NEVER, PAIR, RULES
+from slurm_migbatch.decide.lending.pair_finish import finishes
 from slurm_migbatch.lab.sim import registry
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation, SimulationResult

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from slurm_migbatch.decide.lending.ledger import JobView
-from slurm_migbatch.decide.lending.training_speed import Heard, speeds
+from slurm_migbatch.decide.lending.training_speed import Heard, speeds, usable
 from slurm_migbatch.decide.lending.values import usual_speed, within
 from slurm_migbatch.decide.lending.view import Costs, Run
 from slurm_migbatch.decide.snapshot import Report
@@ -143,6 +143,25 @@ class ElasticJobs:
             return math.inf
         speed = self.speeds(sight).get(sight.hints.slice, 0.0)
         return max(0.0, row.start + row.time_limit_s - now) * speed
+
+    def needs_s(self, sight: JobView) -> float | None:
+        """Seconds on the whole GPU that a job still needs, by its `items` and what its runs report; None: not known.
+
+        The rate is that of runs with a slice of their own; what a run does beside another one counts as done. A job
+        that has done more than it said tells nothing.
+        """
+        if sight.hints.items is None:
+            return None
+        job, restart = sight.row.job_id, sight.row.restarts
+        speed = {profile.name: value for profile, value in self.speeds(sight).items()}
+        heard = self._heard.get(job, {})
+        told = [one for one in usable(heard.values()) if one.profile in speed]
+        done = {run: one.items for run, one in heard.items()}
+        done[restart] = max(done.get(restart, 0.0), self._reports.get((job, restart), Report()).items or 0.0)
+        left = sight.hints.items - math.fsum(done.values())
+        if not told or left <= 0:
+            return None
+        return left * math.fsum(one.seconds * speed[one.profile] for one in told) / math.fsum(one.items for one in told)
 
     def _expected(self, sight: JobView) -> Mapping[Profile, float]:
         hints = replace(sight.hints, slice=None)

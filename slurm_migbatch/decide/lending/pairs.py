@@ -1,16 +1,20 @@
-"""Which waiting training job shares the slice of which running one: SJF-BSBF's test of a pair, on MIG slices. Pure.
+"""Which waiting training jobs share the slices of which running ones: SJF-BSBF on MIG slices. Pure.
 
 By Lai et al., "Scheduling Deep Learning Jobs in Multi-Tenant GPU Clusters via Wise Resource Sharing" (IWQoS 2024, arXiv
-2407.13088), as the authors' code has it (`pays`): at most two jobs on one slice, and only where
-the pair's mean finish is earlier than one after the other; of several hosts the one with the earliest mean finish.
+2407.13088), as the authors' code has it: the shortest first, at most two jobs on one slice, and only where the pair's
+mean finish is earlier than one after the other (`pair_test`); of several hosts the one with the earliest mean finish.
 
 Ours, because a slice is not a whole GPU and its jobs are their users':
 
 - both are jobs of one user, and the memory of both together fits the slice with some to spare. A job of which nobody
   knows how much it needs shares with nobody;
-- neither may come to its time limit for it. How long a job takes is known from what it reports; where it is not, it is
-  taken to need a part of its limit (`Rules.of_limit`), and without a limit a long time;
-- slowdowns are measured ones of the two applications where there are any, else an assumption (`Rules.slowdown`).
+- the shortest first holds among the jobs of one user. Between users the order is Slurm's;
+- neither may come to its time limit for it. How long a job takes follows from its `items` and what it reports; where it
+  does not, it is taken to need a part of its limit (`Rules.of_limit`), and without a limit a long time;
+- slowdowns are measured ones of the two applications where there are any, else an assumption (`Rules.slowdown`);
+- whether a job is better off beside another one now, or on a slice of its own when one becomes free, is found by
+  playing its user's queue to its end (`lookahead.plan`), with bounds on jobs and steps. Where the steps do not suffice
+  the pair test decides.
 
 Times are seconds, memory MiB; a slowdown says how many times longer a job takes beside the other one, at least 1.
 """
@@ -18,14 +22,28 @@ Times are seconds, memory MiB; a slowdown says how many times longer a job takes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from slurm_migbatch.decide.lending.lookahead import (
+    PAIR,
+    RULES,
+    QueuedTraining,
+    SharingQueue,
+    SharingRule,
+    Slowdown,
+    StepBudget,
+    plan,
+)
+from slurm_migbatch.decide.lending.pair_finish import apart, finishes, pays, together
 from slurm_migbatch.mig.profile import Profile
 
 UNKNOWN_S: Final = 7 * 86_400.0
 """What is left of a job of which neither its length nor a limit is known."""
+
+Speeds = Mapping[int, Mapping[Profile, float]]
+"""By job, its speed on each profile that it may have, relative to the whole GPU."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +56,7 @@ class Sharer:
         left_s: what it still needs on the whole GPU; None: nobody knows.
         limit_s: what its time limit leaves it; None: no limit.
         memory_mib: what it needs; None: nobody knows.
+        solo: it may share with nobody, and waits for a slice of its own.
     """
 
     job: int
@@ -46,15 +65,17 @@ class Sharer:
     left_s: float | None = None
     limit_s: float | None = None
     memory_mib: float | None = None
+    solo: bool = False
 
 
 @dataclass(frozen=True)
 class Host:
-    """A running one, alone on a slice with so much memory."""
+    """A running one on a slice with so much memory; `guest` shares it already, or is about to."""
 
     sharer: Sharer
     profile: Profile
     memory_mib: float
+    guest: Sharer | None = None
 
 
 @dataclass(frozen=True)
@@ -67,8 +88,14 @@ class Rules:
         measured: (application, the one beside it) -> slowdown.
         spare: part of the slice's memory that stays free.
         of_limit: the part of its time limit that a job of unknown length is taken to need.
-        gain: by how much the mean finish must be earlier, as a part of it; a margin over what is not known exactly.
+        gain: by how much the mean finish must be earlier, as a part of it, where the pair test decides; a margin over
+            what is not known exactly.
         most: pairs in one round.
+        depth: waiting jobs of one user that are played, for each profile; 0: the pair test decides alone.
+        steps: that playing may take in one round (`lookahead.StepBudget`), divided among users and profiles. What one
+            rule starts now is always looked at to its end, so that a round may take up to 1.75 times as many, and three
+            more for each slice.
+        tries: single changes of what the best rule starts that are tried.
     """
 
     slowdown: float = 1.5
@@ -77,6 +104,9 @@ class Rules:
     of_limit: float = 0.5
     gain: float = 0.05
     most: int = 4
+    depth: int = 16
+    steps: int = 8000
+    tries: int = 2
 
     def slow(self, one: Sharer, other: Sharer) -> float:
         """How many times longer `one` takes beside `other`."""
@@ -95,102 +125,181 @@ class Pair:
 def pairs(
     running: Sequence[Host],
     waiting: Sequence[Sharer],
-    speeds: Mapping[int, Mapping[Profile, float]],
+    speeds: Speeds,
     rules: Rules = Rules(),
+    resting: Collection[tuple[int, int]] = (),
 ) -> list[Pair]:
-    """Who shares with whom, in the order of those that wait; a host has one guest.
+    """Who shares with whom, in the order of turns; a host has one guest.
 
     Args:
-        running: jobs that have a slice to themselves.
-        waiting: jobs that wait, in Slurm's order.
-        speeds: by job, its speed on each profile that it may have, relative to the whole GPU.
+        running: jobs that have slices.
+        waiting: jobs that wait for one and find none, in Slurm's order.
+        speeds: see Speeds.
         rules: see Rules.
+        resting: (guest, host) that are not to be tried now.
     """
-    free = list(running)
-    found: list[Pair] = []
-    for guest in waiting:
-        if len(found) >= rules.most:
-            break
-        options = [(mean, host.sharer.job, host) for host in free if (mean := _mean(host, guest, speeds, rules))]
-        if options:
-            mean, _, host = min(options, key=lambda option: option[:2])
-            free.remove(host)
-            found.append(Pair(host.sharer.job, guest.job, _words(host, guest, mean, speeds, rules)))
-    return found
+    turns = shortest_first(waiting, speeds, rules)
+    groups = _groups(running, turns, speeds)
+    found: dict[int, Pair] = {}
+    for uid, profile in groups:
+        hosts = groups[uid, profile]
+        queue = [one for one in turns if one.uid == uid and one.job not in found and _runs(one, profile, speeds)]
+        budget = StepBudget(rules.steps // len(groups))
+        group = _Group(profile, hosts, queue, speeds, rules, frozenset(resting))
+        found.update({pair.guest: pair for pair in group.pairs(budget)})
+    return [found[one.job] for one in turns if one.job in found][: rules.most]
 
 
-def _mean(host: Host, guest: Sharer, speeds: Mapping[int, Mapping[Profile, float]], rules: Rules) -> float | None:
-    """The mean finish of both if they share; None where they should not."""
-    first = host.sharer
-    if first.uid != guest.uid or first.job == guest.job or not _fit(host, guest, rules):
-        return None
-    own, other = _alone(guest, host.profile, speeds, rules), _alone(first, host.profile, speeds, rules)
-    if own is None or other is None:
-        return None
-    slow = rules.slow(guest, first), rules.slow(first, guest)
-    mean = together(own, other, *slow)
-    if not pays(own, other, *slow) or mean > (1 - rules.gain) * apart(own, other):
-        return None
-    ends = finishes(own, other, *slow)
-    in_time = [one.limit_s is None or end <= one.limit_s for one, end in zip((guest, first), ends, strict=True)]
-    return mean if all(in_time) else None
+def shortest_first(waiting: Sequence[Sharer], speeds: Speeds, rules: Rules) -> list[Sharer]:
+    """Whose turn it is to be given a host: of one user's jobs the one first that is expected to end first.
+
+    Each user has the turns that Slurm's order gives to his jobs; so none is passed over for another user's. What is
+    expected is seconds alone on the fastest slice that the job may have; ties keep Slurm's order.
+    """
+    own: dict[int, list[Sharer]] = {}
+    for one in waiting:
+        own.setdefault(one.uid, []).append(one)
+    shortest = {uid: iter(sorted(jobs, key=lambda one: _shortest_s(one, speeds, rules))) for uid, jobs in own.items()}
+    return [next(shortest[one.uid]) for one in waiting]
 
 
-def _fit(host: Host, guest: Sharer, rules: Rules) -> bool:
-    needs = host.sharer.memory_mib, guest.memory_mib
-    return None not in needs and sum(need or 0.0 for need in needs) <= (1 - rules.spare) * host.memory_mib
-
-
-def _alone(one: Sharer, profile: Profile, speeds: Mapping[int, Mapping[Profile, float]], rules: Rules) -> float | None:
-    """Seconds that a job still takes alone on that slice; None where it does not run there."""
-    speed = speeds.get(one.job, {}).get(profile, 0.0)
-    if not 0 < speed < math.inf:
-        return None
-    if one.left_s is not None:
-        return max(1.0, min(one.left_s / speed, UNKNOWN_S))
-    return UNKNOWN_S if one.limit_s is None else max(1.0, rules.of_limit * one.limit_s)
-
-
-def _words(host: Host, guest: Sharer, mean: float, speeds: Mapping[int, Mapping[Profile, float]], rules: Rules) -> str:
-    own, other = (_alone(one, host.profile, speeds, rules) or 0.0 for one in (guest, host.sharer))
-    slow = rules.slow(guest, host.sharer), rules.slow(host.sharer, guest)
-    return (
-        f"beside job {host.sharer.job} on its {host.profile}: the two end {apart(own, other) - mean:.0f} s sooner on "
-        f"average than one after the other (slowed down {slow[0]:.2f} and {slow[1]:.2f} times)"
+def pair_test(gain: float) -> SharingRule:
+    """The authors' rule, with a margin: to share where the pair's mean finish is so much earlier, as a part of it."""
+    return SharingRule(
+        PAIR.name,
+        lambda own, other, slow_own, slow_other: (
+            pays(own, other, slow_own, slow_other)
+            and together(own, other, slow_own, slow_other) <= (1 - gain) * apart(own, other)
+        ),
+        PAIR.rank,
     )
 
 
-# -- a pair, in closed form --------------------------------------------------------------------------------------------
+def _groups(
+    running: Iterable[Host], waiting: Iterable[Sharer], speeds: Speeds
+) -> dict[tuple[int, Profile], list[Host]]:
+    """Slices of one profile that one user's jobs have, where one is alone and one waits that might share it."""
+    found: dict[tuple[int, Profile], list[Host]] = {}
+    for host in running:
+        if _runs(host.sharer, host.profile, speeds):
+            found.setdefault((host.sharer.uid, host.profile), []).append(host)
+    willing = [one for one in waiting if not one.solo and one.memory_mib is not None]
+    return {
+        (uid, profile): hosts
+        for (uid, profile), hosts in found.items()
+        if any(host.guest is None and not host.sharer.solo for host in hosts)
+        and any(one.uid == uid and _runs(one, profile, speeds) for one in willing)
+    }
 
 
-def finishes(own: float, other: float, slow_own: float, slow_other: float) -> tuple[float, float]:
-    """When two jobs that start together end: `own` and `other` is what each takes alone, `slow_...` beside the other.
+@dataclass(frozen=True)
+class _Group:
+    """One user's slices of one profile, and his jobs that wait for one, the shortest first."""
 
-    Whoever is left runs alone.
-    """
-    if slow_own * own >= slow_other * other:
-        end = slow_other * other
-        return end + own - end / slow_own, end
-    end = slow_own * own
-    return end, end + other - end / slow_other
+    profile: Profile
+    hosts: Sequence[Host]
+    queue: Sequence[Sharer]
+    speeds: Speeds
+    rules: Rules
+    resting: frozenset[tuple[int, int]]
+
+    def pairs(self, budget: StepBudget) -> list[Pair]:
+        """What playing the queue starts now."""
+        board = SharingQueue(len(self.hosts), self._slowdown(), budget)
+        for host in self.hosts:
+            first = self._queued(host.sharer)
+            board.run(first, 1, [])
+            if host.guest is not None:
+                board.run(self._queued(host.guest), 0, [(first, 1)])
+        hosts, guests = {host.sharer.job: host for host in self.hosts}, {one.job: one for one in self.queue}
+        board.queue = [self._queued(one) for one in guests.values() if one.job not in board.tasks]
+        test = pair_test(self.rules.gain)
+        rules = (test, *(rule for rule in RULES if rule is not PAIR)) if self.rules.depth else (test,)
+        # fewer jobs where there are so many slices that the steps would not suffice to play all rules
+        depth = max(1, min(self.rules.depth, budget.left // (4 * len(self.hosts))))
+        starts = plan(board, rules, depth, self.rules.tries)
+        named = [(hosts[start.beside[0][0]], guests[start.key]) for start in starts if start.beside]
+        return [Pair(host.sharer.job, guest.job, self._words(host, guest)) for host, guest in named]
+
+    def _queued(self, one: Sharer) -> QueuedTraining:
+        return QueuedTraining(one.job, str(one.job), 1, _alone(one, self.profile, self.speeds, self.rules) or UNKNOWN_S)
+
+    def _slowdown(self) -> Slowdown:
+        """Slowdowns by job. Jobs that wait may share with each other later, in so far as their memory fits."""
+        rules = self.rules
+        by_job = {str(one.job): one for one in self.queue}
+        lone: dict[str, Host] = {}
+        known: dict[tuple[str, str], float] = {}
+        for host in self.hosts:
+            first, second = host.sharer, host.guest
+            by_job[str(first.job)] = first
+            if second is None:
+                lone[str(first.job)] = host
+            else:
+                by_job[str(second.job)] = second
+                known[str(first.job), str(second.job)] = rules.slow(first, second)
+                known[str(second.job), str(first.job)] = rules.slow(second, first)
+        memory_mib = min(host.memory_mib for host in self.hosts)
+
+        def slowdown(own: str, other: str) -> float:
+            found = known.get((own, other))
+            if found is None:
+                one, beside = by_job[own], by_job[other]
+                host = lone.get(other) or lone.get(own)
+                guest = one if other in lone else beside
+                may = _fit(one, beside, memory_mib if host is None else host.memory_mib, rules)
+                if may and host is not None:
+                    may = (guest.job, host.sharer.job) not in self.resting and self._in_time(host, guest)
+                found = known[own, other] = rules.slow(one, beside) if may else math.inf
+            return found
+
+        return slowdown
+
+    def _in_time(self, host: Host, guest: Sharer) -> bool:
+        """Whether both end within their time limits if they share from now on."""
+        ends = finishes(*self._alone_s(host, guest), *self._slow(host, guest))
+        both = zip((guest, host.sharer), ends, strict=True)
+        return all(one.limit_s is None or end <= one.limit_s for one, end in both)
+
+    def _alone_s(self, host: Host, guest: Sharer) -> tuple[float, float]:
+        return self._queued(guest).left, self._queued(host.sharer).left
+
+    def _slow(self, host: Host, guest: Sharer) -> tuple[float, float]:
+        return self.rules.slow(guest, host.sharer), self.rules.slow(host.sharer, guest)
+
+    def _words(self, host: Host, guest: Sharer) -> str:
+        alone, slow = self._alone_s(host, guest), self._slow(host, guest)
+        sooner = apart(*alone) - together(*alone, *slow)
+        what = (
+            f"the two end {sooner:.0f} s sooner on average than one after the other"
+            if sooner > 0
+            else f"its user's {len(self.queue)} waiting jobs end sooner on average than each on a slice of its own"
+        )
+        return (
+            f"beside job {host.sharer.job} on its {host.profile}: {what} "
+            f"(slowed down {slow[0]:.2f} and {slow[1]:.2f} times)"
+        )
 
 
-def together(own: float, other: float, slow_own: float, slow_other: float) -> float:
-    """Mean finish of both at once: the closed form of the authors' code."""
-    if slow_own * own >= slow_other * other:
-        return own / 2 + (1 - 1 / (2 * slow_own)) * slow_other * other
-    return other / 2 + (1 - 1 / (2 * slow_other)) * slow_own * own
+def _fit(one: Sharer, other: Sharer, memory_mib: float, rules: Rules) -> bool:
+    if one.memory_mib is None or other.memory_mib is None or one.solo or other.solo:
+        return False
+    return one.memory_mib + other.memory_mib <= (1 - rules.spare) * memory_mib
 
 
-def apart(own: float, other: float) -> float:
-    """Mean finish of the other first and then one's own."""
-    return other + own / 2
+def _runs(one: Sharer, profile: Profile, speeds: Speeds) -> bool:
+    return 0 < speeds.get(one.job, {}).get(profile, 0.0) < math.inf
 
 
-def pays(own: float, other: float, slow_own: float, slow_other: float) -> bool:
-    """Whether the pair is better off at once. To start in between is never better than both (the paper's theorem).
+def _alone(one: Sharer, profile: Profile, speeds: Speeds, rules: Rules) -> float | None:
+    """Seconds that a job still takes alone on that slice; None where it does not run there."""
+    if not _runs(one, profile, speeds):
+        return None
+    if one.left_s is not None:
+        return max(1.0, min(one.left_s / speeds[one.job][profile], UNKNOWN_S))
+    return UNKNOWN_S if one.limit_s is None else max(1.0, rules.of_limit * one.limit_s)
 
-    Where `own` outlasts the other this is slow_other * (1 - 1 / (2 * slow_own)) < 1, whatever the lengths (equal
-    slowdowns: below 1.5); else slow_own * (1 - 1 / (2 * slow_other)) < (1 + other / own) / 2.
-    """
-    return together(own, other, slow_own, slow_other) < apart(own, other)
+
+def _shortest_s(one: Sharer, speeds: Speeds, rules: Rules) -> float:
+    alone = [_alone(one, profile, speeds, rules) for profile in speeds.get(one.job, {})]
+    return min((seconds for seconds in alone if seconds is not None), default=math.inf)

@@ -4,9 +4,9 @@
         |                                            |
         +---- given up: its host leaves, or the guest has not started in time; it waits for a slice again
 
-Only a job for which there is no room shares (`share.pairs` says with whom). A guest is a loan like any other, on its
-host's profile, but takes no room: where inference needs the slice, both are called back, and whoever of the two is left
-alone has it as its own loan.
+Only a job for which there is no room shares (`pairs.pairs` says with whom, and whether it waits instead). A guest is a
+loan like any other, on its host's profile, but takes no room: where inference needs the slice, both are called back,
+and whoever of the two is left alone has it as its own loan.
 
 Slurm up to 23.02 does not forget former types of a job (`workload.loans`): who was a guest there would wait for a free
 `guest` for ever after. So nobody becomes one.
@@ -127,40 +127,69 @@ class SliceSharing:
     # -- new ones --------------------------------------------------------------------------------------------------
 
     def _decide(self, picture: LendingView, decided: Round, rules: Rules, busy: set[int]) -> None:
-        taken = {pair.host for pair, _ in self._pairs.values()}
-        hosts = [host for host in self._hosts(picture, busy) if host.sharer.job not in taken]
-        waiting = [one for one in picture.trainees if self._may_share(picture, decided, one, busy)]
-        speeds = {int(str(one.job)): one.speeds for one in picture.trainees}
-        accounts = {int(str(one.job)): one.account for one in picture.trainees}
+        slices = list(self._slices(picture, busy))
+        elsewhere = busy | self._pairs.keys()
+        waiting = [one for one in picture.trainees if one.seat is None and _job(one) not in elsewhere]
+        speeds = {_job(one): one.speeds for one in picture.trainees}
+        for host in slices:
+            if host.guest is not None:  # it has no seat of its own, so nothing is told of its speed
+                speeds.setdefault(host.guest.job, speeds[host.sharer.job])
+        accounts = {_job(one): one.account for one in picture.trainees}
         left = picture.quota_left(rules)
-        guests = [_sharer(picture, int(str(one.job))) for one in waiting]
-        for pair in pairs(hosts, guests, speeds, self._rules):
-            account, slices = accounts[pair.guest], picture.loans[pair.host].slice.compute
-            if (pair.guest, pair.host) in self._rest or slices > left.get(account, slices):
+        turns = [
+            replace(_sharer(picture, _job(one), one.needs_s), solo=not self._may_share(picture, decided, one))
+            for one in waiting
+        ]
+        for pair in pairs(slices, turns, speeds, self._rules, self._rest.keys()):
+            account, compute = accounts[pair.guest], picture.loans[pair.host].slice.compute
+            if compute > left.get(account, compute):
                 continue
             if account in left:
-                left[account] -= slices
+                left[account] -= compute
             self._pairs[pair.guest] = pair, picture.now
 
-    def _may_share(self, picture: LendingView, decided: Round, one: ElasticJob, busy: set[int]) -> bool:
-        job = int(str(one.job))
+    def _may_share(self, picture: LendingView, decided: Round, one: ElasticJob) -> bool:
+        job = _job(one)
         row = picture.sights[job].row
         alone = row.tasks == 1 and row.num_nodes == 1 and not row.requested_nodes and forgets(row.gres)
-        lacks = decided.lacking.get(job) in _LACKING
-        return one.seat is None and lacks and alone and job not in busy and job not in self._pairs
+        return alone and decided.lacking.get(job) in _LACKING
+
+    def _slices(self, picture: LendingView, busy: set[int]) -> Iterator[Host]:
+        """Slices that one job has, and those that two have or are about to have."""
+        guests = {pair.host: guest for guest, (pair, _) in self._pairs.items()}
+        for host in _running(picture, busy):
+            job = host.sharer.job
+            beside = self._beside.get((job, picture.loans[job].restart))
+            guest = guests.get(job) if beside is None else beside[0]
+            if guest is None:
+                yield host
+            elif guest in picture.sights:
+                yield replace(host, guest=_sharer(picture, guest))
 
     def _hosts(self, picture: LendingView, busy: set[int]) -> Iterator[Host]:
-        spaces = {(space.node, space.gpu): space for space in picture.spaces}
-        for one in picture.trainees:
-            job = int(str(one.job))
-            loan, seat = picture.loans.get(job), one.seat
-            if seat is None or loan is None or loan.state is not State.RUNNING or job in busy:
-                continue
-            space = spaces.get((seat.node, seat.gpu))
-            if space is None or (job, loan.restart) in self._beside or picture.sights[job].row.state != "RUNNING":
-                continue
-            memory = space.geometry.info(seat.slot.profile).memory_mib
-            yield Host(_sharer(picture, job), seat.slot.profile, memory)
+        """Jobs that run alone on a slice."""
+        for host in _running(picture, busy):
+            if (host.sharer.job, picture.loans[host.sharer.job].restart) not in self._beside:
+                yield host
+
+
+def _running(picture: LendingView, busy: set[int]) -> Iterator[Host]:
+    """The first holders of slices that are on loan and stay so."""
+    spaces = {(space.node, space.gpu): space for space in picture.spaces}
+    for one in picture.trainees:
+        job, seat = _job(one), one.seat
+        loan = picture.loans.get(job)
+        if seat is None or loan is None or loan.state is not State.RUNNING or job in busy:
+            continue
+        space = spaces.get((seat.node, seat.gpu))
+        if space is None or picture.sights[job].row.state != "RUNNING":
+            continue
+        memory = space.geometry.info(seat.slot.profile).memory_mib
+        yield Host(_sharer(picture, job, one.needs_s), seat.slot.profile, memory)
+
+
+def _job(one: ElasticJob) -> int:
+    return int(str(one.job))
 
 
 def _both(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[Run, Run]]:
@@ -173,8 +202,8 @@ def _both(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[Run, Run]]:
                     yield first[slot], run
 
 
-def _sharer(picture: LendingView, job: int) -> Sharer:
+def _sharer(picture: LendingView, job: int, needs_s: float | None = None) -> Sharer:
     sight = picture.sights[job]
     row, hints = sight.row, sight.hints
     limit = row.time_limit_s if row.end is None else max(0.0, row.end - picture.now)
-    return Sharer(job, row.uid, hints.model or "", None, limit, hints.mem_mib)
+    return Sharer(job, row.uid, hints.model or "", needs_s, limit, hints.mem_mib)

@@ -206,6 +206,7 @@ def _decide(
         memory.trainees.speeds,
         lambda sight: memory.trainees.costs(sight, now),
         lambda sight: memory.trainees.left_s(sight, now),
+        memory.trainees.needs_s,
     )
     picture = picture_of(
         scene,

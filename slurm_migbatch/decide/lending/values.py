@@ -76,6 +76,7 @@ class ElasticJob:
         since: when it started.
         restarts: how often it was stopped so far, for whatever reason. `hits`: by a reclaim.
         left_s: seconds that it would still need on the whole GPU; infinite where that is not known.
+        needs_s: the same by what it said of itself; None: it did not.
     """
 
     job: Hashable
@@ -88,6 +89,7 @@ class ElasticJob:
     hits: int = 0
     costs: Elastic = field(default_factory=lambda: Elastic(60.0, 60.0))
     left_s: float = math.inf
+    needs_s: float | None = None
 
 
 @dataclass(frozen=True)

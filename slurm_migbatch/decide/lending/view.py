@@ -61,11 +61,13 @@ class LendingKnowledge:
         speeds: of each profile that a job may have, its speed relative to the whole GPU; 0 where it does not fit.
         costs: of a job's present run.
         left_s: seconds that it would still need on the whole GPU; infinite where that is not known.
+        needs_s: the same by what it said of itself; None: it did not.
     """
 
     speeds: Callable[[JobView], Mapping[Profile, float]]
     costs: Callable[[JobView], Costs] = lambda sight: Costs()
     left_s: Callable[[JobView], float] = lambda sight: inf
+    needs_s: Callable[[JobView], float | None] = lambda sight: None
 
 
 @dataclass
@@ -296,6 +298,7 @@ def _trainees(
                 hits=ledger.past.get(job, LoanHistory()).hits,
                 costs=Elastic(restart, restart),
                 left_s=knowledge.left_s(sight),
+                needs_s=knowledge.needs_s(sight),
             )
         )
     return found

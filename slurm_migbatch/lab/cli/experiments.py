@@ -157,9 +157,9 @@ def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
 @plot_option
 @json_option
 def sharing(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
-    """Completion times where two trainings may share a slice: by migbatchd's pair test, always and never."""
+    """Completion times where two trainings may share a slice: as migbatchd decides, always and never."""
     from slurm_migbatch.lab.bars import NotMeasurable
-    from slurm_migbatch.lab.experiments.sharing import ORDERS, WAYS, measure
+    from slurm_migbatch.lab.experiments.sharing import BASES, ORDERS, WAYS, measure
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:
@@ -176,7 +176,7 @@ def sharing(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
             (
                 cell["cell"],
                 *(f"{cell['ways'][name]['jct_s']:.0f}" for name in names),
-                *(_ratio(*cell["over"][f"{order}, pairs over {base}"]) for base in WAYS[:2]),
+                *(_ratio(*cell["over"][f"{order}, pairs over {base}"]) for base in BASES),
                 f"{cell['ways'][f'{order}, pairs']['late']:.1f}",
             )
             for cell in result["cells"]

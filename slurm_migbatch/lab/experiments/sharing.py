@@ -1,9 +1,9 @@
-"""Two trainings on one slice as it ships (E6): mean completion time by the test that migbatchd runs, and without it.
+"""Two trainings on one slice as it ships (E6): mean completion time by the rule that migbatchd runs, and without it.
 
 What decides is `decide.lending.pairs.pairs` with the rules that migbatchd makes of a `LendingConfig`. Sharing is off
 as shipped (`[lending] share`), so that key is on here; all others are at their defaults. The shipped slowdown of a pair
 of which nothing was measured is assumed of all of them (*pairs*), or a site has measured every pair and names the file
-(*pairs, measured*).
+(*pairs, measured*). *Pair test* is the same without the look over the whole queue, as SJF-BSBF is published.
 
 Jobs are those of Muri's trace, drawn with replacement, in its arrivals, which are stretched so that the work offered is
 `LOADS` times what the slices can do. Each has one slice of `PROFILE`, however many GPUs it asked for: migbatchd lets
@@ -67,7 +67,10 @@ MARGIN: Final = 1 / Rules().of_limit
 TARGET: Final = 1.01
 """Sharing is never to be worse by more than this than not sharing, or than sharing always."""
 ORDERS: Final[Mapping[str, Order]] = {"FIFO": by_arrival, "SJF": by_claim}
-WAYS: Final = ("alone", "FFS", "pairs", "pairs, measured")
+BASES: Final = ("alone", "FFS")
+SHIPPED: Final[Mapping[str, str]] = {"pairs": "pair test", "pairs, measured": "pair test, measured"}
+"""What migbatchd runs, and the same without the look over the whole queue."""
+WAYS: Final = (*BASES, *(way for both in SHIPPED.items() for way in both))
 _SEED: Final = 4000
 
 Slowdowns = Mapping[tuple[str, str], float]
@@ -173,7 +176,9 @@ def policy(way: str, order: Order, slowdown: Slowdowns) -> SliceQueue:
         return SliceQueue(PROFILE, order)
     if way == "FFS":
         return FirstFitSharing(PROFILE, order)
-    known = rules(slowdown) if way == "pairs, measured" else rules()
+    known = rules(slowdown) if way.endswith("measured") else rules()
+    if way in SHIPPED.values():
+        known = replace(known, depth=0)
     return LivePairs(known, limit, MEMORY_MIB, config().cluster.poll_s, PROFILE, order)
 
 
@@ -253,11 +258,10 @@ def _measured(found: Source, cell: Cell, number: int, seeds: int) -> dict[str, A
     }
     over = {}
     for order in ORDERS:
-        for way in WAYS[2:]:
-            for base in WAYS[:2]:
-                mine, theirs = of[f"{order}, {way}"], of[f"{order}, {base}"]
-                ratio = [a["jct_s"] / b["jct_s"] for a, b in zip(mine, theirs, strict=True)]
-                over[f"{order}, {way} over {base}"] = _finite(mean_with_interval(ratio))
+        for way, base in _compared():
+            mine, theirs = of[f"{order}, {way}"], of[f"{order}, {base}"]
+            ratio = [a["jct_s"] / b["jct_s"] for a, b in zip(mine, theirs, strict=True)]
+            over[f"{order}, {way} over {base}"] = _finite(mean_with_interval(ratio))
     return {
         "cell": cell.name,
         "load": cell.load,
@@ -272,13 +276,18 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
     """Mean completion time as shipped over both baselines in the worst cell, and jobs that sharing made too late."""
     found = []
     for order in ORDERS:
-        for base in WAYS[:2]:
+        for base in BASES:
             key = f"{order}, pairs over {base}"
             worst = max(rows, key=lambda row: float(row["over"][key][0]))
             found.append(Bar(f"{key}, mean, worst: {worst['cell']}", worst["over"][key][0], TARGET))
     late, where = max((row["ways"][f"{order}, pairs"]["late"], row["cell"]) for order in ORDERS for row in rows)
     found.append(Bar(f"jobs of {JOBS} past their time limit only because they shared, worst: {where}", late, 0.0))
     return found
+
+
+def _compared() -> list[tuple[str, str]]:
+    """Which ways are put over which."""
+    return [(way, base) for way, test in SHIPPED.items() for base in (*BASES, test)]
 
 
 def _finite(ratio: Sequence[float]) -> list[float | None]:

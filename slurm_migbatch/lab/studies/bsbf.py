@@ -1,7 +1,8 @@
 """Study of SJF-BSBF: share or wait on whole GPUs (E6), mean completion time by the rule that decides about it.
 
-What migbatchd runs is `decide.lending.pairs`, which `bench sharing` measures; the rules here are the paper's and a
-far-sighted form of them, on the paper's own ground. So nothing here has a bar of ours.
+What migbatchd runs on slices is `decide.lending.pairs`, which `bench sharing` measures. Here the paper's rule and the
+look over the whole queue (`decide.lending.lookahead`) stand on the paper's own ground: gangs on whole GPUs, lengths
+that are known, no bound on steps. So nothing here has a bar of ours.
 
 Jobs:
 
@@ -16,7 +17,7 @@ sides of one measured pair together); uniform between 1 and 2.2, each side by it
 of each job, exactly. GPUs are whole, memory suffices for two jobs, and starting costs nothing: as in the paper.
 
 - *FIFO* and *SJF* do not share; *SJF-FFS* shares always; *BSBF* by the pair test of the authors' code (these two take
-  partners as their code does); *ours* by `lab.papers.bsbf.plan`.
+  partners as their code does); *ours* by `decide.lending.lookahead.plan`.
 
 A ratio is of mean completion times in the same draw; its interval is over draws (95 %, Student's t). Where nothing is
 drawn there is one run and no interval.
@@ -32,8 +33,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from slurm_migbatch.decide.lending.lookahead import PAIR, RULES
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.papers.bsbf import PAIR, RULES
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole

@@ -1,8 +1,8 @@
-"""SJF-BSBF and its far-sighted form on whole GPUs: `lab.papers.bsbf` on the simulator's queue.
+"""SJF-BSBF and its far-sighted form on whole GPUs: `decide.lending.lookahead` on the simulator's queue.
 
-The policy keeps a `Board`, told of every start and end; what a job has left follows from what it claims and from how
-fast it went since. Slowdowns are those of the engine's `Speeds`, asked for pairs. Memory is taken to suffice for two
-jobs on a GPU, as in the baselines, and the cost of starting is not foreseen.
+The policy keeps a `SharingQueue`, told of every start and end; what a job has left follows from what it claims and from
+how fast it went since. Slowdowns are those of the engine's `Speeds`, asked for pairs. Memory is taken to suffice for
+two jobs on a GPU, as in the baselines, and the cost of starting is not foreseen.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_migbatch.config.schema import between, key
-from slurm_migbatch.lab.papers.bsbf import PAIR, RULES, Board, Rule, Start, Task, plan
+from slurm_migbatch.decide.lending.lookahead import (
+    PAIR,
+    RULES,
+    QueuedTraining,
+    SharingQueue,
+    SharingRule,
+    TrainingStart,
+    plan,
+)
 from slurm_migbatch.lab.sim.cluster import Place, SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.policy import Quiet
@@ -21,12 +29,12 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class BsbfSharing(Quiet):
-    """Shortest first, alone or beside one other, by the best of `rules` as `lab.papers.bsbf.plan` finds it."""
+    """Shortest first, alone or beside one other, by the best of `rules` as `decide.lending.lookahead.plan` finds it."""
 
-    def __init__(self, rules: Sequence[Rule] = (PAIR,), depth: int = 64) -> None:
+    def __init__(self, rules: Sequence[SharingRule] = (PAIR,), depth: int = 64) -> None:
         self.rules, self.depth = tuple(rules), depth
         self.runs: dict[int, SimulatedRun] = {}
-        self.board = Board(0, lambda own, other: 1.0)
+        self.board = SharingQueue(0, lambda own, other: 1.0)
         self._xi: dict[tuple[str, str], float] = {}
         self._samples: dict[str, SimulatedRun] = {}
         self._sim: Simulation | None = None
@@ -34,15 +42,15 @@ class BsbfSharing(Quiet):
     def begin(self, sim: Simulation) -> None:
         """All GPUs are empty."""
         self._sim = sim
-        self.board = Board(len(sim.cluster.gpus), self._slowdown)
+        self.board = SharingQueue(len(sim.cluster.gpus), self._slowdown)
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """Queue it; a job that can never fit waits for ever."""
         self._samples.setdefault(run.job.app, run)
         if run.job.gpus <= len(sim.cluster.gpus):
             self.runs[run.job.id] = run
-            task = Task(run.job.id, run.job.app, run.job.gpus, run.job.claimed)
-            insort(self.board.queue, task, key=lambda queued: (queued.left, queued.key))
+            task = QueuedTraining(run.job.id, run.job.app, run.job.gpus, run.job.claimed)
+            insort(self.board.queue, task, key=lambda one: (one.left, one.key))
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Its GPUs are free, or somebody has them alone."""
@@ -59,7 +67,7 @@ class BsbfSharing(Quiet):
             run = self.runs[start.key]
             sim.start(run, self._places(sim, start))
 
-    def _places(self, sim: Simulation, start: Start) -> list[Place]:
+    def _places(self, sim: Simulation, start: TrainingStart) -> list[Place]:
         gpus, places = sim.cluster.gpus, []
         empty = sim.cluster.empty
         for _ in range(start.empty):

@@ -1,4 +1,4 @@
-"""Trainings on slices of one size, of which two may share one: by migbatchd's pair test, always or never.
+"""Trainings on slices of one size, of which two may share one: as migbatchd decides, always or never.
 
 `decide.lending.pairs.pairs` is what decides, given what `decide.lending.slice_sharing` gives it: a job's time limit and
 what its hints say. Here is what Slurm, supply and the nodes do: a job starts as soon as a slice is free, in the order
@@ -53,6 +53,7 @@ class SliceQueue(Quiet):
         self.queue: list[tuple[tuple[float, int], SimulatedRun]] = []
         self.free: list[Place] = []
         self.alone: dict[int, SimulatedRun] = {}
+        self.running: dict[int, SimulatedRun] = {}
         self.joined = 0
 
     def begin(self, sim: Simulation) -> None:
@@ -71,6 +72,7 @@ class SliceQueue(Quiet):
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Its slice is free, or the other one has it alone."""
         self.alone.pop(run.job.id, None)
+        del self.running[run.job.id]
         assert isinstance(run.note, Place)
         left = sim.cluster.runs(run.note)
         for other in left:
@@ -100,10 +102,10 @@ class SliceQueue(Quiet):
         assert isinstance(host.note, Place)
         self._start(sim, run, host.note)
 
-    @staticmethod
-    def _start(sim: Simulation, run: SimulatedRun, place: Place) -> None:
+    def _start(self, sim: Simulation, run: SimulatedRun, place: Place) -> None:
         sim.start(run, (place,))
         run.note = place
+        self.running[run.job.id] = run
 
 
 class FirstFitSharing(SliceQueue):
@@ -117,7 +119,7 @@ class FirstFitSharing(SliceQueue):
 
 
 class LivePairs(SliceQueue):
-    """Whoever finds no slice shares one where migbatchd's pair test says so.
+    """Whoever finds no slice shares one where migbatchd says so.
 
     Args:
         rules: of the test.
@@ -141,10 +143,9 @@ class LivePairs(SliceQueue):
 
     def share(self, sim: Simulation) -> None:
         """Ask for pairs, and start them."""
-        memory = sim.cluster.gpus[0].geometry.info(self.profile).memory_mib
-        hosts = [Host(self._sharer(run, sim.now), self.profile, memory) for run in self.alone.values()]
+        hosts = self._hosts(sim)
         waiting = [self._sharer(run, sim.now) for _, run in self.queue]
-        speeds = {sharer.job: {self.profile: 1.0} for sharer in (*waiting, *(host.sharer for host in hosts))}
+        speeds = {one: {self.profile: 1.0} for one in (*self.running, *(one.job for one in waiting))}
         found = pairs(hosts, waiting, speeds, self.rules)
         guests = {pair.guest for pair in found}
         runs = {run.job.id: run for _, run in self.queue if run.job.id in guests}
@@ -153,6 +154,14 @@ class LivePairs(SliceQueue):
             self.join(sim, runs[pair.guest], self.alone[pair.host])
         if len(found) == self.rules.most and self.queue:
             sim.wake(sim.now + self.round_s)
+
+    def _hosts(self, sim: Simulation) -> list[Host]:
+        memory = sim.cluster.gpus[0].geometry.info(self.profile).memory_mib
+        slices: dict[Place, list[Sharer]] = {}
+        for run in self.running.values():
+            assert isinstance(run.note, Place)
+            slices.setdefault(run.note, []).append(self._sharer(run, sim.now))
+        return [Host(holders[0], self.profile, memory, *holders[1:]) for holders in slices.values()]
 
     def _sharer(self, run: SimulatedRun, now: float) -> Sharer:
         job, limit = run.job, self.limits(run.job)

@@ -9,22 +9,22 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.pairs import apart, finishes, pays, together
-from slurm_migbatch.lab.papers.bsbf import (
+from slurm_migbatch.decide.lending.lookahead import (
     ANY,
     FASTEST,
     NEVER,
     PAIR,
     RULES,
-    Board,
-    Start,
-    Task,
+    QueuedTraining,
+    SharingQueue,
+    TrainingStart,
     apply,
     begin,
     choose,
     plan,
     rollout,
 )
+from slurm_migbatch.decide.lending.pair_finish import apart, finishes, pays, together
 
 SECONDS = st.floats(1.0, 1e4)
 SLOW = st.floats(1.0, 3.0)
@@ -87,11 +87,11 @@ def test_nothing_between_now_and_the_others_end_is_better_than_both(own, other, 
 
 def board_of(gpus, jobs, xi, running=()):
     """Jobs are (need, left); those of `running` are put on empty GPUs first. Apps are numbers."""
-    board = Board(gpus, lambda own, other: xi[int(own) % len(xi)][int(other) % len(xi)])
+    board = SharingQueue(gpus, lambda own, other: xi[int(own) % len(xi)][int(other) % len(xi)])
     for number, (need, left) in enumerate(running):
-        board.run(Task(number, str(number), need, left), need, [])
+        board.run(QueuedTraining(number, str(number), need, left), need, [])
     first = len(running)
-    tasks = [Task(first + n, str(first + n), need, left) for n, (need, left) in enumerate(jobs)]
+    tasks = [QueuedTraining(first + n, str(first + n), need, left) for n, (need, left) in enumerate(jobs)]
     board.queue = sorted(tasks, key=lambda task: (task.left, task.key))
     return board
 
@@ -164,12 +164,12 @@ def test_a_rollout_stops_where_it_cannot_be_the_least(made):
 
 def test_partners_come_in_the_order_of_their_mean_finish():
     board = board_of(2, [(1, 10.0)], [[1.2]], running=[(1, 500.0), (1, 50.0)])
-    assert begin(board, PAIR) == [Start(2, 0, ((1, 1),))]
+    assert begin(board, PAIR) == [TrainingStart(2, 0, ((1, 1),))]
 
 
 def test_a_gang_takes_what_is_empty_and_then_partners():
     board = board_of(4, [(4, 10.0)], [[1.1]], running=[(2, 500.0), (1, 50.0)])
-    assert begin(board, PAIR) == [Start(2, 1, ((1, 1), (0, 2)))]
+    assert begin(board, PAIR) == [TrainingStart(2, 1, ((1, 1), (0, 2)))]
     assert board.free == 0
     assert list(board.single) == [board.tasks[2]]  # on the one that was empty
     assert board.tasks[2].rate == pytest.approx(1 / 1.1)
@@ -234,7 +234,7 @@ def test_the_plan_waits_where_the_pair_rule_is_myopic():
     def made():
         return board_of(2, [(2, 10.0)], [[1.4]], running=[(1, 10.0), (1, 10.0)])
 
-    assert begin(made(), PAIR) == [Start(2, 0, ((0, 1), (1, 1)))]
+    assert begin(made(), PAIR) == [TrainingStart(2, 0, ((0, 1), (1, 1)))]
     assert rollout(made(), PAIR) == pytest.approx(42.0)
     assert rollout(made(), NEVER) == pytest.approx(40.0)
     assert plan(made()) == []
@@ -248,7 +248,7 @@ def test_the_plan_shares_where_throughput_counts_though_the_pair_refuses():
     assert begin(made(), PAIR) == []
     assert rollout(made(), NEVER) == pytest.approx(1000.0)
     assert rollout(made(), FASTEST) == pytest.approx(960.0)
-    assert plan(made()) == [Start(1, 0, ((0, 1),))]
+    assert plan(made()) == [TrainingStart(1, 0, ((0, 1),))]
 
 
 @given(boards(), st.integers(0, 3))
@@ -272,7 +272,7 @@ def _resumed(made, starts):
 
 def test_jobs_that_were_not_played_start_on_what_would_stay_empty():
     board = board_of(2, [(2, 30.0), (2, 31.0), (1, 50.0)], [[3.0]], running=[(1, 20.0)])
-    assert plan(board, depth=1) == [Start(3, 1, ())]
+    assert plan(board, depth=1) == [TrainingStart(3, 1, ())]
 
 
 def test_a_job_that_can_never_fit_is_not_waited_for():

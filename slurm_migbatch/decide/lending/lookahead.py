@@ -9,7 +9,10 @@ the same without the test (`ANY`).
 behind them (the rule refuses equal jobs from a slowdown of 1.5, and throughput grows up to 2), and too bold for gangs
 (each partner is tested by itself, all are slowed down) and where what is shared would soon be wanted by others. `plan`
 plays the whole queue to its end under several rules, begins as the best of them does, and then asks of each start by
-itself whether it is better left.
+itself whether it is better left. Playing is bounded by steps (`StepBudget`), not by time, so that the answer is the
+same on every machine.
+
+What is a GPU here is a slice of one profile where migbatchd asks (`decide.lending.pairs`); its jobs need one each.
 
 All times are seconds; a slowdown says how many times longer a job takes, at least 1.
 """
@@ -17,19 +20,33 @@ All times are seconds; a slowdown says how many times longer a job takes, at lea
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final, NamedTuple
 
-from slurm_migbatch.decide.lending.pairs import apart, pays, together
+from slurm_migbatch.decide.lending.pair_finish import apart, pays, together
 
 Slowdown = Callable[[str, str], float]
-"""How many times longer an application takes beside another one."""
+"""How many times longer an application takes beside another one; infinite where the two must not share."""
 
 
-class Task:
+_APART: Final = (math.inf, math.inf)
+"""Slowdowns of two that must not share."""
+
+
+class StepBudget:
+    """How many steps playing may still take: one for each job that ends and for each partner that is tested."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, steps: int = sys.maxsize) -> None:
+        self.left = steps
+
+
+class QueuedTraining:
     """A job that runs or waits, as the plan sees it.
 
     Attributes:
@@ -44,7 +61,7 @@ class Task:
     def __init__(self, key: int, app: str, need: int, left: float) -> None:
         self.key, self.app, self.need, self.left = key, app, need, left
         self.alone = 0
-        self.beside: dict[Task, int] = {}
+        self.beside: dict[QueuedTraining, int] = {}
         self.rate = 0.0
         self.since = 0.0
         self.version = 0
@@ -54,7 +71,7 @@ class Task:
         return max(0.0, self.left - self.rate * (now - self.since))
 
 
-class Start(NamedTuple):
+class TrainingStart(NamedTuple):
     """Start this job on so many empty GPUs and beside these, on so many of the GPUs that each has to itself."""
 
     key: int
@@ -63,7 +80,7 @@ class Start(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class SharingRule:
     """When to share, and with whom first.
 
     Attributes:
@@ -85,16 +102,16 @@ def _rate(_own: float, _other: float, slow_own: float, slow_other: float) -> flo
     return -1 / slow_own - 1 / slow_other
 
 
-NEVER: Final = Rule("never", None)
-ANY: Final = Rule("any", lambda own, other, slow_own, slow_other: True)
-PAIR: Final = Rule("pair", pays, together)
-FASTEST: Final = Rule("any that is faster together", lambda own, other, so, st: 1 / so + 1 / st > 1, _rate)
-FAST: Final = Rule("1.3 times as fast together", lambda own, other, so, st: 1 / so + 1 / st > 1.3, _rate)
-GAINING: Final = Rule(
+NEVER: Final = SharingRule("never", None)
+ANY: Final = SharingRule("any", lambda own, other, slow_own, slow_other: True)
+PAIR: Final = SharingRule("pair", pays, together)
+FASTEST: Final = SharingRule("any that is faster together", lambda own, other, so, st: 1 / so + 1 / st > 1, _rate)
+FAST: Final = SharingRule("1.3 times as fast together", lambda own, other, so, st: 1 / so + 1 / st > 1.3, _rate)
+GAINING: Final = SharingRule(
     "a fifth earlier", lambda own, other, so, st: together(own, other, so, st) < 0.8 * apart(own, other), _gain
 )
-BRIEF: Final = Rule("ends before the other", lambda own, other, so, st: so * own <= st * other, _rate)
-BRIEF_PAIR: Final = Rule(
+BRIEF: Final = SharingRule("ends before the other", lambda own, other, so, st: so * own <= st * other, _rate)
+BRIEF_PAIR: Final = SharingRule(
     "pair, ends before the other",
     lambda own, other, so, st: so * own <= st * other and pays(own, other, so, st),
     _rate,
@@ -103,37 +120,44 @@ RULES: Final = (NEVER, PAIR, FASTEST, FAST, GAINING, BRIEF, BRIEF_PAIR)
 """What `plan` chooses from."""
 
 
-class Board:
+class SharingQueue:
     """GPUs that are empty, that one job has, that two have; who runs, and who waits in the order of turns.
 
     GPUs are not told apart: whoever shares with a job can do so on any GPU that it has to itself.
     """
 
-    def __init__(self, free: int, slowdown: Slowdown) -> None:
+    def __init__(self, free: int, slowdown: Slowdown, budget: StepBudget | None = None) -> None:
+        """Copies draw on the same `budget`; None: there is no bound."""
         self.size = self.free = free
         self.slowdown = slowdown
+        self.budget = StepBudget() if budget is None else budget
+        #: slowdowns of both of a pair, as far as they were asked for
+        self._pairs: dict[tuple[str, str], tuple[float, float]] = {}
         self.now = 0.0
-        self.single: dict[Task, None] = {}
+        self.single: dict[QueuedTraining, None] = {}
         self.lone = 0
-        self.tasks: dict[int, Task] = {}
-        self.queue: list[Task] = []
+        self.tasks: dict[int, QueuedTraining] = {}
+        self.queue: list[QueuedTraining] = []
 
-    def copy(self, waiting: int) -> Board:
+    def copy(self, waiting: int) -> SharingQueue:
         """Another one to play with: with the first `waiting` of the queue, without those that can never fit."""
-        twin = Board(self.size, self.slowdown)
+        twin = SharingQueue(self.size, self.slowdown, self.budget)
+        twin._pairs = self._pairs
         twin.free = self.free
         twin.now, twin.lone = self.now, self.lone
         for task in self.tasks.values():
-            other = twin.tasks[task.key] = Task(task.key, task.app, task.need, task.left)
+            other = twin.tasks[task.key] = QueuedTraining(task.key, task.app, task.need, task.left)
             other.alone, other.rate, other.since = task.alone, task.rate, task.since
         for task in self.tasks.values():
             twin.tasks[task.key].beside = {twin.tasks[one.key]: count for one, count in task.beside.items()}
         twin.single = dict.fromkeys(twin.tasks[task.key] for task in self.single)
         fitting = islice((task for task in self.queue if task.need <= self.size), waiting)
-        twin.queue = [Task(task.key, task.app, task.need, task.left) for task in fitting]
+        twin.queue = [QueuedTraining(task.key, task.app, task.need, task.left) for task in fitting]
         return twin
 
-    def run(self, task: Task, empty: int, beside: Sequence[tuple[Task, int]]) -> list[Task]:
+    def run(
+        self, task: QueuedTraining, empty: int, beside: Sequence[tuple[QueuedTraining, int]]
+    ) -> list[QueuedTraining]:
         """Let it run there; who else is slowed down."""
         self.tasks[task.key] = task
         self.free -= empty
@@ -150,7 +174,7 @@ class Board:
             self._pace(other)
         return [other for other, _ in beside]
 
-    def end(self, task: Task) -> list[Task]:
+    def end(self, task: QueuedTraining) -> list[QueuedTraining]:
         """Take it away; who else is freed of it."""
         del self.tasks[task.key]
         self.free += task.alone
@@ -162,7 +186,7 @@ class Board:
             self._pace(other)
         return list(task.beside)
 
-    def start(self, rule: Rule) -> list[tuple[Task, int, list[tuple[Task, int]]]]:
+    def start(self, rule: SharingRule) -> list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]:
         """Start all that the rule starts, shortest first, passing over those that do not fit; where each went."""
         started = []
         position = 0
@@ -178,30 +202,30 @@ class Board:
             started.append((task, *found))
         return started
 
-    def _place(self, task: Task, rule: Rule) -> tuple[int, list[tuple[Task, int]]] | None:
+    def _place(self, task: QueuedTraining, rule: SharingRule) -> tuple[int, list[tuple[QueuedTraining, int]]] | None:
         if self.free >= task.need:
             return task.need, []
         if rule.accepts is None or self.free + self.lone < task.need:
             return None
         missing = task.need - self.free
-        willing: list[tuple[float, int, Task]] = []
+        willing: list[tuple[float, int, QueuedTraining]] = []
         have = 0
+        self.budget.left -= len(self.single)
+        known, now, accepts, rank = self._pairs, self.now, rule.accepts, rule.rank
         for other in self.single:
-            pair = (
-                task.left,
-                other.remaining(self.now),
-                self.slowdown(task.app, other.app),
-                self.slowdown(other.app, task.app),
-            )
-            if rule.accepts(*pair):
-                willing.append((rule.rank(*pair) if rule.rank is not None else 0.0, len(willing), other))
+            slow = known.get((task.app, other.app)) or self._both(task.app, other.app)
+            if slow is _APART:
+                continue
+            pair = task.left, other.remaining(now), *slow
+            if accepts(*pair):
+                willing.append((rank(*pair) if rank is not None else 0.0, len(willing), other))
                 have += other.alone
-                if rule.rank is None and have >= missing:
+                if rank is None and have >= missing:
                     break
         if have < missing:
             return None
         willing.sort()
-        chosen: list[tuple[Task, int]] = []
+        chosen: list[tuple[QueuedTraining, int]] = []
         for _, _, other in willing:
             count = min(missing, other.alone)
             chosen.append((other, count))
@@ -210,7 +234,12 @@ class Board:
                 break
         return self.free, chosen
 
-    def _alone(self, task: Task, change: int) -> None:
+    def _both(self, own: str, other: str) -> tuple[float, float]:
+        slow = self.slowdown(own, other), self.slowdown(other, own)
+        found = self._pairs[own, other] = _APART if math.inf in slow else slow
+        return found
+
+    def _alone(self, task: QueuedTraining, change: int) -> None:
         if not task.alone:
             self.single[task] = None
         task.alone += change
@@ -218,7 +247,7 @@ class Board:
         if not task.alone:
             del self.single[task]
 
-    def _pace(self, task: Task) -> None:
+    def _pace(self, task: QueuedTraining) -> None:
         task.left = task.remaining(self.now)
         task.since = self.now
         app, slowdown = task.app, self.slowdown
@@ -226,17 +255,18 @@ class Board:
         task.version += 1
 
 
-def rollout(board: Board, rule: Rule, most: float = math.inf, *, hold: bool = False) -> float:
+def rollout(board: SharingQueue, rule: SharingRule, most: float = math.inf, *, hold: bool = False) -> float:
     """Sum of finishes, counted from now, of all on the board if nobody comes and the rule is kept to; plays it through.
 
-    Stops early with infinity where it would exceed `most`. With `hold` nothing starts before the first has ended.
-    All jobs must fit at some time (`Board.copy` sees to it).
+    Stops early with infinity where it would exceed `most`, or the budget is spent. With `hold` nothing starts before
+    the first has ended.
+    All jobs must fit at some time (`SharingQueue.copy` sees to it).
     """
     begin = board.now
     total = 0.0
-    ends: list[tuple[float, int, int, Task]] = []
+    ends: list[tuple[float, int, int, QueuedTraining]] = []
 
-    def foresee(task: Task) -> None:
+    def foresee(task: QueuedTraining) -> None:
         heappush(ends, (board.now + task.left / task.rate, task.key, task.version, task))
 
     for task in board.tasks.values():
@@ -249,8 +279,9 @@ def rollout(board: Board, rule: Rule, most: float = math.inf, *, hold: bool = Fa
         if version != task.version:
             continue
         board.now = moment
+        board.budget.left -= 1
         total += moment - begin
-        if total + (moment - begin) * (len(board.tasks) - 1 + len(board.queue)) > most:
+        if board.budget.left < 0 or total + (moment - begin) * (len(board.tasks) - 1 + len(board.queue)) > most:
             return math.inf
         task.version += 1
         for other in board.end(task):
@@ -259,7 +290,7 @@ def rollout(board: Board, rule: Rule, most: float = math.inf, *, hold: bool = Fa
     return total
 
 
-def _launch(board: Board, rule: Rule, foresee: Callable[[Task], None]) -> None:
+def _launch(board: SharingQueue, rule: SharingRule, foresee: Callable[[QueuedTraining], None]) -> None:
     if not board.queue:
         return
     for task, _, beside in board.start(rule):
@@ -268,20 +299,25 @@ def _launch(board: Board, rule: Rule, foresee: Callable[[Task], None]) -> None:
             foresee(other)
 
 
-def choose(board: Board, rules: Sequence[Rule] = RULES, depth: int = 64) -> tuple[Rule, float]:
+def choose(board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64) -> tuple[SharingRule, float]:
     """The rule under which the queue as it stands has the least mean finish, and the sum of finishes.
 
-    At most `depth` waiting jobs are played. Of equals the first rule is taken.
+    At most `depth` waiting jobs are played. Of equals the first rule is taken, and so it is where the budget does not
+    suffice for any; then the sum is infinite.
     """
     least, chosen = math.inf, rules[0]
     for rule in rules:
+        if board.budget.left <= 0:
+            break
         total = rollout(board.copy(depth), rule, least)
         if total < least:
             least, chosen = total, rule
     return chosen, least
 
 
-def plan(board: Board, rules: Sequence[Rule] = RULES, depth: int = 64, tries: int = 8) -> list[Start]:
+def plan(
+    board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64, tries: int = 8
+) -> list[TrainingStart]:
     """What to start now for the least mean finish of the queue as it stands; changes the board.
 
     First as the best of the rules does. Then up to `tries` single changes, each kept where the rest, played by that
@@ -292,6 +328,7 @@ def plan(board: Board, rules: Sequence[Rule] = RULES, depth: int = 64, tries: in
         return begin(board, rules[0])
     rule, least = choose(board, rules, depth)
     starts = begin(board.copy(depth), rule)
+    tries = tries if board.budget.left > 0 else 0
     for one in [start for start in starts if start.beside][:tries]:
         if one in starts:
             least, starts = _better(board, rule, depth, least, starts, _without(starts, one))
@@ -311,7 +348,7 @@ def plan(board: Board, rules: Sequence[Rule] = RULES, depth: int = 64, tries: in
     return starts
 
 
-def _without(starts: Sequence[Start], gone: Start) -> list[Start]:
+def _without(starts: Sequence[TrainingStart], gone: TrainingStart) -> list[TrainingStart]:
     """Leave one, and with it those that would start beside it."""
     keys = {gone.key}
     kept = []
@@ -324,23 +361,28 @@ def _without(starts: Sequence[Start], gone: Start) -> list[Start]:
 
 
 def _better(
-    board: Board, rule: Rule, depth: int, least: float, starts: list[Start], other: list[Start]
-) -> tuple[float, list[Start]]:
+    board: SharingQueue,
+    rule: SharingRule,
+    depth: int,
+    least: float,
+    starts: list[TrainingStart],
+    other: list[TrainingStart],
+) -> tuple[float, list[TrainingStart]]:
     twin = board.copy(depth)
     apply(twin, other)
     total = rollout(twin, rule, least, hold=True)
     return (total, other) if total < least * (1 - 1e-9) else (least, starts)
 
 
-def begin(board: Board, rule: Rule) -> list[Start]:
+def begin(board: SharingQueue, rule: SharingRule) -> list[TrainingStart]:
     """What one rule starts now; changes the board."""
     return [
-        Start(task.key, empty, tuple((other.key, count) for other, count in beside))
+        TrainingStart(task.key, empty, tuple((other.key, count) for other, count in beside))
         for task, empty, beside in board.start(rule)
     ]
 
 
-def apply(board: Board, starts: Sequence[Start]) -> None:
+def apply(board: SharingQueue, starts: Sequence[TrainingStart]) -> None:
     """Start these."""
     waiting = {task.key: task for task in board.queue}
     for start in starts:

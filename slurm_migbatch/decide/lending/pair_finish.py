@@ -1,0 +1,41 @@
+"""When two jobs that share a slice end, and when they would end one after the other: closed forms. Pure.
+
+Of Lai et al., "Scheduling Deep Learning Jobs in Multi-Tenant GPU Clusters via Wise Resource Sharing" (IWQoS 2024, arXiv
+2407.13088), as the authors' code has them (Lai-JX/Scheduler, `cluster/switch.py`). Times are seconds; a slowdown says
+how many times longer a job takes beside the other one, at least 1.
+"""
+
+from __future__ import annotations
+
+
+def finishes(own: float, other: float, slow_own: float, slow_other: float) -> tuple[float, float]:
+    """When two jobs that start together end: `own` and `other` is what each takes alone, `slow_...` beside the other.
+
+    Whoever is left runs alone.
+    """
+    if slow_own * own >= slow_other * other:
+        end = slow_other * other
+        return end + own - end / slow_own, end
+    end = slow_own * own
+    return end, end + other - end / slow_other
+
+
+def together(own: float, other: float, slow_own: float, slow_other: float) -> float:
+    """Mean finish of both at once: the closed form of the authors' code."""
+    if slow_own * own >= slow_other * other:
+        return own / 2 + (1 - 1 / (2 * slow_own)) * slow_other * other
+    return other / 2 + (1 - 1 / (2 * slow_other)) * slow_own * own
+
+
+def apart(own: float, other: float) -> float:
+    """Mean finish of the other first and then one's own."""
+    return other + own / 2
+
+
+def pays(own: float, other: float, slow_own: float, slow_other: float) -> bool:
+    """Whether the pair is better off at once. To start in between is never better than both (the paper's theorem).
+
+    Where `own` outlasts the other this is slow_other * (1 - 1 / (2 * slow_own)) < 1, whatever the lengths (equal
+    slowdowns: below 1.5); else slow_own * (1 - 1 / (2 * slow_other)) < (1 + other / own) / 2.
+    """
+    return together(own, other, slow_own, slow_other) < apart(own, other)
