@@ -351,7 +351,7 @@ class Controller:
         orders: Sequence[LoanOrder] = decided.orders
         if self.settings.lending is not None and self.settings.lending.dry_run:
             self._record.post([loan.row() for loan in decided.changed], ())
-            self._record_actions(self.dry_run.orders(orders, decided.sights, self._clock.time))
+            self._record_actions(self.dry_run.orders(orders, decided.job_views, self._clock.time))
             return [], ()
         rows = [loan.row() for loan in decided.changed]
         outcomes: list[OrderOutcome] = []
@@ -364,7 +364,7 @@ class Controller:
                 if order.kind in GIVING:
                     outcomes.append(OrderOutcome(order, "", "", now, "it could not be recorded", applied=False))
             orders = [order for order in orders if order.kind not in GIVING]
-        for done in apply_orders(orders, decided.sights, self._slurm, self._clock.time) if orders else ():
+        for done in apply_orders(orders, decided.job_views, self._slurm, self._clock.time) if orders else ():
             outcomes.append(OrderOutcome(done.order, done.before, done.after, done.at, done.error))
         return outcomes, unsaved
 
@@ -433,7 +433,7 @@ class Controller:
     def waiting_for_loans(self) -> dict[int, str]:
         """Return every elastic training job that waits, and why."""
         memory, now = self.memory.lending, self._clock.time()
-        found = {job: why_not_lent(job, memory, now) for job in list(memory.sights)}
+        found = {job: why_not_lent(job, memory, now) for job in list(memory.job_views)}
         return {job: why for job, why in found.items() if why is not None}
 
 

@@ -318,5 +318,5 @@ class _RoundMetrics:
         return {(state,): float(n) for state, n in states}
 
     def _waiting(self) -> Mapping[Labels, float]:
-        job_views = list(self._rounds.controller.memory.lending.sights.values())
+        job_views = list(self._rounds.controller.memory.lending.job_views.values())
         return {(): float(sum(1 for job_view in job_views if job_view.row.pending))}

@@ -140,7 +140,7 @@ def decide(
         else:
             planned = supply
             lending = stage("lending", lambda: plan_lending(snapshot, planned, memory.lending, rules))
-            memory.supply.pairs = {} if rules.dry_run else memory.lending.company.wanted
+            memory.supply.pairs = {} if rules.dry_run else memory.lending.slice_sharing.wanted
     questions = Questions(decisions=dispatch.unknown if dispatch is not None else ())
     return Decision(memory, supply, dispatch, lending, questions, failed, seconds)
 

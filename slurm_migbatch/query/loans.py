@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
-from slurm_migbatch.decide.lending.view import sights_of
+from slurm_migbatch.decide.lending.view import job_views_of
 from slurm_migbatch.query.questions import LoansQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.show import printable
@@ -45,7 +45,7 @@ def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with the loans that are wanted, and who waits for one."""
     wanted = _ids(question.jobs)
     config = site.config
-    job_views = sights_of(rights.jobs(site.slurm().jobs()), config.lending.partitions)
+    job_views = job_views_of(rights.jobs(site.slurm().jobs()), config.lending.partitions)
     with site.record() as store:
         rows = store.loans(wanted, active=not question.over)
         would = _would(store.actions(wanted)) if config.lending.dry_run else {}

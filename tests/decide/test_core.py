@@ -79,7 +79,7 @@ def test_where_waiting_jobs_are_changed_lending_waits_and_forgets_nothing_that_i
     again = replace(busy, now=NOW + 1, answers=Answers(decisions={"abc12345": told}), reports=reports, past=None)
     second = decide(again, memory, SETTINGS)
     assert second.dispatch is not None and [change.after for change in second.dispatch.retypes] == [P("1g.10gb")]
-    assert second.lending is None and memory.lending.trainees.checkpoints() == {(70, 0): NOW}
+    assert second.lending is None and memory.lending.elastic_jobs.checkpoints() == {(70, 0): NOW}
 
 
 def test_what_empty_space_is_offered_as_follows_the_snapshot() -> None:

@@ -57,7 +57,7 @@ def runs(job, where, speeds=ROOT, **more):
 @st.composite
 def clusters(draw):
     """GPUs with any legal layout, divided between inference and loans; waiting jobs; a reserve."""
-    spaces, trainees, job = [], [], itertools.count()
+    spaces, elastic_jobs, job = [], [], itertools.count()
     names = ["n0", "n1"]
     for number in range(draw(st.integers(1, 4))):
         node = draw(st.sampled_from(names))
@@ -72,14 +72,14 @@ def clusters(draw):
             lent.append(LentSlot(one, name))
             speeds = {**ROOT, **{p: usual_speed(A30, p) for p in within(A30, None, None)}}
             since = draw(st.sampled_from([0.0, NOW - 10]))
-            trainees.append(
+            elastic_jobs.append(
                 runs(name, SlotReference(node, number, one), speeds, account=draw(st.sampled_from("ab")), since=since)
             )
         idle = draw(st.sampled_from([0.0, NOW - 10]))
         spaces.append(GpuCapacity(node, number, model, tuple(taken), tuple(lent), idle_since=idle))
     speed = st.sampled_from([0.0, 0.2, 0.4, 0.6, 1.0])
     for _ in range(draw(st.integers(0, 8))):
-        trainees.append(
+        elastic_jobs.append(
             ElasticJob(
                 next(job),
                 draw(st.dictionaries(st.sampled_from(PLAIN), speed, max_size=6)),
@@ -89,10 +89,10 @@ def clusters(draw):
             )
         )
     reserve = draw(st.dictionaries(st.sampled_from([*PLAIN, Profile.parse("2g.12gb")]), st.integers(1, 3), max_size=2))
-    return spaces, draw(st.permutations(trainees)), reserve, draw(st.sampled_from([None, 0, 2]))
+    return spaces, draw(st.permutations(elastic_jobs)), reserve, draw(st.sampled_from([None, 0, 2]))
 
 
-def decided(spaces, trainees, found):
+def decided(spaces, elastic_jobs, found):
     """Used layouts when everything that was decided is done."""
     moved = {grow.job for grow in found.grows}
     used = {}
@@ -109,11 +109,11 @@ def decided(spaces, trainees, found):
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
 def test_nothing_exceeds_a_gpu_and_everything_is_as_the_job_asked(cluster):
-    spaces, trainees, reserve, releases = cluster
-    found = lend(spaces, trainees, reserve, NOW, RULES, releases)
-    for (node, number), used in decided(spaces, trainees, found).items():
+    spaces, elastic_jobs, reserve, releases = cluster
+    found = lend(spaces, elastic_jobs, reserve, NOW, RULES, releases)
+    for (node, number), used in decided(spaces, elastic_jobs, found).items():
         next(space for space in spaces if (space.node, space.gpu) == (node, number)).geometry.check(used)
-    by_job = {one.job: one for one in trainees}
+    by_job = {one.job: one for one in elastic_jobs}
     for one in [*found.grants, *found.grows]:
         trainee = by_job[one.job]
         assert one.seat.slot.profile == one.profile
@@ -121,7 +121,7 @@ def test_nothing_exceeds_a_gpu_and_everything_is_as_the_job_asked(cluster):
         assert trainee.nodes is None or one.seat.node in trainee.nodes
         space = next(space for space in spaces if (space.node, space.gpu) == one.seat[:2])
         assert RULES.may_lend(NOW, space.idle_since, space.reclaimed)
-    waiting = [one.job for one in trainees if one.seat is None]
+    waiting = [one.job for one in elastic_jobs if one.seat is None]
     assert sorted([*(one.job for one in found.grants), *found.lacking]) == sorted(waiting)
     assert all(by_job[one.job].seat is not None for one in found.grows)
 
@@ -148,35 +148,35 @@ def places(spaces, used, reserve, most):
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
 def test_what_the_reserve_had_room_for_it_still_has(cluster):
-    spaces, trainees, reserve, releases = cluster
-    found = lend(spaces, trainees, reserve, NOW, RULES, releases)
+    spaces, elastic_jobs, reserve, releases = cluster
+    found = lend(spaces, elastic_jobs, reserve, NOW, RULES, releases)
     kept = sum(reserve.values()) - sum(found.short.values())
-    assert places(spaces, decided(spaces, trainees, found), reserve, kept) >= kept
+    assert places(spaces, decided(spaces, elastic_jobs, found), reserve, kept) >= kept
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
 def test_the_most_of_a_round_holds_and_the_order_is_slurms(cluster):
-    spaces, trainees, reserve, releases = cluster
-    found = lend(spaces, trainees, reserve, NOW, RULES, releases)
+    spaces, elastic_jobs, reserve, releases = cluster
+    found = lend(spaces, elastic_jobs, reserve, NOW, RULES, releases)
     assert releases is None or len(found.grants) + len(found.grows) <= releases
     # Nobody goes without for the sake of somebody behind him.
-    half = len(trainees) // 2
-    first = [one for number, one in enumerate(trainees) if number < half or one.seat is not None]
+    half = len(elastic_jobs) // 2
+    first = [one for number, one in enumerate(elastic_jobs) if number < half or one.seat is not None]
     begin = lend(spaces, first, reserve, NOW, RULES, releases)
     assert begin.lacking.items() <= found.lacking.items()
-    assert found == lend(spaces, trainees, reserve, NOW, RULES, releases)
+    assert found == lend(spaces, elastic_jobs, reserve, NOW, RULES, releases)
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------
 
 
-def best_sum(spaces, trainees, worths):
+def best_sum(spaces, elastic_jobs, worths):
     """The greatest sum of worths in which every job has something, by trying everything."""
-    options = [[(p, at) for p in worths[one.job] for at in range(len(spaces))] for one in trainees]
+    options = [[(p, at) for p in worths[one.job] for at in range(len(spaces))] for one in elastic_jobs]
     best = 0.0
     for chosen in itertools.product(*options):
-        worth = sum(worths[one.job][p] for one, (p, _) in zip(trainees, chosen, strict=True))
+        worth = sum(worths[one.job][p] for one, (p, _) in zip(elastic_jobs, chosen, strict=True))
         if worth > best and all(
             len(plan_free(space.geometry, space.used, sorted((p for p, at in chosen if at == i), reverse=True)))
             == sum(at == i for _, at in chosen)
@@ -189,29 +189,29 @@ def best_sum(spaces, trainees, worths):
 @st.composite
 def few(draw, gpus, most):
     spaces = [gpu(i, draw(st.sampled_from(LAYOUTS[H100.name])).slots) for i in range(gpus)]
-    trainees = []
+    elastic_jobs = []
     for job in range(draw(st.integers(1, most))):
         curve = draw(st.lists(st.floats(0.05, 1.0), min_size=4, max_size=4))
         speeds = dict(zip((ONE, TWO, THREE, ALL), sorted(curve), strict=True))
         for small in draw(st.sets(st.sampled_from([ONE, TWO]), max_size=1)):
             speeds[small] = 0.0
-        trainees.append(waits(job, speeds))
-    return spaces, trainees
+        elastic_jobs.append(waits(job, speeds))
+    return spaces, elastic_jobs
 
 
-def compared(spaces, trainees):
+def compared(spaces, elastic_jobs):
     """Sum of worths that was reached, and the greatest that there is; None where somebody got nothing."""
-    found = lend(spaces, trainees, {}, NOW, RULES)
+    found = lend(spaces, elastic_jobs, {}, NOW, RULES)
     if found.lacking:
         return None
-    share = max(1.0, sum(7 - sum(s.profile.compute for s in space.taken) for space in spaces) / len(trainees))
+    share = max(1.0, sum(7 - sum(s.profile.compute for s in space.taken) for space in spaces) / len(elastic_jobs))
     worths = {}
-    for one in trainees:
+    for one in elastic_jobs:
         useful = sorted(p for p in one.speeds if one.speeds[p] > 0)
         fair = ([useful[0]] + [p for p in useful if p.compute <= share])[-1]
         worths[one.job] = {p: one.speeds[p] / one.speeds[fair] for p in useful}
     assert all(one.worth == pytest.approx(worths[one.job][one.profile]) for one in found.grants)
-    return sum(one.worth for one in found.grants), best_sum(spaces, trainees, worths)
+    return sum(one.worth for one in found.grants), best_sum(spaces, elastic_jobs, worths)
 
 
 @settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -234,12 +234,12 @@ def test_mostly_no_sizes_are_worth_more_at_all(gpus, cases, exact):
     ratios = []
     while len(ratios) < cases:
         spaces = [gpu(i, draw.choice(LAYOUTS[H100.name]).slots if draw.random() < 0.6 else ()) for i in range(gpus)]
-        trainees = []
+        elastic_jobs = []
         for job in range(draw.randint(1, 3)):
             curve = sorted(draw.uniform(0.05, 1.0) for _ in range(4))
             speeds = dict(zip((ONE, TWO, THREE, ALL), curve, strict=True))
-            trainees.append(waits(job, speeds | ({ONE: 0.0} if draw.random() < 0.3 else {})))
-        sums = compared(spaces, trainees)
+            elastic_jobs.append(waits(job, speeds | ({ONE: 0.0} if draw.random() < 0.3 else {})))
+        sums = compared(spaces, elastic_jobs)
         if sums is not None:
             ratios.append(sums[0] / sums[1])
     assert sum(ratio > 1 - 1e-9 for ratio in ratios) >= exact * cases
@@ -276,9 +276,9 @@ def test_loans_lie_where_the_largest_free_space_is_left():
 # -- what is not given -----------------------------------------------------------------------------------------------
 
 
-def why(spaces, *trainees, reserve=None, releases=None):
-    found = lend(spaces, trainees, reserve or {}, NOW, RULES, releases)
-    return [found.lacking.get(one.job, "given") for one in trainees]
+def why(spaces, *elastic_jobs, reserve=None, releases=None):
+    found = lend(spaces, elastic_jobs, reserve or {}, NOW, RULES, releases)
+    return [found.lacking.get(one.job, "given") for one in elastic_jobs]
 
 
 def test_each_reason():
@@ -361,11 +361,11 @@ def test_nobody_grows_while_somebody_waits_for_room():
 # -- calling back ----------------------------------------------------------------------------------------------------
 
 
-def called_back(starts, spaces, trainees):
+def called_back(starts, spaces, elastic_jobs):
     """The loans that end for inference jobs of these profiles, and the GPUs as they are when those have started."""
-    job_of = {number: one.job for number, one in enumerate(trainees)}
+    job_of = {number: one.job for number, one in enumerate(elastic_jobs)}
     number_of = {job: number for number, job in job_of.items()}
-    picture = LendingView(
+    view = LendingView(
         now=NOW,
         spaces=tuple(
             replace(space, lent=tuple(replace(one, job=number_of[one.job]) for one in space.lent)) for space in spaces
@@ -374,15 +374,15 @@ def called_back(starts, spaces, trainees):
             WaitingInference(1000 + number, (profile,), frozenset(space.node for space in spaces))
             for number, profile in enumerate(starts)
         ),
-        trainees=tuple(replace(one, job=number_of[one.job]) for one in trainees),
+        elastic_jobs=tuple(replace(one, job=number_of[one.job]) for one in elastic_jobs),
         loans={
             number_of[one.job]: Loan(number_of[one.job], 0, one.since, str(one.seat.slot.profile), State.RUNNING)
-            for one in trainees
+            for one in elastic_jobs
             if one.seat is not None
         },
-        sights={number: JobView(JobRow(number), LoanHints()) for number in job_of},
+        job_views={number: JobView(JobRow(number), LoanHints()) for number in job_of},
     )
-    orders, ground = reclaim_for(picture, Rules(calm=RULES))
+    orders, ground = reclaim_for(view, Rules(calm=RULES))
     return [job_of[order.job] for order in orders], ground
 
 
@@ -445,9 +445,9 @@ def test_rooms_are_minimal_and_complete(layout, marks, profile):
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters(), st.lists(st.sampled_from(PLAIN), min_size=1, max_size=4))
 def test_after_the_endings_the_starts_have_room(cluster, starts):
-    spaces, trainees, _, _ = cluster
-    ended, ground = called_back(starts, spaces, trainees)
-    running = {one.job for one in trainees if one.seat is not None}
+    spaces, elastic_jobs, _, _ = cluster
+    ended, ground = called_back(starts, spaces, elastic_jobs)
+    running = {one.job for one in elastic_jobs if one.seat is not None}
     assert running.issuperset(ended)
     assert len(set(ended)) == len(ended)
     for space in spaces:

@@ -18,7 +18,7 @@ from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, State
 from slurm_migbatch.decide.lending.model import Rules
 from slurm_migbatch.decide.lending.round import decide
-from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, delayed, picture_of, sights_of
+from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, delayed, job_views_of, view_of
 from slurm_migbatch.decide.snapshot import Report
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.mig.profile import Profile
@@ -35,8 +35,8 @@ def elastic(job: int, kind: str = "loan", **more: object) -> JobRow:
     return JobRow(job, gres=f"gres/mig:{kind}:1", **values)  # type: ignore[arg-type]
 
 
-def sight(row: JobRow) -> JobView:
-    return sights_of([row], ["train"])[row.job_id]
+def job_view(row: JobRow) -> JobView:
+    return job_views_of([row], ["train"])[row.job_id]
 
 
 # -- the ledger --------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_a_loan_is_written_whenever_it_changes_and_ends_once(steps: list[str]) -
             state = {"loan": "PENDING", "pending": "PENDING", "requeued": "PENDING"}.get(step, step)
             kind = "loan" if step == "loan" else "1g.10gb"
             row = elastic(7, kind, state=state, restarts=restarts, start=now if state != "PENDING" else None)
-            ledger.follow({} if step == "gone" else {7: sight(row)}, {}, {}, now)
+            ledger.follow({} if step == "gone" else {7: job_view(row)}, {}, {}, now)
         elif step == "release" and loan is None and row.pending:
             ledger.release(row, ONE, "idle", now)
         elif step == "signal" and loan is not None and loan.state is State.RUNNING:
@@ -87,19 +87,19 @@ def test_a_loan_is_written_whenever_it_changes_and_ends_once(steps: list[str]) -
 def test_a_checkpoint_counts_if_it_is_newer_than_the_signal() -> None:
     ledger = Ledger()
     row = elastic(7, "1g.10gb", state="RUNNING", start=NOW)
-    ledger.follow({7: sight(row)}, {}, {(7, 0): NOW + 5}, NOW + 10)
+    ledger.follow({7: job_view(row)}, {}, {(7, 0): NOW + 5}, NOW + 10)
     ledger.signal(7, Cause.RECLAIM, "job 9")
     ledger.took(7, NOW + 10.0)
-    ledger.follow({7: sight(row)}, {}, {(7, 0): NOW + 8.9}, NOW + 11)
+    ledger.follow({7: job_view(row)}, {}, {(7, 0): NOW + 8.9}, NOW + 11)
     assert ledger.open[7].checkpoint is None
-    ledger.follow({7: sight(row)}, {}, {(7, 0): NOW + 10}, NOW + 12)
+    ledger.follow({7: job_view(row)}, {}, {(7, 0): NOW + 10}, NOW + 12)
     assert ledger.open[7].checkpoint == NOW + 10
 
 
 def test_a_loan_stays_as_it_is_while_the_row_of_its_job_cannot_be_read() -> None:
     ledger = Ledger()
     running = elastic(7, "1g.10gb", state="RUNNING", start=NOW)
-    ledger.follow({7: sight(running)}, {}, {}, NOW)
+    ledger.follow({7: job_view(running)}, {}, {}, NOW)
     before = dict(ledger.open)
     assert ledger.follow({}, {}, {}, NOW + 1, unread={7}) == []
     assert ledger.open == before
@@ -166,7 +166,7 @@ def test_profiles_of_the_record_that_are_none_are_passed_over() -> None:
 # -- speeds and costs --------------------------------------------------------------------------------------------------
 
 
-def trainees(predicted: dict[Profile, float] | None = None) -> ElasticJobs:
+def elastic_jobs(predicted: dict[Profile, float] | None = None) -> ElasticJobs:
     made = ElasticJobs(restart_s=30.0, checkpoint_s=10.0)
     made.use(SimpleNamespace(version="1", training_speeds=lambda hints, partition: predicted or {}))
     made.gpus([H100])
@@ -174,20 +174,20 @@ def trainees(predicted: dict[Profile, float] | None = None) -> ElasticJobs:
 
 
 def test_speeds_lie_within_min_and_max_and_memory() -> None:
-    one = replace(sight(elastic(7)), hints=LoanHints(min=ONE, max=THREE, mem_mib=15_000))
-    found = trainees().speeds(one)
+    one = replace(job_view(elastic(7)), hints=LoanHints(min=ONE, max=THREE, mem_mib=15_000))
+    found = elastic_jobs().speeds(one)
     assert set(found) == {Profile.parse("1g.20gb"), TWO, THREE}
     assert found[THREE] == pytest.approx(math.sqrt(3 / 7))
 
 
 def test_the_predictor_is_asked_for_models_that_it_knows() -> None:
-    known = replace(sight(elastic(7)), hints=LoanHints(max=THREE, model="bert-large"))
-    assert trainees({ONE: 0.2, THREE: 0.5, ALL: 1.0}).speeds(known) == {ONE: 0.2, THREE: 0.5}
-    assert THREE in trainees({}).speeds(known), "of others the usual is expected"
+    known = replace(job_view(elastic(7)), hints=LoanHints(max=THREE, model="bert-large"))
+    assert elastic_jobs({ONE: 0.2, THREE: 0.5, ALL: 1.0}).speeds(known) == {ONE: 0.2, THREE: 0.5}
+    assert THREE in elastic_jobs({}).speeds(known), "of others the usual is expected"
 
 
 def test_what_a_job_achieved_is_weighed_against_what_was_expected() -> None:
-    made, one = trainees(), sight(elastic(7))
+    made, one = elastic_jobs(), job_view(elastic(7))
     usual = made.speeds(one)
     made.recall((7, 0), ONE, Report(items=1000.0, rate=100.0))
     assert made.speeds(one) == pytest.approx(usual), "one profile alone tells nothing"
@@ -199,8 +199,8 @@ def test_what_a_job_achieved_is_weighed_against_what_was_expected() -> None:
 
 
 def test_costs_of_stopping() -> None:
-    made = trainees()
-    one = sight(elastic(7, "1g.10gb", state="RUNNING", start=NOW - 500))
+    made = elastic_jobs()
+    one = job_view(elastic(7, "1g.10gb", state="RUNNING", start=NOW - 500))
     assert made.costs(one, NOW).restart_s == 40.0
     assert made.costs(one, NOW).unsaved_s == 500.0
     made.report((7, 0), Report(checkpoint=NOW - 20, ckpt_s=3.0))
@@ -210,8 +210,8 @@ def test_costs_of_stopping() -> None:
 
 
 def test_what_a_job_still_needs_follows_from_its_items_and_its_reports() -> None:
-    made = trainees({ONE: 0.2, THREE: 0.5, ALL: 1.0})
-    one = replace(sight(elastic(7)), hints=LoanHints(max=THREE, model="bert-large", items=10_000))
+    made = elastic_jobs({ONE: 0.2, THREE: 0.5, ALL: 1.0})
+    one = replace(job_view(elastic(7)), hints=LoanHints(max=THREE, model="bert-large", items=10_000))
     assert made.needs_s(one) is None, "it has told nothing"
     made.recall((7, 0), THREE, Report(items=1000.0, rate=50.0))
     assert made.needs_s(one) == pytest.approx(9000 / 100), "50 a second at half the speed of the whole GPU"
@@ -252,9 +252,9 @@ def scene(rows: list[JobRow], *leases: tuple[str, int, tuple[int, int]]) -> Lend
 
 
 def look(one: LendingInputs, ledger: Ledger | None = None, idle: Idleness | None = None):  # type: ignore[no-untyped-def]
-    sights = sights_of(one.rows, ["train"])
-    knowledge = LendingKnowledge(trainees().speeds)
-    return picture_of(one, sights, ledger or Ledger(), idle or Idleness(), knowledge, {})
+    job_views = job_views_of(one.rows, ["train"])
+    knowledge = LendingKnowledge(elastic_jobs().speeds)
+    return view_of(one, job_views, ledger or Ledger(), idle or Idleness(), knowledge, {})
 
 
 def inference(job: int, name: str, **more: object) -> JobRow:
@@ -271,12 +271,12 @@ def test_inference_without_room_is_a_start_and_training_is_none() -> None:
     rows.append(JobRow(9, state="RUNNING", partition="gpu", gres="gres/mig:7g.80gb:1", nodes=("n1",)))
     found = look(scene(rows, ("7g.80gb", 0, (9, 0))))
     assert [(start.job, start.slices) for start in found.starts] == [(1, (THREE,))]
-    assert [one.job for one in found.trainees] == [3]
+    assert [one.job for one in found.elastic_jobs] == [3]
 
 
 def test_jobs_that_slurm_would_not_start_are_not_released() -> None:
     rows = [elastic(job, reason=reason) for job, reason in enumerate(("JobHeldUser", "Dependency", "AssocGrpGRES"), 1)]
-    assert look(scene(rows)).trainees == ()
+    assert look(scene(rows)).elastic_jobs == ()
 
 
 def test_what_is_about_to_end_is_passing() -> None:
@@ -288,7 +288,7 @@ def test_what_is_about_to_end_is_passing() -> None:
 def test_loans_do_not_count_as_use_and_what_inference_leaves_rests() -> None:
     idle, ledger = Idleness(), Ledger()
     row = elastic(5, "3g.40gb", state="RUNNING", nodes=("n1",), start=NOW - 50)
-    ledger.follow({5: sight(row)}, {}, {}, NOW)
+    ledger.follow({5: job_view(row)}, {}, {}, NOW)
     other = JobRow(9, state="RUNNING", partition="gpu", gres="gres/mig:3g.40gb:1", nodes=("n1",))
     both = scene([row, other], ("3g.40gb", 0, (9, 0)), ("3g.40gb", 4, (5, 0)))
     (space,) = look(both, ledger, idle).spaces
@@ -328,7 +328,7 @@ def test_jobs_that_ran_before_come_back_one_by_one_where_slurmd_needs_it(prefix:
 
     def later(seconds: float) -> list[int]:
         now = replace(scene([running, *rows[1:]], ("1g.10gb", 0, (1, 1))), now=NOW + seconds)
-        ledger.follow(sights_of(now.rows, ["train"]), {}, {}, now.now)
+        ledger.follow(job_views_of(now.rows, ["train"]), {}, {}, now.now)
         return [order.job for order in decide(look(now, ledger), Rules()).orders]
 
     running = replace(running, start=NOW + 1)

@@ -16,7 +16,7 @@ from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.ledger import Cause, Ledger, Loan, State
 from slurm_migbatch.decide.lending.model import Kind, LendingView, Rules
 from slurm_migbatch.decide.lending.round import decide
-from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, picture_of, sights_of
+from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, job_views_of, view_of
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot, layouts
@@ -62,14 +62,14 @@ class Site:
         plan = Planner().plan(planned, wanted, NOW)
         self.geometry = {(name, i): gpu.geometry for name, node in facts.items() for i, gpu in enumerate(node.gpus)}
         scene = LendingInputs(NOW, self.rows, nodes, facts, plan, wanted)
-        trainees = ElasticJobs(30.0, 10.0)
-        trainees.gpus(self.geometry.values())
-        sights = sights_of(self.rows, ["train"])
-        known = LendingKnowledge(trainees.speeds, lambda sight: trainees.costs(sight, NOW))
+        elastic_jobs = ElasticJobs(30.0, 10.0)
+        elastic_jobs.gpus(self.geometry.values())
+        job_views = job_views_of(self.rows, ["train"])
+        known = LendingKnowledge(elastic_jobs.speeds, lambda job_view: elastic_jobs.costs(job_view, NOW))
         reserve = draw(
             st.dictionaries(st.sampled_from([info.profile for info in H100.profiles[:3]]), st.integers(0, 2))
         )
-        self.picture: LendingView = picture_of(scene, sights, self.ledger, Idleness(), known, reserve)
+        self.view: LendingView = view_of(scene, job_views, self.ledger, Idleness(), known, reserve)
 
     def _holder(self, draw: st.DrawFn, node: str, slot: Slot) -> tuple[int, int]:
         job, self.job = self.job, self.job + 1
@@ -129,22 +129,22 @@ any_site = settings(
 @any_site
 @given(sites)
 def test_a_job_is_given_one_order_that_its_state_allows(site: Site) -> None:
-    found = decide(site.picture, RULES)
+    found = decide(site.view, RULES)
     assert all(count == 1 for count in Counter(order.job for order in found.orders).values())
     for order in found.orders:
-        sight, loan = site.picture.sights[order.job], site.picture.loans.get(order.job)
+        job_view, loan = site.view.job_views[order.job], site.view.loans.get(order.job)
         if order.kind is Kind.RELEASE:
-            assert sight.row.pending and sight.hints.waiting and loan is None
+            assert job_view.row.pending and job_view.hints.waiting and loan is None
         elif order.kind is Kind.SIGNAL:
-            assert loan is not None and sight.hints.signal and loan.signalled is None
+            assert loan is not None and job_view.hints.signal and loan.signalled is None
         elif order.kind is Kind.REQUEUE:
-            assert loan is not None and sight.row.active
-            ready = not sight.hints.signal or loan.state is State.REQUEUED
+            assert loan is not None and job_view.row.active
+            ready = not job_view.hints.signal or loan.state is State.REQUEUED
             assert ready or (loan.signalled is not None and NOW - loan.signalled >= RULES.grace_s)
-        assert order.restart == sight.row.restarts
+        assert order.restart == job_view.row.restarts
         assert order.why
     assert not found.lacking.keys() & {order.job for order in found.orders}
-    waiting = {int(str(one.job)) for one in site.picture.trainees if one.seat is None}
+    waiting = {int(str(one.job)) for one in site.view.elastic_jobs if one.seat is None}
     assert waiting == found.lacking.keys() | {order.job for order in found.orders if order.kind is Kind.RELEASE}
 
 
@@ -152,11 +152,11 @@ def test_a_job_is_given_one_order_that_its_state_allows(site: Site) -> None:
 @given(sites)
 def test_releases_have_room_beside_everything_that_is_or_will_be_there(site: Site) -> None:
     """Whoever runs, what supply plans for inference, and the reserve as far as it has room at all."""
-    found = decide(site.picture, RULES)
+    found = decide(site.view, RULES)
     wishes = [order.profile for order in found.orders if order.kind is Kind.RELEASE and order.profile is not None]
     if not wishes:
         return
-    free = [(space.geometry, space.used) for space in site.picture.spaces]
+    free = [(space.geometry, space.used) for space in site.view.spaces]
     assert _fit(free, sorted(wishes, reverse=True)), (wishes, free)
 
 
@@ -176,41 +176,41 @@ def _fit(free: list[tuple[Geometry, Layout]], wishes: list) -> bool:  # type: ig
 @any_site
 @given(sites)
 def test_no_account_has_more_than_its_quota_by_a_release(site: Site) -> None:
-    found = decide(site.picture, RULES)
-    lent = Counter(site.picture.lent)
+    found = decide(site.view, RULES)
+    lent = Counter(site.view.lent)
     released = Counter[str]()
     for order in found.orders:
         if order.kind is Kind.RELEASE and order.profile is not None:
-            released[site.picture.sights[order.job].row.account] += order.profile.compute
+            released[site.view.job_views[order.job].row.account] += order.profile.compute
     assert not released["a"] or lent["a"] + released["a"] <= RULES.quota["a"]
     if lent["a"] >= RULES.quota["a"]:
         grown = [order.job for order in found.orders if order.cause is Cause.GROW]
-        assert not [job for job in grown if site.picture.loans[job].account == "a"]
+        assert not [job for job in grown if site.view.loans[job].account == "a"]
     assert sum(order.kind is Kind.RELEASE for order in found.orders) <= RULES.most_releases
 
 
 @any_site
 @given(sites)
 def test_loans_end_for_inference_that_waits_and_only_where_that_is_allowed(site: Site) -> None:
-    found = decide(site.picture, RULES)
+    found = decide(site.view, RULES)
     ended = {order.job for order in found.orders if order.cause is Cause.RECLAIM and order.job not in _leaving(site)}
     if not ended:
         return
-    assert site.picture.starts
-    assert ended <= {int(str(one.job)) for space in site.picture.spaces for one in space.lent}
+    assert site.view.starts
+    assert ended <= {int(str(one.job)) for space in site.view.spaces for one in space.lent}
     calm = replace(RULES, reclaim=False)
-    more = {order.job for order in decide(site.picture, calm).orders if order.cause is Cause.RECLAIM}
+    more = {order.job for order in decide(site.view, calm).orders if order.cause is Cause.RECLAIM}
     assert not more & ended
 
 
 def _leaving(site: Site) -> set[int]:
-    return {job for job, loan in site.picture.loans.items() if loan.leaving}
+    return {job for job, loan in site.view.loans.items() if loan.leaving}
 
 
 @any_site
 @given(sites)
 def test_a_round_that_follows_calls_nobody_else_back_for_the_same(site: Site) -> None:
-    found = decide(site.picture, RULES)
+    found = decide(site.view, RULES)
     for order in found.orders:
         if order.kind is Kind.SIGNAL:
             site.ledger.signal(order.job, order.cause, order.why)
@@ -219,7 +219,7 @@ def test_a_round_that_follows_calls_nobody_else_back_for_the_same(site: Site) ->
             site.ledger.requeue(order.job, order.cause, order.why)
             site.ledger.took(order.job, NOW)
     called = {order.job for order in found.orders if order.cause is Cause.RECLAIM}
-    again = decide(replace(site.picture, loans=dict(site.ledger.open)), RULES)
+    again = decide(replace(site.view, loans=dict(site.ledger.open)), RULES)
     more = {order.job for order in again.orders if order.cause is Cause.RECLAIM}
     assert more <= called | _leaving(site), "only what is under way goes on"
 
@@ -227,13 +227,13 @@ def test_a_round_that_follows_calls_nobody_else_back_for_the_same(site: Site) ->
 @any_site
 @given(sites)
 def test_the_same_picture_gives_the_same_round(site: Site) -> None:
-    assert decide(site.picture, RULES) == decide(site.picture, RULES)
+    assert decide(site.view, RULES) == decide(site.view, RULES)
 
 
 @any_site
 @given(sites)
 def test_in_blackout_hours_nothing_is_lent_and_inference_is_served_as_ever(site: Site) -> None:
-    light, dark = decide(site.picture, RULES), decide(replace(site.picture, blackout=True), RULES)
+    light, dark = decide(site.view, RULES), decide(replace(site.view, blackout=True), RULES)
     assert not [order for order in dark.orders if order.kind is Kind.RELEASE]
     reclaims = [order for order in light.orders if order.cause is Cause.RECLAIM]
     assert [order for order in dark.orders if order.cause is Cause.RECLAIM] == reclaims

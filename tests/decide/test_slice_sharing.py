@@ -254,5 +254,5 @@ def test_what_a_run_reports_while_it_shares_says_nothing_of_its_slice(world: Mak
     for job in (host, guest):
         w.tell(job, 0, items=1000.0, throughput_per_s=10.0)
     w.step()
-    assert not w.lending.trainees._heard
-    assert w.lending.company.shared == {(host, 0), (guest, 0)}
+    assert not w.lending.elastic_jobs._heard
+    assert w.lending.slice_sharing.shared == {(host, 0), (guest, 0)}

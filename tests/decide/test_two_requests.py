@@ -49,7 +49,7 @@ def row(job: int) -> JobRow:
     return JobRow(job, partition="train", gres="gres:mig:loan:2", comment=COMMENT, reason="ReqNodeNotAvail")
 
 
-def sight(job: int) -> JobView:
+def job_view(job: int) -> JobView:
     hints = loan_hints(COMMENT, "train", "gres:mig:loan:2", {"train"})
     assert hints is not None
     return JobView(row(job), hints)
@@ -58,6 +58,6 @@ def sight(job: int) -> JobView:
 def test_a_release_leaves_only_the_profile() -> None:
     slurm = Adding("8")
     orders = [LoanOrder(Kind.RELEASE, job, 0, "idle", profile=Profile(2, 20)) for job in (7, 8)]
-    done = apply_orders(orders, {7: sight(7), 8: sight(8)}, slurm, lambda: 0.0)
+    done = apply_orders(orders, {7: job_view(7), 8: job_view(8)}, slurm, lambda: 0.0)
     assert {kind: n for of in slurm.needs["7"].values() for kind, n in of.items() if n} == {"2g.20gb": 1}
     assert [(one.order.job, bool(one.error)) for one in done] == [(7, False), (8, True)]

@@ -61,10 +61,10 @@ class LendingCapacity:
     """The cluster during one round. For each profile and group of GPUs a heap knows the GPU that loses least."""
 
     def __init__(
-        self, spaces: Sequence[GpuCapacity], trainees: Sequence[ElasticJob], now: float, calm: Hysteresis
+        self, spaces: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob], now: float, calm: Hysteresis
     ) -> None:
         self.now, self.calm = now, calm
-        self.regions, groups = _groups(spaces, trainees)
+        self.regions, groups = _groups(spaces, elastic_jobs)
         self.reserve_in = {group for group, space in zip(groups, spaces, strict=True) if not space.own}
         known: dict[Layout, Layout] = {}  # equal ones as one object: faster to look up
         self.rooms = []
@@ -83,7 +83,7 @@ class LendingCapacity:
             if room.lendable or room.space.lent
             for slot in room.space.taken
         )
-        self.share = max(1.0, (slices - taken) / max(1, len(trainees)))
+        self.share = max(1.0, (slices - taken) / max(1, len(elastic_jobs)))
         self._profiles: dict[frozenset[str] | None, set[Profile]] = {}
         self._useful: dict[tuple[int, frozenset[str] | None], tuple[Profile, ...]] = {}
         self.heaps: dict[tuple[int, bool, Profile], list[_Entry]] = {}
@@ -258,10 +258,10 @@ class LendingCapacity:
         a.profile, b.profile, a.room, b.room = b.profile, a.profile, b.room, a.room
         return True
 
-    def grow(self, trainees: Sequence[ElasticJob], most: int) -> list[Grown]:
+    def grow(self, elastic_jobs: Sequence[ElasticJob], most: int) -> list[Grown]:
         """Running jobs that pay for a larger slice, the most gain first."""
         offers: list[tuple[float, int, float, Profile, float]] = []
-        for number, one in enumerate(trainees):
+        for number, one in enumerate(elastic_jobs):
             if one.seat is None or not self.calm.may_change(self.now, one.since, one.restarts):
                 continue
             useful = self.useful(one)
@@ -278,7 +278,7 @@ class LendingCapacity:
         for less, number, stay, profile, before in sorted(offers):
             if len(grown) >= most:
                 break
-            one = trainees[number]
+            one = elastic_jobs[number]
             room = None if number in grown else self._grown(one, profile)
             if room is not None:
                 faster = one.speeds[profile] / before if before else math.inf
@@ -380,10 +380,10 @@ def _steps(number: int, each: Given) -> Iterable[_Step]:
 
 
 def _groups(
-    spaces: Sequence[GpuCapacity], trainees: Sequence[ElasticJob]
+    spaces: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob]
 ) -> tuple[dict[frozenset[str] | None, set[int]], list[int]]:
     """GPUs that the same jobs may use, as groups: of each set of nodes those that it has, and of each GPU its own."""
-    regions = list(dict.fromkeys(one.nodes for one in trainees if one.nodes is not None))
+    regions = list(dict.fromkeys(one.nodes for one in elastic_jobs if one.nodes is not None))
     inside = {
         node: tuple(number for number, region in enumerate(regions) if node in region)
         for node in dict.fromkeys(space.node for space in spaces)

@@ -94,15 +94,15 @@ class ElasticJobs:
         self._reports.setdefault(run, report)
         self._hear(run, profile, report)
 
-    def look(self, sights: Mapping[int, JobView], held: Mapping[Run, Profile]) -> None:
+    def look(self, job_views: Mapping[int, JobView], held: Mapping[Run, Profile]) -> None:
         """Slurm's list of now, and the profile of each run; jobs that are gone are forgotten."""
         for run, report in list(self._reports.items()):
-            sight = sights.get(run[0])
-            if sight is None or sight.row.restarts > run[1]:
+            job_view = job_views.get(run[0])
+            if job_view is None or job_view.row.restarts > run[1]:
                 del self._reports[run]
             elif run in held:
                 self._hear(run, held[run], report)
-        for job in [job for job in self._heard if job not in sights]:
+        for job in [job for job in self._heard if job not in job_views]:
             del self._heard[job]
         if len(self._usual) > _MOST_KINDS or len(self._predicted) > _MOST_KINDS:
             self._usual.clear()
@@ -120,55 +120,55 @@ class ElasticJobs:
         told = list(self._reports.items())  # reports come in another thread
         return {run: report.checkpoint for run, report in told if report.checkpoint is not None}
 
-    def speeds(self, sight: JobView) -> Mapping[Profile, float]:
+    def speeds(self, job_view: JobView) -> Mapping[Profile, float]:
         """Of each profile that the job may have, its speed relative to the whole GPU."""
-        expected = self._expected(sight)
-        heard = self._heard.get(sight.row.job_id)
+        expected = self._expected(job_view)
+        heard = self._heard.get(job_view.row.job_id)
         if not heard:
             return expected
         by_name = speeds({profile.name: speed for profile, speed in expected.items()}, list(heard.values()))
         return {profile: by_name[profile.name] for profile in expected}
 
-    def costs(self, sight: JobView, now: float) -> Costs:
+    def costs(self, job_view: JobView, now: float) -> Costs:
         """What stopping the job now costs it."""
-        report = self._reports.get((sight.row.job_id, sight.row.restarts), Report())
+        report = self._reports.get((job_view.row.job_id, job_view.row.restarts), Report())
         took = report.ckpt_s if report.ckpt_s is not None else self._checkpoint_s
-        saved = max(report.checkpoint or 0.0, sight.row.start or now)
-        return Costs(self._restart_s + (took if sight.hints.signal else 0.0), max(0.0, now - saved))
+        saved = max(report.checkpoint or 0.0, job_view.row.start or now)
+        return Costs(self._restart_s + (took if job_view.hints.signal else 0.0), max(0.0, now - saved))
 
-    def left_s(self, sight: JobView, now: float) -> float:
+    def left_s(self, job_view: JobView, now: float) -> float:
         """Seconds on the whole GPU that its time limit leaves a running job at most; infinite where nothing does."""
-        row = sight.row
-        if row.time_limit_s is None or row.start is None or sight.hints.slice is None or not row.active:
+        row = job_view.row
+        if row.time_limit_s is None or row.start is None or job_view.hints.slice is None or not row.active:
             return math.inf
-        speed = self.speeds(sight).get(sight.hints.slice, 0.0)
+        speed = self.speeds(job_view).get(job_view.hints.slice, 0.0)
         return max(0.0, row.start + row.time_limit_s - now) * speed
 
-    def needs_s(self, sight: JobView) -> float | None:
+    def needs_s(self, job_view: JobView) -> float | None:
         """Seconds on the whole GPU that a job still needs, by its `items` and what its runs report; None: not known.
 
         The rate is that of runs with a slice of their own; what a run does beside another one counts as done. A job
         that has done more than it said tells nothing.
         """
-        if sight.hints.items is None:
+        if job_view.hints.items is None:
             return None
-        job, restart = sight.row.job_id, sight.row.restarts
-        speed = {profile.name: value for profile, value in self.speeds(sight).items()}
+        job, restart = job_view.row.job_id, job_view.row.restarts
+        speed = {profile.name: value for profile, value in self.speeds(job_view).items()}
         heard = self._heard.get(job, {})
         told = [one for one in usable(heard.values()) if one.profile in speed]
         done = {run: one.items for run, one in heard.items()}
         done[restart] = max(done.get(restart, 0.0), self._reports.get((job, restart), Report()).items or 0.0)
-        left = sight.hints.items - math.fsum(done.values())
+        left = job_view.hints.items - math.fsum(done.values())
         if not told or left <= 0:
             return None
         return left * math.fsum(one.seconds * speed[one.profile] for one in told) / math.fsum(one.items for one in told)
 
-    def _expected(self, sight: JobView) -> Mapping[Profile, float]:
-        hints = replace(sight.hints, slice=None)
-        key = hints, sight.row.partition
+    def _expected(self, job_view: JobView) -> Mapping[Profile, float]:
+        hints = replace(job_view.hints, slice=None)
+        key = hints, job_view.row.partition
         if hints.model is not None:
             if key not in self._predicted:
-                told = self._predict(hints, sight.row.partition)
+                told = self._predict(hints, job_view.row.partition)
                 may = {p for geometry in self._geometries for p in within(geometry, hints.min, hints.max)}
                 self._predicted[key] = {p: speed for p, speed in told.items() if p in may and speed > 0}
             if self._predicted[key]:

@@ -38,7 +38,7 @@ from slurm_migbatch.mig.profile import Profile
 
 def lend(
     spaces: Sequence[GpuCapacity],
-    trainees: Sequence[ElasticJob],
+    elastic_jobs: Sequence[ElasticJob],
     reserve: Mapping[Profile, int],
     now: float,
     calm: Hysteresis,
@@ -48,19 +48,19 @@ def lend(
 
     Args:
         spaces: GPUs that may lend.
-        trainees: training jobs in Slurm's order, running ones among them anywhere.
+        elastic_jobs: training jobs in Slurm's order, running ones among them anywhere.
         reserve: slices that inference is expected to need.
         now: unix seconds.
         calm: when a job may be changed and a slice lent.
         releases: at most so many jobs are released or grow; None: any number.
     """
-    board = LendingCapacity(spaces, trainees, now, calm)
+    board = LendingCapacity(spaces, elastic_jobs, now, calm)
     short = board.hold(reserve)
     most = math.inf if releases is None else releases
     given: list[Given] = []
     lacking: dict[Hashable, Reason] = {}
     hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
-    for one in trainees:
+    for one in elastic_jobs:
         if one.seat is not None:
             continue
         if len(given) >= most:
@@ -81,5 +81,5 @@ def lend(
     board.exchange(given, move=enough)
     grown: list[Grown] = []
     if enough:
-        grown = board.grow(trainees, int(min(most - len(given), len(trainees))))
+        grown = board.grow(elastic_jobs, int(min(most - len(given), len(elastic_jobs))))
     return Lending(*board.seated(given, grown), lacking, short)

@@ -202,7 +202,7 @@ class Ledger:
 
     def follow(
         self,
-        sights: Mapping[int, JobView],
+        job_views: Mapping[int, JobView],
         places: Mapping[tuple[int, int], Place],
         checkpoints: Mapping[tuple[int, int], float],
         now: float,
@@ -211,7 +211,7 @@ class Ledger:
         """Bring every loan in line with Slurm's list.
 
         Args:
-            sights: every elastic training job that Slurm lists.
+            job_views: every elastic training job that Slurm lists.
             places: where each run (job, restart count) is that has a slice, as the nodes tell.
             checkpoints: the newest complete checkpoint of each run, by its own words.
             unread: jobs that Slurm lists and of which nothing else could be read; their loans stay as they are.
@@ -221,30 +221,30 @@ class Ledger:
         """
         ended = []
         for job, loan in list(self.open.items()):
-            sight, run = sights.get(job), (job, loan.restart)
+            job_view, run = job_views.get(job), (job, loan.restart)
             if job in unread:
                 continue
-            if sight is None:
+            if job_view is None:
                 ended.append(self._close(loan, now, Cause.LEFT, "the job has left Slurm's list"))
-            elif sight.row.restarts > loan.restart or (sight.row.pending and loan.started is not None):
+            elif job_view.row.restarts > loan.restart or (job_view.row.pending and loan.started is not None):
                 ended.append(self._came_back(loan, now))
-            elif sight.row.pending:
-                ended += self._still_waits(loan, sight, now)
-            elif sight.row.active:
-                self._runs(loan, sight.row, places.get(run), checkpoints.get(run), now)
-        for job, sight in sights.items():
-            if job not in self.open and sight.row.tasks <= 1:
-                self._newly_seen(sight, places.get((job, sight.row.restarts)), now)
+            elif job_view.row.pending:
+                ended += self._still_waits(loan, job_view, now)
+            elif job_view.row.active:
+                self._runs(loan, job_view.row, places.get(run), checkpoints.get(run), now)
+        for job, job_view in job_views.items():
+            if job not in self.open and job_view.row.tasks <= 1:
+                self._newly_seen(job_view, places.get((job, job_view.row.restarts)), now)
         self._expected = {task: loan for task, loan in self._expected.items() if now - loan.decided < EXPECTED_S}
         self.runs = {(loan.job_id, loan.restart) for loan in self.open.values()} | (self.runs & places.keys())
-        for job in [job for job, past in self.past.items() if job not in sights and now - past.ended > STALE_S]:
+        for job in [job for job, past in self.past.items() if job not in job_views and now - past.ended > STALE_S]:
             del self.past[job]
         return ended
 
-    def _newly_seen(self, sight: JobView, place: Place | None, now: float) -> None:
-        profile = place[2].profile if sight.hints.guest and place is not None else sight.hints.slice
-        if profile is not None and not self._meet(sight, now) and sight.row.active:
-            self._adopt(sight, profile, place, now)
+    def _newly_seen(self, job_view: JobView, place: Place | None, now: float) -> None:
+        profile = place[2].profile if job_view.hints.guest and place is not None else job_view.hints.slice
+        if profile is not None and not self._meet(job_view, now) and job_view.row.active:
+            self._adopt(job_view, profile, place, now)
 
     def _came_back(self, loan: Loan, now: float) -> Loan:
         if loan.state is State.REQUEUED:
@@ -254,8 +254,8 @@ class Ledger:
             why = "it started and came straight back to the queue; the node's log tells why"
         return self._close(loan, now, Cause.SLURM, why)
 
-    def _still_waits(self, loan: Loan, sight: JobView, now: float) -> list[Loan]:
-        if sight.hints.slice == loan.slice or sight.hints.guest:
+    def _still_waits(self, loan: Loan, job_view: JobView, now: float) -> list[Loan]:
+        if job_view.hints.slice == loan.slice or job_view.hints.guest:
             if loan.released is None:  # Slurm was told, and we did not live to note it
                 self._put(replace(loan, released=now))
             return []
@@ -280,19 +280,19 @@ class Ledger:
         if changes:
             self._put(replace(loan, **changes))
 
-    def _meet(self, sight: JobView, now: float) -> bool:
+    def _meet(self, job_view: JobView, now: float) -> bool:
         """Whether this is an array task that was released; its loan begins under its own job id."""
-        row, task = sight.row, first_task(sight.row)
+        row, task = job_view.row, first_task(job_view.row)
         loan = self._expected.pop((row.array_job or 0, task), None) if task is not None else None
-        if loan is None or loan.slice != sight.hints.slice:
+        if loan is None or loan.slice != job_view.hints.slice:
             return False
         self._put(replace(loan, job_id=row.job_id, restart=row.restarts, released=now))
         if row.active:
             self._runs(self.open[row.job_id], row, None, None, now)
         return True
 
-    def _adopt(self, sight: JobView, profile: Profile, place: Place | None, now: float) -> None:
-        row = sight.row
+    def _adopt(self, job_view: JobView, profile: Profile, place: Place | None, now: float) -> None:
+        row = job_view.row
         began = row.start or now
         node, gpu = (place[0], place[1]) if place is not None else (row.nodes[0] if row.nodes else "", "")
         loan = _new(row, profile, began, "found running; the record did not know of it")

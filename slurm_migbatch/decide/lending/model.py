@@ -55,7 +55,7 @@ class PendingLoan:
 
 @dataclass(frozen=True)
 class LendingView:
-    """One look.
+    """What a round of lending decides on.
 
     Attributes:
         spaces: GPUs of nodes that may lend. `taken` holds inference that runs and what supply plans for inference that
@@ -63,9 +63,9 @@ class LendingView:
         passing: memory slices (bits) by node and GPU that are taken or lent but about to be free: of jobs that
             complete.
         starts: inference that supply found no room for, in Slurm's order.
-        trainees: elastic training jobs in Slurm's order: those that wait and could be released, and loans that run.
+        elastic_jobs: elastic training jobs in Slurm's order: those that wait and could be released, and loans that run.
         promises: loans without a slot yet.
-        loans, sights: the ledger's loans that go on, and what Slurm shows of elastic training jobs.
+        loans, job_views: the ledger's loans that go on, and what Slurm shows of elastic training jobs.
         lent: compute slices that each account has as loans.
         reserve: slices that inference is expected to need beyond those that it has or waits for.
         blackout: whether the admin allows no lending now.
@@ -75,10 +75,10 @@ class LendingView:
     spaces: tuple[GpuCapacity, ...] = ()
     passing: Mapping[tuple[str, int], int] = field(default_factory=dict)
     starts: tuple[WaitingInference, ...] = ()
-    trainees: tuple[ElasticJob, ...] = ()
+    elastic_jobs: tuple[ElasticJob, ...] = ()
     promises: tuple[PendingLoan, ...] = ()
     loans: Mapping[int, Loan] = field(default_factory=dict)
-    sights: Mapping[int, JobView] = field(default_factory=dict)
+    job_views: Mapping[int, JobView] = field(default_factory=dict)
     lent: Mapping[str, int] = field(default_factory=dict)
     reserve: Mapping[Profile, int] = field(default_factory=dict)
     blackout: bool = False
@@ -115,7 +115,7 @@ class LoanOrder:
 
 @dataclass(frozen=True)
 class Round:
-    """What follows from a picture: orders, and why each job that still waits does (a sentence)."""
+    """What follows from a view: orders, and why each job that still waits does (a sentence)."""
 
     orders: tuple[LoanOrder, ...] = ()
     lacking: Mapping[int, str] = field(default_factory=dict)
@@ -128,12 +128,12 @@ class RoundCapacity:
         self.spaces = dict(spaces)
 
     @classmethod
-    def coming(cls, picture: LendingView) -> RoundCapacity:
+    def coming(cls, view: LendingView) -> RoundCapacity:
         """As they will be when what is leaving has left."""
-        leaving = {job for job, loan in picture.loans.items() if loan.leaving}
+        leaving = {job for job, loan in view.loans.items() if loan.leaving}
         found = {}
-        for space in picture.spaces:
-            gone = picture.passing.get((space.node, space.gpu), 0)
+        for space in view.spaces:
+            gone = view.passing.get((space.node, space.gpu), 0)
             taken = tuple(slot for slot in space.taken if not slot.placement.mask & gone)
             lent = tuple(one for one in space.lent if one.job not in leaving and not one.slot.placement.mask & gone)
             same = len(taken) == len(space.taken) and len(lent) == len(space.lent)

@@ -24,51 +24,60 @@ from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
 
-def due(picture: LendingView, rules: Rules) -> list[LoanOrder]:
+def due(view: LendingView, rules: Rules) -> list[LoanOrder]:
     """What has to go on, whatever else is decided: grace that is over, orders that have not come to anything."""
     orders = []
-    for job, loan in picture.loans.items():
-        sight = picture.sights.get(job)
-        if sight is None:
+    for job, loan in view.loans.items():
+        job_view = view.job_views.get(job)
+        if job_view is None:
             continue
-        running = sight.row.state == "RUNNING"
-        if loan.state is State.SIGNALLED and sight.row.active:
-            order = _signalled(picture, rules, loan)
+        running = job_view.row.state == "RUNNING"
+        if loan.state is State.SIGNALLED and job_view.row.active:
+            order = _signalled(view, rules, loan)
             orders += [] if order is None else [order]
         elif loan.state is State.REQUEUED and running:
-            if loan.requeued is None or picture.now - loan.requeued >= rules.again_s:
+            if loan.requeued is None or view.now - loan.requeued >= rules.again_s:
                 orders.append(LoanOrder(Kind.REQUEUE, job, loan.restart, loan.why_ended, loan.cause))
-        elif loan.state in (State.RELEASED, State.WITHDRAWN) and sight.row.pending and sight.hints.slice is not None:
-            late = loan.released is not None and picture.now - loan.released >= rules.start_s
+        elif (
+            loan.state in (State.RELEASED, State.WITHDRAWN)
+            and job_view.row.pending
+            and job_view.hints.slice is not None
+        ):
+            late = loan.released is not None and view.now - loan.released >= rules.start_s
             if loan.state is State.WITHDRAWN or late:
                 why = loan.why_ended or f"it has not started within {rules.start_s:g} s"
                 orders.append(LoanOrder(Kind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE))
-    for job, sight in picture.sights.items():
-        if job not in picture.loans and sight.row.pending and not sight.hints.guest and sight.hints.slice is not None:
+    for job, job_view in view.job_views.items():
+        if (
+            job not in view.loans
+            and job_view.row.pending
+            and not job_view.hints.guest
+            and job_view.hints.slice is not None
+        ):
             why = "it is back in the queue and waits for another slice"
-            orders.append(LoanOrder(Kind.RETYPE, job, sight.row.restarts, why))
+            orders.append(LoanOrder(Kind.RETYPE, job, job_view.row.restarts, why))
     return orders
 
 
-def _signalled(picture: LendingView, rules: Rules, loan: Loan) -> LoanOrder | None:
+def _signalled(view: LendingView, rules: Rules, loan: Loan) -> LoanOrder | None:
     """What is due of a job that was to be told to write a checkpoint."""
-    signal = _signal(picture, loan.job_id)
+    signal = _signal(view, loan.job_id)
     if loan.signalled is None and signal:
         return LoanOrder(Kind.SIGNAL, loan.job_id, loan.restart, loan.why_ended, loan.cause, signal=signal)
     if loan.signalled is None:  # its hints have changed meanwhile
         return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, loan.why_ended, loan.cause)
-    if loan.checkpoint is None and picture.now - loan.signalled < rules.grace_s:
+    if loan.checkpoint is None and view.now - loan.signalled < rules.grace_s:
         return None
     why = _after(loan.checkpoint is not None, rules)
     return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, why, loan.cause)
 
 
-def call_back(picture: LendingView, rules: Rules) -> tuple[list[LoanOrder], RoundCapacity]:
+def call_back(view: LendingView, rules: Rules) -> tuple[list[LoanOrder], RoundCapacity]:
     """The loans that end for inference that waits, and the GPUs as they will be when it has started."""
-    ground = RoundCapacity.coming(picture)
-    party = _ReclaimPlanner(picture, rules, ground)
+    ground = RoundCapacity.coming(view)
+    party = _ReclaimPlanner(view, rules, ground)
     hopeless: set[tuple[frozenset[str], tuple[Profile, ...], int]] = set()
-    for start in picture.starts:
+    for start in view.starts:
         key = start.pool, start.slices, start.nodes
         for _ in range(start.copies):
             if key in hopeless:
@@ -94,21 +103,21 @@ class _Found:
 class _ReclaimPlanner:
     """The loans that may be called back, and those that are."""
 
-    def __init__(self, picture: LendingView, rules: Rules, ground: RoundCapacity) -> None:
-        self.picture, self.rules, self.ground = picture, rules, ground
+    def __init__(self, view: LendingView, rules: Rules, ground: RoundCapacity) -> None:
+        self.view, self.rules, self.ground = view, rules, ground
         self.orders: list[LoanOrder] = []
 
     @cached_property
     def loans(self) -> dict[int, ReclaimCandidate[SlotReference]]:
         """The loans that may end; most rounds end none and never ask."""
-        picture, rules = self.picture, self.rules
+        view, rules = self.view, self.rules
         found: dict[int, ReclaimCandidate[SlotReference]] = {}
-        for one in picture.trainees:
+        for one in view.elastic_jobs:
             job = int(str(one.job))
-            held = picture.loans.get(job)
+            held = view.loans.get(job)
             if not rules.reclaim or one.seat is None or held is None or held.state is not State.RUNNING:
                 continue
-            found[job] = _loan(one, rules, picture.now)
+            found[job] = _loan(one, rules, view.now)
         return found
 
     def serve(self, start: WaitingInference, cause: Cause, why: str) -> bool:
@@ -139,7 +148,7 @@ class _ReclaimPlanner:
                 loans = [loan for job, loan in self.loans.items() if job not in ended]
                 mine = {seat for loan in loans for seat in loan.slots}
                 rooms = [room for room in rooms_for(profile, at.values()) if room <= mine]
-                gone = reclaim(loans, rooms, 1, self.picture.now, self.rules.protect_s)
+                gone = reclaim(loans, rooms, 1, self.view.now, self.rules.protect_s)
                 if not gone.served:
                     return None
                 jobs = [int(str(job)) for job in gone.stopped]
@@ -155,18 +164,18 @@ class _ReclaimPlanner:
         return _Found(tuple(changed.values()), tuple(ended), lost)
 
     def _order(self, job: int, cause: Cause, why: str) -> LoanOrder:
-        return stop(self.picture, job, cause, why)
+        return stop(self.view, job, cause, why)
 
 
-def stop(picture: LendingView, job: int, cause: Cause, why: str) -> LoanOrder:
+def stop(view: LendingView, job: int, cause: Cause, why: str) -> LoanOrder:
     """How a loan is ended: told first where it knows how to write a checkpoint, else requeued at once."""
-    signal = _signal(picture, job)
+    signal = _signal(view, job)
     kind = Kind.SIGNAL if signal else Kind.REQUEUE
-    return LoanOrder(kind, job, picture.loans[job].restart, why, cause, signal=signal)
+    return LoanOrder(kind, job, view.loans[job].restart, why, cause, signal=signal)
 
 
-def _signal(picture: LendingView, job: int) -> str:
-    return (picture.sights[job].hints.signal or "").upper()
+def _signal(view: LendingView, job: int) -> str:
+    return (view.job_views[job].hints.signal or "").upper()
 
 
 def _after(written: bool, rules: Rules) -> str:

@@ -33,32 +33,32 @@ LACKING: Final[Mapping[str, str]] = {
 }
 
 
-def decide(picture: LendingView, rules: Rules) -> Round:
+def decide(view: LendingView, rules: Rules) -> Round:
     """What to do now. The orders name each job at most once."""
-    orders = due(picture, rules)
-    ended, ground = call_back(picture, rules)
+    orders = due(view, rules)
+    ended, ground = call_back(view, rules)
     orders += ended
     busy = {order.job for order in orders}
     lending = lend(
-        _lendable(picture, ground, busy),
-        trainees := _trainees(picture, rules, busy),
-        picture.reserve,
-        picture.now,
+        _lendable(view, ground, busy),
+        elastic_jobs := _elastic_jobs(view, rules, busy),
+        view.reserve,
+        view.now,
         rules.calm,
-        0 if picture.blackout else rules.most_releases,
+        0 if view.blackout else rules.most_releases,
     )
     lacking = {
-        int(str(job)): LACKING["blackout" if picture.blackout else reason] for job, reason in lending.lacking.items()
+        int(str(job)): LACKING["blackout" if view.blackout else reason] for job, reason in lending.lacking.items()
     }
-    waiting = {int(str(one.job)) for one in trainees if one.seat is None}
-    lacking.update(dict.fromkeys(_without_quota(picture, rules) - waiting, LACKING["quota"]))
-    left = picture.quota_left(rules)
-    accounts = {int(str(one.job)): one.account for one in picture.trainees}
-    if not ended and not picture.blackout:
-        later = not _may_return(picture, rules)
+    waiting = {int(str(one.job)) for one in elastic_jobs if one.seat is None}
+    lacking.update(dict.fromkeys(_without_quota(view, rules) - waiting, LACKING["quota"]))
+    left = view.quota_left(rules)
+    accounts = {int(str(one.job)): one.account for one in view.elastic_jobs}
+    if not ended and not view.blackout:
+        later = not _may_return(view, rules)
         for grant in lending.grants:
             job = int(str(grant.job))
-            row = picture.sights[job].row
+            row = view.job_views[job].row
             if row.restarts and not forgets(row.gres):
                 if later:
                     lacking[job] = LACKING["turn"]
@@ -72,36 +72,36 @@ def decide(picture: LendingView, rules: Rules) -> Round:
                 left[account] -= slices
             why = f"{grant.profile} is idle, and no inference is expected to need it"
             orders.append(LoanOrder(Kind.RELEASE, job, row.restarts, why, profile=grant.profile))
-        orders += [_grow(picture, grow) for grow in lending.grows if int(str(grow.job)) not in busy]
+        orders += [_grow(view, grow) for grow in lending.grows if int(str(grow.job)) not in busy]
     else:
-        word = LACKING["blackout"] if picture.blackout else "inference that waits is served first"
+        word = LACKING["blackout"] if view.blackout else "inference that waits is served first"
         lacking.update({int(str(grant.job)): word for grant in lending.grants})
     return Round(tuple(orders), lacking)
 
 
-def _may_return(picture: LendingView, rules: Rules) -> bool:
+def _may_return(view: LendingView, rules: Rules) -> bool:
     """Whether a job that has run before may be released where Slurm is one of up to 23.02.
 
     Their slurmd forgets revoked credentials at most every two seconds. Of several jobs that come back within that time
     it takes some for such as have had their Prolog; these are requeued once more.
     """
-    for job, loan in picture.loans.items():
-        sight = picture.sights.get(job)
-        if sight is None or not loan.restart or forgets(sight.row.gres):
+    for job, loan in view.loans.items():
+        job_view = view.job_views.get(job)
+        if job_view is None or not loan.restart or forgets(job_view.row.gres):
             continue
         since = loan.started or loan.decided
-        if picture.now - since < (rules.apart_s if loan.started is not None else rules.turn_s):
+        if view.now - since < (rules.apart_s if loan.started is not None else rules.turn_s):
             return False
     return True
 
 
-def _lendable(picture: LendingView, ground: RoundCapacity, busy: set[int]) -> list[GpuCapacity]:
+def _lendable(view: LendingView, ground: RoundCapacity, busy: set[int]) -> list[GpuCapacity]:
     """The GPUs for lending: with what inference will have, what is leaving but not gone, and loans without a slot.
 
     A GPU on which something is leaving is not lent from until it has left.
     """
     found: dict[tuple[str, int], GpuCapacity] = {}
-    for space in picture.spaces:
+    for space in view.spaces:
         key = space.node, space.gpu
         coming = ground.spaces[key]
         if coming is space:
@@ -109,9 +109,9 @@ def _lendable(picture: LendingView, ground: RoundCapacity, busy: set[int]) -> li
             continue
         mask = sum(slot.placement.mask for slot in coming.taken)
         lent = tuple(one for one in space.lent if not one.slot.placement.mask & mask)
-        leaving = len(lent) < len(space.lent) or key in picture.passing or _leaves(picture, space, busy)
+        leaving = len(lent) < len(space.lent) or key in view.passing or _leaves(view, space, busy)
         found[key] = replace(coming, lent=lent, reclaimed=inf if leaving else space.reclaimed)
-    for promise in picture.promises:
+    for promise in view.promises:
         for key, space in found.items():
             if promise.nodes is not None and space.node not in promise.nodes:
                 continue
@@ -122,16 +122,16 @@ def _lendable(picture: LendingView, ground: RoundCapacity, busy: set[int]) -> li
     return list(found.values())
 
 
-def _leaves(picture: LendingView, space: GpuCapacity, busy: set[int]) -> bool:
+def _leaves(view: LendingView, space: GpuCapacity, busy: set[int]) -> bool:
     jobs = [int(str(one.job)) for one in space.lent]
-    return any(job in busy or (job in picture.loans and picture.loans[job].leaving) for job in jobs)
+    return any(job in busy or (job in view.loans and view.loans[job].leaving) for job in jobs)
 
 
-def _trainees(picture: LendingView, rules: Rules, busy: set[int]) -> list[ElasticJob]:
+def _elastic_jobs(view: LendingView, rules: Rules, busy: set[int]) -> list[ElasticJob]:
     """Waiting jobs with the profiles that their account may have, and running ones; those that leave count as new."""
-    barred, left = _without_quota(picture, rules), picture.quota_left(rules)
+    barred, left = _without_quota(view, rules), view.quota_left(rules)
     found = []
-    for one in picture.trainees:
+    for one in view.elastic_jobs:
         job = int(str(one.job))
         if one.seat is None and (job in busy or job in barred):
             continue
@@ -140,19 +140,19 @@ def _trainees(picture: LendingView, rules: Rules, busy: set[int]) -> list[Elasti
             most = left[one.account] + (has.compute if has is not None else 0)
             one = replace(one, speeds={p: v for p, v in one.speeds.items() if p.compute <= most or p == has})
         if has is not None:
-            loan = picture.loans.get(job)
+            loan = view.loans.get(job)
             stays = job in busy or loan is None or loan.leaving or one.restarts >= rules.max_restarts
-            one = replace(one, since=picture.now) if stays else one
+            one = replace(one, since=view.now) if stays else one
         found.append(one)
     return found
 
 
-def _without_quota(picture: LendingView, rules: Rules) -> set[int]:
+def _without_quota(view: LendingView, rules: Rules) -> set[int]:
     """Waiting jobs whose account has room for none of their profiles."""
-    left = picture.quota_left(rules)
+    left = view.quota_left(rules)
     return {
         int(str(one.job))
-        for one in picture.trainees
+        for one in view.elastic_jobs
         if one.seat is None
         and one.account in left
         and one.speeds
@@ -160,6 +160,6 @@ def _without_quota(picture: LendingView, rules: Rules) -> set[int]:
     }
 
 
-def _grow(picture: LendingView, grow: Grow) -> LoanOrder:
+def _grow(view: LendingView, grow: Grow) -> LoanOrder:
     why = f"{grow.profile} instead of {grow.before} makes it {grow.faster:.1f} times faster"
-    return stop(picture, int(str(grow.job)), Cause.GROW, why)
+    return stop(view, int(str(grow.job)), Cause.GROW, why)

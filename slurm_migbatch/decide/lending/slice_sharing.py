@@ -53,139 +53,139 @@ class SliceSharing:
         """What supply should offer: second job -> first job."""
         return {guest: pair.host for guest, (pair, _) in self._pairs.items()}
 
-    def look(self, facts: Mapping[str, NodeFacts], sights: Mapping[int, JobView]) -> None:
+    def look(self, facts: Mapping[str, NodeFacts], job_views: Mapping[int, JobView]) -> None:
         """Who shares with whom now, as the nodes tell."""
         self._beside = dict(_both(facts))
         self._located = {run for node in facts.values() for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests)}
-        self.shared = {run for run in self.shared | self._beside.keys() if run[0] in sights}
+        self.shared = {run for run in self.shared | self._beside.keys() if run[0] in job_views}
 
-    def add(self, picture: LendingView, decided: Round, rules: Rules, offered: Mapping[int, str]) -> Round:
+    def add(self, view: LendingView, decided: Round, rules: Rules, offered: Mapping[int, str]) -> Round:
         """A round's orders with those for pairs.
 
         Args:
-            picture, decided: what the round was decided on, and what it came to.
+            view, decided: what the round was decided on, and what it came to.
             rules: the admin's.
             offered: the pairs that supply has put into a plan: second job -> node.
         """
-        orders = [*decided.orders, *self._together(picture, decided.orders)]
+        orders = [*decided.orders, *self._together(view, decided.orders)]
         busy = {order.job for order in orders}
-        self._give_up(picture, rules, busy)
-        later = [*self._back(picture, busy), *self._starts(picture, offered, busy)]
-        if self._enabled and not picture.blackout:
-            self._decide(picture, decided, rules, busy | {order.job for order in later})
+        self._give_up(view, rules, busy)
+        later = [*self._back(view, busy), *self._starts(view, offered, busy)]
+        if self._enabled and not view.blackout:
+            self._decide(view, decided, rules, busy | {order.job for order in later})
         lacking = {job: why for job, why in decided.lacking.items() if job not in self._pairs}
         lacking |= {guest: f"it is about to start {pair.why}" for guest, (pair, _) in self._pairs.items()}
         return replace(decided, orders=(*orders, *later), lacking=lacking)
 
     # -- the end of both -------------------------------------------------------------------------------------------
 
-    def _together(self, picture: LendingView, orders: Sequence[LoanOrder]) -> Iterator[LoanOrder]:
+    def _together(self, view: LendingView, orders: Sequence[LoanOrder]) -> Iterator[LoanOrder]:
         """Inference gets a slice when both have left it."""
         named = {order.job for order in orders}
         for order in orders:
             other = self._beside.get((order.job, order.restart))
             called = order.kind in (Kind.SIGNAL, Kind.REQUEUE) and order.cause in (Cause.RECLAIM, Cause.FORECAST)
-            loan = picture.loans.get(other[0]) if other is not None and called else None
+            loan = view.loans.get(other[0]) if other is not None and called else None
             if loan is not None and loan.state is State.RUNNING and loan.job_id not in named:
-                yield stop(picture, loan.job_id, order.cause, f"{order.why}; it shares the slice of job {order.job}")
+                yield stop(view, loan.job_id, order.cause, f"{order.why}; it shares the slice of job {order.job}")
 
     # -- pairs that were decided -----------------------------------------------------------------------------------
 
-    def _give_up(self, picture: LendingView, rules: Rules, busy: set[int]) -> None:
-        hosts = {host.sharer.job for host in self._hosts(picture, busy)}
+    def _give_up(self, view: LendingView, rules: Rules, busy: set[int]) -> None:
+        hosts = {host.sharer.job for host in self._hosts(view, busy)}
         for guest, (pair, since) in list(self._pairs.items()):
-            sight = picture.sights.get(guest)
-            if sight is not None and sight.row.active and (guest, sight.row.restarts) not in self._located:
+            job_view = view.job_views.get(guest)
+            if job_view is not None and job_view.row.active and (guest, job_view.row.restarts) not in self._located:
                 continue  # it is starting; so its host has nobody else
-            late = picture.now - since > rules.start_s
-            if sight is None or not sight.row.pending or guest in busy or pair.host not in hosts or late:
+            late = view.now - since > rules.start_s
+            if job_view is None or not job_view.row.pending or guest in busy or pair.host not in hosts or late:
                 del self._pairs[guest]
                 if late:
-                    self._rest[guest, pair.host] = picture.now + REST_S
-        self._rest = {pair: until for pair, until in self._rest.items() if until > picture.now}
+                    self._rest[guest, pair.host] = view.now + REST_S
+        self._rest = {pair: until for pair, until in self._rest.items() if until > view.now}
 
-    def _back(self, picture: LendingView, busy: set[int]) -> Iterator[LoanOrder]:
+    def _back(self, view: LendingView, busy: set[int]) -> Iterator[LoanOrder]:
         """A job that waits as a guest of nobody waits for a slice again."""
-        for job, sight in picture.sights.items():
-            if not sight.hints.guest or not sight.row.pending or job in self._pairs or job in busy:
+        for job, job_view in view.job_views.items():
+            if not job_view.hints.guest or not job_view.row.pending or job in self._pairs or job in busy:
                 continue
-            loan = picture.loans.get(job)
+            loan = view.loans.get(job)
             if loan is None:
                 why = "it is back in the queue and waits for a slice again"
-                yield LoanOrder(Kind.RETYPE, job, sight.row.restarts, why)
+                yield LoanOrder(Kind.RETYPE, job, job_view.row.restarts, why)
             else:
                 why = loan.why_ended or "the job with which it was to share has left, or it did not start in time"
                 yield LoanOrder(Kind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE)
 
-    def _starts(self, picture: LendingView, offered: Mapping[int, str], busy: set[int]) -> Iterator[LoanOrder]:
+    def _starts(self, view: LendingView, offered: Mapping[int, str], busy: set[int]) -> Iterator[LoanOrder]:
         for guest, (pair, _) in self._pairs.items():
-            sight, loan = picture.sights[guest], picture.loans.get(pair.host)
-            if guest in offered and sight.hints.waiting and guest not in busy and loan is not None:
-                words = LoanOrder(Kind.SHARE, guest, sight.row.restarts, pair.why)
+            job_view, loan = view.job_views[guest], view.loans.get(pair.host)
+            if guest in offered and job_view.hints.waiting and guest not in busy and loan is not None:
+                words = LoanOrder(Kind.SHARE, guest, job_view.row.restarts, pair.why)
                 yield replace(words, profile=loan.slice, node=offered[guest])
 
     # -- new ones --------------------------------------------------------------------------------------------------
 
-    def _decide(self, picture: LendingView, decided: Round, rules: Rules, busy: set[int]) -> None:
-        slices = list(self._slices(picture, busy))
+    def _decide(self, view: LendingView, decided: Round, rules: Rules, busy: set[int]) -> None:
+        slices = list(self._slices(view, busy))
         elsewhere = busy | self._pairs.keys()
-        waiting = [one for one in picture.trainees if one.seat is None and _job(one) not in elsewhere]
-        speeds = {_job(one): one.speeds for one in picture.trainees}
+        waiting = [one for one in view.elastic_jobs if one.seat is None and _job(one) not in elsewhere]
+        speeds = {_job(one): one.speeds for one in view.elastic_jobs}
         for host in slices:
             if host.guest is not None:  # it has no seat of its own, so nothing is told of its speed
                 speeds.setdefault(host.guest.job, speeds[host.sharer.job])
-        accounts = {_job(one): one.account for one in picture.trainees}
-        left = picture.quota_left(rules)
+        accounts = {_job(one): one.account for one in view.elastic_jobs}
+        left = view.quota_left(rules)
         turns = [
-            replace(_sharer(picture, _job(one), one.needs_s), solo=not self._may_share(picture, decided, one))
+            replace(_sharer(view, _job(one), one.needs_s), solo=not self._may_share(view, decided, one))
             for one in waiting
         ]
         for pair in pairs(slices, turns, speeds, self._rules, self._rest.keys()):
-            account, compute = accounts[pair.guest], picture.loans[pair.host].slice.compute
+            account, compute = accounts[pair.guest], view.loans[pair.host].slice.compute
             if compute > left.get(account, compute):
                 continue
             if account in left:
                 left[account] -= compute
-            self._pairs[pair.guest] = pair, picture.now
+            self._pairs[pair.guest] = pair, view.now
 
-    def _may_share(self, picture: LendingView, decided: Round, one: ElasticJob) -> bool:
+    def _may_share(self, view: LendingView, decided: Round, one: ElasticJob) -> bool:
         job = _job(one)
-        row = picture.sights[job].row
+        row = view.job_views[job].row
         alone = row.tasks == 1 and row.num_nodes == 1 and not row.requested_nodes and forgets(row.gres)
         return alone and decided.lacking.get(job) in _LACKING
 
-    def _slices(self, picture: LendingView, busy: set[int]) -> Iterator[Host]:
+    def _slices(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
         """Slices that one job has, and those that two have or are about to have."""
         guests = {pair.host: guest for guest, (pair, _) in self._pairs.items()}
-        for host in _running(picture, busy):
+        for host in _running(view, busy):
             job = host.sharer.job
-            beside = self._beside.get((job, picture.loans[job].restart))
+            beside = self._beside.get((job, view.loans[job].restart))
             guest = guests.get(job) if beside is None else beside[0]
             if guest is None:
                 yield host
-            elif guest in picture.sights:
-                yield replace(host, guest=_sharer(picture, guest))
+            elif guest in view.job_views:
+                yield replace(host, guest=_sharer(view, guest))
 
-    def _hosts(self, picture: LendingView, busy: set[int]) -> Iterator[Host]:
+    def _hosts(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
         """Jobs that run alone on a slice."""
-        for host in _running(picture, busy):
-            if (host.sharer.job, picture.loans[host.sharer.job].restart) not in self._beside:
+        for host in _running(view, busy):
+            if (host.sharer.job, view.loans[host.sharer.job].restart) not in self._beside:
                 yield host
 
 
-def _running(picture: LendingView, busy: set[int]) -> Iterator[Host]:
+def _running(view: LendingView, busy: set[int]) -> Iterator[Host]:
     """The first holders of slices that are on loan and stay so."""
-    spaces = {(space.node, space.gpu): space for space in picture.spaces}
-    for one in picture.trainees:
+    spaces = {(space.node, space.gpu): space for space in view.spaces}
+    for one in view.elastic_jobs:
         job, seat = _job(one), one.seat
-        loan = picture.loans.get(job)
+        loan = view.loans.get(job)
         if seat is None or loan is None or loan.state is not State.RUNNING or job in busy:
             continue
         space = spaces.get((seat.node, seat.gpu))
-        if space is None or picture.sights[job].row.state != "RUNNING":
+        if space is None or view.job_views[job].row.state != "RUNNING":
             continue
         memory = space.geometry.info(seat.slot.profile).memory_mib
-        yield Host(_sharer(picture, job, one.needs_s), seat.slot.profile, memory)
+        yield Host(_sharer(view, job, one.needs_s), seat.slot.profile, memory)
 
 
 def _job(one: ElasticJob) -> int:
@@ -202,8 +202,8 @@ def _both(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[Run, Run]]:
                     yield first[slot], run
 
 
-def _sharer(picture: LendingView, job: int, needs_s: float | None = None) -> Sharer:
-    sight = picture.sights[job]
-    row, hints = sight.row, sight.hints
-    limit = row.time_limit_s if row.end is None else max(0.0, row.end - picture.now)
+def _sharer(view: LendingView, job: int, needs_s: float | None = None) -> Sharer:
+    job_view = view.job_views[job]
+    row, hints = job_view.row, job_view.hints
+    limit = row.time_limit_s if row.end is None else max(0.0, row.end - view.now)
     return Sharer(job, row.uid, hints.model or "", needs_s, limit, hints.mem_mib)

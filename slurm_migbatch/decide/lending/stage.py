@@ -23,9 +23,9 @@ from slurm_migbatch.decide.lending.view import (
     Idleness,
     LendingInputs,
     LendingKnowledge,
-    picture_of,
+    job_views_of,
     places_of,
-    sights_of,
+    view_of,
 )
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, LendingPast, Report, Run, RunProgress
 from slurm_migbatch.decide.supply.stage import SupplyDecision
@@ -95,15 +95,15 @@ class LendingMemory:
 
     def __init__(self, settings: LendingSettings) -> None:
         self.ledger = Ledger()
-        self.trainees = ElasticJobs(settings.restart_s, settings.checkpoint_s)
+        self.elastic_jobs = ElasticJobs(settings.restart_s, settings.checkpoint_s)
         self.expected = Expectation(settings.forecast_days, settings.day_s)
         self.idle = Idleness()
         self.refusals = Refusals()
-        self.company = SliceSharing(ShareRules(measured=settings.slowdowns), enabled=settings.share)
+        self.slice_sharing = SliceSharing(ShareRules(measured=settings.slowdowns), enabled=settings.share)
         self.loaded = False
         #: jobs of which the record was asked what their runs achieved
         self.asked: set[int] = set()
-        self.sights: Mapping[int, JobView] = {}
+        self.job_views: Mapping[int, JobView] = {}
         self.round = Round()
 
     def load(self, past: LendingPast, now: float) -> None:
@@ -119,7 +119,7 @@ class LendingMemory:
         for run in runs:
             report = Report(run.checkpoint, run.ckpt_s, run.items, run.items_per_s)
             try:
-                self.trainees.recall((run.job, run.restart), Profile.parse(run.profile or ""), report)
+                self.elastic_jobs.recall((run.job, run.restart), Profile.parse(run.profile or ""), report)
             except ProfileError:  # it had several slices, or none
                 continue
 
@@ -130,22 +130,22 @@ class LendingDecision:
 
     Attributes:
         orders: what is to be done to them, each job at most once.
-        sights: the elastic training jobs as Slurm shows them.
+        job_views: the elastic training jobs as Slurm shows them.
         ended: loans that ended since the last decision.
         changed: loans to be recorded before the orders are carried out.
     """
 
     orders: tuple[LoanOrder, ...] = ()
-    sights: Mapping[int, JobView] = field(default_factory=dict)
+    job_views: Mapping[int, JobView] = field(default_factory=dict)
     ended: tuple[Loan, ...] = ()
     changed: tuple[Loan, ...] = ()
 
 
 def needed_progress(snapshot: ClusterSnapshot, memory: LendingMemory, settings: LendingSettings) -> frozenset[int]:
     """Return the jobs that have run before and of which it is not known yet what they achieved."""
-    sights = sights_of(snapshot.jobs, settings.partitions)
-    memory.asked &= sights.keys()
-    return frozenset(job for job, sight in sights.items() if sight.row.restarts) - memory.asked
+    job_views = job_views_of(snapshot.jobs, settings.partitions)
+    memory.asked &= job_views.keys()
+    return frozenset(job for job, job_view in job_views.items() if job_view.row.restarts) - memory.asked
 
 
 def plan_lending(
@@ -157,31 +157,31 @@ def plan_lending(
     if not memory.loaded:
         return LendingDecision()
     scene = LendingInputs(now, snapshot.jobs, snapshot.nodes, snapshot.inventory, supply.plan, supply.demands)
-    sights = sights_of(scene.rows, settings.partitions)
+    job_views = job_views_of(scene.rows, settings.partitions)
     places = places_of(scene.facts)
-    memory.trainees.gpus(gpu.geometry for node in scene.facts.values() for gpu in node.gpus)
-    memory.company.look(scene.facts, sights)
-    alone = {run: place[2].profile for run, place in places.items() if run not in memory.company.shared}
-    memory.trainees.look(sights, alone)
+    memory.elastic_jobs.gpus(gpu.geometry for node in scene.facts.values() for gpu in node.gpus)
+    memory.slice_sharing.look(scene.facts, job_views)
+    alone = {run: place[2].profile for run, place in places.items() if run not in memory.slice_sharing.shared}
+    memory.elastic_jobs.look(job_views, alone)
     unread = {row.job_id for row in scene.rows if row.unread}
-    ended = memory.ledger.follow(sights, places, memory.trainees.checkpoints(), now, unread)
-    memory.refusals.forget(sights)
-    memory.sights = sights
-    memory.round = decided = _decide(snapshot, scene, sights, places, supply, memory, settings)
+    ended = memory.ledger.follow(job_views, places, memory.elastic_jobs.checkpoints(), now, unread)
+    memory.refusals.forget(job_views)
+    memory.job_views = job_views
+    memory.round = decided = _decide(snapshot, scene, job_views, places, supply, memory, settings)
     orders = [order for order in decided.orders if order.job not in memory.refusals.barred(order.kind, now)]
     if not settings.dry_run:
         if not snapshot.recording:
             orders = [order for order in orders if order.kind not in GIVING]
         for order in orders:
-            _intend(memory.ledger, order, sights[order.job], now)
-    return LendingDecision(tuple(orders), sights, tuple(ended), tuple(memory.ledger.unsaved()))
+            _intend(memory.ledger, order, job_views[order.job], now)
+    return LendingDecision(tuple(orders), job_views, tuple(ended), tuple(memory.ledger.unsaved()))
 
 
 def absorb(snapshot: ClusterSnapshot, memory: LendingMemory) -> None:
     """Take in what was reported and recorded, without deciding."""
-    memory.trainees.use(snapshot.predictions)
+    memory.elastic_jobs.use(snapshot.predictions)
     for run, report in snapshot.reports:
-        memory.trainees.report(run, report)
+        memory.elastic_jobs.report(run, report)
     if snapshot.past is not None and not memory.loaded:
         memory.load(snapshot.past, snapshot.now)
     if snapshot.answers.progress is not None:
@@ -192,25 +192,25 @@ def absorb(snapshot: ClusterSnapshot, memory: LendingMemory) -> None:
 def _decide(
     snapshot: ClusterSnapshot,
     scene: LendingInputs,
-    sights: Mapping[int, JobView],
+    job_views: Mapping[int, JobView],
     places: Mapping[Run, Place],
     supply: SupplyDecision,
     memory: LendingMemory,
     settings: LendingSettings,
 ) -> Round:
     now = snapshot.now
-    running, waiting = _inference(scene, sights, places, memory.ledger.runs)
+    running, waiting = _inference(scene, job_views, places, memory.ledger.runs)
     memory.expected.look(running, waiting, now)
     reserve = memory.expected.reserve(now, settings.horizon_s, settings.sure)
     knowledge = LendingKnowledge(
-        memory.trainees.speeds,
-        lambda sight: memory.trainees.costs(sight, now),
-        lambda sight: memory.trainees.left_s(sight, now),
-        memory.trainees.needs_s,
+        memory.elastic_jobs.speeds,
+        lambda job_view: memory.elastic_jobs.costs(job_view, now),
+        lambda job_view: memory.elastic_jobs.left_s(job_view, now),
+        memory.elastic_jobs.needs_s,
     )
-    picture = picture_of(
+    view = view_of(
         scene,
-        sights,
+        job_views,
         memory.ledger,
         memory.idle,
         knowledge,
@@ -218,11 +218,11 @@ def _decide(
         blackout=snapshot.blackout,
         barred=memory.refusals.barred(Kind.RELEASE, now),
     )
-    return memory.company.add(picture, decide(picture, settings.rules), settings.rules, supply.shared)
+    return memory.slice_sharing.add(view, decide(view, settings.rules), settings.rules, supply.shared)
 
 
 def _inference(
-    scene: LendingInputs, sights: Mapping[int, JobView], places: Mapping[Run, Place], loans: Collection[Run]
+    scene: LendingInputs, job_views: Mapping[int, JobView], places: Mapping[Run, Place], loans: Collection[Run]
 ) -> tuple[dict[Profile, frozenset[Run]], dict[Profile, int]]:
     """What jobs that are no loans have (their runs), and wait for, by profile."""
     running: dict[Profile, set[Run]] = {}
@@ -231,7 +231,7 @@ def _inference(
             running.setdefault(slot.profile, set()).add(run)
     waiting: dict[Profile, int] = {}
     for demand in scene.wanted:
-        if demand.job not in sights:
+        if demand.job not in job_views:
             for profile, count in demand.parts:
                 waiting[profile] = waiting.get(profile, 0) + count * demand.nodes * demand.copies
     return {profile: frozenset(runs) for profile, runs in running.items()}, waiting
@@ -275,9 +275,9 @@ def settle_lending(outcomes: Iterable[OrderOutcome], memory: LendingMemory) -> t
     return tuple(memory.ledger.unsaved())
 
 
-def _intend(ledger: Ledger, order: LoanOrder, sight: JobView, now: float) -> None:
+def _intend(ledger: Ledger, order: LoanOrder, job_view: JobView, now: float) -> None:
     if order.kind in GIVING and order.profile is not None:
-        ledger.release(sight.row, order.profile, order.why, now)
+        ledger.release(job_view.row, order.profile, order.why, now)
     elif order.kind is Kind.WITHDRAW:
         ledger.withdraw(order.job, order.cause, order.why)
     elif order.kind is Kind.SIGNAL:
@@ -307,12 +307,12 @@ def action_row(outcome: OrderOutcome, *, dry_run: bool = False) -> dict[str, Any
 
 def why_not_lent(job: int, memory: LendingMemory, now: float) -> str | None:
     """Say why an elastic training job waits; None where it is none or does not."""
-    sight = memory.sights.get(job)
-    if sight is None or not sight.row.pending:
+    job_view = memory.job_views.get(job)
+    if job_view is None or not job_view.row.pending:
         return None
     loan = memory.ledger.open.get(job)
     if loan is not None:
         return f"it may start on {loan.profile} since {max(0, int(now - loan.decided))} s ({loan.why})"
-    if not sight.hints.waiting:
+    if not job_view.hints.waiting:
         return "it is being put back to waiting for a slice"
     return memory.round.lacking.get(job, "Slurm does not let it start yet, see its reason in squeue")

@@ -1,4 +1,4 @@
-"""From what Slurm, the nodes and supply say to the picture that a round decides on."""
+"""From what Slurm, the nodes and supply say to the view that a round decides on."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class LendingKnowledge:
     """
 
     speeds: Callable[[JobView], Mapping[Profile, float]]
-    costs: Callable[[JobView], Costs] = lambda sight: Costs()
-    left_s: Callable[[JobView], float] = lambda sight: inf
-    needs_s: Callable[[JobView], float | None] = lambda sight: None
+    costs: Callable[[JobView], Costs] = lambda job_view: Costs()
+    left_s: Callable[[JobView], float] = lambda job_view: inf
+    needs_s: Callable[[JobView], float | None] = lambda job_view: None
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Idleness:
         return self.since.get(uuid, 0.0)
 
 
-def sights_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, JobView]:
+def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, JobView]:
     """Every elastic training job, in Slurm's order."""
     found = {}
     for row in rows:
@@ -105,9 +105,9 @@ def places_of(facts: Mapping[str, NodeFacts]) -> dict[Run, Place]:
     }
 
 
-def picture_of(
+def view_of(
     scene: LendingInputs,
-    sights: Mapping[int, JobView],
+    job_views: Mapping[int, JobView],
     ledger: Ledger,
     idle: Idleness,
     knowledge: LendingKnowledge,
@@ -116,22 +116,22 @@ def picture_of(
     blackout: bool = False,
     barred: Collection[int] = (),
 ) -> LendingView:
-    """The picture of one look.
+    """Return what a round of lending decides on.
 
     Args:
         ledger: after it has followed this look.
         barred: jobs that are not to be released now (Slurm refused it a moment ago).
     """
-    spaces, passing, seats = _spaces(scene, sights, ledger, idle)
+    spaces, passing, seats = _spaces(scene, job_views, ledger, idle)
     return LendingView(
         now=scene.now,
         spaces=tuple(spaces),
         passing=passing,
-        starts=tuple(_starts(scene, sights)),
-        trainees=tuple(_trainees(scene, sights, ledger, knowledge, seats, barred)),
-        promises=tuple(_promises(scene, sights, ledger, seats)),
+        starts=tuple(_starts(scene, job_views)),
+        elastic_jobs=tuple(_elastic_jobs(scene, job_views, ledger, knowledge, seats, barred)),
+        promises=tuple(_promises(scene, job_views, ledger, seats)),
         loans=dict(ledger.open),
-        sights=sights,
+        job_views=job_views,
         lent=_lent(ledger),
         reserve=reserve,
         blackout=blackout,
@@ -142,13 +142,13 @@ def picture_of(
 
 
 def _spaces(
-    scene: LendingInputs, sights: Mapping[int, JobView], ledger: Ledger, idle: Idleness
+    scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, idle: Idleness
 ) -> tuple[list[GpuCapacity], dict[tuple[str, int], int], dict[int, SlotReference]]:
     alive = {(row.job_id, row.restarts) for row in scene.rows if row.active and row.state != "COMPLETING"}
     unread = {row.job_id for row in scene.rows if row.unread}
     open_nodes = {row.name for row in scene.nodes if row.open}
     plan = scene.plan
-    promised = _promised(scene, sights)
+    promised = _promised(scene, job_views)
     shut = {place[1] for one in (plan.reservations if plan is not None else ()) for place in one.places}
     spaces: list[GpuCapacity] = []
     passing: dict[tuple[str, int], int] = {}
@@ -196,14 +196,14 @@ def _touch(one: Slot, other: Slot) -> bool:
     return bool(one.placement.mask & other.placement.mask)
 
 
-def _promised(scene: LendingInputs, sights: Mapping[int, JobView]) -> dict[str, list[Slot]]:
+def _promised(scene: LendingInputs, job_views: Mapping[int, JobView]) -> dict[str, list[Slot]]:
     """Free slots of supply's plan, by GPU, that waiting inference is meant to have."""
     if scene.plan is None:
         return {}
     need: dict[str, Counter[Profile]] = {}
     for demand in scene.wanted:
         placed = scene.plan.placed.get(demand.job)
-        if placed is None or demand.job in sights:
+        if placed is None or demand.job in job_views:
             continue
         each = Counter(demand.slices)
         count = placed.copies * demand.nodes
@@ -228,31 +228,31 @@ def _promised(scene: LendingInputs, sights: Mapping[int, JobView]) -> dict[str, 
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-def _starts(scene: LendingInputs, sights: Mapping[int, JobView]) -> list[WaitingInference]:
+def _starts(scene: LendingInputs, job_views: Mapping[int, JobView]) -> list[WaitingInference]:
     if scene.plan is None:
         return []
     waiting = frozenset(scene.plan.waiting) - scene.plan.cramped
     found = []
     for demand in scene.wanted:
-        if demand.job in waiting and demand.job not in sights and demand.parts:
+        if demand.job in waiting and demand.job not in job_views and demand.parts:
             placed = scene.plan.placed.get(demand.job)
             copies = demand.copies - (placed.copies if placed is not None else 0)
             found.append(WaitingInference(demand.job, demand.slices, demand.pool, demand.nodes, max(1, copies)))
     return found
 
 
-def _pools(scene: LendingInputs, sights: Mapping[int, JobView], ledger: Ledger) -> dict[int, frozenset[str]]:
+def _pools(scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, frozenset[str]]:
     """Where those that wait for a release could run, as far as Slurm lets them run at all."""
     alike = []
     for row in scene.rows:
-        sight = sights.get(row.job_id)
-        if sight is not None and row.pending and sight.hints.waiting and row.job_id not in ledger.open:
+        job_view = job_views.get(row.job_id)
+        if job_view is not None and row.pending and job_view.hints.waiting and row.job_id not in ledger.open:
             ready = delayed(row, ledger.past.get(row.job_id), scene.now)
             alike.append(replace(row, gres=_ANY, reason="None" if ready else row.reason))
         elif row.active and row.array_job is not None:
             alike.append(row)  # it counts against the limit of its array
     found = demands(alike, scene.nodes, scene.facts.keys(), scene.now)
-    return {demand.job: demand.pool for demand in found if demand.job in sights}
+    return {demand.job: demand.pool for demand in found if demand.job in job_views}
 
 
 def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:
@@ -268,53 +268,53 @@ def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:
     return past.restart == row.restarts - 1 and row.eligible <= now + REQUEUE_DELAY_S
 
 
-def _trainees(
+def _elastic_jobs(
     scene: LendingInputs,
-    sights: Mapping[int, JobView],
+    job_views: Mapping[int, JobView],
     ledger: Ledger,
     knowledge: LendingKnowledge,
     seats: Mapping[int, SlotReference],
     barred: Collection[int],
 ) -> list[ElasticJob]:
-    pools = _pools(scene, sights, ledger)
+    pools = _pools(scene, job_views, ledger)
     found = []
-    for job, sight in sights.items():
+    for job, job_view in job_views.items():
         loan, seat = ledger.open.get(job), seats.get(job)
         if loan is None and (job not in pools or job in barred):
             continue
         if loan is not None and (seat is None or loan.state is State.RELEASED):
             continue
-        costs = knowledge.costs(sight)
-        restart = costs.restart_s + (costs.unsaved_s if not sight.hints.signal else 0.0)
+        costs = knowledge.costs(job_view)
+        restart = costs.restart_s + (costs.unsaved_s if not job_view.hints.signal else 0.0)
         found.append(
             ElasticJob(
                 job,
-                knowledge.speeds(sight),
-                account=sight.row.account,
+                knowledge.speeds(job_view),
+                account=job_view.row.account,
                 nodes=pools.get(job),
                 seat=seat,
                 since=(loan.started or loan.decided) if loan is not None else 0.0,
-                restarts=sight.row.restarts,
+                restarts=job_view.row.restarts,
                 hits=ledger.past.get(job, LoanHistory()).hits,
                 costs=Elastic(restart, restart),
-                left_s=knowledge.left_s(sight),
-                needs_s=knowledge.needs_s(sight),
+                left_s=knowledge.left_s(job_view),
+                needs_s=knowledge.needs_s(job_view),
             )
         )
     return found
 
 
 def _promises(
-    scene: LendingInputs, sights: Mapping[int, JobView], ledger: Ledger, seats: Mapping[int, SlotReference]
+    scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, seats: Mapping[int, SlotReference]
 ) -> list[PendingLoan]:
     pools = {demand.job: demand.pool for demand in scene.wanted}
     found = []
     for job, loan in ledger.open.items():
-        if job in seats or job not in sights or loan.state in (State.WITHDRAWN, State.REQUEUED):
+        if job in seats or job not in job_views or loan.state in (State.WITHDRAWN, State.REQUEUED):
             continue
-        if sights[job].hints.guest:  # it shares another loan's slot
+        if job_views[job].hints.guest:  # it shares another loan's slot
             continue
-        nodes = frozenset(sights[job].row.nodes) or pools.get(job)
+        nodes = frozenset(job_views[job].row.nodes) or pools.get(job)
         found.append(PendingLoan(job, loan.slice, nodes))
     return found
 

@@ -74,11 +74,11 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     },
     LendingMemory: {
         "ledger": Ledger,
-        "trainees": ElasticJobs,
+        "elastic_jobs": ElasticJobs,
         "expected": Expectation,
         "idle": Idleness,
         "refusals": Refusals,
-        "company": SliceSharing,
+        "slice_sharing": SliceSharing,
         "loaded": bool,
         "asked": set[int],
     },
@@ -114,12 +114,21 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
 DERIVED: Final[Mapping[type, frozenset[str]]] = {
     SupplyMemory: frozenset({"planner", "known"}),
     RetypeHistory: frozenset({"hold_s"}),
-    LendingMemory: frozenset({"sights", "round"}),
+    LendingMemory: frozenset({"job_views", "round"}),
     ElasticJobs: frozenset({"_predict", "_restart_s", "_checkpoint_s"}),
     Expectation: frozenset({"_days", "_day_s"}),
     LevelGaps: frozenset({"_part", "_day", "_around", "_days", "_ages", "_relevant"}),
     SliceSharing: frozenset({"_rules", "_enabled"}),
 }
+
+
+_FORMER: Final = {"trainees": "elastic_jobs", "company": "slice_sharing"}
+"""Names of parts in recordings of older releases."""
+
+
+def current(data: Mapping[str, Json]) -> dict[str, Json]:
+    """Return an encoded state with the names that its parts have now."""
+    return {_FORMER.get(name, name): part for name, part in data.items()}
 
 
 def take(memory: Memory) -> State:
@@ -184,6 +193,7 @@ def restore(data: Json, memory: Memory, codec: Codec) -> None:
 def _restore(data: Json, thing: Any, codec: Codec) -> None:
     if not isinstance(data, dict):
         raise CodecError("what was remembered is missing")
+    data = current(data)
     for name, hint in REMEMBERED[type(thing)].items():
         if name not in data:
             continue

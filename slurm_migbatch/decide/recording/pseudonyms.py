@@ -251,9 +251,9 @@ class _Mask:
                 for name in ("open", "_unsaved", "_expected")
             },
         }
-        pairs = lending["company"]["_pairs"]
-        company = {
-            **lending["company"],
+        pairs = lending["slice_sharing"]["_pairs"]
+        shared = {
+            **lending["slice_sharing"],
             "_pairs": {guest: (replace(pair, why=""), since) for guest, (pair, since) in pairs.items()},
         }
         return {
@@ -264,7 +264,7 @@ class _Mask:
                 "unsure": unsure,
                 "served": {**served, "spent": spent},
             },
-            "lending": {**lending, "ledger": ledger, "company": company},
+            "lending": {**lending, "ledger": ledger, "slice_sharing": shared},
         }
 
     def _reservation(self, one: Reservation) -> Reservation:

@@ -343,9 +343,9 @@ class SliceLending(Quiet):
             now=sim.now,
             spaces=tuple(spaces),
             starts=tuple(starts),
-            trainees=tuple(elastic for elastic, _ in elastic_jobs),
+            elastic_jobs=tuple(elastic for elastic, _ in elastic_jobs),
             loans=loans,
-            sights=views,
+            job_views=views,
             reserve=self._reserve,
         )
 
