@@ -15,8 +15,9 @@ import pytest
 from slurm_migbatch.cli.common import run
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.daemon.flightrecorder import read_entries, segments
-from slurm_migbatch.decide.core import Settings
-from slurm_migbatch.decide.recording.memory import DERIVED, REMEMBERED
+from slurm_migbatch.decide.core import Memory, Settings
+from slurm_migbatch.decide.recording.codec import Codec
+from slurm_migbatch.decide.recording.memory import DERIVED, REMEMBERED, encode, restore, take
 from slurm_migbatch.decide.recording.replay import replay
 from slurm_migbatch.mig.profile import Profile
 from tests.support.loan_world import LoanWorld
@@ -60,6 +61,20 @@ def test_a_recorded_day_is_decided_the_same_again(day: Path) -> None:
 def test_each_segment_stands_alone(day: Path) -> None:
     for path in segments(day):
         assert not any(one.differences for one in replay(read_entries(path)))
+
+
+def test_a_memory_whose_parts_have_former_names_is_read(tmp_path: Path) -> None:
+    w = LoanWorld(f"sqlite:///{tmp_path}/r.db", nodes=2)
+    play_day(w, record(w, tmp_path / "decisions"), 60)
+    encoded = encode(take(w.control.memory), Codec())
+    lending = encoded["lending"]
+    former = {"elastic_jobs": "trainees", "slice_sharing": "company"}
+    encoded["lending"] = {former.get(name, name): part for name, part in lending.items()}
+    assert lending["elastic_jobs"]["_geometries"]
+    fresh = Memory(w.control.settings)
+    restore(json.loads(json.dumps(encoded)), fresh, Codec())
+    assert encode(take(fresh), Codec())["lending"] == lending
+    w.close()
 
 
 def test_another_setting_is_shown_as_a_difference(day: Path) -> None:
