@@ -16,6 +16,7 @@ from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.bench import bench
 from slurm_migbatch.lab.experiments import sharing
 from slurm_migbatch.lab.experiments.sharing import Cell
+from slurm_migbatch.lab.shipped import told
 from slurm_migbatch.lab.sim.job import Job
 from slurm_migbatch.lab.sim.policies.slicesharing import DECIDES, by_arrival, by_claim
 
@@ -50,7 +51,7 @@ def test_the_rules_are_those_that_migbatchd_makes_of_what_ships():
     assert memory.company._enabled
     assert f"{pairs.__module__}.{pairs.__qualname__}" == DECIDES == sharing.settings()["decides"]
     other = Config(lending=LendingConfig(share=True, sure=0.9))
-    assert sharing.told(DECIDES, other)["configuration"] != sharing.settings()["configuration"]
+    assert told(DECIDES, other)["configuration"] != sharing.settings()["configuration"]
 
 
 def test_jobs_have_one_slice_the_load_that_is_said_and_claims_that_may_be_wrong(data):

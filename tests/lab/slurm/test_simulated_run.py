@@ -9,8 +9,8 @@ import pytest
 
 from slurm_migbatch.config import ClusterConfig, Config, LendingConfig, loads
 from slurm_migbatch.decide.snapshot import NoPredictions
-from slurm_migbatch.lab.bench.live import LENDING
 from slurm_migbatch.lab.experiments.wave import draw
+from slurm_migbatch.lab.experiments.wavesim import LENDING
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
 from slurm_migbatch.lab.slurm.run import Look, Outcome, Pace, Simulation, Site, SiteNode, Stuck, Submission
