@@ -29,6 +29,8 @@ register_examples(repeatable="CI" in os.environ)
 
 #: for a test on a Slurm cluster with the fixtures that it is the first to use; pyproject.toml has that of all others
 CLUSTER_TIME_OUT_S = 900
+#: how many tests on a shared cluster take as long as one that makes a cluster for itself
+OWN_CLUSTER = 8
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,8 +56,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("slurm") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(CLUSTER_TIME_OUT_S))
     # Tests on a cluster wait for Slurm most of the time, so they come first; those that need the processors fill
-    # the end of the run. Files are handed out whole, those with many tests first.
-    size = Counter(item.path for item in items)
+    # the end of the run. Files are handed out whole, those that take long first.
+    size: Counter[Path] = Counter()
+    for item in items:
+        size[item.path] += OWN_CLUSTER if "new_cluster" in getattr(item, "fixturenames", ()) else 1
     items.sort(key=lambda item: (item.get_closest_marker("slurm") is None, -size[item.path]))
     root = config.getoption("--slurm-root")
     if not has_plugin(Path(root) if root else None):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_migbatch.node.paths import limited
+from slurm_migbatch.submit.shim import CLI_FILTER, JOB_SUBMIT
 
 from .conf import catalog_names
 from .errors import TestbedError
@@ -71,11 +72,11 @@ class Product:
         """Write migbatch.toml and the Lua shims, and name those in the test bed's specification."""
         self.state.mkdir(mode=0o755, exist_ok=True)
         self.config.write_text(_toml(self._settings()))
-        self.render_shims("job_submit")  # users have theirs once slurmctld can tell what belongs in it
+        self.render_shims(JOB_SUBMIT)  # users have theirs once slurmctld can tell what belongs in it
         self.cluster.spec = replace(
             self.cluster.spec,
-            job_submit=str(self.etc / "job_submit.lua"),
-            cli_filter=str(self.etc / "cli_filter.lua"),
+            job_submit=str(self.etc / JOB_SUBMIT),
+            cli_filter=str(self.etc / CLI_FILTER),
         )
 
     def start(self) -> None:
@@ -89,14 +90,18 @@ class Product:
         self.cluster.wait("the compiled table", (self.state / "table.lua").exists)
 
     def render_shims(self, *shims: str) -> None:
-        """Write the Lua shims (both) with what migbatchd knows of the site by now.
+        """Write the Lua shims (both), as `migbatch config render` does, with what migbatchd knows of the site by now.
 
         slurmctld takes up a new file by itself.
         """
-        for shim in shims or ("job_submit", "cli_filter"):
-            fresh = self.etc / f"{shim}.lua.new"
-            self.migbatch("config", "render", shim, "-o", str(fresh))
-            fresh.replace(self.etc / f"{shim}.lua")
+        from slurm_migbatch.cli.scripts import lua  # slow to import, and `migbatch testbed down` does without
+        from slurm_migbatch.config import load
+
+        config = load(str(self.config))
+        for shim in shims or (JOB_SUBMIT, CLI_FILTER):
+            fresh = self.etc / f"{shim}.new"
+            fresh.write_text(lua(config, shim))
+            fresh.replace(self.etc / shim)
 
     def start_daemon(self) -> None:
         """Start migbatchd and wait until it answers."""

@@ -128,3 +128,10 @@ def test_the_age_of_supply_is_told_now_and_at_most():
     assert age.values() == {("now",): 1.5, ("longest",): 4.0}
     now = 110.0  # no round any more
     assert age.values() == {("now",): 7.5, ("longest",): 7.5}
+
+
+def test_it_starts_without_what_only_some_rounds_need():
+    program = "import sys, slurm_migbatch.daemon.main; print({name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "'sqlalchemy'" in done.stdout
+    assert "'scipy'" not in done.stdout

@@ -34,6 +34,11 @@ class Record:
         self.closed = True
 
 
+def adding(row):
+    """Work for the writer, on a `Record`."""
+    return lambda record: record.add(row)
+
+
 @pytest.fixture
 def record():
     return Record()
@@ -57,7 +62,7 @@ def test_results_come_back_in_order(writer, record):
 def test_a_locked_database_is_waited_for_and_said_once(writer, record, caplog):
     caplog.set_level(logging.INFO)
     record.away = 4
-    assert writer.call(lambda s: s.add("a"), "x").result(120) == 1
+    assert writer.call(adding("a"), "x").result(120) == 1
     said = [r.getMessage() for r in caplog.records]
     assert len([s for s in said if "database is locked" in s]) == 1
     assert any("works again after" in s for s in said)
@@ -74,17 +79,17 @@ def test_a_store_that_cannot_be_opened_is_tried_again():
 
     writer = StoreWriter(opener, 10, first_wait=0.001)
     writer.start()
-    assert writer.call(lambda s: s.add("a"), "x").result(120) == 1
+    assert writer.call(adding("a"), "x").result(120) == 1
     assert writer.stop(120) == 0
     assert record.closed
 
 
 def test_malformed_records_do_not_hold_up_the_rest(writer, record, caplog):
-    bad = writer.call(lambda s: s.add("bad"), "x")
-    writer.post(lambda s: s.add("good"), "x")
+    bad = writer.call(adding("bad"), "x")
+    writer.post(adding("good"), "x")
     with pytest.raises(ValueError, match="malformed"):
         bad.result(120)
-    assert writer.call(lambda s: s.add("more"), "x").result(120) == 2
+    assert writer.call(adding("more"), "x").result(120) == 2
     assert writer.dropped == {"x": 1}
 
 
@@ -93,7 +98,7 @@ def test_bounds(writer, record, caplog):
     for n in range(8):
         writer.call(lambda s, n=n: s.add(n), "events")
     with pytest.raises(Overloaded):
-        writer.call(lambda s: s.add("refused"), "events")
+        writer.call(adding("refused"), "events")
     for n in range(4):
         writer.post(lambda s, n=n: s.add(f"d{n}"), "decision")
     assert writer.dropped == {"decision": 2}
@@ -105,7 +110,7 @@ def test_bounds(writer, record, caplog):
 
 def test_newer_state_replaces_older_that_still_waits(writer, record):
     record.gate.clear()
-    writer.post(lambda s: s.add("first"), "x")
+    writer.post(adding("first"), "x")
     for n in range(5):
         writer.replace(lambda s, n=n: s.add(n), "jobs")
     record.gate.set()
@@ -115,8 +120,8 @@ def test_newer_state_replaces_older_that_still_waits(writer, record):
 
 def test_work_that_nobody_waits_for_any_more_is_skipped(writer, record):
     record.gate.clear()
-    writer.post(lambda s: s.add("first"), "x")
-    given_up = writer.call(lambda s: s.add("given up"), "events")
+    writer.post(adding("first"), "x")
+    given_up = writer.call(adding("given up"), "events")
     assert given_up.cancel()
     record.gate.set()
     assert writer.stop(120) == 0
@@ -127,8 +132,8 @@ def test_stopping_with_the_database_away_ends_and_tells_what_is_left(record):
     writer = StoreWriter(lambda: record, 10, first_wait=5.0)
     record.away = 10**6
     writer.start()
-    writer.post(lambda s: s.add("a"), "x")
-    writer.post(lambda s: s.add("b"), "x")
+    writer.post(adding("a"), "x")
+    writer.post(adding("b"), "x")
     assert writer.stop(120) == 2
     assert record.rows == []
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from slurm_migbatch.daemon import privacy
 from slurm_migbatch.daemon.addresses import NodeAddresses, controller_hosts, is_local, resolved
 from slurm_migbatch.daemon.ended import Standing
 from slurm_migbatch.daemon.history import open_history
@@ -237,7 +236,7 @@ def visible(site: Site, uid: int) -> list[int]:
 def test_who_slurm_shows_private_jobs_to(monkeypatch: pytest.MonkeyPatch) -> None:
     private = {"privatedata": "accounts,jobs", "accountingstoragetype": "accounting_storage/slurmdbd"}
     names = {1000: "ann", 1002: "coordinator", 1003: "operator", 1004: "nobody"}
-    monkeypatch.setattr(privacy.pwd, "getpwuid", lambda uid: type("", (), {"pw_name": names[uid]}))
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: type("", (), {"pw_name": names[uid]}))
     site = Site(**private)
     site.known = {"coordinator": Standing(accounts=frozenset({"b"})), "operator": Standing(operator=True)}
     assert [visible(site, uid) for uid in (0, 64030, 1003)] == [[1, 2]] * 3

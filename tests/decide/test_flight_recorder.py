@@ -9,6 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "decisions"
 
 
-def entries(day: Path) -> list[object]:
+def entries(day: Path) -> list[dict[str, Any]]:
     return [entry for path in segments(day) for entry in read_entries(path)]
 
 

@@ -15,7 +15,16 @@ from slurm_migbatch.decide.lending.least_loss import rooms_for
 from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
 from slurm_migbatch.decide.lending.model import LendingView, Rules, WaitingInference
 from slurm_migbatch.decide.lending.reclaim import call_back as reclaim_for
-from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference, usual_speed, within
+from slurm_migbatch.decide.lending.values import (
+    ElasticJob,
+    GpuCapacity,
+    Grant,
+    Grow,
+    LentSlot,
+    SlotReference,
+    usual_speed,
+    within,
+)
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
 from slurm_migbatch.mig.planning import plan_free
@@ -114,7 +123,8 @@ def test_nothing_exceeds_a_gpu_and_everything_is_as_the_job_asked(cluster):
     for (node, number), used in decided(spaces, elastic_jobs, found).items():
         next(space for space in spaces if (space.node, space.gpu) == (node, number)).geometry.check(used)
     by_job = {one.job: one for one in elastic_jobs}
-    for one in [*found.grants, *found.grows]:
+    every: list[Grant | Grow] = [*found.grants, *found.grows]
+    for one in every:
         trainee = by_job[one.job]
         assert one.seat.slot.profile == one.profile
         assert trainee.speeds[one.profile] > 0

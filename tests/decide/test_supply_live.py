@@ -116,19 +116,23 @@ def test_resets_are_made_good_and_nothing_drains(site: Site) -> None:
     wanted = {name: site.offered(name) for name in site.nodes.gpus}
     before = {name: row.gres for name, row in ((r.name, r) for r in site.client.nodes())}
 
-    def reset(what: str, do: Callable[[], object]) -> None:
+    def registered() -> int:
+        known = site.client.diag().types.get("MESSAGE_NODE_REGISTRATION_STATUS")
+        return known.count if known else 0
+
+    def reset(what: str, nodes: int, do: Callable[[], object]) -> None:
+        site.cluster.run(["sdiag", "--reset"])
         do()
         site.cluster.wait("slurmctld", lambda: bool(site.cluster.node_states()))
-        for _ in range(16):
-            site.round()  # registrations, and the resets that they bring, come late
-            time.sleep(0.5)
+        # registrations, and the resets that they bring, come late
+        site.until(f"registrations after {what}", lambda: registered() >= nodes)
         site.until(what, lambda: {n: site.offered(n) for n in wanted} == wanted)
         assert not site.states() & {"DRAIN", "INVALID_REG"}, what
         assert site.state(small) == site.state(large) == "RUNNING", what
 
-    reset("scontrol reconfigure", lambda: site.cluster.run(["scontrol", "reconfigure"]))
-    reset("a restart of slurmctld", lambda: site.cluster.restart("slurmctld"))
-    reset("a restart of slurmd", lambda: site.cluster.restart("slurmd-n1"))
+    reset("scontrol reconfigure", 2, lambda: site.cluster.run(["scontrol", "reconfigure"]))
+    reset("a restart of slurmctld", 2, lambda: site.cluster.restart("slurmctld"))
+    reset("a restart of slurmd", 1, lambda: site.cluster.restart("slurmd-n1"))
     assert {n: sum(g.values()) for n, g in before.items()} == {
         r.name: sum(r.gres.values()) for r in site.client.nodes()
     }

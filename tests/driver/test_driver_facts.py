@@ -29,7 +29,8 @@ def test_every_simulated_model_has_facts():
 
 
 def test_every_fact_has_a_source_or_says_that_it_has_none():
-    for about in (*FACTS.values(), *(row for facts in FACTS.values() for row in facts.rows)):
+    every: list[Facts | Row] = [*FACTS.values(), *(row for facts in FACTS.values() for row in facts.rows)]
+    for about in every:
         assert about.sources and all(source.strip() for source in about.sources), about.name
         figures = {field.name for field in dataclasses.fields(about)} - {"sources", "unknown", "differs", "rows"}
         assert set(about.unknown) <= figures, about.name

@@ -17,6 +17,7 @@ import pytest
 
 from slurm_migbatch.testbed import proc
 from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.registry import unmount_below
 from slurm_migbatch.testbed.watch import HandoffWatch
 from tests.support.end_to_end import (
@@ -92,7 +93,7 @@ def right_again(bed: Cluster) -> None:
 
     try:
         until("the offer", right)
-    except proc.TestbedError as error:
+    except TestbedError as error:
         offers = {node: (on_offer(bed, node), planned(bed, node)) for node in bed.spec.node_names}
         pytest.fail(f"{error}: {offers}")
 
@@ -284,7 +285,7 @@ def end_processes(bed: Cluster, job: int) -> None:
                 managers.add(above)
     assert managers, f"job {job} has no slurmstepd"
     for pid in (*managers, *tasks):
-        with suppress(proc.TestbedError):
+        with suppress(TestbedError):
             proc.ProcessId.of(pid).signal(signal.SIGKILL)
 
 

@@ -16,8 +16,8 @@ import pytest
 from sqlalchemy import text
 
 from slurm_migbatch.daemon.history import HistoryStore, open_history
-from slurm_migbatch.testbed import proc
 from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.watch import HandoffWatch
 from tests.support.end_to_end import account, gate, held, on_offer, planned, sbatch, settled, shown, status, until
 from tests.support.servers import postgresql
@@ -82,7 +82,7 @@ def supply_is_right(bed: Cluster, before: dict[str, dict[str, Any]]) -> None:
     began = time.monotonic()
     try:
         until("right supply", right)
-    except proc.TestbedError as error:
+    except TestbedError as error:
         pytest.fail(f"{error}: {wrong}")
     print(f"supply right {time.monotonic() - began:.1f} s after migbatchd answered")
 

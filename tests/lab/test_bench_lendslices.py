@@ -17,7 +17,7 @@ from slurm_migbatch.lab.sim import registry
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import SimulatedJob
-from slurm_migbatch.lab.sim.policies.slicelending import SliceWay
+from slurm_migbatch.lab.sim.policies.slicelending import SliceLending, SliceWay
 from slurm_migbatch.mig.profile import Profile
 
 STEP_S = {"7g.40gb": 0.1, "4g.20gb": 0.13, "3g.20gb": 0.15, "2g.10gb": 0.2, "1g.5gb": 0.3}
@@ -84,7 +84,9 @@ def test_what_is_measured_is_what_ships():
 
 def test_by_name_the_settings_are_the_shipped_ones_too():
     kind = registry.find("lending-slices")
+    assert isinstance(kind, registry.PolicyKind)
     policy = kind.make(kind.params(), SimulatedCluster.of(geometry("h100-80gb"), 8, 4))
+    assert isinstance(policy, SliceLending)
     assert (policy.config, policy.way) == (loads(render()).lending, SliceWay())
 
 

@@ -16,8 +16,9 @@ from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.bench import bench
 from slurm_migbatch.lab.experiments import sharing
 from slurm_migbatch.lab.experiments.sharing import Cell
+from slurm_migbatch.lab.shipped import provenance
 from slurm_migbatch.lab.sim.job import SimulatedJob
-from slurm_migbatch.lab.sim.policies.slicesharing import DECIDES, by_arrival, by_claim
+from slurm_migbatch.lab.sim.policies.slicesharing import DECIDES, LivePairs, by_arrival, by_claim
 
 CELLS = [Cell(0.8, 1.3, 0.0), Cell(2.0, None, 1.0)]
 
@@ -46,11 +47,11 @@ def test_the_rules_are_those_that_migbatchd_makes_of_what_ships():
     assert sharing.config() == replace(shipped, lending=replace(shipped.lending, share=True))
     assert not shipped.lending.share
     memory = LendingMemory(lending_settings(sharing.config().lending))
-    assert memory.company._rules == sharing.rules() == Rules()
-    assert memory.company._enabled
+    assert memory.slice_sharing._rules == sharing.rules() == Rules()
+    assert memory.slice_sharing._enabled
     assert f"{pairs.__module__}.{pairs.__qualname__}" == DECIDES == sharing.settings()["decides"]
     other = Config(lending=LendingConfig(share=True, sure=0.9))
-    assert sharing.provenance(DECIDES, other)["configuration"] != sharing.settings()["configuration"]
+    assert provenance(DECIDES, other)["configuration"] != sharing.settings()["configuration"]
 
 
 def test_jobs_have_one_slice_the_load_that_is_said_and_claims_that_may_be_wrong(data):
@@ -95,6 +96,7 @@ def test_a_short_job_shares_with_a_long_one_and_not_with_one_of_its_own_length(m
 def test_the_pair_test_stands_beside_what_ships_without_the_look_over_the_queue():
     shipped = sharing.policy("pairs, measured", by_claim, {("a", "a"): 1.2})
     test = sharing.policy("pair test, measured", by_claim, {("a", "a"): 1.2})
+    assert isinstance(shipped, LivePairs) and isinstance(test, LivePairs)
     assert shipped.rules == sharing.rules({("a", "a"): 1.2}) and shipped.rules.depth > 0
     assert test.rules == replace(shipped.rules, depth=0)
 

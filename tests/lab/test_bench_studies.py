@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_migbatch.lab.cli import bench as command
+from slurm_migbatch.lab.cli.studies import study
 from slurm_migbatch.lab.experiments import every
 from slurm_migbatch.lab.experiments.every import EXPERIMENTS, SHOWN, Experiment, deciders
 from slurm_migbatch.lab.experiments.plots import PLOTS
@@ -23,13 +24,13 @@ def answer(words):
 
 def test_every_command_exists_and_every_study_is_one():
     names = set(command.bench.commands)
-    studies = set(command.bench.commands["study"].commands)
+    studies = set(study.commands)
     assert {each.name for each in EXPERIMENTS if each.study} == studies
     assert {each.name for each in EXPERIMENTS if not each.study} <= names
     assert set(SHOWN) == {each.name for each in EXPERIMENTS} and len(SHOWN) == len(EXPERIMENTS)
     assert PLOTS.keys() <= set(SHOWN)
     for each in EXPERIMENTS:
-        group = command.bench.commands["study"] if each.study else command.bench
+        group = study if each.study else command.bench
         wanted = {param.opts[0] for param in group.commands[each.name].params}
         words = each.options(Path("/data"), None, quick=False)
         assert {word for word in words if word.startswith("--")} <= wanted

@@ -70,6 +70,7 @@ def test_inference_is_neither_moved_nor_shrunk() -> None:
 
 def test_it_is_known_by_name_with_its_parameters() -> None:
     kind = registry.find("pollux")
+    assert isinstance(kind, registry.PolicyKind)
     cluster = SimulatedCluster.of(whole("a100-80gb"), 4)
     made = kind.make(kind.params(period_s=30.0), cluster)
     result = Simulation(cluster, [SimulatedJob(0, "a", 0, 100)], made, Whole()).run()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.decide.lending.lookahead import ANY, NEVER, PAIR, RULES
 from slurm_migbatch.decide.lending.pair_finish import finishes
+from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.sim import registry
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation, SimulationResult
@@ -116,6 +117,7 @@ def test_a_job_that_never_fits_holds_up_nobody() -> None:
 @pytest.mark.parametrize("name", ["sjf-bsbf", "sharing"])
 def test_both_are_known_by_name(name: str) -> None:
     kind = registry.find(name)
+    assert isinstance(kind, registry.PolicyKind)
     cluster = SimulatedCluster.of(whole("a100-80gb"), 2, 2)
     policy = kind.make(kind.params(), cluster)
     jobs = [SimulatedJob(n, f"j{n}", 0, 10 + n) for n in range(6)]
@@ -200,5 +202,5 @@ def test_the_command_prints_tables_and_bars(data: Path) -> None:
 
 
 def test_missing_data_is_named(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(bench.NotMeasurable, match=r"cluster_trace\.csv"):
+    with pytest.raises(NotMeasurable, match=r"cluster_trace\.csv"):
         bench.measure(tmp_path)

@@ -144,8 +144,10 @@ def test_any_cluster(own, lent, lend, forecast, servers, training, requests):
 
 def test_by_name():
     kind = registry.find("lending-slices")
+    assert isinstance(kind, registry.PolicyKind)
     params = kind.params()
     policy = kind.make(params, SimulatedCluster.of(H100, 8, 4))
+    assert isinstance(policy, SliceLending)
     assert (policy.own, policy.lent) == (tuple(range(4)), tuple(range(4, 8)))
     assert (policy.way, policy.config) == (SliceWay(), LendingConfig())
     with pytest.raises(PlaceError, match="give it more nodes"):

@@ -182,7 +182,7 @@ def test_the_client_reads_the_environment_and_nothing_else(node, monkeypatch):
         return 0, ""
 
     monkeypatch.setattr(client, "ask", ask)
-    monkeypatch.setattr(client.posix, "chdir", lambda path: None)
+    monkeypatch.setattr("posix.chdir", lambda path: None)
     environ = node.environ("prolog", 1, "[mig:1g.10gb:1]", LD_PRELOAD="/x", TMPDIR="/x", SLURM_JOB_WORK_DIR="/x")
     assert client.run("prolog", str(node.etc), environ) == (0, "")
     assert set(asked) <= set(client.ALLOWED)

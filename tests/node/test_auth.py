@@ -83,7 +83,7 @@ def test_an_old_credential_has_expired(tmp_path, monkeypatch):
     signer = TokenSigner(token_file(tmp_path))
     credential = signer.sign(b"x", "n1")
     later = time.time() + auth.TOKEN_LIFETIME_S + 2
-    monkeypatch.setattr(auth.time, "time", lambda: later)
+    monkeypatch.setattr(time, "time", lambda: later)
     with pytest.raises(AuthError, match="clocks"):
         signer.verify(credential, b"x", "n1")
 

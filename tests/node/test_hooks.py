@@ -159,7 +159,7 @@ def test_an_old_refusal_goes(node, monkeypatch):
     node.prolog(1, "[mig:9g.99gb:1]")
     node.epilog(1)
     later = time.time() + repair.TOMBSTONE_S + 1
-    monkeypatch.setattr(repair.time, "time", lambda: later)
+    monkeypatch.setattr(time, "time", lambda: later)
     node.reconcile()
     assert node.handoff(1) is None
     node.check()

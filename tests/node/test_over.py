@@ -136,7 +136,7 @@ def test_one_look_is_not_enough(node, monkeypatch):
     node.prolog(1, "[mig:2g.20gb:1]")
     node.slurm_says()
     sleep = time.sleep
-    monkeypatch.setattr(liveness.time, "sleep", lambda s: (sleep(s), node.slurm_says("1 0 RUNNING n1")))
+    monkeypatch.setattr(time, "sleep", lambda s: (sleep(s), node.slurm_says("1 0 RUNNING n1")))
     node.executor.reconcile(Deadline(30))
     assert node.asked_slurm() == [1, 1]
     assert node.slices("held")

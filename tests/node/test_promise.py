@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from slurm_migbatch.node import effects, exits, owner
-from slurm_migbatch.node.deadline import Deadline
+from slurm_migbatch.node.deadline import Deadline, locked
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.journal import Journal
 from tests.support.node_processes import in_processes, stopping_child
@@ -108,17 +108,15 @@ def test_on_the_only_gpu_the_next_job_waits_for_the_destruction(node):
     node.check()
 
 
-def test_who_comes_second_to_the_claim_may_be_first_to_the_gpu(node):
+def test_who_comes_second_to_the_claim_may_be_first_to_the_gpu(node, monkeypatch):
     """Then it destroys what is in both their ways, and the other finds that done and touches nothing new."""
     fill(node, [["7g.80gb", 0, 8]])
     publish(node, [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]])
     second = []
     # The lock is taken right after the claim's commit: run the second hook whole at that point.
-    from slurm_migbatch.node import allocate
+    real = locked
 
-    real = allocate.locked
-
-    def locked(directory, names, deadline):
+    def interrupted(directory, names, deadline):
         if not second:
             second.append(None)
             executor = Executor(node.config)
@@ -127,11 +125,9 @@ def test_who_comes_second_to_the_claim_may_be_first_to_the_gpu(node):
             executor.gpus.reset()
         return real(directory, names, deadline)
 
-    allocate.locked = locked
-    try:
+    with monkeypatch.context() as patched:
+        patched.setattr("slurm_migbatch.node.allocate.locked", interrupted)
         code, line = node.prolog(1, "[mig:4g.40gb:1]")
-    finally:
-        allocate.locked = real
     assert second[0][0] == exits.OK and "made" in second[0][1], second
     assert code == exits.OK and "made" in line, line
     assert at(node, 1) == (0, "4g.40gb@0:4") and at(node, 2) == (0, "3g.40gb@4:4")

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.predict.candidate import Figures
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.workload.buckets import Bucket
+from slurm_migbatch.workload.catalog import GpuKind
 from tests.support.gpu_kinds import A100_40, H100, P
 
 PRIOR = LearnedPredictor()
@@ -23,7 +25,7 @@ kinds = st.sampled_from([H100, A100_40])
 
 
 @given(cells, kinds)
-def test_more_hardware_is_never_slower(cell: Bucket, kind: object) -> None:
+def test_more_hardware_is_never_slower(cell: Bucket, kind: GpuKind) -> None:
     figures = PRIOR.figures(cell, kind)
     offers = [(i.sm_count, i.memory_slices, figures[i.profile]) for i in kind.geometry.profiles if i.profile in figures]
     for one_sm, one_memory, one in offers:
@@ -33,7 +35,7 @@ def test_more_hardware_is_never_slower(cell: Bucket, kind: object) -> None:
 
 
 @given(cells, kinds)
-def test_intervals_are_ordered_and_wide(cell: Bucket, kind: object) -> None:
+def test_intervals_are_ordered_and_wide(cell: Bucket, kind: GpuKind) -> None:
     for figures in PRIOR.figures(cell, kind).values():
         for interval in (figures.latency_s, figures.throughput_per_s, figures.memory_mib):
             assert 0 < interval.low < interval.mid < interval.high
@@ -43,7 +45,7 @@ def test_intervals_are_ordered_and_wide(cell: Bucket, kind: object) -> None:
 
 @given(cells)
 def test_training_costs_more(cell: Bucket) -> None:
-    def of(role: str) -> object:
+    def of(role: str) -> Figures:
         return PRIOR.figures(Bucket(cell.model, role, cell.batch, cell.input, cell.unit), H100)[P("7g.80gb")]
 
     assert of("train").latency_s.mid > of("infer").latency_s.mid

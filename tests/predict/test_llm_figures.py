@@ -13,6 +13,7 @@ from slurm_migbatch.predict.llm.families import ALL
 from slurm_migbatch.predict.llm.memory import need_of, sglang_reserve_mib
 from slurm_migbatch.predict.llm.speed import TokenFigures, machine_of
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
+from slurm_migbatch.workload.catalog import GpuKind
 from slurm_migbatch.workload.hints import parse
 from slurm_migbatch.workload.refusal import Refusal
 from tests.support.gpu_kinds import A100_40, H100, SITE, P
@@ -61,7 +62,7 @@ serving = st.builds(
 
 
 @given(serving, st.sampled_from([H100, A100_40]))
-def test_no_need_is_below_the_weights_and_more_hardware_is_never_slower(text: str, kind: object) -> None:
+def test_no_need_is_below_the_weights_and_more_hardware_is_never_slower(text: str, kind: GpuKind) -> None:
     asked = workload(text)
     for info in kind.geometry.profiles:
         need = need_of(asked, info.memory_mib)

@@ -81,7 +81,9 @@ floats = st.floats(-50, 50)
     st.floats(-30, 30),
     names,
 )
-def test_every_state_round_trips(tmp_path_factory: object, report: dict, shift: float, model: str) -> None:
+def test_every_state_round_trips(
+    tmp_path_factory: pytest.TempPathFactory, report: dict, shift: float, model: str
+) -> None:
     models = ModelDirectory(tmp_path_factory.mktemp("m") / "models", ME)
     fitted = {}
     for each in LEARNED.fitted.values():
@@ -301,7 +303,7 @@ def test_wrong_numbers_are_not_believed(models: ModelDirectory, two: Path, chang
 
 
 @given(st.data())
-def test_no_byte_that_changed_breaks_the_reader(tmp_path_factory: object, data: object) -> None:
+def test_no_byte_that_changed_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     models = ModelDirectory(tmp_path_factory.mktemp("m") / "models", ME)
     add(models)
     path = models.path / "model-1.json.gz"

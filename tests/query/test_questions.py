@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.config import Config, DaemonConfig, QueryConfig, StoreConfig, SubmitConfig
 from slurm_migbatch.query import login
 from slurm_migbatch.query.login import LoginError, of_slurm, read_conf
-from slurm_migbatch.query.protocol import Answer, AnswerError
+from slurm_migbatch.query.protocol import DEFAULT_PORT, Answer, AnswerError
 from slurm_migbatch.query.questions import KINDS, Question, QuestionError, RunsQuestion, is_job, read, write
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.query.worker import Answerer
@@ -191,4 +191,4 @@ def test_what_the_login_node_takes_for_granted_is_what_the_configuration_says() 
     base = Config()
     assert login.CONFIG == DEFAULT_PATH
     assert f"sqlite:///{login.RECORD}" == base.store.url
-    assert base.query.port == login.DEFAULT_PORT
+    assert base.query.port == DEFAULT_PORT

@@ -31,7 +31,8 @@ def site(untouched: dict[str, tuple[bytes, int, int]]) -> Iterator[StockSite]:
 
     Its machines run this host's Slurm, whatever --slurm-root says.
     """
-    with StockSite() as running:
+    running = StockSite()
+    with running:
         untouched.update(state_of(running))
         running.follow("On the controller", "ctl")
         assert state_of(running) == untouched, "nothing of Slurm's is touched before nodes have reported"

@@ -57,8 +57,8 @@ def test_with_pyslurm_it_sees_the_same(here: ClusterConfig, name: str, installed
     ended = cluster.submit("--output=/dev/null", wrap="exit 3")
     cluster.wait_job(ended)
     client, commands = chosen(here, name), client_of(here)
+    assert isinstance(client, PyslurmHistoryClient)
     try:
-        assert isinstance(client, PyslurmHistoryClient)
         assert [row.job_id for row in client.jobs()] == [job]
         assert client.jobs() == commands.jobs()
         assert client.ended([ended, job]) == commands.ended([ended, job])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.submit.shim import CLI_FILTER, JOB_SUBMIT, render
@@ -87,7 +88,7 @@ def job_of(bed: Cluster, job: int) -> tuple[str, str]:
 
 
 def test_with_the_service(bed: Cluster, folder: Path, chooser: Chooser, chosen: str) -> None:
-    seen: list[object] = []
+    seen: list[SubmitDecision] = []
     service = SubmitService(SITE, chooser, seen.append)
     with running(folder / "submit.sock", service):
         job = bed.submit("-H", "--gres=mig:auto", f"--comment={HINTS}", wrap="true")

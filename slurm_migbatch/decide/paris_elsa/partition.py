@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from slurm_migbatch.decide.capacity.bundles import bundles, holds
 from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, WorkClass
@@ -126,6 +124,9 @@ def flow(works: Sequence[WorkClass], ways: Sequence[Counts], gpus: int, *, whole
         whole: GPUs in whole numbers (an integer programme); else in parts, which is an upper bound.
         late: the share of each group's work that may be late.
     """
+    from scipy import sparse  # slow to import, and migbatchd starts without
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     kinds = range(len(ways[0]))
     total_share = sum(work.share for work in works)
     timely, tardy = [], []
