@@ -109,10 +109,12 @@ def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
     step = saved(bed, job)
     bed.restart("migbatchd")
     until("the return of the job", lambda: running(bed) == {job: "7g.80gb"} and len(begun(bed, job)) == 2)
-    (over,) = (one for one in loans(bed, "--all") if one["state"] == "ended")
-    assert "preemption" in over["why"]
+    ended = [one["why"] for one in loans(bed, "--all") if one["state"] == "ended"]
+    late = [why for why in ended if "has not started within" in why]  # a return that a busy machine held up
+    assert len(ended) - len(late) == 1 and any("preemption" in why for why in ended), ended
     assert begun(bed, job)[1] == step > 0
-    assert [row["kind"] for row in actions(bed, job)] == ["release", "retype", "release"]
+    again = ["withdraw", "release"] * len(late)
+    assert [row["kind"] for row in actions(bed, job)] == ["release", "retype", "release", *again], ended
     cancel(bed)
     settled(bed)
 
