@@ -217,9 +217,10 @@ def descriptors(seconds: float, processes: int, per_process: int) -> Counter[str
     while not end:
         time.sleep(0.2)
     for child in children:
-        os.kill(child, signal.SIGTERM)
-    for child in children:
-        os.waitpid(child, 0)
+        # again and again: a child that was forked just now forgets what it got before it ran
+        while os.waitpid(child, os.WNOHANG)[0] == 0:
+            os.kill(child, signal.SIGTERM)
+            time.sleep(0.05)
     return counts
 
 

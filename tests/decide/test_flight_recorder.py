@@ -174,6 +174,9 @@ def test_rounds_that_come_too_fast_are_left_out_and_the_rest_replays(tmp_path: P
             for _ in range(4):
                 w.train(needs=100)
         w.step()
+    for _ in range(3):
+        recorder.flush()
+        w.step()
     recorder.close()
     w.close()
     rounds = list(replay(entry for path in segments(tmp_path / "decisions") for entry in read_entries(path)))
