@@ -97,13 +97,6 @@ def choices(guesses: Mapping[tuple[str, int], Sequence[Guess]], level: float) ->
     return found
 
 
-def best_level(found: Sequence[Mapping[str, Any]], points: int) -> Mapping[str, Any] | None:
-    """The margin with the best quality among those that break few enough limits, after `points` points."""
-    fit = [row for row in found if row["level"] is not None and row["k"] == points]
-    fit = [row for row in fit if row["broken"] <= BROKEN_TARGET]
-    return max(fit, key=lambda row: (row["quality"], row["level"]), default=None)
-
-
 def _usual(curves: MeasuredCurves) -> MeasuredCurves | None:
     """The points of the input size that most points have; None where there are fewer than two."""
     if len(curves) < 2:
