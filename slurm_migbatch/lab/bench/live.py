@@ -57,7 +57,7 @@ def measure(
     say: Callable[[str], None] = lambda text: None,
     slurm_root: str = "",
 ) -> dict[str, Any]:
-    """The whole experiment: both ways on a test bed of their own, one after the other (root, about 15 minutes).
+    """The whole experiment: both ways on a test bed of their own, one after the other (root, about 20 minutes).
 
     Raises:
         NotMeasurable: a job was refused, or did not end.

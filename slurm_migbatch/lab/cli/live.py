@@ -18,7 +18,7 @@ from slurm_migbatch.lab.cli.common import json_option, print_bars, progress
 def live(seed: int, slurm_root: str, as_json: bool) -> None:
     """Inference that follows a day, and training throughout, on a test bed: with lending and without (as root).
 
-    The day is compressed to six minutes, so this takes about a quarter of an hour. Two nodes of four simulated H100s
+    The day is compressed to six minutes, so this takes about twenty minutes. Two nodes of four simulated H100s
     under a real Slurm; the simulator's figures for the same wave are printed beside.
     """
     from slurm_migbatch.lab.bars import NotMeasurable
