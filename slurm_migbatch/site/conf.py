@@ -173,3 +173,8 @@ class Site:
     def types(self) -> list[str]:
         """Every GRES type of the site, in the catalog's order."""
         return list(self.catalog.counts)
+
+    @property
+    def all_nodes(self) -> list[NodeLine]:
+        """The MIG nodes and the catalog."""
+        return [*self.nodes, self.catalog]

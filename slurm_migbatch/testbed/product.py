@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from slurm_migbatch.node.paths import limited
-from slurm_migbatch.submit.shim import CLI_FILTER, JOB_SUBMIT
 
 from .conf import catalog_names
 from .errors import TestbedError
@@ -29,6 +28,8 @@ from .running_cluster import RunningCluster, write_private
 from .spec import Hooks
 
 PYTHON = "/usr/bin/python3"
+#: as `submit.shim` names them, which is slow to import
+_JOB_SUBMIT, _CLI_FILTER = "job_submit.lua", "cli_filter.lua"
 _PARTS = ("__init__.py", "node", "mig")
 _INSTALL = """
 import sys
@@ -72,11 +73,11 @@ class Product:
         """Write migbatch.toml and the Lua shims, and name those in the test bed's specification."""
         self.state.mkdir(mode=0o755, exist_ok=True)
         self.config.write_text(_toml(self._settings()))
-        self.render_shims(JOB_SUBMIT)  # users have theirs once slurmctld can tell what belongs in it
+        self.render_shims(_JOB_SUBMIT)  # users have theirs once slurmctld can tell what belongs in it
         self.cluster.spec = replace(
             self.cluster.spec,
-            job_submit=str(self.etc / JOB_SUBMIT),
-            cli_filter=str(self.etc / CLI_FILTER),
+            job_submit=str(self.etc / _JOB_SUBMIT),
+            cli_filter=str(self.etc / _CLI_FILTER),
         )
 
     def start(self) -> None:
@@ -98,7 +99,7 @@ class Product:
         from slurm_migbatch.config import load
 
         config = load(str(self.config))
-        for shim in shims or (JOB_SUBMIT, CLI_FILTER):
+        for shim in shims or (_JOB_SUBMIT, _CLI_FILTER):
             fresh = self.etc / f"{shim}.new"
             fresh.write_text(lua(config, shim))
             fresh.replace(self.etc / shim)

@@ -13,6 +13,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ from .proc import ProcessId
 REGISTRY = Path("/run/migbatch-testbed")
 MARKER = ".migbatch-testbed"
 _LOCK_S = 180.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,26 @@ class TestbedRecord:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold signals back that would end this process, so that no Ctrl-C leaves work half done or a lock held."""
+    """Hold signals back that would end this process, so that no Ctrl-C leaves work half done or a lock held.
+
+    A mask is one thread's, and programs that are started have it, too; a signal that a library's thread takes instead
+    is noted in the main thread, and comes when the work is done.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    handlers = {}
+    came: list[int] = []
     try:
         # Blocking them lets Python deliver one that has just come: that is before anything was begun.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.signal(number, lambda number, _frame: came.append(number)) for number in _ENDING}
         yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for noted in dict.fromkeys(came):
+            signal.raise_signal(noted)
 
 
 @contextmanager
@@ -143,12 +157,23 @@ def destroy(record: TestbedRecord) -> None:
     process_group.reopen(directory, record.group).destroy()
     unmount_below(directory)
     if (directory / MARKER).exists():
-        shutil.rmtree(directory)
+        _remove(directory)
     elif directory.is_dir() and not any(directory.iterdir()):
         directory.rmdir()
     held = {name for other in records() if other.name != record.name for name in other.users}
     users.remove(name for name in record.users if name not in held)
     record.path.unlink(missing_ok=True)
+
+
+def _remove(directory: Path) -> None:
+    """Remove a marked directory; the mark goes last, so that whoever is stopped in between can begin again."""
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != MARKER:
+            path.unlink()
+    (directory / MARKER).unlink()
+    directory.rmdir()
 
 
 def unmount_below(directory: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from jinja2 import UndefinedError
 
 from slurm_migbatch import site
 from slurm_migbatch.node.install import unit
+from slurm_migbatch.testbed import process_group, registry
 from slurm_migbatch.testbed.debian import mirror
 from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.ports import PortBook, listening
@@ -124,3 +128,54 @@ def test_a_pid_alone_is_not_a_process() -> None:
         assert not known.alive
     assert start_time(child.pid) is None
     assert ProcessId.mine().pid == os.getpid()
+
+
+def test_an_interrupt_waits_for_the_end_of_the_work_also_where_another_thread_gets_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    done = []
+    try:
+        with pytest.raises(KeyboardInterrupt), registry.uninterrupted(), registry.uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+            done.append("work")
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+    assert done == ["work"]
+
+
+def test_a_removal_that_was_stopped_can_begin_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "bed"
+    for name in ("etc", "log", "run/procs"):
+        (directory / name).mkdir(parents=True)
+    (directory / registry.MARKER).touch()
+    (directory / "link").symlink_to(tmp_path)
+    removed: list[Path] = []
+    rmtree = shutil.rmtree
+
+    def once(path: Path) -> None:
+        if removed:
+            raise KeyboardInterrupt
+        removed.append(path)
+        rmtree(path)
+
+    record = registry.TestbedRecord("bed", str(directory), None, "", ())
+    monkeypatch.setattr(process_group, "reopen", lambda *_: Gone())
+    monkeypatch.setattr(shutil, "rmtree", once)
+    with pytest.raises(KeyboardInterrupt):
+        registry.destroy(record)
+    assert directory.exists()
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    registry.destroy(record)
+    assert not directory.exists() and tmp_path.exists()
+
+
+class Gone:
+    """The processes of a test bed that has none."""
+
+    def destroy(self) -> None:
+        pass
