@@ -158,7 +158,10 @@ def test_exit_codes_mean_what_slurm_does_with_them(bed):
     finally:
         conf.chmod(0o644)
         bed.run(["scancel", str(job)])
+        # Not before its Epilog is over, which drains the node as well where it found the file as it was.
+        bed.wait("the job's end", lambda: str(job) not in bed.run(["squeue", "-h", "-o", "%i"]).stdout.split())
         bed.run(["scontrol", "update", "NodeName=n1", "State=RESUME"])
+    bed.wait("the node", lambda: not [s for s in bed.node_states().values() if "drain" in s])
 
 
 def having(bed):
