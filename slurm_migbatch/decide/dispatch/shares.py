@@ -25,7 +25,7 @@ nobody makes others' past count for ever.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -127,14 +127,16 @@ def _protected(
     users = {claim.user for claim in claims}
     mean = sum(served.get(user, 0.0) for user in users) / len(users)
     found: list[Claim] = []
+    others = sum(claim.units for claim in claims)  # slices of one task of each claim that is not found
     lost: dict[int, str] = {}
     for claim in sorted(claims, key=lambda c: (served.get(c.user, 0.0), _due(c))):
         if not claim.kept:
             lost[claim.array] = LATE
         elif served.get(claim.user, 0.0) > mean + there * claim.session_s / len(users):
             lost[claim.array] = AHEAD
-        elif _fits(now, [*found, claim], claims, there):
+        elif _fits(now, [*found, claim], there - others + claim.units):
             found.append(claim)
+            others -= claim.units
         else:
             lost[claim.array] = CROWDED
     return sorted(found, key=_due), lost
@@ -144,21 +146,22 @@ def _due(claim: Claim) -> tuple[float, int]:
     return (-math.inf if claim.due is None else claim.due), claim.array
 
 
-def _fits(now: float, chosen: Sequence[Claim], claims: Iterable[Claim], there: int) -> bool:
+def _fits(now: float, chosen: Sequence[Claim], room: int) -> bool:
     """Whether these can all be kept, beside one task of each other: by every deadline what is due has room.
 
     Work is taken to be divisible, so this is necessary; tasks that are long for their deadlines may still be late.
+    `room`: compute slices beside those of the others.
     """
-    inside = {claim.array for claim in chosen}
-    room = there - sum(claim.units for claim in claims if claim.array not in inside)
     room -= sum(claim.need * claim.units for claim in chosen if claim.due is None)
+    if room < 0:
+        return False
     due_work = 0.0
     for claim in sorted(chosen, key=_due):
         if claim.due is not None:
             due_work += claim.work
             if due_work > room * (claim.due - now) * (1 + _GRAIN):
                 return False
-    return room >= 0
+    return True
 
 
 class ServedTime:
