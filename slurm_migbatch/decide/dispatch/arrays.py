@@ -290,8 +290,10 @@ def throttles(
         asked = history.bounds.of(array.array, array.throttle)
         if not array.pending:
             continue
-        find = _of_deadline if array.rate is None else _of_service
-        found = find(now, array, asked, history, None if scarce(array) else array.throttle)
+        if array.rate is None:
+            found = _of_deadline(now, array, asked, None if scarce(array) else array.throttle)
+        else:
+            found = _of_service(now, array, array.rate, asked, history)
         if found is not None:
             wanted.append(found)
     given = _shares(now, wanted, space, history.served.spent)
@@ -308,9 +310,7 @@ def throttles(
     return changed
 
 
-def _of_deadline(
-    now: float, array: Elastic, asked: int | None, _history: ArrayHistory, current: int | None
-) -> _Wanted | None:
+def _of_deadline(now: float, array: Elastic, asked: int | None, current: int | None) -> _Wanted | None:
     """What an array with a deadline needs; None where nobody knows how long its tasks take."""
     task_s = array.task_s
     if task_s is None or array.deadline_s is None:
@@ -328,11 +328,8 @@ def _of_deadline(
     return _Wanted(array, claim, why + _at_once(need, asked))
 
 
-def _of_service(
-    now: float, array: Elastic, asked: int | None, history: ArrayHistory, _current: int | None
-) -> _Wanted | None:
+def _of_service(now: float, array: Elastic, rate: float, asked: int | None, history: ArrayHistory) -> _Wanted | None:
     """What a service needs; None where nobody knows what an instance of it carries."""
-    rate = array.rate or 0.0
     found = instances(rate, len(array.running), array.carries, array.load)
     each = carried(array.carries, array.load)
     if found is None or each is None:

@@ -15,7 +15,6 @@ from typing import Any, Final
 from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.decide.capacity.free import FreeCapacity, of_counts, of_plan
 from slurm_migbatch.decide.capacity.model import Demand
-from slurm_migbatch.decide.dispatch import arrays as elastic
 from slurm_migbatch.decide.dispatch.arrays import (
     HISTORY,
     ArrayHistory,
@@ -27,7 +26,9 @@ from slurm_migbatch.decide.dispatch.arrays import (
     had,
     in_use,
     instance_starts,
+    known,
     session_s,
+    shown_throttle,
     throttles,
 )
 from slurm_migbatch.decide.dispatch.instances import LoadHistory
@@ -209,11 +210,11 @@ def plan_dispatch(
     memory.turns.forget_but(snapshot.jobs)
     found, unknown_arrays = _elastic(snapshot, memory) if settings.arrays else ([], set())
     promises = _Promises(memory, snapshot.predictions, snapshot.now)
-    known = _placeable(view, found, memory, snapshot.predictions)
+    placeable = _placeable(view, found, memory, snapshot.predictions)
     if settings.arrays:
-        _count_served(view, known, memory)
+        _count_served(view, placeable, memory)
     history = ArrayHistory(memory.bounds, memory.served, memory.loads)
-    limits = throttles(view.now, known, history, view.space, _crowd(view))
+    limits = throttles(view.now, placeable, history, view.space, _crowd(view))
     memory.refused = {array: until for array, until in memory.refused.items() if until > view.now}
     limits = [limit for limit in limits if limit.array.array not in memory.refused]
     # how many tasks of these arrays are to run is being settled: what has no place now may have none to need
@@ -372,37 +373,39 @@ def _placeable(
     pools = {demand.job: demand.pool for demand in demands(rows, view.snapshot.nodes, view.managed, view.now)}
     starts = instance_starts(view.snapshot.jobs)
     memory.loads.forget_but(starts)
-    known = []
+    arrays = []
     for array, row in zip(found, rows, strict=True):
         hints = _hints(array.comment)
         rate = None if hints is None else predictions.rates(hints, row.partition).get(array.profile)
-        pool = pools.get(row.job_id, frozenset())
-        found_out = elastic.known(array, memory.runs.get(array.array, ()), rate, pool)
-        placed = sum(view.placed.get(job, 0) for job in view.members[array.array])
-        found_out = replace(found_out, placed=placed)
-        if array.rate is not None:
-            load = memory.loads.load(array.array, starts[array.array], array.limit_ms, view.now)
-            found_out = replace(found_out, load=load)
-        known.append(found_out)
-    return known
+        instances = starts.get(array.array, {})  # of a service; an array with a deadline has none
+        arrays.append(
+            replace(
+                known(array, memory.runs.get(array.array, ()), rate, pools.get(row.job_id, frozenset())),
+                placed=sum(view.placed.get(job, 0) for job in view.members[array.array]),
+                load=memory.loads.load(array.array, instances, array.limit_ms, view.now),
+            )
+        )
+    return arrays
 
 
 def _hear(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
     """Take in what instances of services reported since the last snapshot."""
     if not snapshot.reports:
         return
-    starts = {run: begun for runs in instance_starts(snapshot.jobs).values() for run, begun in runs.items()}
+    reporting = {run[0] for run, _ in snapshot.reports}
+    running = instance_starts(row for row in snapshot.jobs if row.job_id in reporting)
+    starts = {run: begun for runs in running.values() for run, begun in runs.items()}
     for run, report in snapshot.reports:
         if run in starts:
             memory.loads.hear(run, starts[run], report, snapshot.now)
 
 
-def _count_served(view: _View, known: Sequence[Elastic], memory: DispatchMemory) -> None:
+def _count_served(view: _View, arrays: Sequence[Elastic], memory: DispatchMemory) -> None:
     """Count what users had since the last decision, and of new arrays what they had before."""
     running, now = in_use(view.jobs.values()), view.now
-    look_back_s = HISTORY * session_s(known)
+    look_back_s = HISTORY * session_s(arrays)
     memory.served.count(now, running, look_back_s)
-    for array in known:
+    for array in arrays:
         memory.served.learn(array.array, array.user, had(array, now - look_back_s, now))
     for number, (user, _) in running.items():
         if number not in view.waiting:  # all of its tasks have started, so the record is not asked
@@ -462,7 +465,7 @@ def action_row(change: Retype | Throttle, at: float, outcome: str = "", *, dry_r
     """A change and its outcome as the record keeps it."""
     row: dict[str, Any] = {"ts": at, "restart": 0, "why": change.why, "dry_run": dry_run, "outcome": outcome or None}
     if isinstance(change, Throttle):
-        before, after = elastic.shown_throttle(change.array.throttle), elastic.shown_throttle(change.after)
+        before, after = shown_throttle(change.array.throttle), shown_throttle(change.after)
         return {**row, "job_id": change.array.array, "kind": "throttle", "before": before, "after": after}
     pending = change.pending
     before, after = change.words(pending.profile), change.words(change.after)
