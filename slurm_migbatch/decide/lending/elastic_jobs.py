@@ -145,7 +145,7 @@ class ElasticJobs:
         return max(0.0, row.start + row.time_limit_s - now) * speed
 
     def needs_s(self, job_view: JobView) -> float | None:
-        """Seconds on the whole GPU that a job still needs, by its `items` and what its runs report; None: not known.
+        """Return the seconds on the whole GPU that a job still needs, by `items` and its runs' reports; None: unknown.
 
         The rate is that of runs with a slice of their own; what a run does beside another one counts as done. A job
         that has done more than it said tells nothing.
@@ -155,13 +155,14 @@ class ElasticJobs:
         job, restart = job_view.row.job_id, job_view.row.restarts
         speed = {profile.name: value for profile, value in self.speeds(job_view).items()}
         heard = self._heard.get(job, {})
-        told = [one for one in usable(heard.values()) if one.profile in speed]
-        done = {run: one.items for run, one in heard.items()}
+        measured = [report for report in usable(heard.values()) if report.profile in speed]
+        done = {run: report.items for run, report in heard.items()}
         done[restart] = max(done.get(restart, 0.0), self._reports.get((job, restart), Report()).items or 0.0)
         left = job_view.hints.items - math.fsum(done.values())
-        if not told or left <= 0:
+        if not measured or left <= 0:
             return None
-        return left * math.fsum(one.seconds * speed[one.profile] for one in told) / math.fsum(one.items for one in told)
+        worked_s = math.fsum(report.seconds * speed[report.profile] for report in measured)
+        return left * worked_s / math.fsum(report.items for report in measured)
 
     def _expected(self, job_view: JobView) -> Mapping[Profile, float]:
         hints = replace(job_view.hints, slice=None)
