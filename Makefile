@@ -5,19 +5,26 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ROOTS ?= /var/tmp/migbatch-roots
+# Packages: the virtual environment's place and interpreter on the hosts, a directory of wheels instead of an index,
+# further extras of the controller (mysql,postgres), where the packages go.
+PREFIX ?= /opt/slurm-migbatch
+PACKAGE_PYTHON ?= /usr/bin/python3
+WHEELS ?=
+EXTRAS ?=
+PACKAGES ?= build/packages
 # Much of a test's time is Slurm's: more of them run at once than there are processors, each file in one process, and
 # those on a cluster first (tests/conftest.py).
 PYTEST := $(BIN)/pytest -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge slurm-wlm-basic-plugins lua5.1 lua-posix \
-	mariadb-server postgresql strace gcc libc6-dev make python3 python3-venv iproute2
+	mariadb-server postgresql strace gcc libc6-dev make python3 python3-venv iproute2 systemd
 
 # Each process of a run imports every test: compiled anew, they take longer to import than most of them to run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv system driver demo test test-fast test-all lint bench soak kills test-matrix clean
+.PHONY: help venv system driver demo test test-fast test-all test-engine lint bench soak kills test-matrix deb rpm clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 venv: $(VENV)/.done ## build ./.venv with everything the controller and the tests need
 
@@ -42,15 +49,21 @@ lint: venv ## ruff, import contracts and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
+	$(BIN)/mypy packages/*.py
 
-test: venv system ## every test, those on a real private Slurm cluster included (WORKERS=n at once)
-	$(PYTEST)
+test: venv system ## every test but those that build packages, real private Slurm clusters included (WORKERS=n at once)
+	$(PYTEST) -m 'not packages and not engine'
 
 test-fast: venv system ## the tests that need no Slurm, with few generated examples
-	$(BIN)/pytest -n $(or $(WORKERS),auto) --dist loadfile --hypothesis-profile=few -m 'not slurm'
+	$(BIN)/pytest -n $(or $(WORKERS),auto) --dist loadfile --hypothesis-profile=few -m 'not slurm and not packages and not engine'
 
-test-all: venv system ## every test with all of its generated examples
-	$(PYTEST) --hypothesis-profile=all
+test-all: venv system ## every test with all of its generated examples, and packages built and installed
+	@./.ci/system-packages rpm
+	$(PYTEST) --hypothesis-profile=all -m 'not engine'
+
+test-engine: venv ## `migbatch profile run --server` on a real serving engine (llama.cpp, random weights, the CPU)
+	$(BIN)/pip install --quiet -e '.[engine]'
+	$(BIN)/pytest -m engine tests/profiling
 
 bench: venv system ## what the filter, the hooks, the reports and the learning cost
 	$(BIN)/migbatch bench submit
@@ -74,6 +87,10 @@ test-matrix: venv system $(ROOTS)/trixie/.done $(ROOTS)/forky/.done ## the tests
 	$(PYTEST) -m slurm
 	$(PYTEST) -m slurm --slurm-root=$(ROOTS)/trixie
 	$(PYTEST) -m slurm --slurm-root=$(ROOTS)/forky
+
+deb rpm: ## packages of the roles controller, node and login (PREFIX=, PACKAGE_PYTHON=, WHEELS=, EXTRAS=, PACKAGES=)
+	$(PYTHON) packages/build.py $@ --prefix "$(PREFIX)" --python "$(PACKAGE_PYTHON)" --wheels "$(WHEELS)" \
+		--extras "$(EXTRAS)" --output "$(PACKAGES)"
 
 clean: ## remove what make has built here
 	rm -rf $(VENV) build
