@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from slurm_migbatch.testbed import restd
 from slurm_migbatch.testbed.autodetect import has_plugin
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.registry import unmount_below
@@ -27,6 +30,7 @@ from tests.support.recordings import assert_decided_alike  # noqa: E402 - after 
 # CI sees the same examples every time; whoever works on the code sees new ones.
 register_examples(repeatable="CI" in os.environ)
 
+_TESTS = Path(__file__).parent
 #: for a test on a Slurm cluster with the fixtures that it is the first to use; pyproject.toml has that of all others
 CLUSTER_TIME_OUT_S = 900
 #: how many tests on a shared cluster take as long as one that makes a cluster for itself
@@ -46,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Shells start what they put in the background so, and programs under test would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "nvml_plugin: needs a Slurm with its NVML plugin (Debian trixie's)")
+    config.addinivalue_line("markers", "slurmrestd: needs a Slurm with its REST API (--slurm-root of 24.11 or 26.05)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -61,11 +66,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         size[item.path] += OWN_CLUSTER if "new_cluster" in getattr(item, "fixturenames", ()) else 1
     items.sort(key=lambda item: (item.get_closest_marker("slurm") is None, -size[item.path]))
-    root = config.getoption("--slurm-root")
-    if not has_plugin(Path(root) if root else None):
-        without = [item for item in items if item.get_closest_marker("nvml_plugin")]
-        config.hook.pytest_deselected(items=without)
-        items[:] = [item for item in items if item not in without]
+    root = Path(name) if (name := config.getoption("--slurm-root")) else None
+    for marker, offered in (("nvml_plugin", has_plugin(root)), ("slurmrestd", restd.offered(root))):
+        if not offered:
+            without = [item for item in items if item.get_closest_marker(marker)]
+            config.hook.pytest_deselected(items=without)
+            items[:] = [item for item in items if item not in without]
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each process of a run of all tests begin with other files: they compile once, not once in each process."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    for file in sorted(_TESTS.rglob("test_*.py"))[number::count]:
+        name = ".".join(file.relative_to(_TESTS.parent).with_suffix("").parts)
+        with suppress(Exception):  # collection tells what is wrong with it
+            importlib.import_module(name)
+
+
+def pytest_collection_finish() -> None:
+    """Take what collection made out of garbage collection.
+
+    Thousands of tests and what they import stay to the end of the run; every full collection would go through them.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -91,19 +118,22 @@ def slurm_root(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def cluster(slurm_root: str) -> Iterator[Cluster]:
     """One cluster of two nodes with two H100s each for the whole run: submit to it, do not restart its daemons."""
-    with Cluster(slurm_root=slurm_root) as running:
+    rest = restd.offered(Path(slurm_root) if slurm_root else None)
+    with Cluster(slurm_root=slurm_root, rest=rest) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stack(slurm_root: str) -> Iterator[Cluster]:
     """The same with migbatch installed and running: hooks, agents, migbatchd (`stack.product`), submit filter.
+
+    One for each file: to start takes less processor time than to wait for the end of the run.
 
     What migbatchd recorded is decided again at the end, and has to come out the same.
     """
     with Cluster(slurm_root=slurm_root, migbatch="all") as running:
         yield running
-        assert assert_decided_alike(running)
+        assert_decided_alike(running)
 
 
 @pytest.fixture

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from slurm_migbatch.config import Config
     from slurm_migbatch.daemon.history import HistoryStore
     from slurm_migbatch.slurm.cli import CliClient
@@ -27,6 +28,8 @@ HELP = {"help_option_names": ["-h", "--help"]}
 #: modules that another extra brings than `controller` does
 _EXTRAS = {"pynvml": "node", "matplotlib": "plot"}
 _LAB = "slurm_migbatch.lab"
+#: what a database says of itself, by SQLAlchemy, which commands without one do not import
+_OF_DATABASES = ("OperationalError", "InternalError", "InterfaceError", "DatabaseError")
 #: packages of ours that an installation may leave out
 _PARTS = {
     _LAB: "the simulator and the experiments (slurm_migbatch.lab) are",
@@ -36,20 +39,6 @@ _PARTS = {
 
 class Failure(click.ClickException):
     """Something went wrong that the caller can act on; the text is one sentence that says how. Exit code 1."""
-
-
-def service_url(config: Config, path: str) -> str:
-    """Return migbatchd's URL on the controller host for monitoring ("/healthz")."""
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.node_api.listen, config.node_api.listen)  # noqa: S104
-    host = f"[{host}]" if ":" in host else host
-    return f"http://{host}:{config.node_api.port}{path}"
-
-
-def fetch(url: str) -> bytes:
-    """Fetch what migbatchd answers at a `service_url`; raises OSError, HTTPError where it refuses."""
-    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - always http
-        body: bytes = answer.read()
-    return body
 
 
 def load(where: str) -> click.Command:
@@ -124,12 +113,16 @@ def _missing(error: ModuleNotFoundError) -> str:
 
 
 def is_expected(error: BaseException) -> bool:
-    """Return whether an error speaks to the user (ours, or the system's about a file or a peer) and not about a bug."""
-    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "slurm_migbatch"
+    """Return whether an error speaks to the user and not about a bug: ours, the system's about a file or a peer, the
+    database's about itself (full, locked, read-only, damaged, away)."""
+    ours = type(error).__module__.partition(".")[0] == "slurm_migbatch"
+    return isinstance(error, OSError) or ours or (type(error).__name__ in _OF_DATABASES and hasattr(error, "orig"))
 
 
 def describe(error: BaseException) -> str:
     """Return an expected error as a sentence."""
+    if (cause := getattr(error, "orig", None)) is not None:
+        return f"the database fails: {cause}; see `migbatch db check`"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__
@@ -165,6 +158,15 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the subcommand."""
         return load(self.lazy[cmd_name][0]) if cmd_name in self.lazy else super().get_command(ctx, cmd_name)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the names of subcommands, without importing any."""
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name, help=text) for name, (_, text) in sorted(self.lazy.items())]
+        return [item for item in found if item.value.startswith(incomplete)] + click.Command.shell_complete(
+            self, ctx, incomplete
+        )
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of the help text, without importing anything."""

@@ -35,6 +35,12 @@ _RECORD = "/var/lib/migbatch/install"
     "--user", default="root", show_default=True, help="controller: whom migbatchd runs as, root or SlurmUser."
 )
 @click.option(
+    "--store",
+    default="",
+    metavar="URL",
+    help="controller: the database, for migbatch.toml where there is none yet; of two controllers one for both.",
+)
+@click.option(
     "--cli-filter/--no-cli-filter",
     default=None,
     help="controller: have srun, salloc and sbatch run cli_filter.lua, for srun and salloc with mig:auto or --gpus. "
@@ -94,12 +100,12 @@ def _plan(
     places = Places(**names)
     if role == "node":
         words = {name: options[name] for name in ("controller", "python", "task_python")}
-        return hosts.node(places, conf, edit=edit, **words)
+        return hosts.node(places, conf, edit=edit, release=hosts.slurm_release(), **words)
     if role == "login":
         return hosts.login(conf)
     from slurm_migbatch.cli.installcontroller import Choices, controller
 
-    choices = Choices(_config_path(options), options["user"], cli_filter, edit)
+    choices = Choices(_config_path(options), options["user"], options["store"], cli_filter, edit)
     return controller(places, conf, choices, record)
 
 
@@ -111,9 +117,10 @@ def _may_leave(role: str, options: dict[str, str]) -> None:
     """Refuse to take mig out of slurm.conf while jobs ask for it."""
     if role != "controller" or options["slurm_down"]:
         return
-    from slurm_migbatch.cli.checks import BAD, check_leaving
     from slurm_migbatch.cli.common import slurm_client
     from slurm_migbatch.config import Config, load
+    from slurm_migbatch.doctor.leaving import check_leaving
+    from slurm_migbatch.node.findings import BAD
     from slurm_migbatch.slurm.client import SlurmError
 
     path = _config_path(options)

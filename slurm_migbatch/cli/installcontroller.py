@@ -6,18 +6,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from slurm_migbatch import site
 from slurm_migbatch.cli import siteconf
 from slurm_migbatch.cli.scripts import lua
-from slurm_migbatch.config import DEFAULT_PATH, Config
+from slurm_migbatch.config import DEFAULT_PATH, Config, loads
 from slurm_migbatch.config import load as load_config
 from slurm_migbatch.config import render as render_config
+from slurm_migbatch.doctor.controllers import this_one
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import InstallRecord, Wanted, read
-from slurm_migbatch.install.hosts import HostPlan, Places, stub_path
+from slurm_migbatch.install.hosts import HostPlan, Places, add_unit, slurmctld_hosts, stub_path
 from slurm_migbatch.install.slurmconf import Conf, apply, load
-from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES, SlurmPlan
+from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES, SlurmPlan, rendered
 from slurm_migbatch.install.slurmedit import plan as plan_slurm
 from slurm_migbatch.submit import shim
 
@@ -34,12 +36,14 @@ class Choices:
     Attributes:
         config: path of migbatch.toml.
         user: whom migbatchd runs as.
+        store: URL of the database; empty: as it is.
         cli_filter: whether slurm.conf is to name cli_filter/lua; None: as it is.
         edit: change the site's own lines too.
     """
 
     config: str = DEFAULT_PATH
     user: str = "root"
+    store: str = ""
     cli_filter: bool | None = None
     edit: bool = False
 
@@ -49,6 +53,12 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
     plan = HostPlan()
     slurm_user = conf.value("SlurmUser") or "root"
     config = _service(plan, places, conf, choices, slurm_user)
+    if len(slurmctld_hosts(conf)) > 1 and (standby := this_one(config).standby):
+        where = Path(conf.main).parent
+        plan.notes.append(
+            f"what Slurm reads is written by the active migbatchd's host, bring its {where} here: {standby}"
+        )
+        return plan
     try:
         slurm = slurm_part(config, conf, choices.cli_filter)
     except siteconf.NothingReported as error:
@@ -62,6 +72,16 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
     for name in _HOOKS:
         if (path := stub_path(conf, name)) in named:
             plan.wanted.append(Wanted(path, scripts.stub(str(places.hooks / name)), mode=0o755))
+    for name, on in scripts.PRIMARY.items():
+        path = str(Path(conf.main).with_name(name))
+        if path in named:
+            program = scripts.primary_program(str(places.prefix / "bin/python3"), config.daemon.api_socket, on=on)
+            plan.wanted.append(Wanted(path, program, mode=0o755))
+    if len(slurmctld_hosts(conf)) > 1 and config.store.url.startswith("sqlite"):
+        plan.notes.append(
+            f"{conf.main} has several SlurmctldHost: for migbatchd to take over with slurmctld, [store] url in "
+            f"{choices.config} must name MariaDB or PostgreSQL, on every controller the same (docs/install.md)"
+        )
     for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):
         _lua(plan, config, Path(conf.main).with_name(name), choices.edit, record)
     return plan
@@ -76,10 +96,13 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
     """
     found = siteconf.read(config)
     if cli_filter is None:
-        cli_filter = "lua" in [word.removeprefix("cli_filter/") for word in conf.value("CliFilterPlugins").split(",")]
+        cli_filter = "lua" in scripts.cli_filters(conf.value("CliFilterPlugins"))
     lending = config.lending.partitions if config.lending.enabled else ()
     prolog, epilog, task_prolog = (stub_path(conf, name) for name in _HOOKS)
     hooked = replace(found, cli_filter=cli_filter, prolog=prolog, epilog=epilog, task_prolog=task_prolog)
+    if len(slurmctld_hosts(conf)) > 1:
+        on, off = (str(Path(conf.main).with_name(name)) for name in scripts.PRIMARY)
+        hooked = replace(hooked, primary_on=on, primary_off=off)
     return plan_slurm(hooked, conf, gres_conf(conf), lending)
 
 
@@ -88,39 +111,31 @@ def gres_conf(conf: Conf) -> Conf:
     return load(str(Path(conf.main).with_name("gres.conf")), read)
 
 
-def rendered(slurm: SlurmPlan) -> dict[str, str]:
-    """Return our own files beside slurm.conf, by name."""
-    return {
-        INCLUDED: site.render("slurm.conf.j2", site=slurm.site),
-        INCLUDED_GRES: site.render("gres.conf.j2", site=slurm.site),
-    }
-
-
 def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm_user: str) -> Config:
     """Add what migbatchd needs to a plan; its configuration as it is, or will be."""
     values: dict[str, Mapping[str, str]] = {"cluster": {"slurm_user": slurm_user}}
     if conf.main != "/etc/slurm/slurm.conf":
         values["cluster"] = {**values["cluster"], "slurm_conf": conf.main}
+    if choices.store:
+        values["store"] = {"url": choices.store}
+    text = render_config(values)
     present = Path(choices.config).exists()
-    config = load_config(choices.config) if present else Config()
+    config = load_config(choices.config) if present else loads(text, choices.config)
     if present and config.cluster.slurm_user != slurm_user:
         plan.problems.append(
             f"{choices.config}: slurm_user is {config.cluster.slurm_user!r}; correct it, {conf.main} has "
             f"SlurmUser={slurm_user}"
         )
+    if choices.store and config.store.url != choices.store:
+        plan.problems.append(f"{choices.config}: [store] url is another one; correct it, and restart migbatchd")
+    secret = bool(urlsplit(config.store.url).password)
     plan.wanted += [
         Wanted(STATE, kind="directory", mode=0o755, owner=choices.user),
-        Wanted(choices.config, render_config(values), "once"),
-        Wanted(
-            str(places.systemd / UNIT),
-            site.render(
-                "migbatchd.service.j2",
-                program=places.prefix / "bin/migbatchd",
-                config=choices.config,
-                user=choices.user,
-            ),
-        ),
+        Wanted(choices.config, text, "once", mode=0o600 if secret else 0o644, owner=choices.user if secret else "root"),
     ]
+    program = places.prefix / "bin/migbatchd"
+    unit = site.render("migbatchd.service.j2", program=program, config=choices.config, user=choices.user)
+    add_unit(plan, places, UNIT, unit)
     return config
 
 

@@ -13,6 +13,7 @@ _LAB = "slurm_migbatch.lab.cli"
 COMMANDS = {
     "bench": (f"{_LAB}.bench:bench", "Measure what the filter and the hooks cost on this machine."),
     "config": (f"{_HERE}.config:config", "Check the configuration and render what Slurm needs."),
+    "db": (f"{_HERE}.db:db", "Back up, restore, check and upgrade the record of jobs."),
     "doctor": (f"{_HERE}.doctor:doctor", "Check this installation and say what to do."),
     "eval": (f"{_LAB}.eval:eval_", "Score the predictor on measured tables."),
     "explain": (f"{_HERE}.explain:explain", "Show what a request would become, without submitting."),

@@ -137,8 +137,9 @@ def rollback(config: Config, version: int | None) -> None:
 
 @model.command()
 @click.argument("what", metavar="DIR|CONFIG|NAME")
+@click.option("--hints", "hints_only", is_flag=True, help="Only the hints, in one line.")
 @json_option
-def describe(what: str, as_json: bool) -> None:
+def describe(what: str, hints_only: bool, as_json: bool) -> None:
     """The hints of a language model: of a folder with a config.json, of such a file, or by a public name.
 
     Only config.json is read (and the sizes of weights beside it); nothing of the model is loaded or run.
@@ -156,6 +157,9 @@ def describe(what: str, as_json: bool) -> None:
         architecture, hints, name = found.architecture, found.hints, found.name
     else:
         architecture, hints, name = _public(what)
+    if hints_only:
+        click.echo(hints)
+        return
     description = {
         "model": name,
         "parameters": architecture.parameters,
@@ -296,7 +300,7 @@ def _print_model(found: Mapping[str, Any], config: Config) -> None:
 
 def _drifts(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for name in sorted({*then, *now}):
-        for figure in ("time", "memory"):
+        for figure in ("time", "memory", "ttft", "tpot"):
             before, since = then.get(name, {}).get(figure), now.get(name, {}).get(figure)
             if before is None and since is None:
                 continue

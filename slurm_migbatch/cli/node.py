@@ -155,6 +155,7 @@ def _row(entry: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
 @click.option("-v", "--verbose", is_flag=True, help="Log every hook.")
 def agent(etc: str, name: str, verbose: bool) -> None:
     """Serve the hooks, bring events to the controller and fetch its plan. Runs until SIGTERM."""
+    from slurm_migbatch.doctor.node import NodePlaces, examine_quietly
     from slurm_migbatch.node.agent import Agent, AgentError
 
     config = _config(etc, name)
@@ -163,9 +164,9 @@ def agent(etc: str, name: str, verbose: bool) -> None:
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr
     )
-    service = Agent(config)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: service.stop())
+    places = NodePlaces(etc, name=name)
+    service = Agent(config, checks=lambda gpus: examine_quietly(places, config, gpus))
+    service.stop_on(signal.SIGTERM, signal.SIGINT)
     try:
         service.run()
     except AgentError as error:

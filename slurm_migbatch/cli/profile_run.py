@@ -19,14 +19,15 @@ import click
 from slurm_migbatch.cli.common import Failure, print_table
 from slurm_migbatch.profiling import cells as cells_
 from slurm_migbatch.profiling.cells import CellError, MeasurementCell
-from slurm_migbatch.profiling.measurement import KINDS, TEXT_LENGTHS, Measurement
+from slurm_migbatch.profiling.measurement import RUN_KINDS, TEXT_LENGTHS, Measurement
 from slurm_migbatch.profiling.target import Python, TargetError, parse_command, parse_python
 from slurm_migbatch.profiling.timing import Effort
+from slurm_migbatch.workload.llmhints import CHOICES
 
 if TYPE_CHECKING:
     from slurm_migbatch.profiling.device import Device
     from slurm_migbatch.profiling.measure import DidNotFit, Program, Ran
-    from slurm_migbatch.profiling.runner import Findings, Subject
+    from slurm_migbatch.profiling.runner import Findings, ProfiledModel
 
 _PLOT = ".svg"
 _FACTORS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
@@ -58,10 +59,15 @@ def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> flo
 @click.command(short_help="Measure a model on the GPU, slice or CPU at hand.")
 @click.argument("target", required=False, metavar="[TARGET]")
 @click.option("--command", metavar="TEXT", help="A program to measure instead of TARGET; see above.")
+@click.option("--server", metavar="URL", help="A running server of OpenAI's API to measure instead; see below.")
 @click.option("--model", required=True, metavar="NAME", help="What jobs will write as model=NAME.")
 @click.option("--family", default="", metavar="WORD", help="cnn, vit, encoder, decoder, ...")
 @click.option(
-    "--kind", type=click.Choice(KINDS), default="infer", show_default=True, help="A batch is a forward pass, or a step."
+    "--kind",
+    type=click.Choice(RUN_KINDS),
+    default="infer",
+    show_default=True,
+    help="A batch is a forward pass, or a step.",
 )
 @click.option(
     "--batches",
@@ -102,6 +108,23 @@ def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> flo
 @click.option("--timeout", type=click.FloatRange(1, 86400), default=900.0, show_default=True, help="For a point, in s.")
 @click.option("--params", callback=_count, metavar="N", help="Parameters, 25.6m [default: asked of a torch model].")
 @click.option("--flops", callback=_count, metavar="N", help="Operations per item, 8.2g [default: counted by torch].")
+@click.option(
+    "--outputs",
+    callback=_numbers(doubling=True),
+    default=None,
+    metavar="LIST",
+    help="With --server: tokens that a request makes [default: 128].",
+)
+@click.option("--engine", type=click.Choice(CHOICES["engine"]), help="With --server [default: what it says it is].")
+@click.option("--precision", metavar="WORD", help="With --server: bf16, fp8, awq, ... [default: as --model says].")
+@click.option("--served-name", metavar="NAME", help="With --server: the model's name there, if it serves several.")
+@click.option(
+    "--total-seconds",
+    type=click.FloatRange(1, 864000),
+    default=3600.0,
+    show_default=True,
+    help="With --server: no point begins later.",
+)
 @click.option("--source", metavar="TEXT", help="Where the rows come from [default: this command and the date].")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -128,8 +151,18 @@ def run(**options: Any) -> None:
 
     Each point runs in processes of its own. One that runs out of memory becomes a row without speed, and nothing larger
     is tried; anything else that goes wrong ends the run. The table is written after each point.
+
+    With --server URL a language model is measured where it is served, by streaming requests: time to the first token,
+    time of each further one, tokens a second. --batches are requests at once, --inputs and --outputs tokens. Run it on
+    the server's host, in its job; a key is taken from OPENAI_API_KEY.
+
+    \b
+      migbatch profile run --server http://localhost:8000 --model llama-3.1-8b --batches 1-32 --inputs 128,1024
     """
-    _run(_RunOptions(**options))
+    if options["server"] is not None:
+        _run_server(_RunOptions(**options))
+    else:
+        _run(_RunOptions(**options))
 
 
 @dataclass(frozen=True)
@@ -138,6 +171,7 @@ class _RunOptions:
 
     target: str | None
     command: str | None
+    server: str | None
     model: str
     family: str
     kind: str
@@ -158,6 +192,11 @@ class _RunOptions:
     timeout: float
     params: float | None
     flops: float | None
+    outputs: Sequence[int] | None
+    engine: str | None
+    precision: str | None
+    served_name: str | None
+    total_seconds: float
     source: str | None
     quiet: bool
     as_json: bool
@@ -210,6 +249,55 @@ def _run(options: _RunOptions) -> None:
         _print(found, path, len(earlier))
 
 
+def _run_server(options: _RunOptions) -> None:
+    from slurm_migbatch.cli.profile_server import INPUTS, OUTPUTS, ServerRun, run_server
+    from slurm_migbatch.profiling.load import LoadEffort
+
+    others = {
+        "TARGET": options.target, "--command": options.command, "--points": options.points, "--plot": options.plot,
+        "--procs": tuple(options.procs) != (1,), "--kind": options.kind != "infer", "--params": options.params,
+        "--flops": options.flops, "--python": options.python,
+    }  # fmt: skip
+    if wrong := [name for name, given in others.items() if given]:
+        raise click.UsageError(f"with --server there is no {wrong[0]}")
+    _check_names(options)
+    earlier = _earlier(options.table, options.resume)
+    longest = max(options.max_seconds, options.min_seconds)
+    asked = ServerRun(
+        url=options.server or "",
+        model=_model(options.model),
+        family=options.family.lower(),
+        engine=options.engine,
+        precision=_precision(options.precision),
+        served_name=options.served_name,
+        concurrency=options.batches,
+        inputs=options.inputs or INPUTS,
+        outputs=options.outputs or OUTPUTS,
+        effort=LoadEffort(options.warmup, options.repeats, options.min_seconds, longest, options.timeout),
+        total_seconds=options.total_seconds,
+        device=options.device,
+        source=_source(options),
+        quiet=options.quiet,
+        as_json=options.as_json,
+    )
+    run_server(asked, options.table, earlier)
+
+
+def _precision(word: str | None) -> str:
+    """Return the precision in the form of the hints `quantization` and `dtype`."""
+    from slurm_migbatch.predict.llm import precision
+
+    name = (word or "").lower().replace("_", "-")
+    found = precision.plain(name) if name in precision.DTYPES else precision.quantised(name) if name else None
+    if name and found is None:
+        raise click.UsageError("--precision is what jobs write as quantization= or dtype=: bf16, fp8, awq, q4_k_m")
+    return found.name if found else ""
+
+
+def _source(options: _RunOptions) -> str:
+    return options.source if options.source is not None else f"migbatch profile run {time.strftime('%Y-%m-%d')}"
+
+
 def _check_names(options: _RunOptions) -> None:
     if options.plot is not None:
         if options.plot.suffix.lower() != _PLOT:
@@ -221,18 +309,17 @@ def _check_names(options: _RunOptions) -> None:
         raise click.UsageError(f"--source takes at most {TEXT_LENGTHS['source']} characters")
 
 
-def _subject(options: _RunOptions, device: Device) -> Subject:
-    from slurm_migbatch.profiling.runner import Subject
+def _subject(options: _RunOptions, device: Device) -> ProfiledModel:
+    from slurm_migbatch.profiling.runner import ProfiledModel
 
-    source = options.source
-    return Subject(
+    return ProfiledModel(
         device=device,
         model=_model(options.model),
         family=options.family.lower(),
         kind=options.kind,
         params=options.params,
         flops_per_item=options.flops,
-        source=source if source is not None else f"migbatch profile run {time.strftime('%Y-%m-%d')}",
+        source=_source(options),
     )
 
 
@@ -250,7 +337,7 @@ def _program(options: _RunOptions, target: Python | tuple[str, ...]) -> Program:
 
 
 def _most_informative(
-    subject: Subject, done: Sequence[Measurement], open_: Sequence[MeasurementCell]
+    subject: ProfiledModel, done: Sequence[Measurement], open_: Sequence[MeasurementCell]
 ) -> MeasurementCell | None:
     """Choose the cell to measure next by the predictor's own rule."""
     try:
@@ -368,7 +455,7 @@ class _Bar:
 
 
 @contextmanager
-def _progress(subject: Subject, points: int, quiet: bool) -> Iterator[_Lines | _Silent | _Bar]:
+def _progress(subject: ProfiledModel, points: int, quiet: bool) -> Iterator[_Lines | _Silent | _Bar]:
     if quiet:
         yield _Silent()
         return
@@ -417,7 +504,7 @@ def _print(found: Findings, path: Path, earlier: int) -> None:
     click.echo(f"{path}: {len(found.outcomes)} new rows" + (f", {earlier} were there" if earlier else ""))
 
 
-def _json(subject: Subject, device: Device, found: Findings, path: Path) -> dict[str, Any]:
+def _json(subject: ProfiledModel, device: Device, found: Findings, path: Path) -> dict[str, Any]:
     from slurm_migbatch.profiling.curves import curves
 
     def point(row: Measurement) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from slurm_migbatch.elastic import report
 Check = Callable[[click.Context, click.Parameter, "str | None"], "str | None"]
 NOW = "now"
 
-#: options that say what was achieved; a report holds one of them, or --done
+#: options that say what was achieved; a report holds one of them, --done or --oom
 _ACHIEVED = ("items", "latency_ms", "p99_ms", "steps", "checkpoint", "restored")
 #: words of a report, in its order
 _FACTS = (
@@ -94,7 +94,8 @@ def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> st
     "--restored", callback=_number(whole=True), metavar="N", help="Steps that this run began from, after a requeue."
 )
 @click.option("--done", is_flag=True, help="Nothing more will be reported.")
-def progress(done: bool, **facts: str | None) -> None:
+@click.option("--oom", is_flag=True, help="The job fails because its slice has too little memory.")
+def progress(done: bool, oom: bool, **facts: str | None) -> None:
     """Tell migbatch what this job has achieved so far: migbatch progress --items 5000
 
     Predictions for the next jobs of the same model get better by it, and migacct shows it. Numbers count from the job's
@@ -104,9 +105,10 @@ def progress(done: bool, **facts: str | None) -> None:
     A training that was told to save (USR1) answers with --checkpoint once the file is whole; then its slice may be
     taken back without loss.
     """
-    if not done and all(facts[name] is None for name in _ACHIEVED):
+    if not (done or oom) and all(facts[name] is None for name in _ACHIEVED):
         raise click.UsageError("nothing to report; say at least --items N, --latency-ms L, --checkpoint or --done")
-    line = report.line(os.environ, {**{name: facts[name] for name in _FACTS}, "done": "1" if done else None})
+    said = {"done": "1" if done else None, "oom": "1" if oom else None}
+    line = report.line(os.environ, {**{name: facts[name] for name in _FACTS}, **said})
     path = os.environ.get(report.VARIABLE)
     if not path:
         click.echo(f"migbatch: nothing reported: no {report.VARIABLE} here, which a job with a slice has", err=True)

@@ -17,6 +17,7 @@ from slurm_migbatch.config.schema import (
     GpuConfig,
     LendingConfig,
     ModelConfig,
+    StoreConfig,
     model_names,
 )
 
@@ -112,6 +113,8 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
         else:
             parts[name] = read_section((name,), type(getattr(Config(), name)), value, lines, problems)
     problems.extend(_together(parts.get("lending"), parts.get("cluster"), lines))
+    problems.extend(_training_only(parts.get("lending"), lines))
+    problems.extend(_forecast(parts.get("lending", LendingConfig()), parts.get("store", StoreConfig()), lines))
     if problems:
         raise ConfigError(path, problems)
     return Config(**parts)
@@ -133,6 +136,21 @@ def _together(
     if others:
         line = lines.get(("lending", "partitions"), 0)
         yield Problem(line, f"lending.partitions names {', '.join(others)}, which cluster.partitions leaves out")
+
+
+def _training_only(lending: LendingConfig | None, lines: Mapping[tuple[str, ...], int]) -> Iterator[Problem]:
+    others = [name for name in lending.training_only if name not in lending.partitions] if lending is not None else ()
+    if others:
+        line = lines.get(("lending", "training_only"), 0)
+        yield Problem(line, f"lending.training_only names {', '.join(others)}, which lending.partitions leaves out")
+
+
+def _forecast(lending: LendingConfig, store: StoreConfig, lines: Mapping[tuple[str, ...], int]) -> Iterator[Problem]:
+    """Yield that the record is kept for less time than lending looks back."""
+    if lending.enabled and store.keep_s < lending.forecast_days * lending.day_s:
+        line = lines.get(("store", "keep"), lines.get(("lending", "forecast_days"), 0))
+        text = f"is shorter than the {lending.forecast_days} days of lending.forecast_days"
+        yield Problem(line, f"store.keep = {store.keep!r} {text}")
 
 
 def read_section(

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_migbatch.config.age import LEAST_AGE_S, AgeError, parse_age
 from slurm_migbatch.config.hours import Hours, HoursError
 from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.slurm.restaddress import RestAddress
 
 #: A check returns what is wrong with a value as the end of a sentence ("must be ..."), or None.
 Check = Callable[[Any], str | None]
@@ -59,6 +61,22 @@ def absolute(value: str) -> str | None:
 def absolute_or_empty(value: str) -> str | None:
     """Accept an absolute path, or empty for 'not set'."""
     return None if not value else absolute(value)
+
+
+def program_or_empty(value: str) -> str | None:
+    """Accept the path of a program that a shell takes as it is, or empty."""
+    if not value or re.fullmatch(r"/[A-Za-z0-9._/-]+", value):
+        return None
+    return "must be an absolute path of letters, digits and . _ / -"
+
+
+def rest_address(value: str) -> str | None:
+    """Accept where slurmrestd listens."""
+    try:
+        RestAddress.parse(value)
+    except ValueError:
+        return "must be unix:/PATH, http://HOST:PORT or https://HOST:PORT"
+    return None
 
 
 def database_url(value: str) -> str | None:
@@ -110,6 +128,15 @@ def hours(values: tuple[str, ...]) -> str | None:
     return None
 
 
+def age(value: str) -> str | None:
+    """Accept how old something may become: a length of time that no reader of the record looks further back than."""
+    try:
+        seconds = parse_age(value)
+    except AgeError as error:
+        return f"must be a length of time such as '400d', '60w', '3y', or 'forever' ({error})"
+    return None if seconds >= LEAST_AGE_S else f"must be at least '{LEAST_AGE_S // 86400:g}d'"
+
+
 def share_of(entry: Mapping[str, int]) -> str | None:
     """Accept how much one account may have."""
     for word, value in entry.items():
@@ -129,16 +156,27 @@ class ClusterConfig:
     backend: str = key(
         "cli",
         "What looks at the queue: 'cli' (squeue), 'pyslurm' (needs Slurm 25.11 with its headers, which no Debian has: "
-        "pip install 'slurm-migbatch[pyslurm-25-11]'), or 'auto' (pyslurm where it can be used). All show the same; "
-        "Slurm's commands make the changes in any case.",
-        one_of("cli", "pyslurm", "auto"),
+        "pip install 'slurm-migbatch[pyslurm-25-11]'), 'slurmrestd' (the REST API, of which changes are asked too), or "
+        "'auto' (pyslurm where it can be used). All show the same; Slurm's commands do what the others cannot.",
+        one_of("cli", "pyslurm", "slurmrestd", "auto"),
+    )
+    slurmrestd: str = key(
+        "unix:/run/slurmrestd.socket",
+        "Where backend 'slurmrestd' finds it: unix:/PATH, http://HOST:PORT or https://HOST:PORT.",
+        rest_address,
+    )
+    slurmrestd_token: str = key(
+        "",
+        "File with a token of slurm_user's for it (`scontrol token`), for migbatchd's user alone to read; empty: "
+        "slurmrestd has to know who is at the other end of its socket (rest_auth/local).",
+        absolute_or_empty,
     )
     slurm_user: str = key("slurm", "SlurmUser: besides root, the only user whose nodes' messages are believed.", name)
     partitions: tuple[str, ...] = key(
         (), "Partitions whose --gpus and --gres=gpu requests become MIG slices; empty: every one with MIG nodes.", names
     )
     catalog_nodes: str = key(
-        "migcatalog", "The DOWN nodes that list every profile, so that jobs pend where nothing is offered yet."
+        "no-mig-slice-free", "The DOWN nodes that list every profile, so that jobs pend where nothing is offered yet."
     )
     poll_s: float = key(
         1.0, "Seconds between two looks at Slurm when nothing happens; each is followed by a plan.", between(0.05, 60)
@@ -170,6 +208,11 @@ class SubmitConfig:
     )
     default_profile: str = key(
         "", "Profile for auto requests of which nothing is known; empty: the smallest that exists.", profile_or_empty
+    )
+    describe: str = key(
+        "",
+        "The migbatch on submit hosts by which cli_filter.lua turns model=/path into hints, as the user; empty: never.",
+        program_or_empty,
     )
     allow_extra: bool = key(False, "Read hints from --extra too (Slurm 23.11 and later; see SchedulerParameters).")
 
@@ -211,6 +254,12 @@ class LendingConfig:
         "(PreemptMode=REQUEUE, a lower PriorityTier): that frees slices while migbatchd is away.",
         names,
     )
+    training_only: tuple[str, ...] = key(
+        (),
+        "Those of them in which nothing but elastic training runs. Nodes in no other partition are used first, and "
+        "nothing is kept free there for inference.",
+        names,
+    )
     min_idle_s: float = key(
         0.0, "Seconds for which nothing must have been freed on a GPU before it is lent from.", between(0, 7 * 86400)
     )
@@ -223,7 +272,7 @@ class LendingConfig:
         between(1, 7 * 86400),
     )
     sure: float = key(
-        0.7,
+        0.8,
         "Probability with which what is lent is not needed during those seconds: the higher, the more is kept free for "
         "inference and the fewer loans are called back.",
         between(0.01, 0.9999),
@@ -247,8 +296,8 @@ class LendingConfig:
     most_releases: int = key(8, "Most jobs released in one round.", between(1, 1000))
     max_restarts: int = key(
         3,
-        "A job that was stopped so often is never stopped for the sake of a larger slice, and for inference only where "
-        "no other loan would do.",
+        "A job that was stopped so often for the sake of a larger slice is not stopped for one again; a job that was "
+        "stopped so often at all is stopped for inference only where no other loan would do.",
         between(0, 1000),
     )
     quota: Mapping[str, int] = table(
@@ -327,6 +376,22 @@ class LearningConfig:
 
 
 @dataclass(frozen=True)
+class RecurringConfig:
+    """Jobs that say nothing: what they get follows what earlier runs of the same job showed."""
+
+    enabled: bool = key(True, "Give mig:auto jobs without hints what their own runs used, once there are enough.")
+    runs: int = key(3, "Completed runs whose memory was seen before their figures are used.", between(2, 20))
+    slowdown: float = key(
+        1.1,
+        "How many times longer a run may be expected to take than on the smallest slice on which runs completed, by "
+        "the share of SMs and memory bandwidth in use there; where the agents sample it.",
+        between(1, 100),
+    )
+    retry: bool = key(True, "Run jobs with the hint retry=oom once more, on a larger slice, if theirs was too small.")
+    advise: bool = key(False, "Tell users whose whole-GPU jobs ran in what a slice has; the jobs are not changed.")
+
+
+@dataclass(frozen=True)
 class StoreConfig:
     """The record of decisions, runs and slices."""
 
@@ -335,6 +400,17 @@ class StoreConfig:
         "Database; SQLite on a local disk, or MariaDB/PostgreSQL where the controller is highly available.",
         database_url,
     )
+    keep: str = key(
+        "400d",
+        "How long ended runs, with decisions, events and whatever else is about them, are kept: '400d' (for a year's "
+        "report, and a month to write it), '60w', '3y'; '0' or 'forever': for good, as slurmdbd does by default.",
+        age,
+    )
+
+    @property
+    def keep_s(self) -> float:
+        """The same in seconds; infinite where nothing is removed."""
+        return parse_age(self.keep)
 
 
 @dataclass(frozen=True)
@@ -353,6 +429,12 @@ class NodeApiConfig:
         "/etc/migbatch/token",
         "Shared secret for auth = 'token'; owned by root, mode 0600. Nodes hold their own keys (`migbatch node key`).",
         absolute,
+    )
+    metrics_token_file: str = key(
+        "",
+        "File with a token, 32 bytes at least, for reading /metrics from other hosts (Authorization: Bearer); owned by "
+        "migbatchd's user, mode 0600. Empty: only this host reads them, at a loopback address.",
+        absolute_or_empty,
     )
     check_addresses: bool = key(
         True,
@@ -441,6 +523,7 @@ class Config:
     dispatch: DispatchConfig = DispatchConfig()
     lending: LendingConfig = LendingConfig()
     learning: LearningConfig = LearningConfig()
+    recurring: RecurringConfig = RecurringConfig()
     store: StoreConfig = StoreConfig()
     node_api: NodeApiConfig = NodeApiConfig()
     query: QueryConfig = QueryConfig()

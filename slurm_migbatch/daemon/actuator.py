@@ -12,12 +12,13 @@ from typing import Protocol
 
 from slurm_migbatch.decide.lending.ledger import JobView, first_task
 from slurm_migbatch.decide.lending.model import Kind, LoanOrder
+from slurm_migbatch.decide.lending.view import unsaid
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
-from slurm_migbatch.workload.loans import GUEST, LOAN, emptied, retyped
+from slurm_migbatch.workload.loans import GUEST, LOAN, away, emptied, retyped
 
 KILLED_S = 3.0
-"""A job that was requeued so lately is not started at once, see `CliClient.hasten`. Its time of submission is that of
-its requeue."""
+"""A job that was requeued so lately is not started at once, see `CliClient.hasten`, unless on another node. Its time of
+submission is that of its requeue."""
 
 
 class JobClient(Protocol):
@@ -31,6 +32,9 @@ class JobClient(Protocol):
 
     def requeue_all(self, job_ids: Iterable[int | str]) -> None:
         """Put running batch jobs back into the queue."""
+
+    def excluded_nodes(self, job_ids: Iterable[int | str]) -> Mapping[str, str]:
+        """Return the nodes that jobs exclude, of those that exclude any, as Slurm writes them."""
 
 
 @dataclass(frozen=True)
@@ -77,20 +81,26 @@ def apply_orders(
             changing.append((order, row.gres, fields["Gres"]))
     if changing:
         emptying = {names[o.job]: fields for o, _, _ in changing if (fields := emptied(job_views[o.job].row.gres))}
-        ask(changing, lambda: _update(client, emptying, updates))
+        excluding = [names[order.job] for order, before, _ in changing if order.away and not away(before)]
+        ask(changing, lambda: _update(client, emptying, updates, excluding))
     return done
 
 
 def _update(
-    client: JobClient, emptying: Mapping[str, Mapping[str, str]], updates: Mapping[str, Mapping[str, str]]
+    client: JobClient,
+    emptying: Mapping[str, Mapping[str, str]],
+    updates: Mapping[str, Mapping[str, str]],
+    excluding: Sequence[str],
 ) -> None:
     """Two requests each where Slurm does not forget what a job has asked for, else one."""
-    refused: Mapping[str, str] = {}
+    own = client.excluded_nodes(excluding) if excluding else {}
+    refused: Mapping[str, str] = {job: f"its user excludes {nodes}, which stays" for job, nodes in own.items()}
+    emptying = {name: fields for name, fields in emptying.items() if name not in refused}
     if emptying:
         try:
             client.update_jobs(emptying)
         except SlurmRefused as refusal:
-            refused = refusal.refused
+            refused = {**refused, **refusal.refused}
     left = {name: fields for name, fields in updates.items() if name not in refused}
     try:
         if left:
@@ -113,10 +123,10 @@ def name_of(row: JobRow, *, first_only: bool = False) -> str:
 
 def _fields(order: LoanOrder, row: JobRow, now: float) -> dict[str, str]:
     kind = LOAN if order.profile is None else GUEST if order.kind is Kind.SHARE else order.profile.gres_type
-    fields = retyped(row.gres, row.comment, kind)
-    if order.kind in (Kind.RELEASE, Kind.SHARE) and row.reason.startswith("BeginTime"):
+    fields = retyped(row.gres, row.comment, kind, order.away)
+    if order.kind in (Kind.RELEASE, Kind.SHARE) and (row.reason.startswith("BeginTime") or unsaid(row, now)):
         # a time to come would do too, but Slurm's scheduler need not look again when it has come
-        fields["StartTime"] = "now" if now - row.submit >= KILLED_S else "now+2"
+        fields["StartTime"] = "now" if order.away or now - row.submit >= KILLED_S else "now+2"
     if order.kind is Kind.SHARE:
         fields["ReqNodeList"] = order.node  # a guest's GRES says nothing of whose guest it is
     elif GUEST in row.gres and row.requested_nodes:

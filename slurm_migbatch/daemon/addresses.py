@@ -105,11 +105,18 @@ def _plain(address: str) -> str:
     return address
 
 
+def controllers(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return slurmctld's hosts with their addresses in the order of slurm.conf, by `scontrol show config`."""
+    return dict(_host(value) for key, value in settings.items() if key.startswith("slurmctldhost") and value)
+
+
 def controller_hosts(settings: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names or addresses of slurmctld's hosts by `scontrol show config`; of `name(address)` the address."""
-    found: dict[str, None] = {}
-    for key, value in settings.items():
-        if (key.startswith("slurmctldhost") or key == "slurmctldaddr") and value:
-            name, _, address = value.partition("(")
-            found[address.rstrip(")") or name] = None
-    return tuple(found)
+    other = settings.get("slurmctldaddr", "")
+    return tuple(dict.fromkeys([*controllers(settings).values(), *([_host(other)[1]] if other else [])]))
+
+
+def _host(value: str) -> tuple[str, str]:
+    """Return the name and the address of `name(address)`; of `name` alone it is both."""
+    name, _, address = value.partition("(")
+    return name, address.rstrip(")") or name

@@ -1,15 +1,15 @@
 """The HTTP service of migbatchd: for nodes, for the commands on this host, and for monitoring.
 
 Nodes reach it over TCP: signed headers, which say how long the body is and what its digest is, so that nothing of a
-stranger is read. Commands reach it over a unix socket, where the kernel says whose they are. /healthz and /metrics are
-for everybody who can connect, and tell nothing about jobs.
+stranger is read. Commands reach it over a unix socket, where the kernel says whose they are. /healthz is for everybody
+who can connect, /metrics for this host and whoever has its token (see `scraping`); neither tells anything about jobs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,9 +25,13 @@ from slurm_migbatch.daemon.gate import ApiLimits, Caller, Gate, Refused, as_json
 from slurm_migbatch.daemon.log import Seldom
 from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.plans import PlanBoard
+from slurm_migbatch.daemon.reports import ReportBoard
+from slurm_migbatch.daemon.scraping import Scraping
+from slurm_migbatch.daemon.term import ActiveRole, AlwaysActive
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
 from slurm_migbatch.node.auth import Signer
 from slurm_migbatch.store.receipt import NodeReceipt
+from slurm_migbatch.store.terms import TermOverError
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,8 @@ class Asking:
     why: Callable[[int, int], Awaitable[str]]
     #: (uid): training jobs that wait for a slice to be lent, and why
     waiting: Callable[[int], Awaitable[Mapping[int, str]]]
+    #: uids of those who are told what is wrong with nodes, and may say which slurmctld is the primary
+    administrators: frozenset[int] = frozenset({0})
 
 
 async def anywhere(_node: str, _address: str) -> str:
@@ -76,7 +82,10 @@ class NodeApi:
     asking: Asking = Asking(_no_reason, _nobody_waits)
     #: why a node cannot be speaking from an address; empty: it can
     address: Callable[[str, str], Awaitable[str]] = anywhere
+    reports: ReportBoard = field(default_factory=ReportBoard)
     limits: ApiLimits = field(default_factory=ApiLimits)
+    activity: ActiveRole = field(default_factory=AlwaysActive)
+    scraping: Scraping = field(default_factory=Scraping)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="node-auth"))
     _seldom: Seldom = field(default_factory=lambda: Seldom(log))
 
@@ -94,10 +103,13 @@ class NodeApi:
             routes=[
                 Route("/node/v1/events", gate.guard(self._events, answered), methods=["POST"]),
                 Route("/node/v1/plan", gate.guard(self._plan, answered), methods=["POST"]),
+                Route("/node/v1/findings", gate.guard(self._findings, answered), methods=["POST"]),
                 Route("/healthz", self._healthz, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/v1/why/{job:int}", self._why, methods=["GET"]),
                 Route("/v1/waiting", self._waiting, methods=["GET"]),
+                Route("/v1/findings", self._reports, methods=["GET"]),
+                primary_route(self.activity, self.asking.administrators),
             ],
         )
 
@@ -130,6 +142,8 @@ class NodeApi:
             receipt = await asyncio.wait_for(asyncio.wrap_future(future), self.limits.store_wait_s)
         except asyncio.TimeoutError:
             raise Refused(503, "the database does not answer; send again later", 5) from None
+        except TermOverError as error:
+            raise Refused(503, str(error)) from None
         except Exception as error:
             raise Refused(422, f"these events cannot be recorded: {error}") from error
         self.ingested(node, events, receipt.told)
@@ -142,6 +156,11 @@ class NodeApi:
         plan = await self.board.newer(node, message.have, min(message.wait, MAX_WAIT))
         self.board.heard(node)
         return as_json(plan.to_wire() if plan else {"version": message.have})
+
+    async def _findings(self, caller: Caller, body: bytes) -> Response:
+        message = messages.read_findings(caller.node, body)
+        self.board.heard(caller.node)
+        return as_json({"now": self.reports.keep(caller.node, message.sent, message.findings)})
 
     async def _healthz(self, _: Request) -> Response:
         state = self.health()
@@ -160,8 +179,36 @@ class NodeApi:
             return as_json({"error": str(refused)}, refused.status)
         return as_json({"waiting": {str(job): why for job, why in found.items()}})
 
-    async def _metrics(self, _: Request) -> Response:
+    async def _reports(self, request: Request) -> Response:
+        try:
+            if _uid(request) not in self.asking.administrators:
+                raise Refused(403, "what is wrong with nodes is told to root and SlurmUser")
+        except Refused as refused:
+            return as_json({"error": str(refused)}, refused.status)
+        return as_json({"nodes": self.reports.to_dict()})
+
+    async def _metrics(self, request: Request) -> Response:
+        local = isinstance(getattr(request.state, "uid", None), int)
+        try:
+            self.scraping.check(None if local else request.client.host if request.client else "", request.headers)
+        except Refused as refused:
+            return as_json({"error": str(refused)}, refused.status)
         return Response(generate_latest(self.metrics), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+
+def primary_route(activity: ActiveRole, admins: Collection[int]) -> Route:
+    """Return the route by which slurmctld's own programs say, on the unix socket, that it is the primary or no more."""
+
+    async def told(request: Request) -> Response:
+        try:
+            if _uid(request) not in admins:
+                raise Refused(403, "only root and SlurmUser may say which slurmctld is the primary")
+        except Refused as refused:
+            return as_json({"error": str(refused)}, refused.status)
+        activity.told(request.path_params["state"] == "on")
+        return as_json({})
+
+    return Route("/v1/primary/{state}", told, methods=["POST"])
 
 
 def _uid(request: Request) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from slurm_migbatch.config import Config, GpuConfig
@@ -12,7 +12,8 @@ from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import NodeRow
-from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
+from slurm_migbatch.slurm.nodelist import expand
+from slurm_migbatch.workload.catalog import NODE_FEATURE, GpuKind, MigNode, Partition, SiteCatalog
 from slurm_migbatch.workload.gpufacts import facts_of, guess, short_name
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,9 @@ def build(inventory: Inventory, nodes: Iterable[NodeRow], config: Config) -> Sit
     names: dict[Geometry, str] = {}
     kinds: dict[str, GpuKind] = {}
     members: dict[str, dict[str, GpuKind]] = {}
-    for row in sorted(nodes, key=lambda row: row.name):
+    gpus: dict[str, list[str]] = {}
+    rows = {row.name: row for row in nodes}
+    for row in sorted(rows.values(), key=lambda row: row.name):
         for gpu in inventory.get(row.name, ()):
             geometry = geometry_of(gpu)
             if geometry is None:
@@ -32,16 +35,34 @@ def build(inventory: Inventory, nodes: Iterable[NodeRow], config: Config) -> Sit
             if name is None:
                 name = names[geometry] = _free(short_name(geometry.name, geometry.full.profile.memory_gb), kinds)
                 kinds[name] = _kind(name, geometry, config.gpus.get(name, GpuConfig()))
+            gpus.setdefault(row.name, []).append(name)
             for partition in row.partitions:
                 if not config.cluster.partitions or partition in config.cluster.partitions:
                     members.setdefault(partition, {})[name] = kinds[name]
+    catalog = expand(config.cluster.catalog_nodes)
+    every = [rows[name].features for name in catalog if name in rows]
+    listed = frozenset.intersection(*every) if every else frozenset()
     default = Profile.parse(config.submit.default_profile) if config.submit.default_profile else None
     lending = config.lending.partitions if config.lending.enabled else ()
     return SiteCatalog(
         {
             partition: Partition(partition, tuple(found[name] for name in sorted(found)), default, partition in lending)
             for partition, found in sorted(members.items())
-        }
+        },
+        {name: node for name in gpus if (node := _node(rows[name], gpus[name], members, listed)).partitions},
+        catalog[0].rstrip("0123456789") if catalog else "",
+    )
+
+
+def _node(row: NodeRow, gpus: Iterable[str], partitions: Collection[str], listed: Collection[str]) -> MigNode:
+    """Return one node; `listed`: features that every catalog node has."""
+    own = NODE_FEATURE + row.name
+    return MigNode(
+        row.name,
+        tuple(sorted(gpus)),
+        frozenset(row.partitions).intersection(partitions),
+        row.features,
+        named=own in row.features and own in listed,
     )
 
 

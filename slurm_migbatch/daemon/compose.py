@@ -7,37 +7,69 @@ import logging
 from sqlalchemy.exc import SQLAlchemyError
 
 from slurm_migbatch.config import Config
+from slurm_migbatch.config.marks import marks
 from slurm_migbatch.config.schema import ClusterConfig
-from slurm_migbatch.daemon.ended import HistoryClient, PyslurmHistoryClient
+from slurm_migbatch.daemon.ended import HistoryClient, PyslurmHistoryClient, SlurmrestdHistoryClient
 from slurm_migbatch.daemon.facts import slurm_uids
 from slurm_migbatch.daemon.history import open_history
+from slurm_migbatch.daemon.scraping import Scraping
 from slurm_migbatch.daemon.service import Service
+from slurm_migbatch.daemon.standby import Standby
+from slurm_migbatch.daemon.term import TermKeeper
 from slurm_migbatch.node.auth import AuthError, Signer, make_signer
 from slurm_migbatch.store.errors import StoreError
 
 log = logging.getLogger(__name__)
 
 
-def compose(config: Config) -> Service:
-    """Make the service for `config`.
+def keeper_of(config: Config) -> TermKeeper:
+    """Make what finds out whether this migbatchd is the active one.
+
+    Raises:
+        StoreError: the database cannot be used and waiting would not help.
+    """
+    url = config.store.url
+    _check_store(url)
+    shared = not url.startswith("sqlite")
+    return TermKeeper(client_of(config.cluster), (lambda: open_history(url)) if shared else None)
+
+
+def compose(config: Config, keeper: TermKeeper) -> Service | Standby:
+    """Make the service for `config`, or what stands by for it.
 
     Raises:
         AuthError: the means of authentication is missing or not safe.
         StoreError: the database cannot be used and waiting would not help.
     """
-    _check_store(config.store.url)
+    found = _marks(config)
+    client, signer, term = client_of(config.cluster), signer_of(config), keeper.number
+    if not keeper.active:
+        return Standby(config, keeper, client.settings, found)
+    client.before_change = keeper.check
     return Service(
         config,
-        client=client_of(config.cluster),
-        open_store=lambda: open_history(config.store.url),
-        signer=signer_of(config),
+        client=client,
+        open_store=lambda: open_history(config.store.url, term=term),
+        signer=signer,
+        activity=keeper,
+        marks=found,
+        scraping=Scraping.of(config),
     )
 
 
 def client_of(cluster: ClusterConfig) -> HistoryClient:
-    """Make the client of Slurm: pyslurm where it works here, else Slurm's commands, which show the same."""
+    """Make the client of Slurm: slurmrestd where that is wanted, pyslurm where it works here, else commands."""
+    commands = (cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
+    if cluster.backend == "slurmrestd":
+        address, token, user = cluster.slurmrestd, cluster.slurmrestd_token, cluster.slurm_user
+        rest = SlurmrestdHistoryClient(*commands, address=address, token_file=token, user=user)
+        if why := rest.probe():  # tried again at every look: a site may have no commands to fall back on
+            log.warning("nothing is known of Slurm as long as slurmrestd cannot be used: %s", why)
+        else:
+            log.info("slurmrestd at %s is asked, in version v0.0.%d of its API", cluster.slurmrestd, rest.api.version)
+        return rest
     if cluster.backend != "cli":
-        client = PyslurmHistoryClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
+        client = PyslurmHistoryClient(*commands)
         why = client.probe()
         if not why:
             log.info("pyslurm looks at the queue")
@@ -45,16 +77,24 @@ def client_of(cluster: ClusterConfig) -> HistoryClient:
         client.close()
         level = logging.WARNING if cluster.backend == "pyslurm" else logging.INFO
         log.log(level, "Slurm's commands look at the queue, because pyslurm cannot be used: %s", why)
-    return HistoryClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
+    return HistoryClient(*commands)
 
 
-def _check_store(url: str) -> None:
+def _marks(config: Config) -> dict[str, str]:
+    """Return the marks of a configuration whose database several hosts can have; raises as `_check_store` does."""
+    identity = "" if config.store.url.startswith("sqlite") else _check_store(config.store.url)
+    return marks(config, identity) if identity else {}
+
+
+def _check_store(url: str) -> str:
+    """Return the identity of the database; empty where it does not answer yet."""
     try:
-        open_history(url).close()
+        with open_history(url) as store:
+            return store.identity()
     except StoreError as error:
         if not isinstance(error.__cause__, SQLAlchemyError):
             raise
-        # locked, full or not started yet: the store writer waits for it and says so
+        return ""  # locked, full or not started yet: the store writer waits for it and says so
 
 
 def signer_of(config: Config) -> Signer:

@@ -18,7 +18,7 @@ from slurm_migbatch.daemon.advertiser import Advertised, Advertiser
 from slurm_migbatch.daemon.dryrun import DryRun
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.decide.capacity.model import Reservation
-from slurm_migbatch.decide.core import Decision, Memory, Outcomes, Settings, Settled, decide, needed, settle
+from slurm_migbatch.decide.core import Decision, DecisionMemory, Outcomes, Settings, Settled, decide, needed, settle
 from slurm_migbatch.decide.dispatch import stage as dispatching
 from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
@@ -33,7 +33,7 @@ from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError, SlurmRefused
 
 Rows = Sequence[Mapping[str, Any]]
-Decide = Callable[[ClusterSnapshot, Memory, Settings, Callable[[], float]], Decision]
+Decide = Callable[[ClusterSnapshot, DecisionMemory, Settings, Callable[[], float]], Decision]
 
 
 class Clock(Protocol):
@@ -201,7 +201,7 @@ class Controller:
     ) -> None:
         self.settings, self.observer, self._decide = settings, observer, decide
         self._slurm, self._advertiser, self._record, self._clock = slurm, advertiser, record, clock
-        self.memory = Memory(settings)
+        self.memory = DecisionMemory(settings)
         self.decision: Decision | None = None
         self._jobs: dict[int, JobRow] = {}
         self._unanswered = Questions()

@@ -79,3 +79,7 @@ class _NoClient:
 
     def requeue_all(self, job_ids: Iterable[int | str]) -> None:
         """Do nothing."""
+
+    def excluded_nodes(self, _job_ids: Iterable[int | str]) -> Mapping[str, str]:
+        """Return nothing."""
+        return {}

@@ -6,11 +6,13 @@ How jobs ended that have left the queue (state, exit code and times) is in slurm
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slurm_migbatch.slurm.cli import CliClient
+from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.slurm.pyslurm import PyslurmClient
+from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
 from slurm_migbatch.slurm.states import ENDED
 
 _SEPARATOR = "\x1f"
@@ -18,6 +20,7 @@ _FIELDS = ("JobID", "RestartCnt", "State", "exit_code", "SubmitTime", "StartTime
 
 
 _SETTING = re.compile(r"\s*([A-Za-z][\w\[\]]*)\s*=\s*(.*?)\s*")
+_PING = re.compile(r"Slurmctld\(\w+\) at (\S+) is (UP|DOWN)")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -41,6 +44,20 @@ class HistoryClient(CliClient):
         for line in self._run("scontrol", "show", "config").splitlines():
             if match := _SETTING.fullmatch(line):
                 found[match[1].lower()] = "" if match[2] == "(null)" else match[2]
+        return found
+
+    def ping(self, timeout: float | None = None) -> dict[str, bool]:
+        """Return which slurmctld answer, by the names of SlurmctldHost in their order; one scontrol call.
+
+        One that stands ready to take over answers too. `timeout`: seconds; None: as for every command.
+
+        Raises:
+            SlurmError: scontrol failed, or has not ended in time.
+        """
+        done = self._finish("scontrol", "ping", limit_s=timeout)
+        found = {name: state == "UP" for name, state in _PING.findall(done.stdout.decode("utf-8", "replace"))}
+        if not found:
+            raise SlurmError(f"`scontrol ping` names no slurmctld: {done.stderr.decode('utf-8', 'replace')[:200]}")
         return found
 
     def node_addresses(self) -> dict[str, frozenset[str]]:
@@ -88,9 +105,36 @@ class HistoryClient(CliClient):
             row for line in output.splitlines() if (row := _row(line.split(_SEPARATOR))) and row["job_id"] in wanted
         ]
 
+    def requeue_ended(self, job_id: int, *, update: Callable[[JobRow], Mapping[str, str]]) -> None:
+        """Put a batch job that has ended back into the queue, changed; it is held until it is.
+
+        Args:
+            update: returns the fields of `scontrol update`, from the job as it waits.
+
+        Raises:
+            SlurmError: Slurm has forgotten the job, refuses, or has put it back into the queue already. What was
+                requeued and not changed runs as it was.
+        """
+        if any(row.job_id == job_id and row.state != "COMPLETING" for row in self.jobs()):
+            raise SlurmError(f"job {job_id} waits or runs again already")
+        self._change("scontrol", "requeuehold", str(int(job_id)))
+        try:
+            rows = [row for row in self.jobs() if row.job_id == job_id]
+            if not rows:
+                raise SlurmError(f"job {job_id} was requeued and is not in the queue")
+            self.update_job(job_id, **update(rows[0]))
+            self.hasten(job_id)
+        finally:
+            # whoever is active by now does not know why it is held
+            self._run("scontrol", "release", str(int(job_id)))
+
 
 class PyslurmHistoryClient(HistoryClient, PyslurmClient):
     """The same where pyslurm looks at the queue."""
+
+
+class SlurmrestdHistoryClient(HistoryClient, SlurmrestdClient):
+    """The same where slurmrestd is asked."""
 
 
 def _row(values: Sequence[str]) -> dict[str, Any] | None:

@@ -12,23 +12,27 @@ import logging
 import os
 import pwd
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import catalog as catalogs
 from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.poll import SlurmView
-from slurm_migbatch.decide.snapshot import Candidate
+from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.candidate import Figures
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.recurring import RunsPolicy
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.predict.serving import rates_at_limit
 from slurm_migbatch.predict.statefile import ModelDirectory
+from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.catalog import CatalogError, Partition, SiteCatalog, load
@@ -37,6 +41,9 @@ from slurm_migbatch.workload.loans import LoanHints
 from slurm_migbatch.workload.refusal import Refusal
 
 log = logging.getLogger(__name__)
+
+_MISSED_S: Final = 600.0
+"""Seconds for which a node that Slurm's list lacks still counts as one of the site's."""
 
 
 def known_models(config: Config) -> list[ModelFacts]:
@@ -71,7 +78,9 @@ def chooser_of(config: Config) -> Chooser:
 
 def policy_of(config: Config) -> SubmitPolicy:
     """Return the site's choices for the rewrite; root and SlurmUser may do as they like."""
-    return SubmitPolicy(trusted_uids=slurm_uids(config), hints_in_extra=config.submit.allow_extra)
+    recurring = config.recurring
+    runs = RunsPolicy(recurring.runs if recurring.enabled else 0, recurring.slowdown)
+    return SubmitPolicy(slurm_uids(config), config.submit.allow_extra, runs, recurring.advise, config.submit.describe)
 
 
 def slurm_uids(config: Config) -> frozenset[int]:
@@ -130,7 +139,7 @@ class SitePredictions:
         whole = max((found.throughput_per_s.mid for found in figures.values()), default=0.0)
         return {profile: rate / whole for profile, rate in rates.items()} if whole > 0 else {}
 
-    def candidates(self, hints: Hints, partition: str) -> tuple[Profile, Sequence[Candidate]] | None:
+    def candidates(self, hints: Hints, partition: str) -> tuple[Profile, Sequence[WeighedProfile]] | None:
         """Return the profile that a job with these hints would be given now, and all that were considered.
 
         None where it would be refused.
@@ -143,7 +152,7 @@ class SitePredictions:
         if choice is None:
             return None
         listed = [
-            Candidate(c.profile, c.offer.memory_mib, None if c.figures is None else c.figures.rate / 1000, c.ok)
+            WeighedProfile(c.profile, c.offer.memory_mib, None if c.figures is None else c.figures.rate / 1000, c.ok)
             for c in choice.candidates
         ]
         return choice.offer.profile, listed
@@ -181,8 +190,8 @@ class SiteFacts(SitePredictions):
         super().__init__(chooser, SiteCatalog())
         self._config, self._changed = config, changed
         self._inventory: Inventory | None = None
-        self._partitions: Mapping[str, tuple[str, ...]] | None = None
-        self._snapshot: SlurmView | None = None
+        self._partitions: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] | None = None
+        self._rows: dict[str, tuple[NodeRow, float]] = {}  # with when each was last in Slurm's list
         self._unwritten = False
         advice = "slurmctld keeps the older one; check the directory and who may write to it"
         self._fault = FaultReporter("cannot write what slurmctld falls back to", advice, log)
@@ -212,16 +221,20 @@ class SiteFacts(SitePredictions):
         self._build()
 
     def snapshot(self, snapshot: SlurmView) -> None:
-        """Take in a new view of Slurm; partitions of nodes may have changed."""
-        partitions = {row.name: row.partitions for row in snapshot.nodes}
-        known, self._partitions, self._snapshot = self._partitions, partitions, snapshot
+        """Take in a new view of Slurm; partitions and features of nodes may have changed."""
+        now = time.monotonic()
+        self._rows |= {row.name: (row, now) for row in snapshot.nodes}
+        # one that Slurm's list lacks may be one that cannot be read now: what needs it is not refused for that
+        self._rows = {name: (row, seen) for name, (row, seen) in self._rows.items() if now - seen < _MISSED_S}
+        partitions = {name: (row.partitions, row.features) for name, (row, _) in self._rows.items()}
+        known, self._partitions = self._partitions, partitions
         if partitions != known:
             self._build()
 
     def _build(self) -> None:
-        if not self._inventory or self._snapshot is None:
+        if not self._inventory or self._partitions is None:
             return
-        catalog = catalogs.build(self._inventory, self._snapshot.nodes, self._config)
+        catalog = catalogs.build(self._inventory, [row for row, _ in self._rows.values()], self._config)
         if not catalog.partitions and self.catalog.partitions:
             log.warning("no partition has MIG GPUs any more; requests are answered from the catalog of before")
             return

@@ -54,7 +54,7 @@ class _Begin:
 
 
 @dataclass(frozen=True)
-class _Round:
+class _RecordedRound:
     snapshot: ClusterSnapshot
     decision: Decision
     outcomes: Outcomes
@@ -74,7 +74,7 @@ class FlightRecorder:
     def __init__(self, directory: Path, settings: Settings, hours: float, megabytes: float) -> None:
         self._settings = settings
         self._files = _Segments(directory, hours * 3600.0, int(megabytes * 1e6))
-        self._queue: queue.Queue[_Begin | _Round | threading.Event | None] = queue.Queue(_WAITING)
+        self._queue: queue.Queue[_Begin | _RecordedRound | threading.Event | None] = queue.Queue(_WAITING)
         self._queue.put(_Begin(None))
         self._asked: AskedPredictions | None = None
         self._missed = False
@@ -101,7 +101,7 @@ class FlightRecorder:
         asked = tuple(self._asked.asked) if self._asked is not None else ()
         try:
             if not self._missed:
-                self._queue.put_nowait(_Round(snapshot, decision, outcomes, asked))
+                self._queue.put_nowait(_RecordedRound(snapshot, decision, outcomes, asked))
             if self._missed or self._files.full:
                 self._files.full = False
                 self._queue.put_nowait(_Begin(memory_state.take(decision.memory)))

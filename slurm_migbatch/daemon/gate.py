@@ -35,7 +35,7 @@ from slurm_migbatch.node.auth import (
     response_payload,
 )
 
-#: requests of one caller that are worked on at once; a node needs two
+#: requests of one caller that are worked on at once; a node needs three
 REQUESTS_PER_CALLER = 8
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

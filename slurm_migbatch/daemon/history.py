@@ -12,8 +12,9 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.profiling.measurement import COLUMNS, Measurement
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.decisions import record_decision
-from slurm_migbatch.store.models import MeasuredPoint, Node, NodeEvent, Run
-from slurm_migbatch.store.work import PastRuns, TaskRun, array_runs, past_work
+from slurm_migbatch.store.models import MeasuredPoint, Node, NodeEvent, Run, SupplyChange
+from slurm_migbatch.store.recurring import RecurringRun, newest_lesson, recurring_runs
+from slurm_migbatch.store.work import PastRuns, TaskRunRow, array_runs, past_work
 
 #: of the creates and destroys, only the newest matter: what lies idle where is a preference, not a fact to rely on
 _NEWEST = 20_000
@@ -47,6 +48,16 @@ class HistoryStore(Store):
             lesson = connection.scalar(select(func.max(Run.lesson)))
             imported = connection.scalar(select(func.max(MeasuredPoint.imported)))
         return Learnable(max(lesson or 0, 0), imported or 0.0)
+
+    def newest_lesson(self) -> int:
+        """Return the number of the newest ended run that can be learned from; 0 where there is none."""
+        with self.reading() as connection:
+            return newest_lesson(connection)
+
+    def recurring_runs(self, since: int, limit: int) -> list[RecurringRun]:
+        """Return ended runs after a lesson number, in order, that the submit filter can know again."""
+        with self.reading() as connection:
+            return recurring_runs(connection, since, limit)
 
     def measured_since(self, imported: float) -> list[Measurement]:
         """Measured points that came, or got other values, after that moment (unix seconds)."""
@@ -83,12 +94,19 @@ class HistoryStore(Store):
                 found.setdefault(node, []).append({**facts, "kind": kind})
         return found
 
+    def last_offers(self) -> dict[str, dict[str, int]]:
+        """Return the counts that each node was given last, by GRES type, filler included."""
+        newest = select(func.max(SupplyChange.id)).group_by(SupplyChange.node)
+        with self.reading() as connection:
+            rows = connection.execute(select(SupplyChange.node, SupplyChange.counts).where(SupplyChange.id.in_(newest)))
+            return {row.node: dict(row.counts) for row in rows}
+
     def last_seen(self) -> dict[str, float]:
         """Return when each node was last heard (unix seconds)."""
         with self.reading() as connection:
             return {row.node: row.seen for row in connection.execute(select(Node.node, Node.seen))}
 
-    def array_runs(self, arrays: Collection[int]) -> dict[int, list[TaskRun]]:
+    def array_runs(self, arrays: Collection[int]) -> dict[int, list[TaskRunRow]]:
         """Return how the tasks of these arrays went that have started."""
         with self.reading() as connection:
             return array_runs(connection, arrays)
@@ -99,11 +117,13 @@ class HistoryStore(Store):
             return past_work(connection, since)
 
 
-def open_history(url: str, *, readonly: bool = False) -> HistoryStore:
-    """Open the store as `open_store` does, as a HistoryStore.
+def open_history(url: str, *, readonly: bool = False, term: int = 0) -> HistoryStore:
+    """Open the store as `open_store` does, as a HistoryStore that writes in that term alone (0: in any).
 
     Raises:
         StoreError: see `open_store`.
     """
     store = open_store(url, readonly=readonly)
-    return HistoryStore(store.engine, readonly=store.readonly)
+    history = HistoryStore(store.engine, readonly=store.readonly)
+    history.term = term
+    return history

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_migbatch.daemon.log import FaultReporter
-from slurm_migbatch.daemon.writer import StoreWriter
+
+if TYPE_CHECKING:  # SQLAlchemy takes longer to import than all that the submit worker needs
+    from slurm_migbatch.daemon.writer import StoreWriter
 
 log = logging.getLogger(__name__)
 Inventory = Mapping[str, Sequence[Mapping[str, Any]]]

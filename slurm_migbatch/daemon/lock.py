@@ -35,8 +35,12 @@ class InstanceLock:
             raise AlreadyRunning(
                 f"migbatchd is already running as process {holder or '?'} (lock {self.path}); stop that one first"
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError:
+            os.close(fd)
+            raise
         self._fd = fd
 
     def release(self) -> None:

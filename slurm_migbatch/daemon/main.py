@@ -10,44 +10,92 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
 from slurm_migbatch.config import Config, ConfigError, load
 from slurm_migbatch.daemon import log as logs
-from slurm_migbatch.daemon.compose import compose
+from slurm_migbatch.daemon.compose import compose, keeper_of
 from slurm_migbatch.daemon.sdnotify import notify
 from slurm_migbatch.daemon.service import Service
+from slurm_migbatch.daemon.standby import Standby
+from slurm_migbatch.daemon.tasks import keep
+from slurm_migbatch.daemon.term import TermKeeper
 from slurm_migbatch.node.auth import AuthError
 from slurm_migbatch.store.errors import StoreError
 
 log = logging.getLogger(__name__)
 
 
-async def serve(config: Config, path: str, make: Callable[[Config], Service] = compose) -> None:
-    """Run one service after the other: a reload ends one cleanly and starts the next with the new configuration."""
-    loop = asyncio.get_running_loop()
-    control = _Control()
-    loop.add_signal_handler(signal.SIGTERM, control.end, "SIGTERM")
-    loop.add_signal_handler(signal.SIGINT, control.end, "SIGINT")
-    loop.add_signal_handler(signal.SIGHUP, control.reload)
-    service = make(config)
-    while True:
-        control.turn.clear()
-        await service.run(control.turn, lambda: notify("READY=1\nSTATUS=serving"))
-        if control.ending:
-            notify("STOPPING=1")
-            return
+async def serve(
+    config: Config,
+    path: str,
+    make: Callable[[Config, TermKeeper], Service | Standby] = compose,
+    keeper_for: Callable[[Config], TermKeeper] = keeper_of,
+) -> None:
+    """Run one service after the other, or stand by, as the term says.
+
+    A reload ends a service cleanly and starts the next with the new configuration. Submissions are answered meanwhile:
+    the process that does it goes on until that of the next service does.
+    """
+    keeper = keeper_for(config)
+    control = _Control(asyncio.get_running_loop())
+    keeper.on_change = control.turn.set
+    running = make(config, keeper)
+    watching = asyncio.create_task(keep("the term", keeper.run))
+    try:
+        while True:
+            control.leave = running.submit.leave if isinstance(running, Service) else lambda: None
+            await running.run(control.turn, lambda: notify("READY=1\nSTATUS=serving"))
+            control.turn.clear()
+            if control.ending:
+                break
+            if not keeper.active:
+                await asyncio.to_thread(keeper.resign)
+            before = running
+            config, running = _next(config, path if control.reloading else "", keeper, make)
+            control.reloading = False
+            await _hand_over(before, running)
+        await _hand_over(running, None)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await asyncio.to_thread(keeper.close)
+        notify("STOPPING=1")
+
+
+def _next(
+    config: Config, path: str, keeper: TermKeeper, make: Callable[[Config, TermKeeper], Service | Standby]
+) -> tuple[Config, Service | Standby]:
+    """Make what comes next, with the configuration at `path` if that is named and right."""
+    if path:
         wanted = _reloaded(path, config)
         try:
-            service, config = make(wanted), wanted
+            return wanted, make(wanted, keeper)
         except (AuthError, StoreError) as error:
             log.error("the configuration is not taken over: %s", error)
-            service = make(config)
+    return config, make(config, keeper)
+
+
+async def _hand_over(before: Service | Standby, after: Service | Standby | None) -> None:
+    """Let the process that answers submissions go on for the next service; end it where there is none."""
+    if not isinstance(before, Service):
+        return
+    if isinstance(after, Service):
+        after.submit.succeed(before.submit)
+    else:
+        await before.submit.close()
 
 
 class _Control:
-    def __init__(self) -> None:
+    """What signals ask for."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.turn = asyncio.Event()
-        self.ending = False
+        self.ending = self.reloading = False
+        self.leave: Callable[[], None] = lambda: None
+        loop.add_signal_handler(signal.SIGTERM, self.end, "SIGTERM")
+        loop.add_signal_handler(signal.SIGINT, self.end, "SIGINT")
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
 
     def end(self, name: str) -> None:
         log.info("stopping on %s", name)
@@ -56,6 +104,8 @@ class _Control:
 
     def reload(self) -> None:
         notify("RELOADING=1")
+        self.reloading = True
+        self.leave()
         self.turn.set()
 
 
@@ -66,7 +116,11 @@ def _reloaded(path: str, old: Config) -> Config:
         log.error("the configuration is not taken over: %s", str(error).replace("\n", "; "))
         return old
     if config.daemon.run_dir != old.daemon.run_dir:
-        log.warning("run_dir changes at the next start only")
+        log.warning("[daemon] run_dir = %r counts from the next start: restart migbatchd", config.daemon.run_dir)
+        config = replace(config, daemon=replace(config.daemon, run_dir=old.daemon.run_dir))
+    if config.store.url != old.store.url:
+        log.warning("[store] url counts from the next start: restart migbatchd")
+        config = replace(config, store=old.store)
     logs.setup(config.daemon.log_level)
     log.info("configuration read again", extra={"path": path})
     return config

@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.profile import ProfileError
+from slurm_migbatch.node import findings
+from slurm_migbatch.node.findings import Finding
 
 MAX_EVENTS = 500
 #: numbers that JSON readers agree on
@@ -85,6 +87,14 @@ class PlanMessage:
     wait: float
 
 
+@dataclass(frozen=True)
+class FindingsMessage:
+    """What is not in order on a node, and when it said so by its own clock (unix s)."""
+
+    sent: float
+    findings: tuple[Finding, ...]
+
+
 def is_node(name: str) -> bool:
     """Return whether this can be the name of a node."""
     return bool(_NODE.fullmatch(name))
@@ -112,6 +122,22 @@ def read_plan(node: str, body: bytes) -> PlanMessage:
     message = _message(node, body)
     have = _whole(message, "have", 0, MAX_NUMBER) if "have" in message else 0
     return PlanMessage(have, _real(message, "wait", 0, 3600) if "wait" in message else 0.0)
+
+
+def read_findings(node: str, body: bytes) -> FindingsMessage:
+    """Read a message of `node` to /node/v1/findings; its texts can be printed. Raises MessageError."""
+    message = _message(node, body)
+    found = []
+    for row in _rows(message, "findings", findings.MOST):
+        if row.get("level") not in (findings.BAD, findings.ODD, findings.UNKNOWN):
+            raise MessageError(f"level of a finding is {_shown(row.get('level'))}")
+        texts = (_printable(_text(row, key, findings.LONGEST)) for key in ("subject", "text", "advice"))
+        found.append(Finding(str(row["level"]), *texts))
+    return FindingsMessage(_real(message, "sent", 0, MAX_REAL), tuple(found))
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------

@@ -9,10 +9,13 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from slurm_migbatch.daemon.log import FaultReporter
-from slurm_migbatch.daemon.ports import ServiceStore
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient
+
+if TYPE_CHECKING:  # SQLAlchemy takes longer to import than all that the submit worker needs
+    from slurm_migbatch.daemon.ports import ServiceStore
 
 log = logging.getLogger(__name__)
 _ADVICE = "running jobs and submissions go on without it; check slurmctld, and [cluster] slurm_bin and slurm_conf"

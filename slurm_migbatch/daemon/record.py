@@ -92,16 +92,17 @@ def _answers(store: ServiceStore, questions: Questions) -> Answers:
 
 @dataclass(frozen=True)
 class NodesPast:
-    """What the record knows of nodes when a service starts: GPUs, what happened to instances, and leases."""
+    """What the record knows of nodes when a service starts: GPUs, what happened to instances, leases, and offers."""
 
     inventory: Mapping[str, Rows]
     events: Mapping[str, Rows]
     leases: Sequence[Any]
+    offers: Mapping[str, Mapping[str, int]]
 
 
 def nodes_past(store: ServiceStore) -> NodesPast:
     """Read what nodes held."""
-    return NodesPast(store.inventory(), store.instance_events(), store.leases())
+    return NodesPast(store.inventory(), store.instance_events(), store.leases(), store.last_offers())
 
 
 def lending_past(store: ServiceStore, now: float, history_s: float) -> LendingPast:

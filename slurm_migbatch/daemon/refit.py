@@ -113,15 +113,22 @@ def seen_of(reach: Learnable, facts: Iterable[ModelFacts]) -> dict[str, Any]:
 def news(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> bool:
     """Return whether there is anything since the last refit: ended runs, an import, other facts of models."""
     seen = index.seen
-    if reach.lesson > seen.get("lesson", 0) or reach.imported > seen.get("imported", 0.0):
+    if reach.lesson > _read_before(index, reach) or reach.imported > seen.get("imported", 0.0):
         return True
     return index.current > 0 and seen.get("facts") != digest(facts)
+
+
+def _read_before(index: Index, reach: Learnable) -> int:
+    """Return the newest lesson that was read; 0 where the record has been set back since and numbers begin again."""
+    lesson = int(index.seen.get("lesson", 0))
+    return lesson if lesson <= reach.lesson else 0
 
 
 def due(index: Index, material: Material, facts: Iterable[ModelFacts], min_new: int) -> str:
     """Return why it is time for a refit; "" where it is not."""
     seen = index.seen
-    fresh = sum(observation.number > seen.get("lesson", 0) for observation in material.observations)
+    before = _read_before(index, material.reach)
+    fresh = sum(observation.number > before for observation in material.observations)
     if fresh >= min_new:
         return f"{fresh} new runs"
     if material.reach.imported > seen.get("imported", 0.0):

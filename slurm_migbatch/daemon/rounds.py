@@ -90,7 +90,7 @@ class Rounds:
     ) -> None:
         self._config, self._writer, self._clock = config, writer, clock
         self.view = ToldView()
-        advertiser = Advertiser(slurm, board, config.supply.ack_wait_s)
+        self._advertiser = advertiser = Advertiser(slurm, board, config.supply.ack_wait_s)
         self.observer = Observer(
             self.view,
             board,
@@ -124,6 +124,7 @@ class Rounds:
     async def load_nodes(self) -> None:
         """Learn from the record what the nodes held before this service started."""
         past: NodesPast = await self._read(nodes_past, "cannot read the leases", "supply stays as it is until then")
+        self._advertiser.recall(past.offers)
         self.view.load(past.inventory, ())
         for node, events in past.events.items():
             self.view.apply(node, events)

@@ -130,6 +130,8 @@ class _Quiet(logging.LoggerAdapter[logging.Logger]):
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Write warnings seldom, and so what was not foreseen, with its traceback."""
         error = kwargs.get("exc_info")
+        if isinstance(error, asyncio.CancelledError):  # the server stops, and this request took too long for that
+            return
         if error and self._connections.seldom.warning("internal", f"internal error in an answer: {error!r}"):
             log.error("internal error in an answer", exc_info=error)
         elif level >= logging.WARNING and not error:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from slurm_migbatch.config import Config
@@ -20,12 +22,12 @@ from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.addresses import NodeAddresses
 from slurm_migbatch.daemon.api import Asking, NodeApi, anywhere
 from slurm_migbatch.daemon.audit import Auditor, Excess, OrphanWatch
-from slurm_migbatch.daemon.facts import slurm_uids
+from slurm_migbatch.daemon.facts import policy_of, slurm_uids
 from slurm_migbatch.daemon.gate import ApiLimits
+from slurm_migbatch.daemon.gauges import slices_by_state, waits
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.learning import Learning
 from slurm_migbatch.daemon.listening import Listening
-from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.offer_tuner import OfferTuner
 from slurm_migbatch.daemon.plans import PlanBoard
@@ -33,12 +35,20 @@ from slurm_migbatch.daemon.poll import Poller, SlurmView, UnsavedJobs
 from slurm_migbatch.daemon.ports import ServiceStore, Slurm
 from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.query_supervisor import QuerySupervisor
+from slurm_migbatch.daemon.recurring import RecurringWatch
+from slurm_migbatch.daemon.retention import Retention
+from slurm_migbatch.daemon.retrying import OomRetries
 from slurm_migbatch.daemon.rounds import Rounds
+from slurm_migbatch.daemon.scraping import Scraping
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
 from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
+from slurm_migbatch.daemon.tasks import keep
+from slurm_migbatch.daemon.term import ActiveRole, AlwaysActive
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.store.recurring import RecurringRun
+from slurm_migbatch.workload.catalog import ProfileOffer
 
 log = logging.getLogger(__name__)
 _STOP_S = 5.0
@@ -50,10 +60,21 @@ class Service:
     """All parts of migbatchd for one configuration; `run` returns when `stop` is set."""
 
     def __init__(
-        self, config: Config, *, client: Slurm, open_store: Callable[[], ServiceStore], signer: Signer
+        self,
+        config: Config,
+        *,
+        client: Slurm,
+        open_store: Callable[[], ServiceStore],
+        signer: Signer,
+        activity: ActiveRole | None = None,
+        marks: Mapping[str, str] = MappingProxyType({}),
+        scraping: Scraping | None = None,
     ) -> None:
+        """Set up. `marks`: of the configuration, for another controller; `scraping`: who may read /metrics."""
+        self._marks = marks
         self.config = config
         self._client = client
+        self._activity = activity or AlwaysActive()
         self.metrics = Metrics()
         self.board = PlanBoard()
         self.writer = StoreWriter(open_store, config.daemon.queue)
@@ -62,6 +83,11 @@ class Service:
         self.submit = SubmitSupervisor(config, self.writer, self.metrics, self._decided)
         self.query = QuerySupervisor(config, self.metrics)
         self.learning = Learning(config, self.writer, self.metrics, self.submit.model_changed)
+        policy = policy_of(config).runs
+        self._retries = OomRetries(client, lambda: self.submit.facts.catalog, policy)
+        self.recurring = RecurringWatch(self.writer, self.submit.ran, self._ran)
+        self.submit.follow(self.recurring.jobs.listed)
+        self.retention = Retention(config, self.writer, self.metrics)
         self._auditor = Auditor()
         self._orphans = OrphanWatch()
         self._unsaved = UnsavedJobs()
@@ -76,19 +102,23 @@ class Service:
         by_address = signer.scheme == "munge" and config.node_api.check_addresses
         self._node_api = NodeApi(
             signer=signer,
+            scraping=scraping or Scraping(),
             board=self.board,
             writer=self.writer,
             metrics=self.metrics,
             health=self.health,
             ingested=self._ingested,
-            asking=Asking(self.why, self.waiting),
+            asking=Asking(self.why, self.waiting, slurm_uids(config)),
             limits=ApiLimits(body_bytes=config.node_api.max_body_kb * 1024),
             address=addresses.wrong if by_address else anywhere,
+            activity=self._activity,
         )
         bounds = ConnectionBounds(connections=config.node_api.max_connections)
         self.api = ApiServer(self._node_api.app(), config.node_api.port, bounds)
         self._listening = Listening(self.api, config.node_api.listen, client.settings, "nodes", "node_api")
         self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.", "kind")
+        for kind in sorted(messages.KINDS):
+            self._events.labels(kind)  # from zero, so that the first of a kind counts as an increase
         self._audited = self.metrics.counter("migbatch_audit_cancelled_total", "Jobs cancelled for holding too much.")
         self._gauges()
         self.inventory.listeners.append(self.submit.facts.inventory)
@@ -117,6 +147,10 @@ class Service:
                 "stock": self.stock.run,
                 "learning": self.learning.run,
             }
+            if self.config.recurring.enabled:
+                loops["recurring"] = self.recurring.run
+            if math.isfinite(self.config.store.keep_s):
+                loops["retention"] = self.retention.run
             tasks = [asyncio.create_task(keep(name, loop), name=name) for name, loop in loops.items()]
             ready()
             await stop.wait()
@@ -146,7 +180,8 @@ class Service:
         if not self.poller.fault.open and self.poller.latest is None:
             checks["slurm"] = "not asked yet"
         states = {name: "failing" if text else "ok" for name, text in checks.items()}
-        return {"ok": not any(checks.values()), "checks": states}
+        marks = {"marks": dict(self._marks)} if self._marks else {}
+        return {"ok": not any(checks.values()), "checks": states, **marks}
 
     async def why(self, uid: int, job: int) -> str:
         """Return why a job waits, for a user who may see it."""
@@ -177,15 +212,35 @@ class Service:
             self._events.labels(kind if (kind := event.get("kind")) in messages.KINDS else "other").inc()
         if any(event.get("kind") in KINDS for event in events):
             self.inventory.refresh()
+        if any(event.get("kind") == "stop" for event in events):
+            self.recurring.nudge()
         # a job shorter than the pause between two looks leaves no queue that it was seen in
         stopped = (event.get("job") for event in events if event.get("kind") == "stop")
         self._ended.update(job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job))
         self.rounds.ingested(node, events, complete)
         self.poller.nudge()
 
+    def _ran(self, rows: Sequence[RecurringRun]) -> None:
+        """Send back the jobs whose runs ended because their slice was too small, where their users want it."""
+        if self.config.recurring.retry:
+            for row, offer in self._retries.due(rows, self.recurring.jobs.past):
+                self._errand(self._retry(row, offer))
+
+    async def _retry(self, row: RecurringRun, offer: ProfileOffer) -> None:
+        trouble = await asyncio.to_thread(self._retries.send, row, offer)
+        action = {
+            "ts": time.time(), "job_id": row.job, "restart": row.restart + 1, "kind": "retype", "before": row.profile,
+            "after": offer.profile.name, "why": "its slice was full, and the job has the hint retry=oom",
+            "dry_run": False, "outcome": trouble or None,
+        }  # fmt: skip
+        self.writer.post(lambda store: store.save_loans((), [action]), "actions")
+        self.poller.nudge()
+
     async def _seen(self, snapshot: SlurmView) -> bool:
         """Act on a new view of Slurm; return whether to query it again at once."""
         self.submit.facts.snapshot(snapshot)
+        if not self._activity.acts():
+            return False
         news, departed = self._unsaved.update(snapshot.jobs)
         if news:
             self.writer.replace(self._unsaved.save, "jobs")
@@ -258,6 +313,19 @@ class Service:
             "node",
         )
         gauge("migbatch_jobs", "Jobs in Slurm's queue, by state.", self._job_states, "state")
+        gauge(
+            "migbatch_slices",
+            "Slices that nodes have, by profile and state: held, shared (by two jobs), idle, zombie.",
+            lambda: slices_by_state(self.rounds.view.facts()),
+            "profile",
+            "state",
+        )
+        gauge(
+            "migbatch_wait_seconds",
+            "How long jobs that ask for slices have waited so far, since they could start.",
+            lambda: waits(self._queue(), time.time()),
+            "what",
+        )
 
     def _job_states(self) -> Mapping[Labels, float]:
         states: dict[Labels, float] = {}
@@ -265,15 +333,3 @@ class Service:
             key = (job.state,)
             states[key] = states.get(key, 0) + job.tasks
         return states
-
-
-async def keep(name: str, loop: Callable[[], Awaitable[None]]) -> None:
-    """Run a loop for ever; what it did not foresee is logged with its traceback, and it starts again."""
-    fault = FaultReporter(f"internal error in {name}", "please report it with the log", log, longest=60.0)
-    while True:
-        try:
-            await loop()
-        except Exception as error:
-            if not fault.open:
-                log.exception("internal error in %s", name)
-            await asyncio.sleep(fault.failed(error))

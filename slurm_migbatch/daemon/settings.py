@@ -12,7 +12,7 @@ from slurm_migbatch.config.hours import Hours
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.dispatch.stage import DispatchSettings
 from slurm_migbatch.decide.lending.allocation import Hysteresis
-from slurm_migbatch.decide.lending.model import Rules
+from slurm_migbatch.decide.lending.model import LendingRules
 from slurm_migbatch.decide.lending.stage import LendingSettings
 from slurm_migbatch.decide.supply.stage import SupplySettings
 from slurm_migbatch.mig.profile import Profile
@@ -46,6 +46,7 @@ def lending_settings(config: LendingConfig) -> LendingSettings:
     """Return how slices are lent. Measured slowdowns of pairs are read from a file; a warning where they cannot be."""
     return LendingSettings(
         partitions=tuple(config.partitions),
+        training_only=frozenset(config.training_only),
         rules=rules_of(config),
         horizon_s=config.horizon_s,
         sure=config.sure,
@@ -59,10 +60,10 @@ def lending_settings(config: LendingConfig) -> LendingSettings:
     )
 
 
-def rules_of(config: LendingConfig) -> Rules:
+def rules_of(config: LendingConfig) -> LendingRules:
     """Return the rules that an admin set."""
     calm = Hysteresis(loan_s=config.payback_s, idle_s=config.min_idle_s, rest_s=config.rest_s)
-    return Rules(
+    return LendingRules(
         calm=calm,
         grace_s=config.grace_s,
         start_s=config.start_s,

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 _WRITE_EVERY_S = 0.5
 _RECORD_EVERY_S = 0.2
 _STOP_S = 5.0
+#: recurring jobs in one line: reading it must not hold up an answer
+_JOBS_AT_ONCE = 50
 _LINE_BYTES = 1 << 22
 
 
@@ -38,10 +40,15 @@ class SubmitSupervisor:
         self._config, self._writer, self._decided = config, writer, decided
         self._known = asyncio.Event()
         self._child: Process | None = None
+        #: children of services before this one, which answer until ours does
+        self._before: list[Process] = []
+        self._leaving = False
         self._rows: list[Mapping[str, Any]] = []
         self._statistics: Mapping[str, Any] = {}
+        self._past: Callable[[], Mapping[str, Any]] = dict
         self.facts = SiteFacts(config, chooser_of(config), self._changed)
         self._taking: asyncio.Task[None] | None = None
+        self._relieving: asyncio.Task[None] | None = None
         #: set while submissions are answered
         self.serving = asyncio.Event()
         if self.facts.catalog.partitions:
@@ -62,7 +69,27 @@ class SubmitSupervisor:
         Raises:
             RuntimeError: the child ended by itself.
         """
-        await self._known.wait()
+        try:
+            await self._known.wait()
+            await self._serve()
+        finally:
+            if not self._leaving:
+                await asyncio.shield(self._relieve())
+
+    def leave(self) -> None:
+        """Do not end the child at the end of `run`: the next service's supervisor will, by `succeed`."""
+        self._leaving = True
+
+    def succeed(self, before: SubmitSupervisor) -> None:
+        """Let the child of a supervisor that has left go on until ours answers, so that no submission goes without."""
+        self._before, before._before = before._before, []
+
+    async def close(self) -> None:
+        """End what was left for a successor that does not come."""
+        await self._relieve()
+        self._hand_over()
+
+    async def _serve(self) -> None:
         Path(self._config.submit.socket).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._child = child = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "slurm_migbatch.daemon.submit_worker", stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES
@@ -70,13 +97,22 @@ class SubmitSupervisor:
         try:
             start = {"config": text_of(self._config), "level": self._config.daemon.log_level}
             self._send({**start, "catalog": self.facts.catalog.to_dict()})
+            self.ran(self._past())
             await self._listen(child)
             raise RuntimeError(f"the process that answers submissions ended with {await child.wait()}")
         finally:
             self._child = None
             self.serving.clear()
-            await asyncio.shield(self._end(child))
+            if self._leaving and child.returncode is None:
+                self._before.append(child)
+            else:
+                await asyncio.shield(self._end(child))
             self._hand_over()
+
+    async def _relieve(self) -> None:
+        """End the children of the services before, and take in what they still have to say."""
+        while self._before:
+            await self._end(self._before.pop())
 
     async def keep_record(self) -> None:
         """Hand decisions to the record, several at a time, for ever."""
@@ -95,6 +131,16 @@ class SubmitSupervisor:
         self._send({"model": version})
         self._taking = asyncio.create_task(self._take_model())
 
+    def follow(self, past: Callable[[], Mapping[str, Any]]) -> None:
+        """Name what tells the runs of all recurring jobs, for a process that starts."""
+        self._past = past
+
+    def ran(self, changed: Mapping[str, Any]) -> None:
+        """Tell the process that answers what runs of recurring jobs there are now, some jobs at a time."""
+        keys = list(changed)
+        for start in range(0, len(keys), _JOBS_AT_ONCE):
+            self._send({"recurring": {key: changed[key] for key in keys[start : start + _JOBS_AT_ONCE]}})
+
     async def _take_model(self) -> None:
         try:
             self.facts.use(await asyncio.to_thread(chooser_of, self._config))
@@ -110,9 +156,10 @@ class SubmitSupervisor:
                 self._rows.append(message["decision"])
             elif "statistics" in message:
                 self._statistics = message["statistics"]
-            elif "serving" in message:
+            elif "serving" in message and child is self._child:
                 log.info("serving submissions", extra={"socket": self._config.submit.socket, "child": child.pid})
                 self.serving.set()
+                self._relieving = asyncio.create_task(self._relieve())
 
     async def _end(self, child: Process) -> None:
         """Close the child's stdin, which ends it, and take in what it still has to say."""

@@ -1,8 +1,9 @@
 """The process that answers submissions, so that nothing else in migbatchd ever makes sbatch wait.
 
 It is a child of migbatchd. Lines of JSON come in on stdin, first `{"config": "<migbatch.toml>", "level": ...,
-"catalog": {...}}`, then `{"catalog": {...}}` whenever the site changes and `{"model": <version>}` when another learned
-model counts, which is read from its file; the end of stdin is the end of the process.
+"catalog": {...}}`, then `{"catalog": {...}}` whenever the site changes, `{"model": <version>}` when another learned
+model counts, which is read from its file, and `{"recurring": {key: [run, ...]}}` when runs of recurring jobs have ended
+(`predict.recurring.PastRun.to_list`); the end of stdin is the end of the process.
 Lines go out on stdout: `{"decision": {...}}` for the record, `{"statistics": {...}}` about every second while there are
 answers.
 
@@ -31,6 +32,7 @@ from slurm_migbatch.config import loads
 from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.facts import chooser_of, policy_of, slurm_uids
 from slurm_migbatch.daemon.records import record_of
+from slurm_migbatch.predict.recurring import PastRun
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.server import SubmitServer
 from slurm_migbatch.submit.service import SubmitService
@@ -196,6 +198,8 @@ def main() -> None:
         news = json.loads(line)
         if "model" in news:
             service.use(chooser=chooser_of(config))
+        elif "recurring" in news:
+            service.learn({key: [PastRun.of_list(run) for run in runs] for key, runs in news["recurring"].items()})
         else:
             service.use(catalog=SiteCatalog.from_dict(news["catalog"]))
     server.stop()

@@ -19,6 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.ports import ServiceStore
+from slurm_migbatch.store.terms import TermOverError
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=ServiceStore)
@@ -52,6 +53,7 @@ class StoreWriter:
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._store: ServiceStore | None = None
         self.fault = FaultReporter("the database", _ADVICE, log, first=first_wait, longest=10.0)
+        self._deposed = FaultReporter("records are not kept", "the active migbatchd keeps its own", log)
         self._full = FaultReporter("records of decisions are lost", "the database has been away too long", log)
         #: records that could not be kept, by label
         self.dropped: dict[str, int] = {}
@@ -134,6 +136,10 @@ class StoreWriter:
                     self._store = self._opener()
                     opened = True
                 result = item.work(self._store)
+            except TermOverError as error:
+                self.dropped[item.label] = self.dropped.get(item.label, 0) + 1
+                self._deposed.failed(error)
+                _settle(item, error=error)
             except Exception as error:
                 if not opened or is_passing(error):
                     wait = self.fault.failed(error)

@@ -52,7 +52,7 @@ class Settings:
     lending: LendingSettings | None = None
 
 
-class Memory:
+class DecisionMemory:
     """What is remembered from one decision to the next."""
 
     def __init__(self, settings: Settings) -> None:
@@ -72,7 +72,7 @@ class Decision:
         seconds: how long each stage took.
     """
 
-    memory: Memory
+    memory: DecisionMemory
     supply: SupplyDecision | None = None
     dispatch: DispatchDecision | None = None
     lending: LendingDecision | None = None
@@ -102,7 +102,7 @@ class Settled:
     loans: tuple[Loan, ...] = ()
 
 
-def needed(snapshot: ClusterSnapshot, memory: Memory, settings: Settings) -> Questions:
+def needed(snapshot: ClusterSnapshot, memory: DecisionMemory, settings: Settings) -> Questions:
     """Return what the record should be asked before this snapshot is decided on."""
     progress, arrays = frozenset[int](), frozenset[int]()
     if settings.lending is not None and memory.lending.loaded:
@@ -113,7 +113,7 @@ def needed(snapshot: ClusterSnapshot, memory: Memory, settings: Settings) -> Que
 
 
 def decide(
-    snapshot: ClusterSnapshot, memory: Memory, settings: Settings, clock: Callable[[], float] = lambda: 0.0
+    snapshot: ClusterSnapshot, memory: DecisionMemory, settings: Settings, clock: Callable[[], float] = lambda: 0.0
 ) -> Decision:
     """Decide what to do now. `clock` (seconds) measures how long the stages take, and nothing else."""
     failed: dict[str, Exception] = {}
@@ -145,7 +145,7 @@ def decide(
     return Decision(memory, supply, dispatch, lending, questions, failed, seconds)
 
 
-def settle(outcomes: Outcomes, memory: Memory, settings: Settings) -> Settled:
+def settle(outcomes: Outcomes, memory: DecisionMemory, settings: Settings) -> Settled:
     """Take in what became of the actions of the last decision."""
     dispatch = settle_dispatch(outcomes.dispatch, memory.dispatch, settings.dispatch or DispatchSettings())
     memory.lending.ledger.unsave(outcomes.unsaved)

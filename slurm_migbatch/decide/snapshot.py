@@ -51,7 +51,7 @@ class PlanStatus:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class WeighedProfile:
     """One profile that a decision weighed (`predict.candidate.Candidate`, or its record)."""
 
     profile: Profile
@@ -201,7 +201,7 @@ class Predictions(Protocol):
     def rates(self, hints: Hints, partition: str, /) -> Mapping[Profile, float]:
         """Items a second of a request on each profile; empty where not known."""
 
-    def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[Candidate]] | None:
+    def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[WeighedProfile]] | None:
         """The profile that the table of choices grants, and all that it weighed; None where it has no answer."""
 
 
@@ -218,7 +218,7 @@ class NoPredictions:
         """Nothing is known."""
         return {}
 
-    def candidates(self, _hints: Hints, _partition: str, /) -> tuple[Profile, Sequence[Candidate]] | None:
+    def candidates(self, _hints: Hints, _partition: str, /) -> tuple[Profile, Sequence[WeighedProfile]] | None:
         """Nothing is known."""
         return None
 

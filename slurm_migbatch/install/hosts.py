@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,25 +47,35 @@ class Places:
     Attributes:
         prefix: the virtual environment.
         etc, hooks, systemd: directories of migbatch's settings, of the hook programs, and of units.
+        packaged_units: where packages put their units.
     """
 
     prefix: Path
     etc: Path = Path("/etc/migbatch")
     hooks: Path = Path("/etc/migbatch/hooks")
     systemd: Path = Path("/etc/systemd/system")
+    packaged_units: Path = Path("/usr/lib/systemd/system")
 
 
 def node(
-    places: Places, conf: Conf, *, controller: str = "", python: str = "", task_python: str = "", edit: bool = False
+    places: Places,
+    conf: Conf,
+    *,
+    controller: str = "",
+    python: str = "",
+    task_python: str = "",
+    edit: bool = False,
+    release: tuple[int, ...] = (),
 ) -> HostPlan:
     """Return what a compute node needs.
 
     Args:
         places: where.
         conf: slurm.conf as this node has it.
-        controller: URL of migbatchd; empty: that of slurm.conf's SlurmctldHost.
+        controller: URLs of migbatchd; empty: those of slurm.conf's SlurmctldHost.
         python, task_python: interpreters of the hooks; empty: that of the virtual environment.
         edit: change the site's own scripts too.
+        release: of Slurm; empty where it is not known.
 
     Raises:
         InstallError: what root is to run could be changed by others.
@@ -81,8 +93,10 @@ def node(
     settings = node_install.settings(url, shutil.which("scontrol") or "")
     plan.wanted.append(Wanted(str(places.etc / NAME), settings, "once"))
     unit = node_install.unit(str(places.prefix / "bin/migbatch"), str(places.etc))
-    plan.wanted.append(Wanted(str(places.systemd / UNIT), unit))
+    add_unit(plan, places, UNIT, unit)
     for key, hook in _HOOKS:
+        if key in scripts.SEVERAL and release >= scripts.SEVERAL[key]:
+            continue  # a line of slurm.conf's own, which the controller writes
         _beside(plan, conf, key, str(places.hooks / hook), edit)
     _cli_filter(plan, conf)
     plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
@@ -101,6 +115,13 @@ def _closed(path: str) -> str:
     return ""
 
 
+def add_unit(plan: HostPlan, places: Places, name: str, text: str) -> None:
+    """Want a unit, unless a package brought the same and none of the host's own hides that."""
+    own = places.systemd / name
+    if own.exists() or read(str(places.packaged_units / name)) != text:
+        plan.wanted.append(Wanted(str(own), text))
+
+
 def login(conf: Conf) -> HostPlan:
     """Return what a host needs on which users run srun, sbatch and salloc."""
     plan = HostPlan()
@@ -109,11 +130,29 @@ def login(conf: Conf) -> HostPlan:
 
 
 def _controller(conf: Conf) -> str:
-    """Return migbatchd's URL on the first host of slurmctld."""
-    text = conf.value("SlurmctldHost") or conf.value("ControlMachine")
-    name, _, address = text.partition("(")
-    host = conf.value("ControlAddr") or address.rstrip(")") or name
-    return f"http://{f'[{host}]' if ':' in host else host}:{_PORT}" if host else ""
+    """Return migbatchd's URLs on the hosts of slurmctld, separated by commas."""
+    hosts = [
+        address.rstrip(")") or name for name, _, address in (host.partition("(") for host in slurmctld_hosts(conf))
+    ]
+    if not conf.value("SlurmctldHost") and conf.value("ControlAddr"):
+        hosts = [conf.value("ControlAddr")]
+    return ",".join(f"http://{f'[{host}]' if ':' in host else host}:{_PORT}" for host in hosts)
+
+
+def slurmctld_hosts(conf: Conf) -> list[str]:
+    """Return what slurm.conf says of slurmctld's hosts, `name` or `name(address)`, in their order."""
+    values = [token.value for line in conf.lines if not line.record and (token := line.get("slurmctldhost"))]
+    return values or [host for host in (conf.value("ControlMachine"),) if host]
+
+
+def slurm_release() -> tuple[int, ...]:
+    """Return the release of this host's Slurm; empty where that cannot be said."""
+    try:
+        done = subprocess.run(["scontrol", "--version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    found = re.search(r"(\d+)\.(\d+)", done.stdout)
+    return (int(found[1]), int(found[2])) if found else ()
 
 
 def _beside(plan: HostPlan, conf: Conf, key: str, hook: str, edit: bool) -> None:
@@ -146,7 +185,7 @@ def _beside(plan: HostPlan, conf: Conf, key: str, hook: str, edit: bool) -> None
 
 def _cli_filter(plan: HostPlan, conf: Conf) -> None:
     """Where slurm.conf names cli_filter/lua, have a script that changes nothing rather than none."""
-    words = [word.removeprefix("cli_filter/") for word in conf.value("CliFilterPlugins").lower().split(",")]
+    words = scripts.cli_filters(conf.value("CliFilterPlugins"))
     path = Path(conf.main).parent / CLI_FILTER
     if "lua" in words and not path.exists():
         plan.wanted.append(Wanted(str(path), scripts.DOES_NOTHING))

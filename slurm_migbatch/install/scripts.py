@@ -10,12 +10,22 @@ import re
 from pathlib import PurePosixPath
 from typing import Final
 
+from slurm_migbatch.node import exits
+
 _SHELL: Final = re.compile(r"#!\s*(?:\S*/env\s+)?(?:\S*/)?(?:ba|da|k|z)?sh(?:\s|$)")
 _LAST_RETURN: Final = re.compile(r"^return\b[^\n]*\n?(?=(?:[ \t]*(?:--[^\n]*)?\n)*[ \t]*(?:--[^\n]*)?\Z)", re.MULTILINE)
 _FUNCTIONS: Final = {
     "migbatch_submit.lua": ("slurm_job_submit", "slurm_job_modify"),
     "migbatch_cli_filter.lua": ("slurm_cli_setup_defaults", "slurm_cli_pre_submit", "slurm_cli_post_submit"),
 }
+SEVERAL: Final = {"Prolog": (24, 11), "Epilog": (24, 11)}
+"""The oldest release on which several lines of a key were seen to run all of their programs; 22.05 runs the last."""
+PRIMARY: Final = {"migbatch-primary_on": True, "migbatch-primary_off": False}
+"""Names of the programs of `primary_program` beside slurm.conf, and what each is for."""
+DRIVER: Final = "/dev/nvidiactl"
+"""What a node with NVIDIA's driver has."""
+OURS: Final = "-- Written by migbatch from"
+"""How a Lua script begins that was rendered, on this host or on another."""
 DOES_NOTHING: Final = """\
 -- Written by `migbatch install`: this host has no other cli_filter.lua, and without any every srun, salloc and sbatch
 -- fails. It changes nothing. The controller's cli_filter.lua may stand in its place.
@@ -33,6 +43,11 @@ end
 
 return slurm.SUCCESS
 """
+
+
+def cli_filters(value: str) -> list[str]:
+    """Return what CliFilterPlugins= names, without the kind's name: "lua"."""
+    return [word.removeprefix("cli_filter/") for word in value.lower().split(",")]
 
 
 def calls_lua(text: str, ours: str) -> bool:
@@ -65,8 +80,9 @@ def is_shell(text: str) -> bool:
 
 
 def hook_line(hook: str) -> str:
-    """Return the line by which a shell script runs one of our hooks; nodes that have none pass by."""
-    return f"[ ! -e {hook} ] || {hook} || exit $? # by `migbatch install`: the job's MIG slices"
+    """Return the line by which a shell script runs one of our hooks; nodes that need none pass by."""
+    lost = f"; {_lost(hook)}" if _lost(hook) else ""
+    return f"[ ! -e {hook} ] || {hook} || exit $?{lost} # by `migbatch install`: the job's MIG slices"
 
 
 def stub(hook: str) -> str:
@@ -74,8 +90,40 @@ def stub(hook: str) -> str:
     return (
         "#!/bin/sh\n"
         "# Written by `migbatch install`; not to be edited. Nodes without migbatch have no slices to make.\n"
-        f"[ -e {hook} ] || exit 0\n"
-        f"exec {hook}\n"
+        f"{_lost(hook)}\n[ -e {hook} ] || exit 0\nexec {hook}\n"
+    )
+
+
+def _lost(hook: str) -> str:
+    """Return the command that ends a Prolog where ours is gone, the node has GPUs and the job was granted slices.
+
+    Its tasks would run with whatever they find; so the Prolog fails, and slurmd drains the node.
+    """
+    if PurePosixPath(hook).name != "prolog":
+        return ""
+    advice = f"migbatch: {hook} is missing, so no job can get its MIG slice; run: migbatch install --role node --apply"
+    end = f"echo '{advice}' >&2; exit {exits.INSTALLATION}"
+    return f'[ ! -e {hook} ] && [ -e {DRIVER} ] && case "${{SLURM_JOB_COMMENT-}}" in *"[mig:"*) {end};; esac'
+
+
+def primary_program(python: str, socket: str, *, on: bool) -> str:
+    """Return what slurmctld runs when it becomes the primary of several (`on`), or is it no more.
+
+    It says so to migbatchd of its host, at the unix socket `socket`. Where that does not run nothing is to be said: it
+    asks Slurm when it starts.
+    """
+    state, event = ("on", "becomes the primary") if on else ("off", "is the primary no more")
+    return (
+        f"#!{python} -ISB\n"
+        f'"""Written by `migbatch install`; not to be edited. slurmctld runs it when it {event}."""\n'
+        "import contextlib\n"
+        "import socket\n\n"
+        "with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link:\n"
+        "    link.settimeout(5)\n"
+        f'    link.connect("{socket}")\n'
+        f'    link.sendall(b"POST /v1/primary/{state} HTTP/1.1\\r\\n"\n'
+        '                 b"Host: migbatchd\\r\\nContent-Length: 0\\r\\n\\r\\n")\n'
+        "    link.recv(64)\n"
     )
 
 

@@ -1,7 +1,7 @@
 """Decide what slurm.conf and gres.conf must hold for migbatch: in files of our own, and in lines of the site's.
 
 Of most keys Slurm takes the latest line alone, and it refuses a node or partition that is named twice (tried on 22.05
-and 24.11: `GresTypes specified more than once, latest value used`; Prolog and Epilog add up from `site.SEVERAL_HOOKS`
+and 24.11: `GresTypes specified more than once, latest value used`; Prolog and Epilog add up from `scripts.SEVERAL`
 on). So a key that the site has is changed where it stands, and our own file holds the rest.
 """
 
@@ -12,13 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from slurm_migbatch.install import scripts
 from slurm_migbatch.install.slurmconf import Conf, Line, LineEdit, added, changed, edit
-from slurm_migbatch.site import SEVERAL_HOOKS, NodeLine, Setting, Site, preemption
+from slurm_migbatch.site import NodeLine, Setting, Site, preemption, render
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
+from slurm_migbatch.workload.catalog import NODE_FEATURE
 
 INCLUDED: Final = "migbatch.conf"
 INCLUDED_GRES: Final = "migbatch-gres.conf"
+_FEATURES: Final = ("features", "feature")
 _PER_NODE: Final = ("nodename", "nodeaddr", "nodehostname", "bcastaddr", "port")
 _SHAPE: Final = (
     ("boards", "Boards"),
@@ -52,7 +55,7 @@ def plan(site: Site, conf: Conf, gres_conf: Conf, lending: Collection[str] = ())
     """Return what a site's files need.
 
     Args:
-        site: what the nodes reported, see `cli.siteconf`; its partitions and settings are not looked at.
+        site: what the nodes reported, see `reported`.
         conf: slurm.conf.
         gres_conf: gres.conf, empty where there is none.
         lending: partitions whose training jobs are lent idle slices.
@@ -63,15 +66,14 @@ def plan(site: Site, conf: Conf, gres_conf: Conf, lending: Collection[str] = ())
     known = {name for _, _, names in rows for name in names}
     if strange := sorted(set(counts) - known):
         done.problems.append(f"{conf.main} has no NodeName line of {fold(strange)}, which reported MIG GPUs")
+    done.problems += _clashes(rows, counts)
     for line, values, names in rows:
         done.edits += _node_edit(conf, line, values, names, counts)
     partitions = _partition_edits(conf, rows, counts, site.catalog.names, lending, done)
     done.edits += partitions
     catalog = replace(site.catalog, settings=_catalog_settings(rows, counts))
     accounting = conf.value("AccountingStorageType").endswith("slurmdbd")
-    needed = replace(
-        site, catalog=catalog, accounting=accounting, suspends=bool(conf.value("SuspendProgram")), own=(), whole=False
-    )
+    needed = replace(site, catalog=catalog, accounting=accounting, suspends=bool(conf.value("SuspendProgram")), own=())
     own = frozenset(_settings(needed, conf, done))
     done.site = replace(needed, own=own)
     done.edits += [*_include(conf, INCLUDED), *_include(gres_conf, INCLUDED_GRES)]
@@ -96,7 +98,7 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
             continue
         line, token = found
         if setting.kind == "hook" and token.value != setting.value:
-            if setting.key != "TaskProlog" and site.version >= SEVERAL_HOOKS:
+            if setting.key in scripts.SEVERAL and site.version >= scripts.SEVERAL[setting.key]:
                 if any(
                     other.get(setting.key.lower()) and other.path != ours and _holds(other, setting)
                     for other in conf.lines
@@ -106,6 +108,11 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
             done.notes.append(
                 f"{_place(line)}: {setting.key}={token.value} is the site's own and stays; "
                 "`migbatch install --role node` puts ours beside it on each node"
+            )
+        elif setting.kind == "program" and token.value != setting.value:
+            done.notes.append(
+                f"{_place(line)}: {setting.key}={token.value} is the site's own and stays; let it run {setting.value} "
+                "too, or migbatchd follows slurmctld some seconds later"
             )
         else:
             new = _merged(setting, token.value)
@@ -143,6 +150,8 @@ def _merged(setting: Setting, present: str) -> str:
 def _word(key: str, word: str) -> str:
     """Return one word of a list in the spelling in which Slurm compares it."""
     plain = word.strip().lower()
+    if key == "AuthInfo":
+        return plain.partition("=")[0]
     return plain.removeprefix("cli_filter/").removeprefix("job_submit/") if key.endswith("Plugins") else plain
 
 
@@ -193,18 +202,29 @@ def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[tuple[Line, di
 def _node_edit(
     conf: Conf, line: Line, values: Mapping[str, str], names: tuple[str, ...], counts: Mapping[str, Mapping[str, int]]
 ) -> Iterator[LineEdit]:
-    """Yield the change of a line of nodes: mig beside its own GRES, as several lines where its nodes differ."""
-    alike: dict[str, list[str]] = {}
+    """Yield the change of a line of nodes: mig beside its own GRES, and the feature that each node alone has.
+
+    It becomes several lines where its nodes differ.
+    """
+    key = next((key for key in _FEATURES if key in values), "")
+    present = values.get("gres", ""), values.get(key, "")
+    alike: dict[tuple[str, str], list[str]] = {}
     for name in names:
-        alike.setdefault(_gres(values.get("gres", ""), counts.get(name)), []).append(name)
-    if list(alike) == [values.get("gres", "")]:
+        wanted = _gres(present[0], counts.get(name)), _features(present[1], name if name in counts else "")
+        alike.setdefault(wanted, []).append(name)
+    if list(alike) == [present]:
         return
     text = conf.texts[line.path]
     lines = []
-    for value, members in alike.items():
+    for (gres_value, features), members in alike.items():
         change = _subset(line, names, members) if len(alike) > 1 else {}
-        token = line.get("gres")
-        lines.append(changed(text, line, {**change, "gres": value}, None if token or not value else {"Gres": value}))
+        change["gres"] = gres_value
+        more = {"Gres": gres_value} if gres_value and not line.get("gres") else {}
+        if key and line.get(key):
+            change[key] = features
+        elif features != present[1]:
+            more["Features"] = features
+        lines.append(changed(text, line, change, more))
     yield LineEdit(line.path, line.number, line.start, line.end, text[line.start : line.end], "\n".join(lines))
 
 
@@ -214,6 +234,25 @@ def _gres(present: str, counts: Mapping[str, int] | None) -> str:
         return present
     kept = [entry for entry in gres.split(present) if entry and gres.prefix_of(entry)[1].partition(":")[0] != "mig"]
     return ",".join([*kept, NodeLine("", counts).gres])
+
+
+def _features(present: str, name: str) -> str:
+    """Return the features of a node with its own one behind; `name` is empty for a node without MIG GPUs."""
+    words = [word for word in present.split(",") if word]
+    own = NODE_FEATURE + name
+    return ",".join([*words, own] if name and own not in words else words)
+
+
+def _clashes(
+    rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]], counts: Mapping[str, Mapping[str, int]]
+) -> Iterator[str]:
+    """Yield a sentence for each line that gives a node the feature of another."""
+    own = {NODE_FEATURE + name: name for name in counts}
+    for line, values, names in rows:
+        for word in next((values[key] for key in _FEATURES if key in values), "").split(","):
+            if word in own and names != (own[word],):
+                text = f"{word} is what migbatch calls node {own[word]} alone; give this feature another name"
+                yield f"{_place(line)}: {text}"
 
 
 def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str, str]:
@@ -243,13 +282,52 @@ def _catalog_settings(
         most = max((_number(values.get(key, "")) for values in mig), default=0)
         if most:
             words[name] = str(most)
+    own = [NODE_FEATURE + name for name in counts]
     features: dict[str, None] = {}
     for values in mig:
-        listed = values.get("features", values.get("feature", ""))
-        features.update(dict.fromkeys(word for word in listed.split(",") if word))
+        listed = next((values[key] for key in _FEATURES if key in values), "")
+        features.update(dict.fromkeys(word for word in listed.split(",") if word and word not in own))
+    features.update(dict.fromkeys(own))
     if features:
         words["Features"] = ",".join(features)
     return " ".join(f"{name}={value}" for name, value in words.items())
+
+
+def catalog_lacks(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[str]:
+    """Yield which words the lines of the catalog lack, as they have to read; one that Slurm has no line of lacks all.
+
+    Args:
+        conf: slurm.conf.
+        catalog: host list of the catalog.
+        mig: names of MIG nodes.
+
+    Raises:
+        NodeListError: a line names no nodes.
+    """
+    rows = [(line, values, expand(values["nodename"])) for line, values in conf.records("nodename")]
+    listed = set(expand(catalog))
+    own = [values for _, values, names in rows if listed & set(names)]
+    needed = _catalog_settings([row for row in rows if not listed & set(row[2])], {name: {} for name in sorted(mig)})
+    shape = {name.lower() for _, name in _SHAPE}
+    short = any(_cpus(values) < _cpus(_values(needed)) for values in own)
+    for word in needed.split():
+        key, _, value = word.partition("=")
+        for values in own or [{}]:
+            if short if key.lower() in shape else _less(key, values, value):
+                yield word
+                break
+
+
+def _values(words: str) -> dict[str, str]:
+    return {key.lower(): value for key, _, value in (word.partition("=") for word in words.split())}
+
+
+def _less(key: str, values: Mapping[str, str], needed: str) -> bool:
+    """Return whether a line of the catalog has less than it needs of one key."""
+    present = values.get(key.lower(), values.get("feature", "") if key == "Features" else "")
+    if key == "Features":
+        return not set(needed.split(",")) <= set(present.split(","))
+    return not present if key in ("NodeAddr", "Port") else _number(present) < _number(needed)
 
 
 def _cpus(values: Mapping[str, str]) -> int:
@@ -382,4 +460,12 @@ def _devices(
         yield f"NodeName={fold(members)} Name=gpu{kind} File=/dev/nvidia{last}"
 
 
-__all__ = ["INCLUDED", "INCLUDED_GRES", "SlurmPlan", "plan"]
+def rendered(slurm: SlurmPlan) -> dict[str, str]:
+    """Return our own files beside slurm.conf, by name."""
+    return {
+        INCLUDED: render("slurm.conf.j2", site=slurm.site),
+        INCLUDED_GRES: render("gres.conf.j2", site=slurm.site),
+    }
+
+
+__all__ = ["INCLUDED", "INCLUDED_GRES", "SlurmPlan", "plan", "rendered"]

@@ -7,7 +7,7 @@ DriverError, or the subclass that says what the caller can do about it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from slurm_migbatch.mig.geometry import Geometry
@@ -111,6 +111,16 @@ class Holder(NamedTuple):
         return f"{self.pid} ({self.name})" if self.name else str(self.pid)
 
 
+class Activity(NamedTuple):
+    """What an instance did for some seconds: shares (0 to 1) of its SMs, of its tensor cores and of its memory
+    bandwidth in use, on average."""
+
+    seconds: float
+    sm: float
+    tensor: float
+    dram: float
+
+
 class Gpu(Protocol):
     """One GPU. Every call may raise DriverError."""
 
@@ -169,6 +179,15 @@ class Gpu(Protocol):
 
     def memory_used(self, instance: Instance) -> int:
         """Return the MiB in use on the instance. Raises NotFound where it does not exist or has no compute instance."""
+
+    def activity(self, instance: Instance, holder: tuple[int, int]) -> Activity | None:
+        """Return what the instance did since the last call for this holder; None at the first.
+
+        Raises NotMig where the GPU cannot tell (before Hopper), DriverMissing where the driver is too old.
+        """
+
+    def keep_activity(self, uuids: Collection[str]) -> None:
+        """Forget what `activity` keeps of instances other than these, by their MIG UUIDs."""
 
     def holders(self, instance: Instance) -> tuple[Holder, ...]:
         """Return the processes on the instance with their names, for messages."""

@@ -111,7 +111,7 @@ class ProfileInfo(NamedTuple):
 class Geometry(Frozen):
     """The profiles of one GPU model, ordered from the largest to the smallest, with the rules that combine them."""
 
-    __slots__ = ("_admitted", "_by_profile", "_engine_totals", "_hash", "_slots", "name", "profiles")
+    __slots__ = ("_admitted", "_by_profile", "_checked", "_engine_totals", "_hash", "_slots", "name", "profiles")
 
     name: str
     profiles: tuple[ProfileInfo, ...]
@@ -119,6 +119,7 @@ class Geometry(Frozen):
     _slots: frozenset[Slot]
     _engine_totals: tuple[int, ...]
     _admitted: dict[tuple[Profile, ...], str]
+    _checked: dict[Layout, str]
     _hash: int
 
     def __init__(self, name: str, profiles: Iterable[ProfileInfo]) -> None:
@@ -136,6 +137,7 @@ class Geometry(Frozen):
             _slots=frozenset(slot for info in ordered for slot in info.slots),
             _engine_totals=tuple(max(getattr(i, e) * i.max_instances for i in ordered) for e in _ENGINES),
             _admitted={},
+            _checked={},
             _hash=hash((name, ordered)),
         )
 
@@ -221,12 +223,22 @@ class Geometry(Frozen):
 
     def check(self, layout: Layout) -> None:
         """Raise LayoutError, with the reason, where the layout is not legal on this GPU."""
+        reason = self._checked.get(layout)
+        if reason is None:
+            reason = self._first_fault(layout)
+            if len(self._checked) < 4096:
+                self._checked[layout] = reason
+        if reason:
+            raise LayoutError(reason)
+
+    def _first_fault(self, layout: Layout) -> str:
         so_far = Layout()
         for slot in layout.slots:
             reason = self.why_not(so_far, slot)
             if reason:
-                raise LayoutError(reason)
+                return reason
             so_far = so_far.add(slot)
+        return ""
 
     def admits(self, profiles: Iterable[Profile]) -> bool:
         """Return whether these profiles may be on the GPU together as far as counts go (placements aside)."""

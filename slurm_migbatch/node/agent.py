@@ -11,10 +11,11 @@ import logging
 import os
 import queue
 import select
+import signal
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.controller_sync import ControllerSync
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.executor import Executor
+from slurm_migbatch.node.findings import Finding
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnvError
 from slurm_migbatch.node.journal import JournalError
@@ -41,10 +43,18 @@ class AgentError(RuntimeError):
 
 
 class Agent:
-    """One node's agent. `run` works until `stop` is called from a signal handler or another thread."""
+    """One node's agent. `run` works until `stop` is called or a signal of `stop_on` comes."""
 
-    def __init__(self, config: NodeConfig, *, workers: int = WORKERS) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        *,
+        workers: int = WORKERS,
+        checks: Callable[[Gpus], Iterable[Finding]] | None = None,
+    ) -> None:
+        """Set up. `checks`: see `ControllerSync`."""
         self._config = config
+        self._checks = checks
         self._workers = workers
         self._gpus = Gpus(config)
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -52,10 +62,19 @@ class Agent:
         self._work: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
 
     def stop(self) -> None:
-        """Finish what is being worked on, then end; safe in signal handlers and twice."""
-        self._stopping.set()
+        """Finish what is being worked on, then end; safe from any thread and twice."""
         with suppress(OSError):
             os.write(self._woken, b"x")
+
+    def stop_on(self, *signals: signal.Signals) -> None:
+        """Stop at these signals. Call it in the main thread.
+
+        The kernel may give a signal to any thread of the process, and then `select` in the main thread goes on
+        waiting. So it is the interpreter that writes to the pipe; the handlers have nothing to do.
+        """
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        for number in signals:
+            signal.signal(number, lambda *_: None)
 
     def run(self, ready: Callable[[], None] | None = None) -> None:
         """Serve until stopped. Raises AgentError, PathsError, JournalError."""
@@ -79,7 +98,7 @@ class Agent:
         finally:
             first.close()
         listener = self._listen()
-        controller_sync = ControllerSync(self._config, self._gpus, self._stopping)
+        controller_sync = ControllerSync(self._config, self._gpus, self._stopping, self._checks)
         threads = [threading.Thread(target=self._worker, name=f"hook-{i}") for i in range(self._workers)]
         threads.append(threading.Thread(target=self._housekeeping, name="housekeeping"))
         threads += controller_sync.threads()
@@ -93,7 +112,8 @@ class Agent:
         try:
             self._accept(listener)
         finally:
-            self.stop()
+            self.stop()  # also where it ends by an error: the watcher waits for the pipe
+            self._stopping.set()
             notify.notify("STOPPING=1")
             with suppress(FileNotFoundError):
                 Path(f"{self._config.run_dir}/{SOCKET}").unlink()
@@ -119,10 +139,10 @@ class Agent:
         return listener
 
     def _accept(self, listener: socket.socket) -> None:
-        while not self._stopping.is_set():
+        while True:
             readable, _, _ = select.select([listener.fileno(), self._wake], [], [])
-            if listener.fileno() not in readable:
-                continue
+            if self._wake in readable:
+                return
             with suppress(BlockingIOError, ConnectionError):
                 self._work.put(listener.accept()[0])
 
@@ -189,7 +209,7 @@ class Agent:
     def _housekeeping(self) -> None:
         """Repair regularly: undo what dead hooks left, end what Slurm has ended, find what was changed by hand."""
         executor: Executor | None = None
-        known = ""
+        known = unmapped = ""
         while not self._stopping.wait(self._config.reconcile_every):
             try:
                 executor = executor or Executor(self._config, self._gpus)
@@ -199,6 +219,9 @@ class Agent:
                 if unknown and unknown != known:
                     log.warning("which runs are over cannot be told: %s", unknown)
                 known = unknown
+                if executor.maps.problem and executor.maps.problem != unmapped:
+                    log.warning("the job maps are not up to date: %s", executor.maps.problem)
+                unmapped = executor.maps.problem
             except DriverError as error:
                 log.warning("the driver does not answer: %s", error)
                 self._gpus.reset()

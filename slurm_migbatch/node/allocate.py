@@ -7,7 +7,7 @@ The order of things is what makes it safe against SIGKILL at any instant:
 3. The capability devices go to the job's user. An instance that another user had is none that is there: it is among
    those that were destroyed (unless WarmReuse says otherwise).
 4. The hand-off for TaskProlog is written.
-5. One transaction says that the job holds its slices, and spools the event.
+5. One transaction says that the job holds its slices, and spools the event. The job maps (`jobmaps.py`) follow.
 
 Whatever is half done belongs to an owner that is dead afterwards, and `repair.py` undoes it.
 
@@ -26,13 +26,14 @@ from slurm_migbatch.mig.driver import Busy, DriverError, Gpu, GpuLost, Instance,
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.node import effects, ending, guest, handoff, owner, placement, plan, progress
+from slurm_migbatch.node import cudaform, effects, ending, guest, handoff, owner, placement, plan, progress
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.diagnosis import GpuLabel, explain_misfit
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
+from slurm_migbatch.node.jobmaps import JobMaps
 from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalError, JournalRun, JournalSlice, Overlap
 from slurm_migbatch.node.liveness import LivenessError
 from slurm_migbatch.node.paths import Paths
@@ -87,7 +88,14 @@ class Allocator:
     """Gives slices to runs on one node."""
 
     def __init__(
-        self, config: NodeConfig, journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, repairer: Repairer
+        self,
+        config: NodeConfig,
+        journal: Journal,
+        paths: Paths,
+        gpus: Gpus,
+        caps: Caps,
+        repairer: Repairer,
+        maps: JobMaps,
     ) -> None:
         self._config = config
         self._journal = journal
@@ -95,6 +103,7 @@ class Allocator:
         self._gpus = gpus
         self._caps = caps
         self._repairer = repairer
+        self._maps = maps
 
     def allocate(self, env: HookEnv, grant: Grant, owner_id: str, deadline: Deadline) -> AllocatedSlices:
         """Give the run its slices. Raises Misfit, Unsafe, DriverError, CapsError, JournalError, TooLate."""
@@ -336,17 +345,23 @@ class Allocator:
         given = tuple(
             [handoff.HandoffSlice(r.mig_uuid or "", str(r.slot.profile), memory[r.slot.profile], r.gpu) for r in done]
         )
-        self._write_handoff(env, given)
+        self._write_handoff(env, given, done)
         planned = all(claim.planned for claim in claims)
         return self._commit(env, owner_id, done, planned, round(deadline.elapsed * 1000))
 
-    def _write_handoff(self, env: HookEnv, given: tuple[handoff.HandoffSlice, ...]) -> None:
+    def _write_handoff(
+        self, env: HookEnv, given: tuple[handoff.HandoffSlice, ...], rows: Sequence[JournalSlice]
+    ) -> None:
         job, restart, shown = env.job, env.restart or 0, f"{self._paths.progress_dir}/{env.job}.{env.restart or 0}"
         try:
             progress.make(self._paths.progress, job, restart, env.uid)
         except OSError:
             shown = ""  # a full disk, say; the job runs, it only cannot tell how it fares
-        handoff.write(self._paths.job, handoff.Handoff(job, restart, env.uid, given, progress=shown))
+        told = handoff.Handoff(job, restart, env.uid, given, progress=shown)
+        if cudaform.wanted(env.comment) == cudaform.INDEX:
+            minors = {minor for row in rows for minor in (row.cap_gi, row.cap_ci) if minor is not None}
+            told = told._replace(caps=tuple(sorted(minors)), whole=self._gpus.whole())
+        handoff.write(self._paths.job, told)
 
     def _existing_instances(self, gpu: Gpu) -> dict[Slot, Instance]:
         """Return the GPU's instances by slot; those that the journal does not know are repaired first."""
@@ -425,7 +440,8 @@ class Allocator:
         return instance
 
     def _open_devices(self, gpu: Gpu, row: JournalSlice, instance: Instance, env: HookEnv) -> JournalSlice:
-        """Give the capability devices to the user."""
+        """Give the capability devices to the user; no job map names another job from then on."""
+        self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
         ci = instance.ci_id if instance.ci_id is not None else 0
         minors = self._caps.grant(gpu.minor, instance.gi_id, ci, env.uid)
         return row.on(instance, minors)

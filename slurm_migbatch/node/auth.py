@@ -184,6 +184,22 @@ def node_key(secret: bytes, node: str) -> bytes:
     return hmac.new(secret, f"{KEY_WORD}\n{node}".encode(), hashlib.sha256).digest()
 
 
+def read_private(path: str) -> bytes:
+    """Return the secret in a file. Raises AuthError where others can read the file, or the secret is short."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise AuthError(f"the token file {path} cannot be opened: {error.strerror}") from None
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise AuthError(f"the token file {path} must be readable by its owner only: chmod 600, chown root")
+        text = file.read(65536).strip()
+    if len(text) < MIN_TOKEN_BYTES:
+        raise AuthError(f"the token in {path} is shorter than {MIN_TOKEN_BYTES} bytes: use `openssl rand -hex 32`")
+    return text
+
+
 class TokenSigner:
     """Credentials by a secret: HMAC-SHA256 with the node's key over time, a nonce, the node's name and the message.
 
@@ -195,22 +211,12 @@ class TokenSigner:
 
     def __init__(self, path: str) -> None:
         """Read the secret, or one node's key. Raises AuthError where others can read the file or it holds neither."""
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
-            raise AuthError(f"the token file {path} cannot be opened: {error.strerror}") from None
-        with os.fdopen(handle, "rb") as file:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-                raise AuthError(f"the token file {path} must be readable by its owner only: chmod 600, chown root")
-            text = file.read(65536).strip()
+        text = read_private(path)
         self._path = path
         self._own: tuple[str, bytes] | None = None
         self._secret = b""
         if text.startswith(KEY_WORD.encode()):
             self._own = _own_key(path, text)
-        elif len(text) < MIN_TOKEN_BYTES:
-            raise AuthError(f"the token in {path} is shorter than {MIN_TOKEN_BYTES} bytes: use `openssl rand -hex 32`")
         else:
             self._secret = text
         self._seen: dict[str, float] = {}

@@ -39,11 +39,25 @@ MAX_REPLY = 4096
 
 def main(hook: str, etc: str) -> None:
     """Run one hook (`prolog` or `epilog`) and end the process with its exit code."""
+    environ = dict(posix.environ)
     try:
-        code, line = run(hook, etc, dict(posix.environ))
+        code, line = run(hook, etc, environ)
     except BaseException as error:
         code, line = exits.INTERNAL, f"{hook} failed: {type(error).__name__}: {error}"
+    if code:
+        note_failure(hook, etc, environ, code, line)
     finish(code, line)
+
+
+def note_failure(hook: str, etc: str, environ: dict[bytes, bytes], code: int, line: str) -> None:
+    """Keep why a hook fails, for `migbatch doctor`; where node.conf cannot be read there is no place for it."""
+    from slurm_migbatch.node import failure
+
+    try:
+        node = conf.node_name(environ)
+        failure.note(conf.run_dir(conf.read(f"{etc}/{conf.NAME}", node), node), hook, code, line)
+    except ValueError:
+        pass
 
 
 def finish(code: int, line: str) -> None:

@@ -26,7 +26,7 @@ class NodeConfig(NamedTuple):
     proc_root: str = "/proc"
     dev_root: str = "/dev"
     boot_id_file: str = "/proc/sys/kernel/random/boot_id"
-    controller: str = ""
+    controllers: tuple[str, ...] = ()
     auth: str = "munge"
     munge_socket: str = ""
     token_file: str = ""
@@ -46,6 +46,7 @@ class NodeConfig(NamedTuple):
     spool_dir: str = ""
     reconcile_every: float = 30.0
     ship_every: float = 1.0
+    check_every: float = 60.0
     plan_wait: float = 25.0
     progress_dir: str = ""
     sample_every: float = 15.0
@@ -53,6 +54,8 @@ class NodeConfig(NamedTuple):
     mps_partitions: tuple[str, ...] = ()
     mps_dir: str = "/tmp"  # noqa: S108  (CUDA's own default lies there; TaskProlog takes only what is the user's)
     mps_percent: int = 0
+    job_map_dir: str = ""
+    gpustat_dir: str = ""
 
     @property
     def progress_path(self) -> str:
@@ -81,7 +84,7 @@ def load(etc: str, node: str, *, trusted: bool = True) -> NodeConfig:
     values.setdefault("state_dir", f"/var/lib/migbatch/{node}")
     values["run_dir"] = conf.run_dir(settings, node)
     config = NodeConfig(node=node, etc=etc, **values)  # type: ignore[arg-type]
-    if config.auth == "token" and config.controller and not config.token_file:
+    if config.auth == "token" and config.controllers and not config.token_file:
         raise ConfError(f"{path}: Auth=token needs TokenFile=")
     return config
 
@@ -165,10 +168,11 @@ def _uids(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def _url(text: str) -> str:
-    if text and not text.startswith(("http://", "https://")):
-        raise ValueError("must be http://host:port or https://host:port")
-    return text.rstrip("/")
+def _urls(text: str) -> tuple[str, ...]:
+    urls = tuple(url.rstrip("/") for url in _names(text))
+    if not all(url.startswith(("http://", "https://")) for url in urls):
+        raise ValueError("must be http://host:port or https://host:port, several separated by commas")
+    return urls
 
 
 _KEYS = {
@@ -178,7 +182,7 @@ _KEYS = {
     "ProcRoot": ("proc_root", _path),
     "DevRoot": ("dev_root", _path),
     "BootIdFile": ("boot_id_file", _path),
-    "Controller": ("controller", _url),
+    "Controller": ("controllers", _urls),
     "Auth": ("auth", _auth),
     "MungeSocket": ("munge_socket", _optional_path),
     "TokenFile": ("token_file", _optional_path),
@@ -198,6 +202,7 @@ _KEYS = {
     "SlurmdSpoolDir": ("spool_dir", _optional_path),
     "ReconcileEvery": ("reconcile_every", _seconds),
     "ShipEvery": ("ship_every", _seconds),
+    "CheckEvery": ("check_every", _seconds),
     "PlanWait": ("plan_wait", _seconds),
     "ProgressDir": ("progress_dir", _path),
     "SampleEvery": ("sample_every", _seconds),
@@ -205,4 +210,6 @@ _KEYS = {
     "MpsPartitions": ("mps_partitions", _names),
     "MpsDir": ("mps_dir", _path),
     "MpsPercent": ("mps_percent", _percent),
+    "JobMapDir": ("job_map_dir", _optional_path),
+    "GpustatDir": ("gpustat_dir", _optional_path),
 }

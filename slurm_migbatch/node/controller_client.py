@@ -6,31 +6,48 @@ import http.client
 import json
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
 from slurm_migbatch.node.auth import SIGNATURE_HEADER, AuthError, Signer, headers, response_payload
 
 MAX_ANSWER = 8 << 20
+CONNECT_S = 3.0
+"""Seconds for which one of several controllers is tried."""
+#: a host that is switched off says nothing: seconds of silence, then between probes, and their number
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 2))
 
 
 class ControllerError(RuntimeError):
     """The controller cannot be reached, refuses, or cannot prove that it is the controller; try again later."""
 
 
-class ControllerClient:
-    """The controller's node API at `url` (`http://host:port`) as `node`. One connection a request; safe in threads."""
+class _Elsewhere(ControllerError):
+    """This controller cannot be reached or stands by; the next may serve."""
 
-    def __init__(self, url: str, signer: Signer, node: str, *, timeout: float = 10.0) -> None:
-        parts = urlsplit(url)
-        self._secure = parts.scheme == "https"
-        self._host = parts.hostname or "localhost"
-        self._port = parts.port
-        self._base = parts.path.rstrip("/")
+
+class ControllerClient:
+    """The controller's node API at one of `urls` (`http://host:port`) as `node`, the one that answered last first.
+
+    One connection a request; safe in threads. `moved` is called when another one answers than before.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        signer: Signer,
+        node: str,
+        *,
+        timeout: float = 10.0,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._urls = tuple(urls)
         self._signer = signer
         self._node = node
         self._timeout = timeout
+        self._moved = moved
+        self._last = self._urls[0]
         self._connections: set[http.client.HTTPConnection] = set()
 
     def interrupt(self) -> None:
@@ -43,14 +60,32 @@ class ControllerClient:
     def post(self, path: str, message: Mapping[str, object], *, patience: float = 0.0) -> bytes:
         """Post a message and return the answer's body; it may take `patience` seconds more. Raises ControllerError."""
         body = json.dumps(message, separators=(",", ":")).encode()
-        path = self._base + path
+        last = self._last
+        failed = []
+        for url in (last, *(other for other in self._urls if other != last)):
+            try:
+                answer = self._post(url, path, body, patience)
+            except _Elsewhere as error:
+                failed.append(str(error))
+                continue
+            if url != self._last:
+                self._last = url
+                self._moved()
+            return answer
+        raise ControllerError("; ".join(failed))
+
+    def _post(self, url: str, path: str, body: bytes, patience: float) -> bytes:
+        parts = urlsplit(url)
+        path = parts.path.rstrip("/") + path
         try:
             proof, credential = headers(self._signer, "POST", path, self._node, body)
         except AuthError as error:
             raise ControllerError(str(error)) from error
-        connection = self._connect(self._timeout + patience)
+        connection = self._connection(url)
         self._connections.add(connection)
         try:
+            connection.connect()
+            self._watch(connection.sock, self._timeout + patience)
             # a controller that refuses does not read the whole body first; its answer says why
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request("POST", path, body, {**proof, "Content-Type": "application/json"})
@@ -59,22 +94,33 @@ class ControllerClient:
             signature = answer.getheader(SIGNATURE_HEADER, "")
             status = answer.status
         except (OSError, http.client.HTTPException) as error:
-            raise ControllerError(f"controller {self._host}: {error or type(error).__name__}") from error
+            raise _Elsewhere(f"controller {parts.hostname}: {error or type(error).__name__}") from error
         finally:
             self._connections.discard(connection)
             connection.close()
         if len(text) > MAX_ANSWER:
-            raise ControllerError(f"controller {self._host}: the answer is too long")
+            raise ControllerError(f"controller {parts.hostname}: the answer is too long")
         if status != 200:
-            raise ControllerError(f"controller {self._host}: {status} {text[:200].decode('utf-8', 'replace')}")
+            kind = _Elsewhere if status == http.HTTPStatus.SERVICE_UNAVAILABLE else ControllerError
+            raise kind(f"controller {parts.hostname}: {status} {text[:200].decode('utf-8', 'replace')}")
         try:
             self._signer.verify(signature, response_payload(credential, text), self._node)
         except AuthError as error:
             raise ControllerError(f"the answer does not come from the controller: {error}") from error
         return text
 
-    def _connect(self, timeout: float) -> http.client.HTTPConnection:
-        if self._secure:
+    def _watch(self, link: socket.socket, timeout: float) -> None:
+        """Wait that long for an answer; of several controllers not for one whose host has gone."""
+        link.settimeout(timeout)
+        if len(self._urls) > 1:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in KEEPALIVE:
+                link.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def _connection(self, url: str) -> http.client.HTTPConnection:
+        parts = urlsplit(url)
+        timeout = min(self._timeout, CONNECT_S) if len(self._urls) > 1 else self._timeout
+        if parts.scheme == "https":
             context = ssl.create_default_context()
-            return http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=context)
-        return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+            return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout, context=context)
+        return http.client.HTTPConnection(parts.hostname or "localhost", parts.port, timeout=timeout)

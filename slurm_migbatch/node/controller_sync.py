@@ -1,4 +1,4 @@
-"""Synchronize with the controller in two threads: one ships events, one fetches plans.
+"""Synchronize with the controller in threads: one ships events, one fetches plans, one tells what is not in order.
 
 Events go in the order of their numbers and are deleted once the controller has stored them. Each message says in which
 database this node is recorded and up to which event; a controller whose database is another one, or was set back, asks
@@ -13,19 +13,22 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import inventory, plan
 from slurm_migbatch.node.auth import AuthError, make_signer
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
+from slurm_migbatch.node.findings import Finding, tell
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.journal import NAME, Journal, JournalError
 from slurm_migbatch.node.state import state
 
 BATCH = 500
 BACKOFF_MAX_S = 15.0
+BACKOFF_SEVERAL_S = 3.0
+"""The same where there are several controllers: one of them is about to serve."""
 INVENTORY_EVERY_S = 60.0
 HELLO_EVERY_S = 20.0
 """Seconds after which a node that has nothing to tell says so: the database may have been replaced meanwhile."""
@@ -37,8 +40,16 @@ log = logging.getLogger("migbatch.node")
 class ControllerSync:
     """Ship events and fetch plans by the node API. Without a Controller= it does nothing."""
 
-    def __init__(self, config: NodeConfig, gpus: Gpus, stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        gpus: Gpus,
+        stopping: threading.Event,
+        checks: Callable[[Gpus], Iterable[Finding]] | None = None,
+    ) -> None:
+        """Set up. `checks`: what is not in order on this node, which the controller is told every `CheckEvery`."""
         self._config = config
+        self._checks = checks
         self._gpus = gpus
         self._stopping = stopping
         self._last_inventory: str | None = None
@@ -46,14 +57,16 @@ class ControllerSync:
         self._journal: Journal | None = None
         self._plan_version: int | None = None
         self._inventory_due = self._hello_due = self._state_due = 0.0
-        #: set where the controller answers again: it may be another one
+        #: set where a controller answers again: it may be another one
         self._answered_again = threading.Event()
 
     def threads(self) -> list[threading.Thread]:
         """Make the threads, not yet started. Daemonic: a pending request must not delay the agent's exit."""
-        if not self._config.controller:
+        if not self._config.controllers:
             return []
         jobs: list[tuple[str, Callable[[], None]]] = [("events", self._events), ("plans", self._plans)]
+        if self._checks is not None and self._config.check_every:
+            jobs.append(("findings", self._findings))
         return [threading.Thread(target=self._loop, args=job, name=job[0], daemon=True) for job in jobs]
 
     def stop(self) -> None:
@@ -63,6 +76,7 @@ class ControllerSync:
 
     def _loop(self, name: str, step: Callable[[], None]) -> None:
         pause, quiet = 0.5, False
+        longest = BACKOFF_SEVERAL_S if len(self._config.controllers) > 1 else BACKOFF_MAX_S
         while not self._stopping.is_set():
             try:
                 step()
@@ -77,7 +91,7 @@ class ControllerSync:
                     log.warning("%s: %s; will be tried again", name, error)
                 quiet = True
                 self._stopping.wait(pause * random.uniform(0.7, 1.3))  # noqa: S311
-                pause = min(pause * 2, BACKOFF_MAX_S)
+                pause = min(pause * 2, longest)
         if name == "events":
             self._close_journal()
 
@@ -89,7 +103,9 @@ class ControllerSync:
                 token_file=self._config.token_file,
                 uids=self._config.peer_uids,
             )
-            self._client = ControllerClient(self._config.controller, signer, self._config.node)
+            self._client = ControllerClient(
+                self._config.controllers, signer, self._config.node, moved=self._answered_again.set
+            )
         return self._client
 
     # -- events --------------------------------------------------------------------------------------------------
@@ -175,6 +191,14 @@ class ControllerSync:
         except DriverError as error:
             log.warning("the GPUs cannot be listed: %s", error)  # events go on all the same
             return None
+
+    # -- findings ------------------------------------------------------------------------------------------------
+
+    def _findings(self) -> None:
+        """Tell what is not in order here; `migbatch doctor --nodes` shows it on the controller."""
+        assert self._checks is not None
+        tell(self._controller(), self._config.node, self._checks(self._gpus))
+        self._stopping.wait(self._config.check_every)
 
     # -- plans ---------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
+from slurm_migbatch.node.jobmaps import JobMaps
 from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError, JournalRun, move_aside
 from slurm_migbatch.node.liveness import Liveness, LivenessError
 from slurm_migbatch.node.paths import Paths
@@ -41,6 +42,7 @@ class Executor:
         self.caps = Caps(config.proc_root, config.dev_root)
         self.paths = Paths.open(config)
         ending.ensure(self.paths.run)
+        self.maps = JobMaps(config, self.paths)
         self.liveness = Liveness(config)
         self.path = f"{config.state_dir}/{NAME}"
         self.journal = self._open()
@@ -58,9 +60,9 @@ class Executor:
 
     def _wire(self, journal: Journal) -> None:
         self.journal = journal
-        self.repairer = Repairer(journal, self.paths, self.gpus, self.caps, self.liveness)
-        self._allocator = Allocator(self.config, journal, self.paths, self.gpus, self.caps, self.repairer)
-        repair.begin_boot(journal, self.paths, repair.boot_id(self.config.boot_id_file))
+        self.repairer = Repairer(journal, self.paths, self.gpus, self.caps, self.liveness, self.maps)
+        self._allocator = Allocator(self.config, journal, self.paths, self.gpus, self.caps, self.repairer, self.maps)
+        repair.begin_boot(journal, self.paths, repair.boot_id(self.config.boot_id_file), self.maps)
 
     def _rebuild(self) -> Journal:
         """Fill a new journal from the driver and the hand-offs; a damaged one is moved aside first."""
@@ -100,7 +102,7 @@ class Executor:
         try:
             return self._run(env)
         except JournalError as error:
-            return unwritable.Unwritable(self.config, self.paths, self.gpus, self.caps).run(env, str(error))
+            return unwritable.Unwritable(self.config, self.paths, self.gpus, self.caps, self.maps).run(env, str(error))
 
     def _run(self, env: HookEnv) -> Outcome:
         work = self._prolog if env.hook == "prolog" else self._epilog
@@ -146,7 +148,7 @@ class Executor:
         self._release_earlier(env, owner_id, ("running", "ending"))
         known = self._journal_run(env)
         if known is not None and known.state == "running" and self._whole(known):
-            return exits.OK, f"{env.run}: has its slices already"
+            return exits.OK, f"{env.run}: has its slices already{self._map_jobs()}"
         try:
             allocation = self._allocator.allocate(env, grant, owner_id, deadline)
         except Misfit as error:
@@ -162,7 +164,17 @@ class Executor:
             if job == env.job and restart < (env.restart or 0):
                 handoff.remove(self.paths.job, job, restart)
         places = ", ".join(str(row) for row in allocation.slices)
-        return exits.OK, f"{env.run}: {places} {'warm' if allocation.warm else 'made'} in {allocation.elapsed_ms} ms"
+        made = "warm" if allocation.warm else "made"
+        return exits.OK, f"{env.run}: {places} {made} in {allocation.elapsed_ms} ms{self._map_jobs()}"
+
+    def _map_jobs(self) -> str:
+        """Bring the job maps up to date; what went wrong, for the log."""
+        with suppress(DriverError):
+            self.repairer.job_maps()
+        return self._unmapped()
+
+    def _unmapped(self) -> str:
+        return f"; job maps: {self.maps.problem}" if self.maps.problem else ""
 
     def _journal_run(self, env: HookEnv) -> JournalRun | None:
         runs = self.journal.runs("job=? AND restart=?", (env.job, env.restart or 0))
@@ -222,7 +234,8 @@ class Executor:
                 self.repairer.noted(note)
         if not runs and not interrupted:
             return exits.OK, ""
-        return exits.OK, f"{env.run}: released" + (f"; parked {'; '.join(problems)}" if problems else "")
+        parked = f"; parked {'; '.join(problems)}" if problems else ""
+        return exits.OK, f"{env.run}: released{parked}{self._unmapped()}"
 
     # -- when it does not work -----------------------------------------------------------------------------------
 

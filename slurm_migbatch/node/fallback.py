@@ -61,12 +61,14 @@ def without_journal(config: NodeConfig, env: HookEnv, why: str) -> tuple[int, st
     from slurm_migbatch.node import ending
     from slurm_migbatch.node.caps import Caps
     from slurm_migbatch.node.gpus import Gpus
+    from slurm_migbatch.node.jobmaps import JobMaps
     from slurm_migbatch.node.paths import Paths
     from slurm_migbatch.node.unwritable import Unwritable
 
     paths = Paths.open(config)
     ending.ensure(paths.run)
-    return Unwritable(config, paths, Gpus(config), Caps(config.proc_root, config.dev_root)).run(env, why)
+    caps, maps = Caps(config.proc_root, config.dev_root), JobMaps(config, paths)
+    return Unwritable(config, paths, Gpus(config), caps, maps).run(env, why)
 
 
 def inside_job(job: int) -> str:

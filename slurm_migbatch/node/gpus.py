@@ -34,6 +34,11 @@ class Gpus:
         """Return the GPUs of the configuration's Gpus= that have MIG on, in index order. Raises DriverError."""
         return self.survey().managed
 
+    def whole(self) -> tuple[int, ...]:
+        """Return the minors of this machine's GPUs that are not cut, those outside of Gpus= too. Raises DriverError."""
+        self.listed()
+        return tuple([gpu.minor for gpu in self._all if not _is_cut(gpu)])
+
     def survey(self) -> Survey:
         """Return the GPUs of the configuration's Gpus= by what can be done with them. Raises DriverError."""
         managed: list[Gpu] = []
@@ -50,6 +55,11 @@ class Gpus:
 
     def listed(self) -> tuple[Gpu, ...]:
         """Return the GPUs of the configuration's Gpus=, MIG on or not, in index order. Raises DriverError."""
+        found = [gpu for gpu in self.all() if self._config.manages(gpu.uuid, gpu.minor)]
+        return tuple(sorted(found, key=lambda gpu: gpu.index))
+
+    def all(self) -> tuple[Gpu, ...]:
+        """Return all GPUs of this machine, in the driver's order. Raises DriverError."""
         with self._lock:
             if self._driver is None:
                 from slurm_migbatch.mig.nvml import NvmlDriver
@@ -61,8 +71,7 @@ class Gpus:
                     driver.close()
                     raise
                 self._driver = driver
-            found = [gpu for gpu in self._all if self._config.manages(gpu.uuid, gpu.minor)]
-        return tuple(sorted(found, key=lambda gpu: gpu.index))
+            return self._all
 
     def geometry(self, gpu: Gpu) -> Geometry:
         """Return the GPU's geometry. Raises DriverError."""
@@ -79,3 +88,10 @@ class Gpus:
         if driver is not None:
             with suppress(DriverError):
                 driver.close()
+
+
+def _is_cut(gpu: Gpu) -> bool:
+    try:
+        return gpu.mig_mode()[0]
+    except NotMig:
+        return False

@@ -6,6 +6,9 @@
     uid 1001
     state ready                (or: void, with a line `reason ...`, and no slices)
     progress /var/lib/migbatch/n1.progress/17.0
+    cuda index                 (only where the job asked for it, with the next two)
+    caps 21 22                 (minors of the capability devices of its slices)
+    whole 3                    (minors of the GPUs of this node that are not cut; may be none)
     slice MIG-<uuid> 2g.20gb 19968 GPU-<uuid>
 
 `progress` names the file for the job's own figures (`progress.py`), where there is one. One `slice` line for each
@@ -41,7 +44,10 @@ class HandoffSlice(NamedTuple):
 
 
 class Handoff(NamedTuple):
-    """One run's hand-off; without slices where the run was refused or is over: its tasks must not run."""
+    """One run's hand-off; without slices where the run was refused or is over: its tasks must not run.
+
+    `caps` is None for a job that gets UUIDs; what `load` returns has none.
+    """
 
     job: int
     restart: int
@@ -49,6 +55,8 @@ class Handoff(NamedTuple):
     slices: tuple[HandoffSlice, ...]
     reason: str = ""
     progress: str = ""
+    caps: tuple[int, ...] | None = None
+    whole: tuple[int, ...] = ()
 
     def text(self) -> str:
         """Return the file's content."""
@@ -58,6 +66,11 @@ class Handoff(NamedTuple):
             lines.append(f"reason {' '.join(self.reason.split())}")
         if self.progress:
             lines.append(f"progress {self.progress}")
+        if self.caps is not None:
+            lines.append("cuda index")
+            lines += [
+                f"{key} {' '.join(map(str, minors))}" for key, minors in (("caps", self.caps), ("whole", self.whole))
+            ]
         lines += [f"slice {g.mig_uuid} {g.profile} {g.memory_mib} {g.gpu}" for g in self.slices]
         return "\n".join(lines) + "\n"
 

@@ -64,6 +64,7 @@ DEFAULT_CONF = """\
 #RunDir=/run/migbatch/%n
 # A tmpfs is mounted here for what jobs report of themselves.
 #ProgressDir=/run/migbatch/%n/progress
+# Of two controllers both, separated by a comma: http://ctl1:6830,http://ctl2:6830
 #Controller=http://controller:6830
 #Auth=munge
 # With Auth=token: what `migbatch node key NODE` prints on the controller, for root only (0600).
@@ -76,6 +77,8 @@ DEFAULT_CONF = """\
 #OnError=requeue
 #HookDeadline=30
 #ScontrolPath=/usr/bin/scontrol
+# Seconds between two looks at what is not in order here, for `migbatch doctor --nodes`; 0: none.
+#CheckEvery=60
 #SampleEvery=15
 #ProgressEvery=120
 # Partitions in which CUDA is told where to look for a control daemon of MPS, for slices that two jobs share (none).
@@ -83,6 +86,10 @@ DEFAULT_CONF = """\
 #MpsDir=/tmp
 # Share of a slice that one process may use then, in percent; 0 leaves it to CUDA.
 #MpsPercent=0
+# Which job has which slice, in files for GPU exporters: dcgm-exporter (--hpc-job-mapping-dir) and jobstats
+# (/run/gpustat). Directories of root in the file system of RunDir; empty: none.
+#JobMapDir=
+#GpustatDir=
 """
 
 
@@ -97,7 +104,14 @@ Wants=network-online.target
 Before=slurmd.service
 
 [Service]
-# No PrivateMounts=, PrivateTmp= or ProtectSystem=: jobs must see the tmpfs that is mounted for their reports.
+# `systemd-analyze security` asks for more than this work allows:
+# - No PrivateMounts=, nor what brings it (PrivateTmp=, ProtectSystem=, ProtectHome=, ProtectProc=, ProtectKernelLogs=,
+#   ProtectKernelModules=, ProtectKernelTunables=, ProtectControlGroups=): jobs must see the tmpfs that is mounted for
+#   their reports.
+# - No PrivateDevices=, DeviceAllow= or ProtectClock=: the driver makes devices of instances while this runs.
+# - No User=: NVML cuts GPUs for root alone.
+# - No PrivateNetwork= or IPAddressDeny=: migbatchd is asked over the network. No PrivateUsers=: jobs have uids.
+# - No MemoryDenyWriteExecute=: pynvml calls the driver through libffi, and the driver's library is NVIDIA's.
 Type=notify
 ExecStartPre={program} node init --etc {etc}
 ExecStart={program} node agent --etc {etc}
@@ -107,6 +121,19 @@ RestartSec=1
 TimeoutStartSec=300
 StateDirectory=migbatch
 UMask=0077
+NoNewPrivileges=yes
+# SYS_ADMIN: NVML's MIG calls, and the tmpfs. SYS_PTRACE: who has a slice's devices open. MKNOD, SYS_MODULE and
+# SYS_RAWIO: nvidia-modprobe and the driver, where nothing has loaded it yet. The rest: devices that are a job's user's.
+CapabilityBoundingSet=CAP_SYS_ADMIN CAP_SYS_PTRACE CAP_MKNOD CAP_SYS_MODULE CAP_SYS_RAWIO
+CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_KILL
+LockPersonality=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+SystemCallArchitectures=native
+SystemCallFilter=@system-service @mount @module @raw-io
+SystemCallErrorNumber=EPERM
 # Its own processes only: what a hook does on its own must not end with the agent.
 KillMode=process
 
@@ -144,7 +171,7 @@ def unit(program: str = f"{DEFAULT_HOME}/bin/migbatch", etc: str = DEFAULT_ETC) 
 
 
 def settings(controller: str = "", scontrol: str = "") -> str:
-    """Return a node.conf in which everything but the controller's URL and scontrol's path is a comment."""
+    """Return a node.conf in which everything but the controllers' URLs and scontrol's path is a comment."""
     text = DEFAULT_CONF
     if controller:
         text = text.replace("#Controller=http://controller:6830", f"Controller={controller}")

@@ -51,6 +51,11 @@ class Paths(NamedTuple):
             os.close(handle)
 
 
+def public(path: str) -> int:
+    """Open a directory that everyone may read and root alone may change; makes it. Raises PathsError."""
+    return _directory(path, 0o755)
+
+
 def _checked(path: str) -> str:
     os.close(_directory(path, 0o700))
     return path

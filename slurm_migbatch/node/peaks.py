@@ -1,10 +1,11 @@
-"""How much memory runs have used at most, as the agent saw it: RunDir/peaks, root's, so that it outlives the agent.
+"""What runs have used of their slices, as the agent saw it: RunDir/peaks, root's, so that it outlives the agent.
 
-    {"version": 1, "runs": {"17.0": {"watched_s": 180, "mib": {"MIG-<uuid>": 5120}}}}
+    {"version": 1, "runs": {"17.0": {"watched_s": 180, "mib": {"MIG-<uuid>": 5120}, "busy": [165.0, 82.1, 40.3, 99.0]}}}
 
 A figure is for one slice and is the largest that was seen while a process lived on it, in MiB; it holds what the driver
 itself keeps there, too. The file lies in RunDir because no slice survives a boot. Whoever releases a run (the agent or
-an Epilog of its own) takes its figure from here.
+an Epilog of its own) takes its figure from here. `busy` sums over slices and looks: seconds, and seconds times the
+share of SMs, of tensor cores and of memory bandwidth in use; where the driver tells (Hopper and later).
 """
 
 from __future__ import annotations
@@ -15,21 +16,38 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+from slurm_migbatch.mig.driver import Activity
+
 NAME = "peaks"
 MAX_BYTES = 1 << 20
 RunId = tuple[int, int]
 
 
 class Peak(NamedTuple):
-    """One run: for how many seconds its slices were watched, and the most MiB seen by MIG UUID."""
+    """One run: for how many seconds its slices were watched, the most MiB seen by MIG UUID, and sums of activity."""
 
     watched_s: float
     mib: Mapping[str, int]
+    busy: tuple[float, ...] = ()
 
     def with_sample(self, found: Mapping[str, int], seconds: float) -> Peak:
         """Return the peak after one more sample, `seconds` after the last."""
         most = {uuid: max(self.mib.get(uuid, 0), found.get(uuid, 0)) for uuid in {*self.mib, *found}}
-        return Peak(self.watched_s + seconds, most)
+        return self._replace(watched_s=self.watched_s + seconds, mib=most)
+
+    def with_activity(self, found: Activity) -> Peak:
+        """Return the peak with what one slice did for some seconds."""
+        seconds, *shares = found
+        before = self.busy or (0.0,) * len(found)
+        return self._replace(
+            busy=tuple(a + b for a, b in zip(before, (seconds, *(seconds * s for s in shares)), strict=True))
+        )
+
+    def average(self) -> Activity | None:
+        """Return what the slices did on average, over how many seconds of slices; None where nobody could tell."""
+        if len(self.busy) != len(Activity._fields) or self.busy[0] <= 0:
+            return None
+        return Activity(self.busy[0], *(min(total / self.busy[0], 1.0) for total in self.busy[1:]))
 
     def maximum_mib(self, held_s: float) -> int | None:
         """Return the fullest slice's peak, MiB; None where it was watched less than half of the time, or never used."""
@@ -45,7 +63,11 @@ def load(run_dir: int) -> dict[RunId, Peak]:
         if stored["version"] != 1:
             return {}
         return {
-            _run(name): Peak(float(row["watched_s"]), {str(uuid): int(mib) for uuid, mib in row["mib"].items()})
+            _run(name): Peak(
+                float(row["watched_s"]),
+                {str(uuid): int(mib) for uuid, mib in row["mib"].items()},
+                tuple(float(total) for total in row.get("busy", ())),
+            )
             for name, row in stored["runs"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -55,7 +77,9 @@ def load(run_dir: int) -> dict[RunId, Peak]:
 def store(run_dir: int, peaks: Mapping[RunId, Peak], running: Collection[RunId]) -> None:
     """Write those of the runs that still are. Raises OSError."""
     rows = {
-        f"{j}.{r}": {"watched_s": p.watched_s, "mib": dict(p.mib)} for (j, r), p in peaks.items() if (j, r) in running
+        f"{j}.{r}": {"watched_s": p.watched_s, "mib": dict(p.mib), "busy": p.busy}
+        for (j, r), p in peaks.items()
+        if (j, r) in running
     }
     temporary = f".{NAME}"
     with suppress(FileNotFoundError):

@@ -16,6 +16,8 @@ its newest `checkpoint` (unix seconds; of this run, so not before its start), ho
 and the step that this run was `restored` at. Whether the job or its tasks speak of these is told apart from who speaks
 of items: the batch script may report checkpoints while tasks count.
 
+A job that fails because its slice has too little memory may say so with `oom=1`: the driver often did not see it full.
+
 Root never opens what a user could have put in the file's place:
 
 - The directory is root's, so its names are: there is no symbolic link, FIFO, device or other user's file to be met.
@@ -76,10 +78,11 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "checkpoint": (0, 1e11),
     "ckpt_s": (0, 1e6),
     "restored": (0, 1e15),
+    "oom": (0, 1),
 }
 """Every key of a line with the smallest and largest value that is taken."""
 
-WHOLE = ("items", "batch", "task", "done", "steps", "restored")
+WHOLE = ("items", "batch", "task", "done", "steps", "restored", "oom")
 SPEED = ("items", "latency_ms", "p99_ms", "done")
 """One of these makes a report of speed."""
 
@@ -115,6 +118,7 @@ class ProgressLine(NamedTuple):
     checkpoint: float | None = None
     ckpt_s: float | None = None
     restored: int | None = None
+    oom: int = 0
 
     def has_any(self, keys: Iterable[str]) -> bool:
         """Return whether the line has one of these keys."""
@@ -132,7 +136,7 @@ class ProgressReport(NamedTuple):
 
     `steps`, `checkpoint` (unix s) and `restored` are the least that a task told, because a checkpoint is one when all
     have theirs; `ckpt_s` is the longest. Absent, they say nothing new: a file is read at its ends only, and what was
-    told before still holds.
+    told before still holds. `oom`: memory ran out.
     """
 
     items: int | None
@@ -148,6 +152,7 @@ class ProgressReport(NamedTuple):
     checkpoint: float | None = None
     ckpt_s: float | None = None
     restored: int | None = None
+    oom: bool | None = None
 
 
 # -- the file ----------------------------------------------------------------------------------------------------
@@ -278,6 +283,7 @@ def understand(content: Content, started: float, *, ended: bool = False) -> Prog
         checkpoint=min((line.checkpoint for line in safe.values() if line.checkpoint is not None), default=None),
         ckpt_s=max((line.ckpt_s for line in safe.values() if line.ckpt_s is not None), default=None),
         restored=min((line.restored for line in safe.values() if line.restored is not None), default=None),
+        oom=any(line.oom for line in last) or None,
     )
 
 
@@ -390,6 +396,6 @@ def parse(row: bytes) -> ProgressLine | None:
         if not low <= number <= high or (key in WHOLE and not number.is_integer()):
             return None
         values[key] = int(number) if key in WHOLE else number
-    if not {*SPEED, *SAFETY} & set(values):
+    if not {*SPEED, *SAFETY, "oom"} & set(values):
         return None
     return ProgressLine(**values)  # type: ignore[arg-type]  # the keys are its fields, whole numbers where they must be

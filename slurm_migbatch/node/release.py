@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from slurm_migbatch.node import handoff, progress, usage
 from slurm_migbatch.node.caps import Caps, CapsError
+from slurm_migbatch.node.jobmaps import JobMaps
 from slurm_migbatch.node.journal import Journal, JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths
 
@@ -18,19 +19,22 @@ from slurm_migbatch.node.paths import Paths
 class Releaser:
     """Ends runs on one node."""
 
-    def __init__(self, journal: Journal, paths: Paths, caps: Caps) -> None:
+    def __init__(self, journal: Journal, paths: Paths, caps: Caps, maps: JobMaps) -> None:
         self._journal = journal
+        self._maps = maps
         self._paths = paths
         self._caps = caps
 
     def finish(self, run: JournalRun) -> list[str]:
-        """Finish a release: devices to root, hand-off void, slices idle, the run ended.
+        """Finish a release: out of the job maps, devices to root, hand-off void, slices idle, the run ended.
 
         The run must be `ending` in the journal already, so that nobody begins to share its slices any more. A slice
         that is shared stays open, to the other holder. Returns what went wrong, as sentences; a slice whose devices
         could not be taken back is parked.
         """
         slices = self._slices_of(run)
+        if slices:
+            self._maps.sync(self._journal)  # while nobody else can have them
         closed = self._close(slices, {})
         if slices:
             ended = "it was requeued and came back before this node could prepare for it"
@@ -83,7 +87,7 @@ class Releaser:
                 run_usage.spool(self._journal, run)
                 fields: dict[str, object] = {"job": run.job, "restart": run.restart, "exit_code": run.exit_code}
                 fields |= _sharing_fields(reported)
-                fields |= {"slices": [row.event_fields for row in reported], "memory_mib": run_usage.memory_mib}
+                fields |= {"slices": [row.event_fields for row in reported], **run_usage.stop_fields}
                 self._journal.event("stop", fields)
         return [f"{row}: {closed[row.id]}" for row in failed]
 

@@ -20,6 +20,7 @@ from slurm_migbatch.node import effects, ending, handoff, owner, progress
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
+from slurm_migbatch.node.jobmaps import JobMaps
 from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalRun, JournalSlice
 from slurm_migbatch.node.liveness import Liveness
 from slurm_migbatch.node.paths import Paths
@@ -175,13 +176,16 @@ def _living(pids: Sequence[int]) -> str:
 class Repairer:
     """Finds and does the repairs of one node."""
 
-    def __init__(self, journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, liveness: Liveness) -> None:
+    def __init__(
+        self, journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, liveness: Liveness, maps: JobMaps
+    ) -> None:
         self._journal = journal
         self._liveness = liveness
         self._paths = paths
         self._gpus = gpus
         self._caps = caps
-        self._releaser = Releaser(journal, paths, caps)
+        self._maps = maps
+        self._releaser = Releaser(journal, paths, caps, maps)
 
     def all(self, deadline: Deadline, *, dry: bool = False, retry: bool = True) -> list[str]:
         """Repair every managed GPU and every run. Returns what was (or would be) done, as sentences.
@@ -194,7 +198,13 @@ class Repairer:
             done += [f"{gpu.uuid}: {repair}" for repair in self.gpu(gpu, deadline, dry=dry, retry=retry)]
         done += self.absent({gpu.uuid for gpu in survey.managed} | set(survey.failing), dry=dry)
         done += self.runs(dry=dry)
-        return done
+        return done + self.job_maps(dry=dry)
+
+    def job_maps(self, *, dry: bool = False) -> list[str]:
+        """Make the job maps say who holds what; what was (or would be) done, as sentences. Raises DriverError."""
+        if not self._maps.wanted:
+            return []
+        return self._maps.sync(self._journal, {gpu.uuid: gpu.index for gpu in self._gpus.listed()}, dry=dry)
 
     def clear(self, deadline: Deadline, owner_id: str, *, dry: bool = False) -> list[str]:
         """Destroy every idle instance, as before maintenance; `who` is the owner that does it.
@@ -409,6 +419,7 @@ class Repairer:
         Raises Busy, DriverError.
         """
         start = time.monotonic()
+        self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
         while True:
             effects.point("driver destroy")
             try:
@@ -579,7 +590,7 @@ def boot_id(path: str) -> str:
         return ""
 
 
-def begin_boot(journal: Journal, paths: Paths, boot: str) -> bool:
+def begin_boot(journal: Journal, paths: Paths, boot: str, maps: JobMaps) -> bool:
     """Forget all slices where the machine has booted since the journal was last used (no instance survives a boot).
 
     Runs that were under way end without an exit code. Returns whether it did so; the first use of a journal counts.
@@ -590,6 +601,7 @@ def begin_boot(journal: Journal, paths: Paths, boot: str) -> bool:
         if journal.meta("boot_id") == boot:
             return False
         if journal.meta("boot_id"):
+            maps.empty()
             void_all(journal, paths)
             forget_all(journal, journal.slices())
         journal.set_meta("boot_id", boot)

@@ -38,7 +38,11 @@ KEYS = (
     "MIGBATCH_MEMORY_MIB",
     "MIGBATCH_JOB_SLICES",
     "MIGBATCH_PROGRESS",
+    "MIGBATCH_CUDA",
 )
+
+CAP = "nvidia-cap"
+"""What the names of capability devices begin with."""
 
 
 class NoSlice(Exception):
@@ -84,9 +88,59 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     devices = ",".join(mig_slice[0] for mig_slice in mine)
     profiles = ",".join(mig_slice[1] for mig_slice in mine)
     memory = min(int(mig_slice[2]) for mig_slice in mine)
-    values = (devices, devices, len(mine), profiles, memory, len(slices), fields.get("progress", ""))
+    visible, told = devices, ""
+    if fields.get("cuda") == "index":
+        why = not_alone(fields, slices, settings.get("DevRoot", "/dev").replace("%n", node))
+        visible, told = (devices, said(why, environ)) if why else ("0", "")
+    form = "index" if visible != devices else ""
+    values = (visible, devices, len(mine), profiles, memory, len(slices), fields.get("progress", ""), form)
     lines = "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True) if value != "")
-    return lines + mps(settings, environ, uid, slices)
+    if not form and b"MIGBATCH_CUDA" in environ:
+        lines += "unset MIGBATCH_CUDA\n"
+    return told + lines + mps(settings, environ, uid, slices)
+
+
+def not_alone(fields: dict[str, str], slices: list[list[str]], dev: str) -> str:
+    """Return why index 0 may be another device than the job's slice, as a sentence; empty where it can be no other.
+
+    CUDA counts what it may open: GPUs that are not cut, and the first slice of a GPU whose capability devices it may
+    open. So the job must have one slice on this node, and be kept (by the owner of the devices, or by the cgroup) from
+    every other slice; another job of the same user on this node has one too. That is looked at when a task starts:
+    where such a job starts later, what this one starts from then on may be given the other slice.
+    """
+    if len(slices) > 1:
+        return f"the job has {len(slices)} slices on this node, and an index would be the first one for every task"
+    own = fields.get("caps", "").split()
+    if len(own) != 2:
+        return "the node does not know the capability devices of the slice"
+    if any(can_open(f"{dev}/nvidia{minor}") for minor in fields.get("whole", "").split()):
+        return "this node has a GPU that is not cut, which the job may open too"
+    for name in posix.listdir(f"{dev}/nvidia-caps"):
+        minor = name.removeprefix(CAP)
+        # another name is none of ours; the first two steer and watch MIG (NVIDIA MIG user guide, device nodes)
+        if name == minor or minor in own or minor in ("1", "2"):
+            continue
+        if can_open(f"{dev}/nvidia-caps/{name}"):
+            return "another slice of this node can be opened too, for example that of another job of yours"
+    return ""
+
+
+def can_open(path: str) -> bool:
+    """Return whether this process may open a device, with a driver or none; a cgroup tells at the attempt only."""
+    try:
+        posix.close(posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK))
+    except (PermissionError, FileNotFoundError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def said(why: str, environ: dict[bytes, bytes]) -> str:
+    """Return the line that tells the user, once for each step, why he gets UUIDs."""
+    if _number(environ, b"SLURM_PROCID", 0):
+        return ""
+    return f"print migbatch: cuda=index cannot be given, CUDA_VISIBLE_DEVICES holds UUIDs: {why}\n"
 
 
 def jobs(environ: dict[bytes, bytes]) -> list[str]:
@@ -116,7 +170,8 @@ def inherited(environ: dict[bytes, bytes]) -> str:
     if devices is None:
         return ""
     lines = [f"unset {key}\n" for key in KEYS if key != "CUDA_VISIBLE_DEVICES"]
-    if environ.get(b"CUDA_VISIBLE_DEVICES") == devices:
+    given = b"0" if environ.get(b"MIGBATCH_CUDA") == b"index" else devices
+    if environ.get(b"CUDA_VISIBLE_DEVICES") == given:
         lines.append("unset CUDA_VISIBLE_DEVICES\n")
     return "".join(lines)
 

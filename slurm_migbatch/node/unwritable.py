@@ -27,6 +27,7 @@ from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
+from slurm_migbatch.node.jobmaps import JobMaps
 from slurm_migbatch.node.paths import Paths
 
 LASTS_S = 120.0
@@ -73,11 +74,12 @@ def lasting(faults: Faults, config: NodeConfig, now: float) -> bool:
 class Unwritable:
     """Runs one hook without the journal."""
 
-    def __init__(self, config: NodeConfig, paths: Paths, gpus: Gpus, caps: Caps) -> None:
+    def __init__(self, config: NodeConfig, paths: Paths, gpus: Gpus, caps: Caps, maps: JobMaps) -> None:
         self._config = config
         self._paths = paths
         self._gpus = gpus
         self._caps = caps
+        self._maps = maps
 
     def run(self, env: HookEnv, why: str) -> tuple[int, str]:
         """Exit code and line. `why` is the journal's fault."""
@@ -128,6 +130,7 @@ class Unwritable:
             for gpu in self._gpus.managed() if wanted else ():
                 for instance in gpu.instances():
                     if instance.mig_uuid in wanted:
+                        self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
                         self._caps.assign(self._caps.minors(gpu.minor, instance.gi_id, instance.ci_id or 0), 0)
         except (DriverError, CapsError) as error:
             problem = f"; not all devices are closed: {error}"

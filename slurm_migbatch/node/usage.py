@@ -6,16 +6,25 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from slurm_migbatch.mig.driver import Activity
 from slurm_migbatch.node import peaks, progress
 from slurm_migbatch.node.journal import Journal, JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths
 
 
 class RunUsage(NamedTuple):
-    """`memory_mib`: the most that one of its slices had in use; None where too little was seen of it."""
+    """`memory_mib`: the most that one of its slices had in use; None where too little was seen of it. `activity`: what
+    its slices did on average; None where the driver does not tell."""
 
     report: progress.ProgressReport | None = None
     memory_mib: int | None = None
+    activity: Activity | None = None
+
+    @property
+    def stop_fields(self) -> dict[str, object]:
+        """The fields of a `stop` event."""
+        busy = {} if self.activity is None else {k: round(v, 4) for k, v in self.activity._asdict().items()}
+        return {"memory_mib": self.memory_mib, **({"activity": busy} if busy else {})}
 
     def spool(self, journal: Journal, run: JournalRun) -> None:
         """Spool the run's last `progress` event, if it reported anything; part of the transaction that is open."""
@@ -40,7 +49,7 @@ def gather(paths: Paths, run: JournalRun, slices: Sequence[JournalSlice]) -> Run
         return RunUsage(report)  # the driver tells of a slice, not of the two jobs on it
     peak = peaks.load(paths.run).get((run.job, run.restart))
     memory = None if peak is None else peak.maximum_mib(time.time() - started)
-    return RunUsage(report, memory)
+    return RunUsage(report, memory, None if peak is None or memory is None else peak.average())
 
 
 def progress_event(run: JournalRun, report: progress.ProgressReport, *, final: bool) -> dict[str, object]:

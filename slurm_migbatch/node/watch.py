@@ -1,6 +1,7 @@
-"""Sample running jobs in the agent: their memory and the progress that they report.
+"""Sample running jobs in the agent: their memory, what their slices do, and the progress that they report.
 
-Every SampleEvery seconds it asks the driver how much memory is in use on each slice that a job holds, and reads the
+Every SampleEvery seconds it asks the driver how much memory is in use on each slice that a job holds and, where the
+driver tells (GPM: Hopper and later), what share of SMs and memory bandwidth was since the last time, and reads the
 jobs' progress files. What is new goes to the controller as `progress` events, of one run at most every ProgressEvery
 seconds; what a run said last is told at its end in any case (`usage.py`). It takes no lock and changes no slice, and
 no hook waits for it. It also looks who has devices open that are another's by now (`open_devices.py`).
@@ -19,7 +20,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 
-from slurm_migbatch.mig.driver import DriverError, Instance
+from slurm_migbatch.mig.driver import Activity, DriverError, DriverMissing, Gpu, Instance, NotMig
 from slurm_migbatch.node import open_devices, peaks, progress
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import NodeConfig
@@ -54,6 +55,8 @@ class Watcher:
         self._config = config
         self._gpus = gpus
         self._peaks: dict[peaks.RunId, peaks.Peak] = {}
+        self._sampled: float | None = None
+        self._untold: set[str] = set()  # GPUs that do not tell what their slices do
         self._last_sent: dict[peaks.RunId, tuple[float, progress.ProgressReport]] = {}
         self._burst_left: dict[peaks.RunId, tuple[float, float]] = {}
         self._warned: set[str] = set()
@@ -125,10 +128,12 @@ class Watcher:
     def run_round(self, journal: Journal, paths: Paths, now: float) -> None:
         """Run one round over all running jobs. Raises JournalError, OSError."""
         runs, held = self._holders(journal)
-        self._sample(held)
+        self._sample(held, now)
         if held or self._peaks:
-            self._peaks = {run: peak for run, peak in self._peaks.items() if run in held}
-            peaks.store(paths.run, self._peaks, held)
+            # a run that is being ended is watched no more, and its figures are read when it has been
+            left = {(row.job or 0, row.restart or 0) for row in journal.slices("state IN ('held','lost')")}
+            self._peaks = {run: peak for run, peak in self._peaks.items() if run in left}
+            peaks.store(paths.run, self._peaks, left)
         self._last_sent = {run: sent for run, sent in self._last_sent.items() if run in runs}
         self._burst_left = {run: left for run, left in self._burst_left.items() if run in runs}
         for run, slices in held.items():
@@ -157,7 +162,11 @@ class Watcher:
 
     # -- memory --------------------------------------------------------------------------------------------------
 
-    def _sample(self, held: dict[peaks.RunId, list[JournalSlice]]) -> None:
+    def _sample(self, held: dict[peaks.RunId, list[JournalSlice]], now: float) -> None:
+        every = self._config.sample_every
+        # a busy node is looked at less often
+        since = every if self._sampled is None else max(every, now - self._sampled)
+        self._sampled = now
         if not held:
             return
         try:
@@ -175,7 +184,28 @@ class Watcher:
             except DriverError as error:
                 self._warn_once(f"memory in use cannot be read: {error}")
                 continue
-            self._peaks[run] = self._peaks.get(run, peaks.Peak(0.0, {})).with_sample(found, self._config.sample_every)
+            known = self._peaks.get(run)
+            seconds = since if known else min(since, max(every, now - min(row.since for row in slices)))
+            peak = (known or peaks.Peak(0.0, {})).with_sample(found, seconds)
+            for row in slices:
+                if (gpu := gpus.get(row.gpu)) is not None and (done := self._activity(gpu, _instance(row), run)):
+                    peak = peak.with_activity(done)
+            self._peaks[run] = peak
+        uuids = {row.mig_uuid for slices in held.values() for row in slices if row.mig_uuid is not None}
+        for gpu in gpus.values():
+            gpu.keep_activity(uuids)
+
+    def _activity(self, gpu: Gpu, instance: Instance | None, run: peaks.RunId) -> Activity | None:
+        """Ask what a slice did; a GPU that cannot tell is not asked again."""
+        if instance is None or gpu.uuid in self._untold:
+            return None
+        try:
+            return gpu.activity(instance, run)
+        except (NotMig, DriverMissing):
+            self._untold.add(gpu.uuid)
+        except DriverError as error:
+            self._warn_once(f"what slices do cannot be read: {error}")
+        return None
 
     # -- devices -------------------------------------------------------------------------------------------------
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from slurm_migbatch.mig.geometry import ProfileInfo
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.workload.buckets import Bucket, Grid, preferred
 from slurm_migbatch.workload.catalog import GpuKind, ProfileOffer
+
+if TYPE_CHECKING:
+    from slurm_migbatch.predict.llm.speed import Correction
+    from slurm_migbatch.predict.llm.workload import Workload
 
 NEED_BITS: Final = 5
 """Leading bits of a memory need after the first: it is rounded up by at most a thirty-second."""
@@ -135,6 +140,10 @@ class Predictor(Protocol):
 
     def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
         """Return the figures of each plain profile of a GPU kind in the cell; those without figures are missing."""
+        ...
+
+    def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:
+        """Return by how much measured servers of language models differ from what is computed of one."""
         ...
 
     def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:

@@ -13,10 +13,11 @@ import numpy as np
 from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.known import Known, ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.llm.served import ServedMeasurements, points_of
 from slurm_migbatch.predict.runs import Expect, Key, Observation
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import Belief
-from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.profiling.measurement import SERVE, Measurement
 
 LARGEST_MISS: Final = math.log(10.0)
 """A miss counts at most as one by a factor of ten, so that one wild figure does not decide."""
@@ -62,12 +63,18 @@ def belief_of(learned: Learned, figure: str, key: Key, known: Known, gpu: GpuSpe
 
 
 def distances(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[tuple[str, Key], Array]:
-    """Return log(measured / predicted) of every row that has the figure, by figure (time, memory) and key."""
+    """Return log(measured / predicted) of every row that has the figure, by figure (time, memory; of a server ttft,
+    tpot) and key."""
     expect = expected_by(learned)
+    rows = list(rows)
     groups: dict[Key, list[Measurement]] = {}
     for row in rows:
-        groups.setdefault((knowledge.canonical(row.model), row.kind, row.gpu), []).append(row)
-    found: dict[tuple[str, Key], Array] = {}
+        if row.kind != SERVE:
+            groups.setdefault((knowledge.canonical(row.model), row.kind, row.gpu), []).append(row)
+    served = ServedMeasurements(learned.served).misses(points_of(rows))
+    found: dict[tuple[str, Key], Array] = {
+        (figure, (model, SERVE, gpu)): np.array(away) for (figure, model, gpu), away in served.items()
+    }
     for key, group in groups.items():
         known, gpu = knowledge.of(key[0], group), GpuSpec.of_rows(group)
         for figure in SURFACES:

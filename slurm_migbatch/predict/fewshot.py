@@ -2,11 +2,13 @@
 
 Maximum a posteriori under a Gaussian prior, with the posterior's Gaussian approximation (Laplace). The surface has
 several explanations for few points (a host-bound point fits a slow host or a slow device), so the search starts at
-several places of the prior and the best end counts.
+several places of the prior and the best end counts. One point leaves the choice open: there the ends are averaged by
+their evidence, where the model's facts keep them near each other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -19,6 +21,14 @@ from slurm_migbatch.predict.surface import MISFIT, NUGGET, Belief, Surface, plac
 STARTS: Final = 3
 """Places where the search starts besides the prior's mean."""
 DRAWS: Final = 128
+FAR: Final = 2.0
+"""Standard deviations from the prior's mean, along each parameter, where the search starts too after one point."""
+APART: Final = 0.05
+"""Squared distance of two ends that are two."""
+NEAR: Final = 1.1
+"""Largest standard deviation of a prior whose ends are averaged: that of a model with public facts. Without them ends
+are factors apart, and between them lies nothing that was measured. (By leaving models out of the three public tables:
+one point's mean error falls from 10.4 to 9.4 % on ParvaGPU, and nowhere grows.)"""
 MOST_PLACES: Final = 256
 """Measured points that are kept for what lies near them."""
 
@@ -49,16 +59,21 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
     def slopes(z: Array) -> Array:
         return np.vstack([(evaluated(z)[1] * weight[:, None]) @ root, np.diag(ones)])
 
-    best, cost = ones, np.inf
-    for start in _starts(surface, prior, root, cells, logs, weight):
+    starts = _starts(surface, prior, root, cells, logs, weight)
+    average = len(cells) == 1 and float(np.max(np.diag(prior.covariance))) < NEAR**2
+    if average:
+        starts += [*(FAR * np.diag(ones)), *(-FAR * np.diag(ones))]
+    ends: list[tuple[float, Array]] = []
+    for start in starts:
         found = leastsq(
             residual, start, Dfun=slopes, full_output=True, ftol=1e-8, xtol=1e-8, gtol=1e-8, maxfev=200, diag=ones
         )
-        reached = float(np.sum(residual(found[0]) ** 2))
-        if reached < cost:
-            best, cost = found[0], reached
-    matrix = slopes(best)
-    inner = np.linalg.inv(matrix.T @ matrix)
+        ends.append((float(np.sum(residual(found[0]) ** 2)), found[0]))
+    if average:
+        best, inner = _averaged(ends, slopes)
+    else:
+        best = min(ends, key=lambda end: end[0])[1]
+        inner = _inner(slopes(best))
     covariance = root @ inner @ root.T
     mean = prior.mean + root @ best
     kept = _even(len(cells), MOST_PLACES)
@@ -69,6 +84,29 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
         (logs - surface.value(mean, cells)[0])[kept],
         np.sqrt(np.maximum(weight**-2.0 - MISFIT**2, NUGGET**2))[kept],
     )
+
+
+def _inner(slopes: Array) -> Array:
+    return np.asarray(np.linalg.inv(slopes.T @ slopes), dtype=np.float64)
+
+
+def _averaged(ends: Sequence[tuple[float, Array]], slopes: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """Return mean and covariance over the different ends, each with its cost, by Laplace's evidence for each."""
+    different: list[tuple[float, Array]] = []
+    for cost, end in sorted(ends, key=lambda end: end[0]):
+        if all(float(np.sum((end - other) ** 2)) > APART for _, other in different):
+            different.append((cost, end))
+    spreads = [_inner(slopes(end)) for _, end in different]
+    evidence = np.array(
+        [np.linalg.slogdet(spread)[1] - cost for spread, (cost, _) in zip(spreads, different, strict=True)]
+    )
+    share = np.exp(0.5 * (evidence - evidence.max()))
+    share = share / share.sum()
+    places = np.array([end for _, end in different])
+    mean = share @ places
+    away = places - mean
+    spread = np.einsum("i,ijk->jk", share, np.array(spreads)) + (away.T * share) @ away
+    return np.asarray(mean), np.asarray(spread)
 
 
 def _even(count: int, most: int) -> npt.NDArray[np.intp]:

@@ -7,8 +7,8 @@ rest filled by the mean of the built-in models of the same family; else the mean
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -138,8 +138,23 @@ class ModelKnowledge:
         described = [row for row in rows if row.flops_per_item]
         if described:
             row = next((row for row in described if row.input_size == middle), described[0])
-            return guessed(family, params, row.flops_per_item, row.input_size or middle)
+            found = guessed(family, params, row.flops_per_item, row.input_size or middle)
+            return replace(found, quadratic=_quadratic(described, found))
         return guessed(family, params, None, middle)
+
+
+def _quadratic(rows: Sequence[Measurement], known: Known) -> float:
+    """Return the share of a text's operations that grows with the square of its length, from the operations that rows
+    of several lengths tell; what is known already where they tell it of one length only."""
+    told = {float(row.input_size): row.flops_per_item for row in rows if row.input_size and row.flops_per_item}
+    if known.unit != "tok" or len(told) < 2:
+        return known.quadratic
+    short, long = min(told), max(told)
+    # operations a token = constant + slope * length
+    slope = (told[long] / long - told[short] / short) / (long - short)
+    constant = told[short] / short - slope * short
+    total = constant + slope * known.reference
+    return min(max(slope * known.reference / total, 0.0), 1.0) if total > 0 else known.quadratic
 
 
 def _squeeze(name: str) -> str:

@@ -22,6 +22,9 @@ from slurm_migbatch.predict.knee import LARGEST_BATCH, batch_edges, input_edges
 from slurm_migbatch.predict.known import Known, ModelKnowledge
 from slurm_migbatch.predict.llm.memory import training_need_mib
 from slurm_migbatch.predict.llm.names import known as public_model
+from slurm_migbatch.predict.llm.served import ServedMeasurements, gpu_of
+from slurm_migbatch.predict.llm.speed import Correction, machine_of
+from slurm_migbatch.predict.llm.workload import Workload
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import Belief, paces
@@ -52,6 +55,7 @@ class LearnedPredictor:
         0.99."""
         self.learned = learned or Learned()
         self.knowledge = ModelKnowledge(facts)
+        self._served = ServedMeasurements(self.learned.served)
         self._level = max(2.0 * confidence - 1.0, 0.0)
         self._known = {name: self.knowledge.of(name) for name in self.knowledge.facts}
         self._known.update({name: known for name, known in self.learned.known.items() if name not in self._known})
@@ -128,6 +132,11 @@ class LearnedPredictor:
             return np.zeros(size)
         return np.array([training_need_mib(public, batch, tokens) for batch in batches for tokens in inputs])
 
+    def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:
+        """See `candidate.Predictor`: what was learned of servers on such GPUs."""
+        machine = machine_of(kind, info)
+        return self._served.correction(workload, gpu_of(kind.name), machine, machine.flops / (kind.tflops * 1e12))
+
     def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:
         """See `candidate.Predictor`. Only for inference: what a training job's batch means is its own.
 
@@ -153,20 +162,23 @@ class LearnedPredictor:
 
     def interval(self, figure: str, model: str, known: Known, gpu: GpuSpec, role: str, cells: Cells) -> Array:
         """Return low, mid and high (3 x points) of a figure: seconds of a batch, or MiB in use."""
-        belief, points = self.belief(figure, model, known, gpu, role)
+        belief, points, stack = self.belief(figure, model, known, gpu, role)
         surface = SURFACES[figure]
         value, deviation = belief.predict(surface, cells)
-        factor = self.learned.calibration(figure, role).factor(self._level, points, paces(surface, belief, cells))
+        stranger = self.learned.population(figure, role).is_stranger(known, gpu, stack)
+        calibration = self.learned.calibration(figure, role)
+        factor = calibration.factor(self._level, points, paces(surface, belief, cells), stranger=stranger)
         half = np.clip(factor * deviation, 1e-3, _MOST)
         ends: Array = np.exp(np.stack([value - half, value, value + half]))
         return ends
 
-    def belief(self, figure: str, model: str, known: Known, gpu: GpuSpec, role: str) -> tuple[Belief, int]:
-        """Return the belief about a model and the number of its measured points (0: from other models)."""
+    def belief(self, figure: str, model: str, known: Known, gpu: GpuSpec, role: str) -> tuple[Belief, int, str | None]:
+        """Return the belief about a model, the number of its measured points (0: from other models) and where they
+        were measured."""
         fitted = self.learned.fitted.get((model, role, gpu.name))
         if fitted is not None and figure in fitted.beliefs:
-            return fitted.beliefs[figure], min(fitted.points, MOST_POINTS)
-        return self.learned.population(figure, role).prior(model, known, gpu), 0
+            return fitted.beliefs[figure], min(fitted.points, MOST_POINTS), fitted.stack
+        return self.learned.population(figure, role).prior(model, known, gpu), 0, None
 
     def _grid(self, model: str, known: Known) -> Grid:
         """Return the bucket edges from the model's own curve, of its inference where both kinds of work are known."""

@@ -1,17 +1,25 @@
 """What measured models have in common, from which the first guess for any other model follows.
 
 Each measured model (on one GPU, by one laboratory: a *unit*) has fitted parameters. Their distance from what physics
-lets expect is explained by the mean of all, a shift for the software stack (one laboratory on one GPU: host speed,
-precision, framework), a learned dependence on the model's features (ridge regression), and the same model's own
-distance where it was measured elsewhere. What is left is the spread, a covariance shrunk to the physical prior's;
-without any unit it is the physical prior itself. (Empirical Bayes; ours.)
+lets expect is a sum: an effect common to all, one of the GPU, one of the software stack (one laboratory on one GPU:
+host speed, framework), one of the stack on models of a kind (precision), a dependence on the model's features, and what
+is the model's own. Each has a prior variance, so that it is believed only as far as several models agree (partial
+pooling; a linear mixed model, solved for each parameter by itself). What is left is the spread, a covariance shrunk to
+the physical prior's; without any unit it is the physical prior itself. (Empirical Bayes; ours.)
+
+A table may be wrong. A unit counts the less the further it lies from physics and the worse any curve fits it, beyond
+LIMIT not at all, and an outlier among its like counts less. One model alone tells next to nothing common: what it shows
+may be its own. A model's own points always count for itself.
+
+The variances were chosen by leaving models, families and laboratories out in turn over the tables of ParvaGPU, MIGPerf
+and MISO together (31 units of 23 models); halving or doubling one of them changes mean errors by about a tenth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -20,84 +28,116 @@ from slurm_migbatch.predict.known import TEXT_FAMILIES, Known
 from slurm_migbatch.predict.samples import RUNS, SITE
 from slurm_migbatch.predict.surface import Belief, Surface
 
+EVERYWHERE: Final = 0.1
+ON_GPU: Final = 0.05
+IN_STACK: Final = 0.2
+OF_KIND: Final = 0.1
+"""Variance of the effects common to all models, those on one GPU, in one stack, and of one kind in one stack; in
+variances of the physical prior."""
+PRECISION: Final = 2.0
+"""The most of the same for what a stack's precision does to matrix products: one transformer differs by a factor of up
+to eight on an A100 (PyTorch computes products in fp32 since 1.12, convolutions in tf32; containers differ). It is the
+stack's, so that one model tells it where it lies further off than models do by chance."""
+CONTEXT: Final = 2.0
+"""The same for what a stack's software holds in memory whatever the model (contexts, libraries, their workspaces)."""
+SLOPE: Final = 0.02
+"""The same of the dependence on each feature."""
+RESIDUAL: Final = 0.5
+"""The same of what is a model's own."""
 PSEUDO: Final = 2.0
-"""Weight of the physical spread, in models."""
-STACK_WEIGHT: Final = 1.0
-"""Models of one stack that make its own shift count half."""
+"""Weight of RESIDUAL in the spread that is learned, in models."""
 SAME_MODEL: Final = 0.8
 """How much of a model's own distance carries over to another GPU or laboratory."""
-RIDGE: Final = 10.0
-"""Penalty of the dependence on features: with ten models it explains little, with hundreds what there is."""
-ELSEWHERE: Final = 0.5
-"""Part of the physical spread by which one laboratory's software differs from another's (the same model on the same
-slice differs by 17 % at the median between two public laboratories)."""
+LIMIT: Final = 45.0
+"""Squared distance from physics, in standard deviations, at which a unit teaches nothing. Of the units with public
+facts none is beyond 38; times that are wrong by a factor of ten are beyond 48."""
+MISFIT: Final = 0.05
+"""Standard deviation of measured logarithms around a curve that is worth learning from; its square over this one's is
+added to the squared distance."""
+TAIL: Final = 8.0
+"""Degrees of freedom of the spread: an outlying model counts less."""
 LOCAL: Final = (SITE, RUNS)
 """Sources of rows that this site measured itself."""
-OF_THE_STACK: Final = ("host", "item", "serial", "base")
-"""Parameters that the software decides on."""
-TAIL: Final = 4.0
-"""Degrees of freedom of the spread: an outlying model counts less."""
+TRANSFORMERS: Final = (*TEXT_FAMILIES, "vit")
+_ROUNDS: Final = 4
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One model on one GPU by one laboratory, with its fitted parameters."""
+    """One model on one GPU by one laboratory, with its fitted parameters, their variances, and the standard deviation
+    of the measured logarithms around the fitted curve."""
 
     model: str
     known: Known
     gpu: GpuSpec
     stack: str
     theta: Array
+    variance: Array
+    misfit: float
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A distance from physics and its variance, one entry for each parameter."""
+
+    mean: Array
+    variance: Array
+
+
+class _Level(NamedTuple):
+    """One random effect: its name, its units, and for each parameter its variance, in the physical prior's, and the
+    most by which that grows where the effect is plain."""
+
+    name: str
+    column: Array
+    variance: Array
+    most: Array
 
 
 @dataclass(frozen=True)
 class Population:
-    """The distribution of parameters over models, for one surface and one kind of work (infer or train)."""
+    """The distribution of parameters over models, for one surface and one kind of work (infer or train).
+
+    `levels`: what is common to models, by name: a stack and a kind of model in it, a stack, a GPU, and "" anywhere.
+    `own`: by model what is its own, with the share of the variance that this leaves. `stacks`: the families that were
+    measured in each stack.
+    """
 
     surface: Surface
     kind: str
     count: int
-    mean: Array
-    covariance: Array | None
-    shifts: dict[str, Array] = field(default_factory=dict)
+    covariance: Array | None = None
+    levels: Mapping[str, Effect] = field(default_factory=dict)
     slopes: Array | None = None
     centre: Array | None = None
-    own: dict[str, Array] = field(default_factory=dict)
-    stacks: tuple[str, ...] = ()
+    own: Mapping[str, Effect] = field(default_factory=dict)
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def is_stranger(self, known: Known, gpu: GpuSpec, stack: str | None = None) -> bool:
+        """Return whether no model of the family was measured on the stack (None: this site's on such a GPU)."""
+        return not any(known.family in self.stacks.get(one, ()) for one in _stacks(gpu, stack))
 
     def prior(self, model: str, known: Known, gpu: GpuSpec, stack: str | None = None) -> Belief:
-        """Return the prior of a model on a GPU and software stack (None: a typical stack there)."""
+        """Return the prior of a model on a GPU and software stack (None: this site's, or a typical one there)."""
         expected = self.surface.expected(known, gpu.facts, self.kind)
         spread = np.diag(self.surface.spread(known.doubt) ** 2)
         if self.covariance is None:
             return Belief(expected, spread)
-        distance = self.mean + self._shift(gpu, stack)
+        level = self._level(known, gpu, stack)
+        distance = level.mean
         if self.slopes is not None and self.centre is not None:
             distance = distance + self.slopes @ (features(known) - self.centre)
-        covariance = self.covariance
-        if not self._at_home(gpu, stack):
-            theirs = np.isin(self.surface.names, OF_THE_STACK)
-            covariance = covariance + np.diag(theirs * ELSEWHERE**2 * self.surface.spread(0) ** 2)
-        if known.doubt:
-            # what the features would have said of launches and work is not known
-            covariance = covariance + spread - np.diag(self.surface.spread(0) ** 2)
+        # what is not known of the model itself, its launches and its work, stays so
+        covariance = self.covariance + np.diag(level.variance) + spread - np.diag(self.surface.spread(0) ** 2)
         own = self.own.get(model)
         if own is not None:
-            distance = distance + SAME_MODEL * own
-            covariance = covariance * (1.0 - SAME_MODEL**2)
+            distance = distance + own.mean
+            covariance = covariance * np.sqrt(np.outer(own.variance, own.variance))
         return Belief(expected + distance, covariance)
 
-    def _at_home(self, gpu: GpuSpec, stack: str | None) -> bool:
-        """Return whether models were measured on this stack, or (None) by this site on such a GPU."""
-        if stack is not None:
-            return stack in self.stacks
-        return any(f"{gpu.name}|{source}" in self.stacks for source in LOCAL)
-
-    def _shift(self, gpu: GpuSpec, stack: str | None) -> Array:
-        if stack is not None and stack in self.shifts:
-            return self.shifts[stack]
-        near = [shift for name, shift in self.shifts.items() if name.split("|", 1)[0] == gpu.name]
-        return np.mean(near, axis=0) if near else np.zeros_like(self.mean)
+    def _level(self, known: Known, gpu: GpuSpec, stack: str | None) -> Effect:
+        names = [name for one in _stacks(gpu, stack) for name in (_of_kind(one, known), one)]
+        return next(self.levels[name] for name in (*names, gpu.name, "") if name in self.levels)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form."""
@@ -105,16 +145,18 @@ class Population:
         def plain(value: Array | None) -> Any:
             return None if value is None else value.tolist()
 
+        def effects(found: Mapping[str, Effect]) -> Any:
+            return {name: [effect.mean.tolist(), effect.variance.tolist()] for name, effect in found.items()}
+
         return {
             "kind": self.kind,
             "count": self.count,
-            "mean": plain(self.mean),
             "covariance": plain(self.covariance),
-            "shifts": {name: plain(shift) for name, shift in self.shifts.items()},
+            "levels": effects(self.levels),
             "slopes": plain(self.slopes),
             "centre": plain(self.centre),
-            "own": {name: plain(own) for name, own in self.own.items()},
-            "stacks": list(self.stacks),
+            "own": effects(self.own),
+            "stacks": {name: list(families) for name, families in self.stacks.items()},
         }
 
     @classmethod
@@ -122,11 +164,14 @@ class Population:
         """Read `to_dict`'s form; raises KeyError, TypeError or ValueError where it is none."""
         size = len(surface.names)
 
-        def vector(value: Any) -> Array:
-            array = np.asarray(value, dtype=np.float64)
-            if array.shape != (size,) or not np.isfinite(array).all():
-                raise ValueError(f"{size} finite numbers are needed")
-            return array
+        def effects(value: Any) -> dict[str, Effect]:
+            found = {}
+            for name, pair in value.items():
+                array = np.asarray(pair, dtype=np.float64)
+                if array.shape != (2, size) or not np.isfinite(array).all() or (array[1] < 0).any():
+                    raise ValueError(f"{size} finite numbers and their variances are needed")
+                found[str(name)] = Effect(array[0], array[1])
+            return found
 
         def matrix(value: Any, columns: int) -> Array | None:
             if value is None:
@@ -137,20 +182,22 @@ class Population:
             return array
 
         covariance = matrix(data["covariance"], size)
+        levels = effects(data["levels"])
         if covariance is not None:
             np.linalg.cholesky(covariance)
+            if "" not in levels:
+                raise ValueError("what is common to all models is missing")
         centre = data["centre"]
         return cls(
             surface,
             str(data["kind"]),
             int(data["count"]),
-            vector(data["mean"]),
             covariance,
-            {str(name): vector(shift) for name, shift in data["shifts"].items()},
+            levels,
             matrix(data["slopes"], len(FEATURES)),
             None if centre is None else np.asarray(centre, dtype=np.float64).reshape(len(FEATURES)),
-            {str(name): vector(own) for name, own in data["own"].items()},
-            tuple(str(name) for name in data["stacks"]),
+            effects(data["own"]),
+            {str(name): tuple(str(family) for family in families) for name, families in data["stacks"].items()},
         )
 
 
@@ -170,54 +217,142 @@ def features(known: Known) -> Array:
 
 
 def pool(surface: Surface, kind: str, units: Sequence[Unit]) -> Population:
-    """Return the population of the units; without units the physical prior."""
-    size = len(surface.names)
-    if not units:
-        return Population(surface, kind, 0, np.zeros(size), None)
-    from sklearn.linear_model import Ridge  # a second to import, and only learning needs it
-
-    distances = np.array([u.theta - surface.expected(u.known, u.gpu.facts, kind) for u in units])
-    spread = surface.spread(0) ** 2
-    # a model that many laboratories measured counts once
-    of_model: dict[str, list[int]] = {}
-    for i, unit in enumerate(units):
-        of_model.setdefault(unit.model, []).append(i)
-    share = np.array([1.0 / len(of_model[unit.model]) for unit in units])
-    weight = share.copy()
-    mean = np.zeros(size)
-    covariance = np.diag(spread)
-    slopes = np.zeros((size, len(FEATURES)))
-    design = np.array([features(unit.known) for unit in units])
-    centre = np.average(design, axis=0, weights=share)
-    shifts: dict[str, Array] = {}
-    for _ in range(4):
-        shifted = np.array([shifts.get(unit.stack, np.zeros(size)) for unit in units])
-        rest = distances - shifted
-        mean = (weight @ rest) / (weight.sum() + 0.25)
-        learned = Ridge(alpha=RIDGE, fit_intercept=False)
-        learned.fit((design - centre), rest - mean, sample_weight=weight)
-        slopes = np.asarray(learned.coef_, dtype=np.float64)
-        rest = rest - mean - (design - centre) @ slopes.T
-        shifts = _shifts(units, rest + shifted, share)
-        left = rest
-        far = np.einsum("ij,jk,ik->i", left, np.linalg.inv(covariance), left)
-        weight = share * (TAIL + size) / (TAIL + far)
-        covariance = (PSEUDO * np.diag(spread) + (left * weight[:, None]).T @ left) / (PSEUDO + share.sum())
-    total = share.sum()
-    own = {name: np.mean(left[mine], axis=0) for name, mine in sorted(of_model.items())}
-    return Population(
-        surface, kind, len(own), mean, covariance * (1.0 + 1.0 / (total + 1.0)), shifts, slopes, centre, own,
-        tuple(sorted({unit.stack for unit in units})),
-    )  # fmt: skip
+    """Return the population of the units; without units, or without one to be believed, the physical prior."""
+    trusts = [_trust(surface, kind, unit) for unit in units]
+    believed = [(unit, trust) for unit, trust in zip(units, trusts, strict=True) if trust > 0]
+    count = len({unit.model for unit in units})
+    if not believed:
+        return Population(surface, kind, count)
+    return _Pooled(surface, kind, [unit for unit, _ in believed], np.array([t for _, t in believed])).population(count)
 
 
-def _shifts(units: Sequence[Unit], rest: Array, share: Array) -> dict[str, Array]:
-    stacks = sorted({unit.stack for unit in units})
-    if len(stacks) < 2:
-        return {}
-    found = {}
-    for stack in stacks:
-        mine = np.array([unit.stack == stack for unit in units])
-        weight = share[mine]
-        found[stack] = (weight @ rest[mine]) / (weight.sum() + STACK_WEIGHT)
-    return found
+def _trust(surface: Surface, kind: str, unit: Unit) -> float:
+    """Return how much a unit teaches: from 1 near what physics says, to 0 at LIMIT (Tukey's biweight)."""
+    distance = unit.theta - surface.expected(unit.known, unit.gpu.facts, kind)
+    far = float(np.sum(distance**2 / surface.spread(unit.known.doubt) ** 2)) + (unit.misfit / MISFIT) ** 2
+    return max(0.0, 1.0 - far / LIMIT) ** 2
+
+
+def _stacks(gpu: GpuSpec, stack: str | None) -> tuple[str, ...]:
+    return tuple(f"{gpu.name}|{source}" for source in LOCAL) if stack is None else (stack,)
+
+
+def _of_kind(stack: str, known: Known) -> str:
+    return f"{stack}/{'transformers' if known.family in TRANSFORMERS else 'others'}"
+
+
+class _Pooled:
+    """The mixed model of some units, fitted in a few rounds: effects, then spread and outliers, and again."""
+
+    def __init__(self, surface: Surface, kind: str, units: Sequence[Unit], trust: Array) -> None:
+        self.surface, self.units = surface, units
+        self.physical = surface.spread(0) ** 2
+        self.distance = np.array([unit.theta - surface.expected(unit.known, unit.gpu.facts, kind) for unit in units])
+        self.kind = kind
+        of_model: dict[str, list[int]] = {}
+        for i, unit in enumerate(units):
+            of_model.setdefault(unit.model, []).append(i)
+        self.of_model, self.trust = of_model, trust
+        # a model that many laboratories measured counts once
+        self.weight = trust * np.array([1.0 / len(of_model[unit.model]) for unit in units])
+        spread = np.array([surface.spread(unit.known.doubt) ** 2 for unit in units])
+        variance = np.array([unit.variance for unit in units])
+        # a parameter that a unit's points say nothing about has kept the physical prior's variance
+        unsure = variance / (1.0 - np.minimum(variance / spread, 0.999))
+        self.noise = spread - self.physical + unsure
+        design = np.array([features(unit.known) for unit in units])
+        self.centre = np.average(design, axis=0, weights=self.weight)
+        self.levels = [*self._levels(), *self._slopes(design - self.centre)]
+        self._fit()
+
+    def _levels(self) -> Iterator[_Level]:
+        products = np.array([name in self.surface.by_precision for name in self.surface.names])
+        contexts = np.array([name in self.surface.by_context for name in self.surface.names])
+        stacks = {unit.stack for unit in self.units}
+        groups = (
+            (EVERYWHERE * self.surface.common, [""] * len(self.units)),
+            (ON_GPU, [unit.gpu.name for unit in self.units]),
+            (IN_STACK, [unit.stack for unit in self.units]),
+            (OF_KIND, [_of_kind(unit.stack, unit.known) for unit in self.units]),
+        )
+        for variance, names in groups:
+            for name in sorted(set(names)):
+                column = np.array([float(other == name) for other in names])
+                models = len({unit.model for unit, other in zip(self.units, names, strict=True) if other == name})
+                # what one model shows may be its own; that several agree by chance is ever less likely
+                of_each = np.full(len(products), max(variance * (1.0 - 1.0 / models) ** 2, 1e-9))
+                most = 0.0 * of_each
+                if name.endswith("/transformers"):
+                    most = PRECISION * products
+                elif name in stacks or not name:
+                    most = CONTEXT * contexts
+                yield _Level(name, column, of_each, most)
+
+    def _slopes(self, design: Array) -> Iterator[_Level]:
+        for name, column in zip(FEATURES, design.T, strict=True):
+            variance = np.full(len(self.physical), SLOPE * self.surface.common)
+            yield _Level(name, column, variance, 0.0 * variance)
+
+    def _fit(self) -> None:
+        columns = np.column_stack([level.column for level in self.levels])
+        least = np.array([level.variance for level in self.levels]) * self.physical
+        most = np.array([level.most for level in self.levels]) * self.physical
+        self.mean = 0.0 * least
+        residual = np.diag(RESIDUAL * self.physical)
+        outlier = np.ones(len(self.units))
+        for _ in range(_ROUNDS):
+            noise = (residual.diagonal() + self.noise) / (outlier * self.weight)[:, None]
+            prior = least + np.minimum(self._plain(columns, noise), most)
+            self.variance = np.array(
+                [
+                    np.linalg.inv((columns.T / noise[:, j]) @ columns + np.diag(1.0 / prior[:, j]))
+                    for j in range(len(self.physical))
+                ]
+            )
+            scaled = columns.T @ (self.distance / noise)
+            self.mean = np.einsum("jkl,lj->kj", self.variance, scaled)
+            self.left = self.distance - columns @ self.mean
+            far = [
+                float(left @ np.linalg.solve(residual + np.diag(noise), left))
+                for left, noise in zip(self.left, self.noise, strict=True)
+            ]
+            outlier = (TAIL + len(self.physical)) / (TAIL + np.array(far))
+            self.told = residual.diagonal() / (residual.diagonal() + self.noise)
+            known = self.left * np.sqrt(self.told)
+            scatter = (known * (outlier * self.weight)[:, None]).T @ known
+            total = float(self.weight.sum())
+            residual = (PSEUDO * np.diag(RESIDUAL * self.physical) + scatter) / (PSEUDO + total)
+        self.residual = residual
+
+    def _plain(self, columns: Array, noise: Array) -> Array:
+        """Return by how much, squared, the units of each level lie off the other effects beyond what chance explains
+        (the positive part of an effect's variance, as of James and Stein)."""
+        left = self.distance - columns @ self.mean
+        total = np.maximum(np.abs(columns.T) @ (1.0 / noise), 1e-12)
+        apart = self.mean + columns.T @ (left / noise) / total
+        return np.asarray(np.maximum(apart**2 - 1.0 / total, 0.0), dtype=np.float64)
+
+    def _effect(self, names: Sequence[str]) -> Effect:
+        """Return the sum of some levels, and of those of the same sort that no unit belongs to."""
+        here = np.array([float(level.name in names) for level in self.levels])
+        variance = np.einsum("k,jkl,l->j", here, self.variance, here)
+        unmet = sum((ON_GPU, IN_STACK, OF_KIND)[len(names) - 1 :])
+        return Effect(here @ self.mean, variance + unmet * self.physical)
+
+    def population(self, count: int) -> Population:
+        """Return what was found."""
+        levels = {"": self._effect([""])}
+        for unit in self.units:
+            path = ["", unit.gpu.name, unit.stack, _of_kind(unit.stack, unit.known)]
+            for depth in (2, 3, 4):
+                levels[path[depth - 1]] = self._effect(path[:depth])
+        slopes = np.array([mean for level, mean in zip(self.levels, self.mean, strict=True) if level.name in FEATURES])
+        own = {}
+        for name, mine in sorted(self.of_model.items()):
+            share = np.mean(self.trust[mine, None] * self.told[mine], axis=0)
+            carried = SAME_MODEL * np.mean(self.trust[mine, None] * self.told[mine] * self.left[mine], axis=0)
+            own[name] = Effect(carried, 1.0 - SAME_MODEL**2 * share)
+        families: dict[str, tuple[str, ...]] = {}
+        for unit in self.units:
+            families[unit.stack] = tuple(sorted({*families.get(unit.stack, ()), unit.known.family}))
+        return Population(self.surface, self.kind, count, self.residual, levels, slopes.T, self.centre, own, families)

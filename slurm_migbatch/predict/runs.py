@@ -12,7 +12,8 @@ Jobs can lie, or count other things than the rest of the site does. So:
 - a user whose figures of a model are more than APART times away from those of the others (the median over users; of
   two, the one nearer to physics) is not heard about this model.
 
-Memory is what the process took, which may be more than it needs (frameworks that take what is there). A completed run
+Memory is what the process took, which may be more than it needs (frameworks that take what is there): of a run whose
+script names an engine that takes a fixed share of any slice, no memory is learned. Of any other a completed run
 has shown that its peak is enough, so of several slices the smallest peak counts. A run that failed with its slice full
 says that it needs more than that: its peak counts where no run of the same kind completed.
 """
@@ -98,6 +99,8 @@ class EndedRun(Protocol):
     def memory_mib(self) -> float | None: ...  # noqa: D102
     @property
     def items(self) -> float | None: ...  # noqa: D102
+    @property
+    def engine(self) -> str: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,7 @@ def _observation(run: EndedRun, geometries: Mapping[str, Geometry], knowledge: M
     speed, source = _speed(run)
     if run.role == SERVE and "latency_s" not in speed:
         speed = {}  # it did as much as it was asked for
-    peak = run.memory_mib if run.memory_mib and run.memory_mib > 0 else None
+    peak = run.memory_mib if run.memory_mib and run.memory_mib > 0 and not run.engine else None
     short = run.state not in _ENDED_WELL
     if short and (peak is None or peak < FULL * info.memory_mib):
         return None  # it may have died of anything, at any time

@@ -10,7 +10,7 @@ import numpy as np
 
 from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.known import Known, ModelKnowledge
-from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.profiling.measurement import SERVE, Measurement
 
 NOISE: Final = 0.05
 """Standard deviation of a measured time's logarithm, with what the surface cannot follow."""
@@ -60,10 +60,13 @@ class Sample:
 
 
 def samples_of(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[Sample]:
-    """Return the samples of a table, in a stable order. Rows that did not run teach no time and are left out."""
+    """Return the samples of a table, in a stable order. Rows that did not run teach no time and are left out, and
+    servers of language models are another matter (`llm.served`)."""
     by_gpu: dict[str, list[Measurement]] = {}
     by_model: dict[str, list[Measurement]] = {}
     for row in rows:
+        if row.kind == SERVE:
+            continue
         by_gpu.setdefault(row.gpu, []).append(row)
         by_model.setdefault(knowledge.canonical(row.model), []).append(row)
     gpus = {name: GpuSpec.of_rows(found) for name, found in by_gpu.items()}

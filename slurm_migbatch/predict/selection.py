@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict import recurring
 from slurm_migbatch.predict.candidate import Candidate, Figures, Predictor
 from slurm_migbatch.predict.llm import choice as llm_choice
 from slurm_migbatch.predict.llm import names as llm_names
@@ -20,6 +21,7 @@ from slurm_migbatch.predict.llm.memory import need_of
 from slurm_migbatch.predict.llm.speed import TokenFigures
 from slurm_migbatch.predict.llm.workload import Workload
 from slurm_migbatch.predict.recommend import Advice
+from slurm_migbatch.predict.recurring import NO_RUNS, RecurringJob, RunsPolicy
 from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
 from slurm_migbatch.workload.catalog import Partition, ProfileOffer
 from slurm_migbatch.workload.hints import Hints
@@ -42,9 +44,10 @@ REASONS: Final = {
 
 @dataclass(frozen=True)
 class SliceChoice:
-    """The slice chosen for `auto`, how it came about (a key of REASONS), and all candidates for the record.
+    """The slice chosen for `auto`, how it came about, and all candidates for the record.
 
-    `label` names what was weighed: the bucket, or a language model's workload.
+    `reason` is a key of REASONS or `recurring.SENTENCES`. `label` names what was weighed: the bucket, or a language
+    model's workload.
     """
 
     offer: ProfileOffer
@@ -192,8 +195,15 @@ class Chooser:
         ]
         return tuple(sorted(judged, key=lambda candidate: not candidate.ok))
 
-    def choose(self, hints: Hints, partition: Partition) -> SliceChoice:
-        """Choose the slice for `auto`; raises Refusal where nothing can be chosen."""
+    def choose(
+        self, hints: Hints, partition: Partition, job: RecurringJob | None = None, policy: RunsPolicy = NO_RUNS
+    ) -> SliceChoice:
+        """Choose the slice for `auto`; raises Refusal where nothing can be chosen.
+
+        Args:
+            job: what its own runs showed, which counts where the hints tell neither model nor memory.
+            policy: how many runs that needs.
+        """
         limits = limits_of(hints, partition)
         bucket = self.bucket(hints)
         allowed = [offer for offer in partition.plain if limits.within(offer)]
@@ -205,6 +215,8 @@ class Chooser:
         figures = {} if bucket is None else self.figures(bucket, partition)
         usable = [offer for offer in allowed if offer.profile.gres_type in figures]
         if bucket is None or not usable:
+            if job is not None and policy.runs and hints.model is None and hints.mem_mib is None:
+                return _from_runs(job, policy, partition, limits, allowed)
             return self._without_figures(hints, partition, limits, allowed)
         by_type = {offer.profile.gres_type: figures[offer.profile.gres_type] for offer in usable}
         offer, reason = self._pick(usable, by_type, bucket, limits)
@@ -229,7 +241,7 @@ class Chooser:
         if known is None:
             if len(self._tokens) >= self._remember:
                 self._tokens.clear()
-            known = self._tokens[key] = llm_choice.figures_by_profile(workload, partition, rate)
+            known = self._tokens[key] = llm_choice.figures_by_profile(workload, partition, rate, self.predictor)
         return known
 
     def holding(self, hints: Hints, partition: Partition, allowed: Sequence[ProfileOffer]) -> list[ProfileOffer]:
@@ -316,10 +328,29 @@ class Chooser:
             offer, reason = holding[0], "by_memory"
             text = REASONS[reason] % (gib(hints.mem_mib), gib(offer.memory_mib), model)
         else:
-            offer = partition.default if partition.default in allowed else allowed[0]
+            offer = _default(partition, allowed)
             reason = "no_hints" if hints.model is None else "unknown_model"
             text = REASONS[reason] if hints.model is None else REASONS[reason] % model
         return SliceChoice(offer, reason, text, None, candidates)
+
+
+def _default(partition: Partition, allowed: Sequence[ProfileOffer]) -> ProfileOffer:
+    return partition.default if partition.default in allowed else allowed[0]
+
+
+def _from_runs(
+    job: RecurringJob, policy: RunsPolicy, partition: Partition, limits: JobLimits, allowed: Sequence[ProfileOffer]
+) -> SliceChoice:
+    """Choose by what runs of the same job used; the site's default while they are too few."""
+    need = recurring.need_of(job.past, partition.offers, policy.runs)
+    if need is None:
+        offer, reason = _default(partition, allowed), "runs_few"
+        text = recurring.SENTENCES[reason] % (policy.runs, job.name, recurring.counted(job.past))
+    else:
+        offer, reason, text = recurring.pick(job, need, allowed, policy)
+        limits = replace(limits, mem_mib=need.need_mib)
+    judged = [Candidate(each, None, *_judge_by_memory(each, limits)) for each in partition.plain]
+    return SliceChoice(offer, reason, text, None, tuple(sorted(judged, key=lambda candidate: not candidate.ok)))
 
 
 def _judge_tokens(offer: ProfileOffer, figures: TokenFigures, limits: JobLimits, targets: Targets) -> tuple[bool, str]:

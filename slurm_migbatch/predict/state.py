@@ -11,12 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.predict.calibration import Calibration
+from slurm_migbatch.predict.calibration import Calibration, unmeasured
 from slurm_migbatch.predict.known import Known
+from slurm_migbatch.predict.llm.served import ServedPoint
 from slurm_migbatch.predict.population import Population, pool
 from slurm_migbatch.predict.surface import MEMORY, TIME, Belief, Surface
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 SURFACES: Final[Mapping[str, Surface]] = {"time": TIME, "memory": MEMORY}
 KINDS: Final = ("infer", "train")
 _PARTS: Final = ("mean", "covariance", "places", "offsets", "noise")
@@ -52,6 +53,8 @@ class Learned:
     fitted: Mapping[tuple[str, str, str], Fitted] = field(default_factory=dict)
     known: Mapping[str, Known] = field(default_factory=dict)
     """What the measured table holds of models that no facts describe."""
+    served: tuple[ServedPoint, ...] = ()
+    """Measured servers of language models."""
 
     def population(self, figure: str, kind: str) -> Population:
         """Return the population of a figure (time, memory) for a kind of work.
@@ -62,11 +65,8 @@ class Learned:
         return pool(SURFACES[figure], kind, ()) if found is None else found
 
     def calibration(self, figure: str, kind: str) -> Calibration:
-        """Return a figure's calibration; where none was learned, the other kind of work's or a normal one."""
-        for candidate in (kind, *KINDS):
-            if (figure, candidate) in self.calibrations:
-                return self.calibrations[figure, candidate]
-        return Calibration({})
+        """Return a figure's calibration; where none was learned, that of strangers."""
+        return self.calibrations.get((figure, kind)) or unmeasured(figure, kind)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form."""
@@ -79,6 +79,7 @@ class Learned:
             "calibrations": {f"{f}/{k}": value.to_dict() for (f, k), value in self.calibrations.items()},
             "fitted": [_fitted(fit) for fit in self.fitted.values()],
             "known": {name: asdict(known) for name, known in self.known.items()},
+            "served": [point.to_dict() for point in self.served],
         }
 
     @classmethod
@@ -105,6 +106,7 @@ class Learned:
                 calibrations,
                 {(fit.model, fit.kind, fit.gpu): fit for fit in fitted},
                 {str(name): _known(value) for name, value in data["known"].items()},
+                tuple(ServedPoint.from_dict(point) for point in data.get("served", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError, np.linalg.LinAlgError) as error:
             raise StateError(f"the learned model is not understood: {error!r}") from None

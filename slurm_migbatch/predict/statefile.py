@@ -410,9 +410,10 @@ def _check_numbers(learned: Learned) -> None:
             raise StateError(f"{fit.model!a} on {fit.gpu!a} was measured at {fit.points} points")
     for (figure, kind), population in learned.populations.items():
         where = f"the population of {figure}/{kind}"
-        _check_parameters(population.mean, population.covariance, where)
-        for vector in (*population.shifts.values(), *population.own.values()):
-            _check_parameters(vector, None, where)
+        if population.covariance is not None:
+            _check_parameters(np.zeros(0), population.covariance, where)
+        for effect in (*population.levels.values(), *population.own.values()):
+            _check_parameters(effect.mean, np.diag(effect.variance), where)
         for array in (population.slopes, population.centre):
             if array is not None and not np.all(np.abs(array) <= LARGEST_LOG):
                 raise StateError(f"{where} has parameters out of range")

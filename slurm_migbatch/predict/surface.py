@@ -30,12 +30,32 @@ _REACH: Final = np.array([1.5, 1.0, 1.0, 1.0, 1.0])
 """How far a misfit reaches, in the logarithms of batch, shares, processes and work."""
 
 
+MEMORY_COMMON: Final = 8.0
+"""How much more of what physics misses is common to all models in memory than in time: activations are guessed roughly.
+Chosen by leaving models out over MIGPerf's memory figures, the only ones."""
+
+
 class Surface(Protocol):
     """A figure's form. Parameters are a vector; `names` says which."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """The parameters in order."""
+        ...
+
+    @property
+    def by_precision(self) -> tuple[str, ...]:
+        """Those that the precision of the arithmetic changes by more than models differ."""
+        ...
+
+    @property
+    def by_context(self) -> tuple[str, ...]:
+        """Those that the software decides on more than the model does."""
+        ...
+
+    @property
+    def common(self) -> float:
+        """How much more than usual of what physics misses is common to all models, because the facts are rough."""
         ...
 
     def value(self, theta: Array, cells: Cells) -> tuple[Array, Array]:
@@ -69,6 +89,9 @@ class TimeSurface:
     """
 
     names = ("host", "item", "start", "scale", "mix", "start_sm", "serial", "share", "input")
+    by_precision = ("item",)
+    by_context = ()
+    common = 1.0
 
     def value(self, theta: Array, cells: Cells) -> tuple[Array, Array]:
         """See `Surface`."""
@@ -133,6 +156,9 @@ class MemorySurface:
     """MiB in use on a slice: what one process holds whatever the batch, and what each item adds; per process."""
 
     names = ("base", "item", "slice")
+    by_precision = ()
+    by_context = ("base",)
+    common = MEMORY_COMMON
 
     def value(self, theta: Array, cells: Cells) -> tuple[Array, Array]:
         """See `Surface`."""

@@ -8,10 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from slurm_migbatch.predict.calibration import MOST_POINTS, Calibration, Score, calibrate
+from slurm_migbatch.predict.calibration import MOST_POINTS, Calibration, Score, calibrate, unmeasured
 from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.fewshot import adapt
 from slurm_migbatch.predict.known import ModelKnowledge
+from slurm_migbatch.predict.llm.served import points_of
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
 from slurm_migbatch.predict.samples import MEMORY_NOISE, RUNS, SITE, Sample, samples_of
@@ -31,6 +32,9 @@ NOTHING: Final = 2
 """`Known.doubt` of a model of which nothing is known."""
 HOST: Final = ("host",)
 """Parameters of what is not the device's."""
+CONSTANT: Final = 0.005
+"""Standard deviation of logarithms below which times of many batches and slices were not measured: no timer is so
+steady, even where the host sets the pace everywhere."""
 LEFT_OUT: Final = 40
 """Models that calibration leaves out in turn; with more known, an even choice of them."""
 
@@ -48,11 +52,12 @@ def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge, *, version: in
             units = units_of(figure, mine)
             if units:
                 populations[figure, kind] = pool(SURFACES[figure], kind, [unit for unit, _ in units])
-                calibrations[figure, kind] = calibrate(scores_of(figure, kind, units))
+                calibrations[figure, kind] = calibrate(scores_of(figure, kind, units), unmeasured(figure, kind))
         for key, found in _by_key(mine).items():
             fitted[key] = _fit(found, populations, kind)
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
-    return Learned(version, created, len(rows), populations, calibrations, fitted, unknown)
+    served = tuple(points_of(rows))
+    return Learned(version, created, len(rows), populations, calibrations, fitted, unknown, served)
 
 
 def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
@@ -68,7 +73,7 @@ def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowle
         for key, found in _by_key([sample for sample in samples if sample.kind == kind]).items()
     }
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
-    return replace(learned, rows=len(rows), fitted=fitted, known=unknown)
+    return replace(learned, rows=len(rows), fitted=fitted, known=unknown, served=tuple(points_of(rows)))
 
 
 def observed(figure: str, sample: Sample) -> tuple[Cells, Array, Array]:
@@ -84,11 +89,15 @@ def units_of(figure: str, samples: Sequence[Sample]) -> list[tuple[Unit, Sample]
     found = []
     for sample in samples:
         cells, logs, noise = observed(figure, sample)
-        if len(cells) < ENOUGH:
+        if len(cells) < ENOUGH or (figure == "time" and float(np.std(logs)) < CONSTANT):
             continue
         prior = pool(surface, sample.kind, ()).prior(sample.model, sample.known, sample.gpu)
-        theta = adapt(surface, prior, cells, logs, noise).mean
-        found.append((Unit(sample.model, sample.known, sample.gpu, sample.stack, theta), sample))
+        fit = adapt(surface, prior, cells, logs, noise)
+        misfit = float(np.sqrt(np.mean((logs - surface.value(fit.mean, cells)[0]) ** 2)))
+        unit = Unit(
+            sample.model, sample.known, sample.gpu, sample.stack, fit.mean, fit.covariance.diagonal(), misfit
+        )  # fmt: skip
+        found.append((unit, sample))
     return found
 
 

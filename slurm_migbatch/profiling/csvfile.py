@@ -59,7 +59,9 @@ def is_csv(path: Path) -> bool:
 
 
 def find(root: Path) -> list[Path]:
-    """Return the CSV files below a folder, in the order of their names; hidden ones and linked folders are left alone.
+    """Return the CSV files below a folder, in the order of their names; hidden ones are left alone, and links followed.
+
+    A folder that several links lead to is read once.
 
     Raises OSError where a folder cannot be read.
     """
@@ -68,7 +70,13 @@ def find(root: Path) -> list[Path]:
         raise error
 
     found: list[Path] = []
-    for folder, below, names in os.walk(root, onerror=refuse):
+    seen: set[str] = set()
+    for folder, below, names in os.walk(root, onerror=refuse, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            below.clear()
+            continue
+        seen.add(real)
         below[:] = sorted(name for name in below if not name.startswith("."))
         found += [Path(folder, name) for name in names if not name.startswith(".")]
     return sorted(path for path in found if is_csv(path))

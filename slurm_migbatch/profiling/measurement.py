@@ -10,7 +10,9 @@ from typing import Any, Final
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.workload.refusal import show
 
-KINDS: Final = ("infer", "train")
+RUN_KINDS: Final = ("infer", "train")
+SERVE: Final = "serve"
+KINDS: Final = (*RUN_KINDS, SERVE)
 
 
 class MeasurementError(ValueError):
@@ -34,7 +36,9 @@ class Measurement:
         gpu: the GPU as NVML or the laboratory calls it, `NVIDIA A100-SXM4-80GB`, `a100-80gb`; `cpu` for a trial.
         model: the model's name in lower case, `resnet50`.
         family: what kind of network: `cnn`, `encoder`, `decoder`, `vit`; free text, empty where not known.
-        kind: `infer` or `train`.
+        kind: `infer`, `train`, or `serve`: a server of a language model under load. There an item is a request, a batch
+            is as many requests at once, `input_size` and `output` are the tokens that each comes with and makes, and
+            `latency_s` is the time of a request from end to end.
         profile: the MIG profile, `2g.20gb`; empty for a whole GPU without MIG.
         compute_slices: GPU slices of the profile, of 7 on most GPUs.
         memory_slices: memory slices of the profile, of 8 on most GPUs.
@@ -49,6 +53,11 @@ class Measurement:
         params: parameters of the model (a count, not millions).
         flops_per_item: floating-point operations of a forward pass for one item (a multiply-add counts as two).
         source: where the row comes from, for people.
+        engine: what served, `vllm`; with `kind` serve.
+        precision: how the weights were kept, `bf16`, `awq`; empty: as the model's name says.
+        output: tokens that each request made.
+        ttft_s, ttft_p99_s: seconds to the first token, the middle one and the 99th percentile.
+        tpot_s, tpot_p99_s: the same of each further token.
     """
 
     gpu: str
@@ -69,12 +78,19 @@ class Measurement:
     params: float | None = None
     flops_per_item: float | None = None
     source: str = ""
+    engine: str = ""
+    precision: str = ""
+    output: int | None = None
+    ttft_s: float | None = None
+    ttft_p99_s: float | None = None
+    tpot_s: float | None = None
+    tpot_p99_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.gpu or not self.model:
             raise MeasurementError("gpu and model must not be empty")
         if self.kind not in KINDS:
-            raise MeasurementError(f"kind is infer or train, not {show(self.kind)}")
+            raise MeasurementError(f"kind is infer, train or serve, not {show(self.kind)}")
         if self.profile:
             object.__setattr__(self, "profile", _profile_name(self.profile))
         self._check_texts()
@@ -117,8 +133,13 @@ class Measurement:
 
     @property
     def point(self) -> tuple[Any, ...]:
-        """Which point this is: its values of IDENTITY. The other columns say what was found there."""
-        return tuple(getattr(self, name) for name in IDENTITY)
+        """Which point this is: its values of IDENTITY. The other columns say what was found there.
+
+        What only servers have comes behind, and only where it is there: the record keeps digests of points.
+        """
+        found = tuple(getattr(self, name) for name in IDENTITY)
+        served = tuple(getattr(self, name) for name in SERVED_IDENTITY)
+        return (*found, *served) if any(served) else found
 
     def to_dict(self) -> dict[str, Any]:
         """Return the columns by name."""
@@ -140,7 +161,7 @@ class Measurement:
             elif name in _FIGURES:
                 values[name] = _figure(name, text) or None  # laboratories write 0 for "did not run"
             else:
-                values[name] = text.lower() if name in ("model", "family", "kind", "profile") else text
+                values[name] = text.lower() if name in _LOWER else text
         for name in ("gpu", "model", "batch"):
             if name not in values:
                 raise MeasurementError(f"{name} is empty")
@@ -150,10 +171,16 @@ class Measurement:
 COLUMNS: Final = tuple(field.name for field in fields(Measurement))
 """The neutral table's columns in order."""
 IDENTITY: Final = ("gpu", "model", "kind", "profile", "batch", "input_size", "procs", "source")
-TEXT_LENGTHS: Final[Mapping[str, int]] = {"gpu": 128, "model": 128, "family": 64, "source": 256}
-_COUNTS: Final = ("compute_slices", "memory_slices", "sm_count", "batch", "input_size", "procs")
+SERVED_IDENTITY: Final = ("engine", "precision", "output")
+"""What more tells points of servers apart."""
+TEXT_LENGTHS: Final[Mapping[str, int]] = {
+    "gpu": 128, "model": 128, "family": 64, "source": 256, "engine": 32, "precision": 32,
+}  # fmt: skip
+_LOWER: Final = ("model", "family", "kind", "profile", "engine", "precision")
+_COUNTS: Final = ("compute_slices", "memory_slices", "sm_count", "batch", "input_size", "procs", "output")
 _FIGURES: Final = (
-    "throughput_per_s", "latency_s", "latency_p99_s", "memory_mib", "params", "flops_per_item",
+    "throughput_per_s", "latency_s", "latency_p99_s", "memory_mib", "params", "flops_per_item", "ttft_s", "ttft_p99_s",
+    "tpot_s", "tpot_p99_s",
 )  # fmt: skip
 
 

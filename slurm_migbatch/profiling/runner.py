@@ -76,7 +76,7 @@ class RunObserver(Protocol):
 
 
 @dataclass(frozen=True)
-class Subject:
+class ProfiledModel:
     """What the rows of a run have in common. `params` and `flops_per_item` are None where the program reports them."""
 
     device: Device
@@ -136,7 +136,7 @@ class Findings:
 
 
 def run(
-    subject: Subject,
+    subject: ProfiledModel,
     cells: Sequence[MeasurementCell],
     rule: MeasuringRule,
     measure: Callable[[MeasurementCell], Ran | DidNotFit],

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.dispatch.arrays import elastic_hints, read_throttle
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
+from slurm_migbatch.query.expected import describe as tell
+from slurm_migbatch.query.expected import expect
 from slurm_migbatch.query.nodes import free_counts
 from slurm_migbatch.query.questions import WhyQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
@@ -20,12 +24,14 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.queries import JobId
+from slurm_migbatch.workload.catalog import CatalogError, load
 from slurm_migbatch.workload.loans import LoanHints, loan_hints
 
 
 def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with what a waiting job waits for."""
     job, client = job_id(question.job), site.slurm()
+    nodes = client.nodes() if rights.nodes else None  # first: it tells the client whether reservations matter
     queue = rights.jobs(client.jobs())
     row = find(queue, job)
     if row is None:
@@ -44,9 +50,12 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
     supply = "nodes are private here"
     if rights.nodes:
         supply = rights.sentence(ask(site, row.job_id), {other.job_id for other in queue})
-    nodes = client.nodes() if rights.nodes else None
+    expected: list[tuple[str, str]] = []
+    if rights.nodes and (rights.everything or "jobs" not in rights.private) and elastic is None:
+        expected += _expected(site, row, queue, nodes or (), time.time())
     ahead = "waiting jobs" if rights.everything or "jobs" not in rights.private else "waiting jobs that you may see"
-    return Reply(list(pair_lines(describe(row, queue, nodes, decision, supply, elastic, ahead, at_once))))
+    told = describe(row, queue, nodes, decision, supply, elastic, ahead, at_once)
+    return Reply(list(pair_lines([*told, *expected])))
 
 
 def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:
@@ -158,6 +167,19 @@ def _throttles(site: QuerySite, row: JobRow) -> list[dict[str, Any]] | None:
             return list(store.actions([row.array_job]))
     except StoreError:
         return None
+
+
+def _expected(
+    site: QuerySite, row: JobRow, queue: Sequence[JobRow], nodes: Sequence[NodeRow], now: float
+) -> Iterator[tuple[str, str]]:
+    """Yield when a job can start, and what it waits for; nothing where that is not known."""
+    try:
+        catalog = load(Path(site.catalog or site.config.submit.catalog))
+    except (OSError, CatalogError):
+        return
+    found = expect(row, queue, nodes, catalog, now)
+    if found is not None:
+        yield "Expected", tell(found, now)
 
 
 def _decision(site: QuerySite, row: JobRow) -> dict[str, Any] | None:

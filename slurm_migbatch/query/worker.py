@@ -20,6 +20,8 @@ import signal
 import sys
 from typing import IO, Final
 
+from sqlalchemy.exc import OperationalError
+
 from slurm_migbatch.config import Config, loads
 from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.log import Seldom
@@ -70,8 +72,9 @@ class Answerer:
             if error.detail:
                 self._seldom.warning(f"{uid}", f"a question of uid {uid} has no answer: {error}: {error.detail}")
             return Answer(error.code, error=str(error))
-        except StoreError as error:
-            self._seldom.warning("store", f"the record cannot be read for questions of users: {error}")
+        except (StoreError, OperationalError) as error:
+            cause = error.orig if isinstance(error, OperationalError) else error
+            self._seldom.warning("store", f"the record cannot be read for questions of users: {cause}")
             return Answer(1, error="the record cannot be read at the moment; migbatchd's log says why")
         except SlurmError as error:
             self._seldom.warning("slurm", f"Slurm does not answer for questions of users: {error}")

@@ -93,6 +93,14 @@ def _figures(kind: str) -> RunCell:
     return cell
 
 
+def _busy(name: str) -> RunCell:
+    def cell(run: Fields, _slices: Sequence[Fields], _context: Context) -> str:
+        share = run.measured_facts.get(name) if isinstance(run.measured_facts, dict) else None
+        return f"{share:.0%}" if isinstance(share, float) else ""
+
+    return cell
+
+
 def _moment(name: str) -> RunCell:
     return lambda run, slices, context: context.moment(getattr(run, name))
 
@@ -305,6 +313,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("MeasRate", 10, "Measured throughput in items per second.", ("measured_throughput_per_s",),
            _figure("measured_throughput_per_s", "/s")),
     Column("MeasMemory", 10, "Measured memory.", ("measured_memory_mib",), _memory("measured_memory_mib")),
+    Column("MaxGPUMem", 10, "The most memory that one of its slices held.", ("measured_memory_mib",),
+           _memory("measured_memory_mib")),
+    Column("SMActive", 8, "Share of its slices' SMs in use, on average.", ("measured_facts",), _busy("sm")),
+    Column("TensorActive", 12, "The same of tensor cores.", ("measured_facts",), _busy("tensor")),
+    Column("DRAMActive", 10, "The same of memory bandwidth.", ("measured_facts",), _busy("dram")),
     Column("MeasItems", 10, "Items that the job said it had done.", ("measured_items",),
            lambda run, slices, context: "" if run.measured_items is None else f"{run.measured_items:.0f}"),
     Column("PredErr", 8, "Measured throughput against the predicted: +10% is faster than predicted.", _SPEED,

@@ -1,14 +1,12 @@
 """Configuration files for a Slurm site (and for the test bed, which is a small site)."""
 
-from .conf import FORGETS, SEVERAL_HOOKS, WAITING, NodeLine, PartitionLine, Setting, Site, mig_gres, preemption, spare
+from .conf import FORGETS, WAITING, NodeLine, Setting, Site, mig_gres, preemption, spare
 from .render import TemplateMissing, render, template_loader
 
 __all__ = [
     "FORGETS",
-    "SEVERAL_HOOKS",
     "WAITING",
     "NodeLine",
-    "PartitionLine",
     "Setting",
     "Site",
     "TemplateMissing",

@@ -26,9 +26,11 @@ _LENDS = (
     "Training jobs on idle slices give way by Slurm's own means too, while migbatchd is away: those of a lower "
     "PriorityTier are requeued for the same type of slice."
 )
-SEVERAL_HOOKS: Final = (24, 11)
-"""The oldest release on which several Prolog= and Epilog= lines were seen to run all of their programs; 22.05 runs the
-last one only."""
+CRED_EXPIRE_S: Final = 30
+_CRED_EXPIRE = (
+    "A requeued job waits for so many seconds and one, 121 by default. Started sooner it often comes back once more: "
+    "slurmd of this release takes it for one that has had its Prolog. A credential must outlive the way to slurmd only."
+)
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,14 @@ class Setting:
     Attributes:
         key, value: as they are written.
         kind: how it lives with a value that the site has: "words" are added to those that are there, a "hook" is run
-            beside the site's, "at_least" is a number of seconds, a "choice" has to be this one.
+            beside the site's, "at_least" is a number of seconds, a "choice" has to be this one, a "program" is left out
+            where the site has its own.
         why: a comment for the file.
     """
 
     key: str
     value: str
-    kind: Literal["words", "hook", "at_least", "choice"]
+    kind: Literal["words", "hook", "at_least", "choice", "program"]
     why: str = ""
 
 
@@ -78,15 +81,6 @@ class NodeLine:
         return sum(self.counts.values())
 
 
-@dataclass(frozen=True)
-class PartitionLine:
-    """One partition line; the catalog node is added to `nodes`."""
-
-    name: str
-    nodes: str
-    settings: str = ""
-
-
 def spare(version: tuple[int, int]) -> dict[str, int]:
     """Return the extra GRES of a lending node: the `loan` that no job ever gets, where Slurm needs it."""
     return {} if version >= FORGETS else {LOAN: 1}
@@ -105,24 +99,23 @@ class Site:
 
     Attributes:
         version: Slurm release, e.g. (22, 5).
-        nodes: the MIG nodes.
+        nodes: the MIG nodes. Their lines, and those of partitions, are the site's own and are edited.
         catalog: the node that is always down and lists every profile.
         prolog, epilog, task_prolog: hook paths, empty for none.
         job_submit, cli_filter: whether the Lua scripts lie beside slurm.conf.
         hook_timeout: PrologEpilogTimeout in seconds; must exceed the hooks' own deadline.
         lends: whether training jobs of some partitions are requeued for others.
         accounting: whether slurmdbd records the mig TRES.
-        cgroup_plugin: CgroupPlugin of cgroup.conf.
         suspends: whether slurmctld powers idle nodes down, which the catalog must be kept from.
+        primary_on, primary_off: what slurmctld runs when it becomes the primary of several, or is it no more; empty for
+            none.
         devices: lines of gres.conf for GPUs that Slurm detected by itself so far.
         own: keys, as `Setting` has them, that the site's own lines hold, so that they are not rendered.
-        whole: whether lines of nodes and partitions are rendered; a site has its own, which are edited.
     """
 
     version: tuple[int, int]
     nodes: Sequence[NodeLine]
     catalog: NodeLine
-    partitions: Sequence[PartitionLine]
     prolog: str = ""
     epilog: str = ""
     task_prolog: str = ""
@@ -131,11 +124,11 @@ class Site:
     hook_timeout: int = 60
     lends: bool = False
     accounting: bool = False
-    cgroup_plugin: str = "disabled"
     suspends: bool = False
+    primary_on: str = ""
+    primary_off: str = ""
     devices: Sequence[str] = ()
     own: Collection[str] = ()
-    whole: bool = True
 
     @property
     def settings(self) -> list[Setting]:
@@ -158,14 +151,17 @@ class Site:
             yield Setting(
                 "CliFilterPlugins", "cli_filter/lua", "words", "Every host that runs srun has cli_filter.lua."
             )
-        if self.whole:
-            yield Setting("JobRequeue", "1", "choice")
         if self.lends:
             yield Setting("PreemptType", "preempt/partition_prio", "choice", _LENDS)
             yield Setting("PreemptMode", "REQUEUE", "choice")
+            if self.version < FORGETS:
+                yield Setting("AuthInfo", f"cred_expire={CRED_EXPIRE_S}", "words", _CRED_EXPIRE)
         if self.accounting:
             typed = ",".join(f"gres/mig:{kind}" for kind in self.types)
             yield Setting("AccountingStorageTRES", f"gres/mig,{typed}", "words", "Slices count in sacct and sreport.")
+        if self.primary_on:
+            yield Setting("SlurmctldPrimaryOnProg", self.primary_on, "program", "migbatchd follows slurmctld at once.")
+            yield Setting("SlurmctldPrimaryOffProg", self.primary_off, "program")
         if self.suspends:
             yield Setting("SuspendExcNodes", self.catalog.names, "words", "The catalog is no machine to power down.")
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from slurm_migbatch.slurm import reservations
 from slurm_migbatch.slurm.arrays import split_arrays
 from slurm_migbatch.slurm.client import Diag, JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions
 from slurm_migbatch.slurm.diag import parse_sdiag
@@ -25,6 +27,8 @@ from slurm_migbatch.slurm.listing import (
     parse_gres,
     parse_jobs,
     parse_nodes,
+    parse_reservations,
+    reservation_command,
     squeue_command,
 )
 from slurm_migbatch.slurm.unread import Unread
@@ -35,6 +39,7 @@ _GRES = re.compile(r"[A-Za-z0-9_.,:+/-]{1,8192}")
 _FIELD = re.compile(r"[A-Za-z]{1,40}")
 _JOB = re.compile(r"[0-9]{1,10}(?:_(?:[0-9]{1,10}|\[[0-9,:%-]{1,3000}\])|\+[0-9]{1,6})?")
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9]{1,11}")
+_EXCLUDED = re.compile(r"(?<!\S)ExcNodeList=(\S+)")
 _SCANCEL = re.compile(r"job id (\S+?): (.+)")
 #: 123_4 or, on 26.05, 123_[4]
 _ABOUT = re.compile(r"\A\d+_\S+: (?!.* / )")
@@ -78,27 +83,40 @@ class CliClient:
         self._version: tuple[int, int] | None = None
         self._odd_jobs = Unread("job")
         self._odd_nodes = Unread("node")
+        self._reserved = False
         #: commands run so far, for reports and tests
         self.calls = 0
+        #: called before every command that changes something; may raise SlurmError
+        self.before_change: Callable[[], None] = lambda: None
 
     # -- observe -----------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[JobRow]:
         """List jobs by one squeue call, and a few more where arrays wait; see SlurmClient and `arrays.py`."""
         rows = self._listed()
-        return rows if self.version() <= _UNIQUE else split_arrays(rows, self._run, self._shown, self._listed)
+        if self.version() > _UNIQUE:
+            rows = split_arrays(rows, self._run, self._shown, self._listed)
+        return self._in_reservations(rows)
+
+    def _in_reservations(self, rows: list[JobRow]) -> list[JobRow]:
+        """Return the rows with what each job asks for, if a node was reserved when nodes were listed last."""
+        if not self._reserved:
+            return rows
+        mark = new_mark()
+        return reservations.of_jobs(rows, parse_reservations(self._run(*reservation_command(mark)), mark))
 
     def _listed(self, jobs: Sequence[str] = ()) -> list[JobRow]:
         mark = new_mark()
         # one id alone that has gone would be an error
         only = [f"--jobs={','.join(jobs)},{jobs[-1]}"] if jobs else []
-        return self._known(merge_partitions(parse_jobs(self._run(*squeue_command(mark), *only), mark)))
+        rows, now = parse_jobs(self._run(*squeue_command(mark), *only), mark), time.time()
+        return self._known(merge_partitions([row.of_its_run(now) for row in rows]))
 
     def _shown(self, jobs: Sequence[str]) -> list[str]:
         """Show jobs by `scontrol show job`; one process for all."""
         if not jobs:
             return []
-        records = Records([_job_id(job) for job in jobs])
+        records = Records([checked_job(job) for job in jobs])
         done = self._finish("scontrol", "--oneliner", stdin=records.stdin, more_s=0.02 * len(jobs))
         found = records.by_job(done.stdout.decode("utf-8", "surrogateescape"))
         if found is None:
@@ -116,11 +134,17 @@ class CliClient:
         return parse_gres(self._run(*gres_command(mark)), mark)
 
     def nodes(self) -> list[NodeRow]:
-        """List nodes by one scontrol call; see SlurmClient."""
+        """List nodes by one scontrol call, and by one more while some are reserved; see SlurmClient."""
         odd: dict[str, str] = {}
         rows = parse_nodes(self._run(*NODES_COMMAND), odd.__setitem__)
         self._odd_nodes.name(odd)
-        return rows
+        return self._with_reservations(rows)
+
+    def _with_reservations(self, rows: list[NodeRow]) -> list[NodeRow]:
+        self._reserved = any(reservations.RESERVED in row.states for row in rows)
+        if not self._reserved:
+            return rows
+        return reservations.of_nodes(rows, reservations.parse(self._run(*reservations.COMMAND)))
 
     def default_partition(self) -> str:
         """Return the partition that sinfo marks with a star."""
@@ -147,10 +171,10 @@ class CliClient:
                 raise ValueError(f"node {node!r} or gres {gres!r} cannot be handed to scontrol")
             by_gres.setdefault(gres, []).append(node)
         shared = [some for names in by_gres.values() for some in _chunks(names, 64)]
-        refused = self._ask([_node_update(some, updates[some[0]]) for some in shared])
+        refused = self._offer([(some, updates[some[0]]) for some in shared])
         if together := [node for number in refused for node in shared[number] if len(shared[number]) > 1]:
             # Slurm refuses a request for the sake of one of its nodes, and leaves the others as they were
-            alone = self._ask([_node_update([node], updates[node]) for node in together])
+            alone = self._offer([([node], updates[node]) for node in together])
             named = {together[number]: why for number, why in alone.items()}
         else:
             named = {}
@@ -159,6 +183,10 @@ class CliClient:
             reasons = {node: why.removeprefix("slurm_update error: ") for node, why in named.items()}
             raise SlurmRefused(reasons, len(updates), ("scontrol",))
 
+    def _offer(self, offers: Sequence[tuple[Sequence[str], str]]) -> dict[int, str]:
+        """Set the GRES of some nodes each; return what Slurm refused, by position, and its messages."""
+        return self._ask([_node_update(nodes, gres) for nodes, gres in offers])
+
     def update_job(self, job_id: int, **fields: str) -> None:
         """See update_jobs."""
         self.update_jobs({str(int(job_id)): fields})
@@ -166,12 +194,10 @@ class CliClient:
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         """Update jobs by one scontrol process; a text that scontrol's own language cannot carry has its own process."""
         for fields in updates.values():
-            for key, value in fields.items():
-                if not _FIELD.fullmatch(key) or "\0" in value:
-                    raise ValueError(f"{key}={value!r} cannot be handed to scontrol")
+            check_fields(fields)
         self._ask_of_jobs(
             {
-                job: ("update", f"JobId={_job_id(job)}", *(f"{key}={value}" for key, value in fields.items()))
+                job: ("update", f"JobId={checked_job(job)}", *(f"{key}={value}" for key, value in fields.items()))
                 for job, fields in updates.items()
                 if fields
             }
@@ -183,7 +209,15 @@ class CliClient:
 
     def requeue_all(self, job_ids: Iterable[int | str]) -> None:
         """Requeue jobs by `scontrol requeue incomplete`, one process for all."""
-        self._ask_of_jobs({str(job): ("requeue", "incomplete", _job_id(job)) for job in job_ids})
+        self._ask_of_jobs({str(job): ("requeue", "incomplete", checked_job(job)) for job in job_ids})
+
+    def excluded_nodes(self, job_ids: Iterable[int | str]) -> dict[str, str]:
+        """See SlurmClient; by `scontrol show job`, one process for all."""
+        names = [checked_job(job) for job in job_ids]
+        found = {name: _EXCLUDED.findall(text) for name, text in zip(names, self._shown(names), strict=True)}
+        return {
+            name: ",".join(lists) for name, texts in found.items() if (lists := [t for t in texts if t != "(null)"])
+        }
 
     def hasten(self, job_id: int) -> None:
         """Run `scontrol update StartTime=now+2`.
@@ -205,9 +239,9 @@ class CliClient:
         the job is in transition, so scancel sends it again after 5 s, and so on. It is ended before that; a task has
         to be named as "123_4" for it.
         """
-        if not _SIGNAL.fullmatch(name):
-            raise ValueError(f"{name!r} is no signal")
-        named = [_job_id(job) for job in job_ids]
+        check_signal(name)
+        self.before_change()
+        named = [checked_job(job) for job in job_ids]
         jobs, tasks = [n for n in named if "_" not in n], [n for n in named if "_" in n]
         options = [*(["--full"] if full else []), "--state=RUNNING", f"--signal={name}"]
         reasons: dict[str, str] = {}
@@ -238,17 +272,22 @@ class CliClient:
 
     def hold(self, job_id: int) -> None:
         """Run `scontrol hold`."""
-        self._run("scontrol", "hold", str(int(job_id)))
+        self._change("scontrol", "hold", str(int(job_id)))
 
     def release(self, job_id: int) -> None:
         """Run `scontrol release`."""
-        self._run("scontrol", "release", str(int(job_id)))
+        self._change("scontrol", "release", str(int(job_id)))
 
     def cancel(self, job_id: int) -> None:
         """Run `scancel --quiet`, which accepts a job that has ended or is unknown."""
-        self._run("scancel", "--quiet", str(int(job_id)))
+        self._change("scancel", "--quiet", str(int(job_id)))
 
     # -- processes ---------------------------------------------------------------------------------------------
+
+    def _change(self, program: str, *arguments: str) -> None:
+        """Run a command that changes something."""
+        self.before_change()
+        self._run(program, *arguments)
 
     def _ask_of_jobs(self, requests: Mapping[str, Request]) -> None:
         refused = self._ask(list(requests.values()))
@@ -259,6 +298,7 @@ class CliClient:
 
     def _ask(self, requests: Sequence[Request]) -> dict[int, str]:
         """Send the requests to scontrol; return those that it refused, by their position, and its messages."""
+        self.before_change()
         refused: dict[int, str] = {}
         alone = list(range(len(requests)))
         lines = {number: text for number, request in enumerate(requests) if (text := line(request)) is not None}
@@ -274,6 +314,7 @@ class CliClient:
             # what scontrol died over, or did not tell about, is asked once more; every request may be repeated
             alone = [number for number in alone if outcomes.get(number) is None]
         for number in alone:
+            self.before_change()
             if max(len(os.fsencode(word)) for word in requests[number]) >= _LONGEST_ARGUMENT:
                 refused[number] = "its new text is too long for an argument of scontrol"
                 continue
@@ -292,10 +333,10 @@ class CliClient:
         return done.stdout.decode("utf-8", "surrogateescape")
 
     def _finish(
-        self, program: str, *arguments: str, stdin: str = "", more_s: float = 0.0
+        self, program: str, *arguments: str, stdin: str = "", more_s: float = 0.0, limit_s: float | None = None
     ) -> subprocess.CompletedProcess[bytes]:
         command = [f"{self._bin}/{program}" if self._bin else program, *arguments]
-        timeout = self._timeout + more_s
+        timeout = (self._timeout if limit_s is None else min(limit_s, self._timeout)) + more_s
         self.calls += 1
         try:
             return subprocess.run(
@@ -334,7 +375,21 @@ def _text(output: bytes) -> str:
     return output.decode("utf-8", "backslashreplace")
 
 
-def _job_id(job: int | str) -> str:
+def check_fields(fields: Mapping[str, str]) -> None:
+    """Refuse what no command can carry; raises ValueError."""
+    for key, value in fields.items():
+        if not _FIELD.fullmatch(key) or "\0" in value:
+            raise ValueError(f"{key}={value!r} cannot be handed to scontrol")
+
+
+def check_signal(name: str) -> None:
+    """Refuse what is no signal; raises ValueError."""
+    if not _SIGNAL.fullmatch(name):
+        raise ValueError(f"{name!r} is no signal")
+
+
+def checked_job(job: int | str) -> str:
+    """Return a job id as Slurm writes it; raises ValueError."""
     text = str(job)
     if not _JOB.fullmatch(text):
         raise ValueError(f"{text!r} is no job id; one is written 123, 123_4 or 123_[5-7]")

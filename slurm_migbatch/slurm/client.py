@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class SlurmError(RuntimeError):
@@ -55,6 +55,9 @@ ACTIVE = frozenset(
 
 #: State of a job whose row could not be read; nothing but its id is known, and `reason` says why.
 UNREAD = "UNREAD"
+
+#: By which clocks of hosts may differ, s; the least time limit is a minute.
+_CLOCKS_S: Final = 30.0
 
 #: Node flags (scontrol's spelling) with which Slurm starts nothing on a node.
 CLOSED_STATES = frozenset(
@@ -119,6 +122,7 @@ class JobRow:
     cpus: int = 0  # in all
     tasks: int = 1  # array tasks that this row stands for
     throttle: int | None = None  # array tasks that may run at once (%n); None: no limit
+    reservation: str = ""  # --reservation; told only while a node is reserved
 
     @property
     def pending(self) -> bool:
@@ -135,6 +139,18 @@ class JobRow:
         """Whether it is there, waiting or running, and nothing else is known of it."""
         return self.state == UNREAD
 
+    def of_its_run(self, now: float) -> JobRow:
+        """Return the row with the restart count of the run that it is about, while a requeued job's run still ends.
+
+        From the moment of a requeue, also by preemption, Slurm shows COMPLETING with the count of the next run, its
+        expected start and end instead of times of this one, and the old time of submission (22.05 to 26.05). The time
+        of submission and the next run's begin only with PENDING. `now`: unix seconds.
+        """
+        ended = self.end is not None and self.end <= now + _CLOCKS_S
+        if self.state != "COMPLETING" or not self.restarts or ended:
+            return self
+        return replace(self, restarts=self.restarts - 1, start=None, end=None)
+
 
 @dataclass(frozen=True)
 class NodeRow:
@@ -150,6 +166,8 @@ class NodeRow:
     cpus: int = 0
     cpus_used: int = 0
     other_gres: str = ""  # gres other than mig, as a new Gres= has to repeat it: "gpu:h100:4"
+    reservations: frozenset[str] = frozenset()  # active ones that hold it
+    set_aside: bool = False  # whether only jobs of a reservation may have it now
 
     @property
     def open(self) -> bool:
@@ -246,6 +264,12 @@ class SlurmClient(Protocol):
         Nothing happens to a job that waits, is on its way out or has ended: Slurm alone would run one again that has
         just completed. Where Slurm refuses some (unknown, or not to be requeued), the rest is still done and
         `SlurmRefused` names those refused.
+        """
+
+    def excluded_nodes(self, job_ids: Iterable[int | str]) -> Mapping[str, str]:
+        """Return the nodes that jobs exclude (ExcNodeList) as Slurm writes them, of those jobs that exclude any.
+
+        What a job's user writes elsewhere may look like it; then the job seems to exclude something.
         """
 
     def hasten(self, job_id: int) -> None:

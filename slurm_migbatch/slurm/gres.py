@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
 EMPTY = frozenset({"", "(null)", "n/a", "none"})
 _COUNT = re.compile(r"([0-9]{1,30})([kmgtp]?)", re.IGNORECASE)
@@ -105,7 +106,13 @@ def parse(text: str | None) -> tuple[Gres, ...]:
     """Read a whole list, in its order; nothing for None, `(null)`, `N/A` and `none`. Raises GresError."""
     if text is None or prefix_of(text.strip())[1].lower() in EMPTY:
         return ()
-    return tuple([parse_entry(entry) for entry in split(text.strip())])
+    return _entries(text.strip())
+
+
+@lru_cache(maxsize=1 << 12)
+def _entries(text: str) -> tuple[Gres, ...]:
+    """A round reads the same few lists again for every job and node."""
+    return tuple([parse_entry(entry) for entry in split(text)])
 
 
 def counts(text: str | None, name: str) -> dict[str, int]:

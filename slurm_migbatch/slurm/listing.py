@@ -84,7 +84,13 @@ def gres_command(mark: str) -> tuple[str, ...]:
     return ("squeue", "--noheader", "--all", "--array", *_what(_GRES_FIELDS, mark))
 
 
+def reservation_command(mark: str) -> tuple[str, ...]:
+    """Return the squeue call whose output `parse_reservations` reads."""
+    return ("squeue", "--noheader", "--all", "--array", *_what(_RESERVATION_FIELDS, mark))
+
+
 _GRES_FIELDS = ("JobID", "tres-per-node")
+_RESERVATION_FIELDS = ("JobID", "Reservation")
 NODES_COMMAND = ("scontrol", "--details", "--oneliner", "show", "node")
 
 
@@ -100,6 +106,12 @@ def parse_jobs(output: str, mark: str) -> list[JobRow]:
 def parse_gres(output: str, mark: str) -> dict[int, str]:
     """Return the GRES by job id from the output of `gres_command`; raises SlurmError."""
     return {_id(job): _text(text) or "" for job, text in _records(output, mark, len(_GRES_FIELDS))}
+
+
+def parse_reservations(output: str, mark: str) -> dict[int, str]:
+    """Return the reservation of each job that asks for one from the output of `reservation_command`."""
+    found = ((_id(job), _text(name)) for job, name in _records(output, mark, len(_RESERVATION_FIELDS)))
+    return {job: name for job, name in found if name}
 
 
 def _records(output: str, mark: str, size: int) -> Iterator[list[str]]:
@@ -217,13 +229,13 @@ def _node(text: str) -> NodeRow:
         values.setdefault(match[1], match[2])
     name = values.get("NodeName", "")
     state = values.get("State", "")
-    if not name or not state or "Gres" not in values or "GresUsed" not in values:
+    if not name or not state or "Gres" not in values or ("GresUsed" not in values and _text(values["Gres"])):
         raise SlurmError(f"a row for node {name!r} that lacks its state or gres: {text[:200]!r}")
     flags = {flag for flag in re.split(r"[+ ]", state.rstrip("*~#!%$@^-")) if flag}
     if "*" in state:
         flags.add("NOT_RESPONDING")
     configured = gres_list.parse(_text(values["Gres"]))
-    used = gres_list.counts(_text(values["GresUsed"]), "mig")
+    used = gres_list.counts(_text(values.get("GresUsed", "")), "mig")  # which from 24.11 a node without gres lacks
     return NodeRow(
         name=name,
         states=frozenset(flags),

@@ -1,6 +1,8 @@
 """SlurmClient over pyslurm, where its use does not change what is seen or done, and over Slurm's commands elsewhere.
 
-Written for pyslurm 25.11 (its `Jobs`, `Partitions` and `slurmctld.diag`). What pyslurm does not tell, or does otherwise
+Written for pyslurm 25.11 (its `Jobs`, `Partitions` and `slurmctld.diag`). That can be built against Slurm 25.11 alone:
+25.11.2 refuses other releases, and without that check two of its 33 modules (`core/job/job`, `deprecated`) do not
+compile with the headers of 26.05.5, and nine not with those of 24.11.5. What pyslurm does not tell, or does otherwise
 than Slurm's own commands, is asked of those:
 
 - nodes: pyslurm shows what is in use of a GRES only where accounting tracks that GRES type, and no counts without it;
@@ -27,14 +29,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from slurm_migbatch.slurm.cli import CliClient
-from slurm_migbatch.slurm.client import UNREAD, Diag, JobRow, RpcCount, SlurmError, merge_partitions
+from slurm_migbatch.slurm.client import UNREAD, Diag, JobRow, RpcCount, SlurmError
 from slurm_migbatch.slurm.listing import count_tasks
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
+from slurm_migbatch.slurm.order import NO_TASK, in_order
 from slurm_migbatch.slurm.pyslurm_worker import JOB
 
 #: seconds for which the GRES of a waiting job is believed to be what squeue showed while pyslurm shows no change
@@ -43,8 +45,6 @@ TRUST_S = 30.0
 ASKED_OFTEN = 5000
 
 _WORKER = ("-m", "slurm_migbatch.slurm.pyslurm_worker")
-#: Slurm's "no such task", which pyslurm passes on at times
-_NO_TASK = 0xFFFFFFFE
 
 
 class _NotShown(SlurmError):
@@ -202,10 +202,10 @@ class PyslurmClient(CliClient):
         try:
             seen = [dict(zip(JOB, values, strict=True)) for values in found["jobs"]]
             gres = self._gres_of(seen)
-            rows = [_row_or_unread(job, found["users"], gres[job["id"]], now) for job in seen]
+            rows = [_row_or_unread(job, found["users"], gres[job["id"]], now).of_its_run(now) for job in seen]
         except (ValueError, TypeError, KeyError) as error:
             raise SlurmError(f"what pyslurm shows of jobs is not understood: {error!r}") from error
-        return self._known(in_order(rows, found["tiers"]))
+        return self._in_reservations(self._known(in_order(rows, found["tiers"])))
 
     def default_partition(self) -> str:
         """See SlurmClient."""
@@ -249,28 +249,6 @@ class PyslurmClient(CliClient):
             known |= {n: (shown, texts.get(n, _written(shown[1:])), clock) for n, shown in unknown.items()}
         self._gres = known
         return {number: text for number, (_, text, _) in known.items()}
-
-
-def in_order(rows: Iterable[JobRow], tiers: Mapping[str, int]) -> list[JobRow]:
-    """Return the rows in the order of `squeue --priority --sort=-p,i`: by tier of the partition, priority, id.
-
-    A waiting job has its place by the best of its partitions. Slurm keeps a priority for each of these where partitions
-    have priorities of their own; pyslurm shows one.
-    """
-    listed = [
-        (replace(row, partition=name), tiers.get(name, 0))
-        for row in rows
-        for name in (row.partition.split(",") if row.pending else [row.partition])
-    ]
-    listed.sort(key=lambda entry: (-entry[1], -entry[0].priority, *_place(entry[0])))
-    return merge_partitions(row for row, _ in listed)
-
-
-def _place(row: JobRow) -> tuple[int, int]:
-    """Return a row's sort key: tasks of an array that are records of their own come before the rest of it."""
-    if row.array_job is None or row.array_task is None:
-        return row.job_id, _NO_TASK
-    return row.array_job, int(row.array_task) if row.array_task.isdigit() else _NO_TASK
 
 
 def _row_or_unread(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float) -> JobRow:
@@ -324,7 +302,7 @@ def _task(job: Mapping[str, Any]) -> tuple[str | None, int | None]:
     task = job["array_task_id"]
     if task is None and job["array_id"]:
         task = 0  # pyslurm takes the task 0 for none
-    return (None, None) if task is None or task == _NO_TASK else (str(task), None)
+    return (None, None) if task is None or task == NO_TASK else (str(task), None)
 
 
 def _written(gres: Iterable[tuple[str, int]]) -> str:

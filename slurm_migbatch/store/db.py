@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,20 +15,23 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlch
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import queries
-from slurm_migbatch.store.engines import READ_OPTION, make_engine
+from slurm_migbatch.store.backup import keep_before_upgrade
+from slurm_migbatch.store.engines import READ_OPTION, make_engine, sqlite_file
 from slurm_migbatch.store.errors import OlderDatabaseError, StoreError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import migrate, pending
 from slurm_migbatch.store.numbering import number
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, RunRow
 from slurm_migbatch.store.receipt import NOTHING, NodeReceipt, Receipt
+from slurm_migbatch.store.terms import TermState, check_term, give_term, take_term
 
 if TYPE_CHECKING:
     from slurm_migbatch.profiling.measurement import Measurement
     from slurm_migbatch.store.lessons import Lesson
     from slurm_migbatch.store.loans import Use
     from slurm_migbatch.store.measurements import Added
-    from slurm_migbatch.store.progress import RunProgress
+    from slurm_migbatch.store.progress import RunProgressRow
+    from slurm_migbatch.store.retention import PruneCursor, Removed
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +39,13 @@ _T = TypeVar("_T")
 _ATTEMPTS = 4
 
 
-def open_store(url: str, *, readonly: bool = False) -> Store:
+def open_store(url: str, *, readonly: bool = False, backup: bool = True) -> Store:
     """Open the database at `url`, an SQLAlchemy URL, and bring it up to date.
 
     Args:
         url: sqlite:////absolute/file, mariadb://... or postgresql://...
         readonly: do not write, not even migrations; works while migbatchd is down.
+        backup: of an SQLite file that is brought up to date, write a copy beside it first.
 
     Raises:
         StoreError: it cannot be used; the message says what to do. NetworkFilesystemError, NewerDatabaseError and
@@ -57,7 +62,9 @@ def open_store(url: str, *, readonly: bool = False) -> Store:
                     "it brings the database up to date"
                 )
         else:
-            for name in migrate(engine, HISTORY):
+            file = sqlite_file(url)
+            keep = partial(keep_before_upgrade, file) if file is not None and backup else _keep_nothing
+            for name in migrate(engine, HISTORY, keep):
                 log.info("database brought up to %s", name)
     except SQLAlchemyError as error:
         engine.dispose()
@@ -67,6 +74,10 @@ def open_store(url: str, *, readonly: bool = False) -> Store:
         engine.dispose()
         raise
     return Store(engine, readonly=readonly)
+
+
+def _keep_nothing(_last: str) -> None:
+    """Leave the backup to whoever runs the server."""
 
 
 def _cause(error: SQLAlchemyError) -> str:
@@ -79,6 +90,8 @@ class Store:
     def __init__(self, engine: Engine, *, readonly: bool) -> None:
         self.engine = engine
         self.readonly = readonly
+        #: the term in which alone this store may write; 0: in any
+        self.term = 0
         self._reading = engine.execution_options(**{READ_OPTION: True})
 
     def __enter__(self) -> Store:
@@ -104,6 +117,7 @@ class Store:
 
         Raises:
             StoreError: the store is read-only.
+            TermOverError: it is another's term now.
             sqlalchemy.exc.DBAPIError: the database failed; nothing of `work` was kept.
         """
         if self.readonly:
@@ -111,6 +125,8 @@ class Store:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 with Session(self.engine) as session, session.begin():
+                    if self.term:
+                        check_term(session, self.term)
                     result = work(session)
                     number(session)
                     return result
@@ -122,6 +138,23 @@ class Store:
                     raise
                 time.sleep(0.05 * attempt)
         raise AssertionError("unreachable")
+
+    def take_term(self, holder: str, seconds: float, mine: int = 0) -> TermState:
+        """Become or stay the migbatchd that is active, for some seconds from now.
+
+        Args:
+            holder: this host.
+            seconds: until when, unless it is renewed.
+            mine: the number of the term that this process has; 0 for none.
+
+        Returns:
+            The term as it is now, ours or another's.
+        """
+        return self._write(lambda session: take_term(session, holder, seconds, mine))
+
+    def give_term(self, mine: int) -> None:
+        """End this process's term, so that another need not wait for its end."""
+        self._write(lambda session: give_term(session, mine))
 
     def ingest(
         self,
@@ -213,7 +246,7 @@ class Store:
         with self.reading() as connection:
             return freed(connection, since)
 
-    def job_progress(self, jobs: Collection[int]) -> list[RunProgress]:
+    def job_progress(self, jobs: Collection[int]) -> list[RunProgressRow]:
         """Return the runs of these jobs by their latest reports, each job's in their order."""
         from slurm_migbatch.store.progress import reports
 
@@ -234,6 +267,18 @@ class Store:
         with self.reading() as connection:
             return lessons(connection, since, limit)
 
+    def prune(self, before: float, lessons: int, place: PruneCursor | None = None) -> Removed:
+        """Remove some of what ended before a moment, in one short transaction.
+
+        Args:
+            before: unix seconds; what goes on, is held or is younger stays.
+            lessons: how many runs the predictor learns from; of so many removed ones its figures are kept.
+            place: where the call before ended; None: from the beginning.
+        """
+        from slurm_migbatch.store.retention import prune
+
+        return self._write(lambda session: prune(session, before, lessons, place))
+
     def add_measurements(self, rows: Iterable[Measurement]) -> Added:
         """Take in measured points in one transaction; a point that is there already gets the new values.
 
@@ -251,6 +296,11 @@ class Store:
 
         with self.reading() as connection:
             return measurements(connection, model, kind)
+
+    def identity(self) -> str:
+        """Return which database this is; no other has the same."""
+        with self.reading() as connection:
+            return queries.identity(connection)
 
     def inventory(self) -> dict[str, list[dict[str, Any]]]:
         """Return the GPUs of every node as last described, by node, in the order of their index."""

@@ -34,6 +34,7 @@ def record_decision(session: Session, decision: Mapping[str, Any], now: float) -
     row.chosen = clean.text(decision.get("chosen"), 512)
     row.message = clean.text(decision.get("message"), 8192)
     row.source = clean.text(decision.get("source"), 16)
+    row.recurring = clean.text(decision.get("recurring"), 32)
     row.facts = clean.document({key: value for key, value in decision.items() if not hasattr(Decision, key)})
     session.flush()
     for run in session.scalars(select(Run).where(Run.decision == id)):

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.pool import StaticPool
 
 from slurm_migbatch.store.errors import NetworkFilesystemError, StoreError
 from slurm_migbatch.store.filesystem import filesystem_type, is_network
@@ -64,7 +65,7 @@ def _sqlite(url: URL, readonly: bool) -> Engine:
             f"{path} lies on a {kind} filesystem, which several hosts can share; SQLite loses data there. Put it on a "
             "local disk of the controller ([store] url in migbatch.toml), or use MariaDB or PostgreSQL"
         )
-    mode = _readable_mode(path) if readonly else _create(path)
+    mode = readable_mode(path) if readonly else _create(path)
 
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -88,6 +89,34 @@ def _sqlite(url: URL, readonly: bool) -> Engine:
     event.listen(engine, "begin", _begin_reading if readonly else _begin)
     if not readonly:
         _use_wal(connect, path)
+    return engine
+
+
+def sqlite_file(text: str) -> Path | None:
+    """Return the file of an SQLite URL; None for a server, and for what is no URL."""
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        return None
+    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
+def file_url(path: Path) -> str:
+    """Return the URL of an SQLite file."""
+    return URL.create("sqlite", database=str(path.absolute())).render_as_string()
+
+
+def private_engine(path: Path) -> Engine:
+    """Return an engine for a file that nobody else opens, without a log beside it; its maker syncs it at the end."""
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, isolation_level=None)
+        for pragma in ("foreign_keys=ON", "locking_mode=EXCLUSIVE", "journal_mode=MEMORY", "synchronous=OFF"):
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+        return connection
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=StaticPool)
+    event.listen(engine, "begin", _begin)
     return engine
 
 
@@ -147,7 +176,7 @@ def _use_wal(connect: Any, path: Path) -> None:
         raise StoreError(f"{path}: SQLite cannot keep a write-ahead log there ({mode}); use a local disk")
 
 
-def _readable_mode(path: Path) -> str:
+def readable_mode(path: Path) -> str:
     """Return the URI parameters with which this user can read `path` now.
 
     A reader who may not write the directory cannot make the -shm file that WAL needs. It exists while migbatchd runs;

@@ -230,6 +230,49 @@ def _identity(connection: Connection) -> None:
         connection.execute(table.insert().values(id=secrets.token_hex(16), made=time.time()))
 
 
+def _recurring(connection: Connection) -> None:
+    existing = {column["name"] for column in inspect(connection).get_columns("decisions")}
+    if "recurring" not in existing:
+        connection.execute(text("ALTER TABLE decisions ADD COLUMN recurring VARCHAR(32)"))
+
+
+def _terms(connection: Connection) -> None:
+    meta = MetaData()
+    Table(
+        "terms", meta, Column("id", Integer, primary_key=True, autoincrement=False),
+        Column("number", BigInteger, nullable=False), Column("holder", String(255), nullable=False),
+        Column("until", Double, nullable=False), **TABLE_OPTIONS,
+    )  # fmt: skip
+    meta.create_all(connection, checkfirst=True)
+
+
+def _retention(connection: Connection) -> None:
+    existing = {column["name"] for column in inspect(connection).get_columns("journals")}
+    if "forgotten" not in existing:
+        connection.execute(text("ALTER TABLE journals ADD COLUMN forgotten BIGINT"))
+    meta = MetaData()
+    Table(
+        "old_lessons", meta, Column("number", _BIG, primary_key=True, autoincrement=False),
+        Column("lesson", JSON, nullable=False), **TABLE_OPTIONS,
+    )  # fmt: skip
+    meta.create_all(connection, checkfirst=True)
+
+
+def _served(connection: Connection) -> None:
+    existing = {column["name"] for column in inspect(connection).get_columns("measurements")}
+    columns: tuple[Column[object], ...] = (
+        Column("engine", String(32), nullable=False, server_default=""),
+        Column("precision", String(32), nullable=False, server_default=""),
+        Column("output", Integer),
+        *(Column(name, Double) for name in ("ttft_s", "ttft_p99_s", "tpot_s", "tpot_p99_s")),
+    )
+    Table("measurements", MetaData(), *columns)
+    for column in columns:
+        if column.name not in existing:
+            definition = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.execute(text(f"ALTER TABLE measurements ADD COLUMN {definition}"))
+
+
 #: In order; a released one is never changed, removed or moved.
 HISTORY: tuple[Migration, ...] = (
     Migration("0001 first tables", _first_tables),
@@ -237,4 +280,8 @@ HISTORY: tuple[Migration, ...] = (
     Migration("0003 what runs achieved", _achieved),
     Migration("0004 loans and actions", _loans),
     Migration("0005 which database this is", _identity),
+    Migration("0006 recurring jobs", _recurring),
+    Migration("0007 which migbatchd is active", _terms),
+    Migration("0008 what was removed for its age", _retention),
+    Migration("0009 served language models", _served),
 )

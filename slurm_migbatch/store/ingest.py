@@ -73,7 +73,7 @@ def ingest(
             log.warning("%s: what it told is not all here (another or an older database); it tells it again", name)
         machine.told = None
     known = _known(session, name, id, list(fresh))
-    new = {seq: row for seq, row in fresh.items() if seq not in known}
+    new = {seq: row for seq, row in fresh.items() if seq not in known and seq > (journal.forgotten or 0)}
     if new:
         session.execute(
             insert(NodeEvent), [{"node": name, "journal": id, "received": now, **row} for row in new.values()]
@@ -300,6 +300,7 @@ def _stop(session: Session, machine: Node, journal: NodeJournal, ts: float, even
     if event.get("shared") is True:
         measured.keep_company(run)
     measured.keep_memory(run, machine.node, event.get("memory_mib"), [facts.profile for facts in _slices(event)])
+    measured.keep_activity(run, machine.node, event.get("activity"))
     stop_run(session, run, machine.node, journal.journal, ts, _slices(event), code)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, and_, or_, select
+from sqlalchemy import Connection, Select, and_, or_, select
 
 from slurm_migbatch.store import clean
-from slurm_migbatch.store.models import Decision, Gpu, Lease, Run
+from slurm_migbatch.store.models import Decision, Gpu, Lease, OldLesson, Run
 
 _AT_ONCE = 500
 
@@ -32,6 +32,7 @@ class Lesson:
             Of a run that shared its slice with another job neither is told: they are not a slice's.
         predictor: version of what predicted; `predicted_*` are its best guesses for one slice of the profile.
         reason: why this profile was chosen.
+        engine: what its script names that takes a fixed share of any slice; empty where nothing is known to.
     """
 
     number: int
@@ -65,20 +66,41 @@ class Lesson:
     reason: str | None
     predicted_throughput_per_s: float | None
     predicted_memory_mib: float | None
+    engine: str = ""
 
 
 def lessons(connection: Connection, since: int, limit: int) -> list[Lesson]:
-    """See `Store.lessons`."""
-    statement = (
-        select(Run.__table__, Decision.hints, Decision.facts)
-        .outerjoin(Decision, Decision.id == Run.decision)
-        .where(Run.lesson > max(since, 0))
-        .order_by(Run.lesson)
-        .limit(limit)
-    )
+    """See `Store.lessons`; those of runs that were removed for their age are among them."""
+    found = _read(connection, _ENDED.where(Run.lesson > max(since, 0)).order_by(Run.lesson).limit(limit))
+    old = select(OldLesson.lesson).where(OldLesson.number > since).order_by(OldLesson.number).limit(limit)
+    kept = [_kept(row) for row in connection.scalars(old)]
+    return sorted([*kept, *found], key=lambda lesson: lesson.number)[:limit] if kept else found
+
+
+def teaching(connection: Connection, runs: Collection[int]) -> Iterator[OldLesson]:
+    """Yield what to keep of ended runs that are removed: figures, and whose they are.
+
+    A run of which `predict.runs` can make nothing is left out, whatever else becomes known later.
+    """
+    for lesson in _read(connection, _ENDED.where(Run.id.in_(runs), Run.lesson > 0)):
+        told = (lesson.throughput_per_s, lesson.latency_s, lesson.memory_mib, lesson.items, lesson.items_hint)
+        if lesson.model and lesson.batch and lesson.profile and lesson.gpu and lesson.slices == 1 and any(told):
+            plain = replace(lesson, job=0, restart=0, partition=None, decision=None)
+            yield OldLesson(number=lesson.number, lesson=asdict(plain))
+
+
+_ENDED = select(Run.__table__, Decision.hints, Decision.facts).outerjoin(Decision, Decision.id == Run.decision)
+
+
+def _read(connection: Connection, statement: Select[Any]) -> list[Lesson]:
     rows = connection.execute(statement).all()
     held = _held(connection, [row.id for row in rows])
     return [_lesson(row, held.get(row.id, [])) for row in rows]
+
+
+def _kept(known: Mapping[str, Any]) -> Lesson:
+    """Return a lesson that an earlier or later release may have written."""
+    return Lesson(**{field.name: known[field.name] for field in fields(Lesson) if field.name in known})
 
 
 def _held(connection: Connection, runs: Sequence[int]) -> dict[int, list[Any]]:
@@ -132,6 +154,7 @@ def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
         reason=clean.text(facts.get("reason"), 64),
         predicted_throughput_per_s=row.predicted_throughput_per_s,
         predicted_memory_mib=row.predicted_memory_mib,
+        engine=clean.text(facts.get("engine"), 16) or "",
     )
 
 

@@ -1,7 +1,8 @@
 """What runs achieved: who says so, what of it can be believed, and how the nodes of a run add up.
 
 `Run.measured_facts` is {"by": {figure: who}, "nodes": {node: its last report}, "p99_ms", "batch", "tasks", "doubts",
-"safe", "shared"}; `progress.py` has the last but one, and `shared` says that it had a slice together with another job.
+"safe", "shared", "oom", "sm", "tensor", "dram"}; `progress.py` has `safe`, `shared` says that it had a slice together
+with another job, `oom` that it said itself that memory ran out; the last three are what its slices did on average.
 Who is "job" (its own words, `migbatch progress`), "driver" (sampled on the node) or another caller of the store. A user
 can lie about his own jobs; whoever learns from figures may want to weigh that.
 """
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: each figure with the largest value that any hardware could reach
 FIGURES = {"latency_ms": 1e9, "throughput_per_s": 1e9, "memory_mib": 1 << 24, "items": 1e15}
+#: shares of a slice in use on average, as facts of a run
+ACTIVITY = ("sm", "tensor", "dram")
 JOB, DRIVER = "job", "driver"
 #: a run's clock and the job's own may differ by this much
 _SLACK_S, _SLACK_SHARE = 60.0, 1.1
@@ -57,10 +60,12 @@ def keep_report(run: Run, node: str, ts: float, event: Mapping[str, Any]) -> Non
     report = _believed(run, ts, event, doubts)
     if safe := progress.safe_of(event, ts, run.started, before.get("safe"), doubts):
         report["safe"] = safe
-    nodes[node] = {"ts": ts, **report, **({"memory_mib": before["memory_mib"]} if "memory_mib" in before else {})}
+    nodes[node] = {"ts": ts, **report, **{name: before[name] for name in ("memory_mib", "activity") if name in before}}
     facts["nodes"] = nodes
     if safe := progress.together(nodes.values()):
         facts["safe"] = safe
+    if event.get("oom") is True:
+        facts["oom"] = True
     if doubts:
         log.warning("%s: progress of job %d run %d: %s", node, run.job_id, run.restart, "; ".join(doubts))
         facts["doubts"] = list(dict.fromkeys([*facts.get("doubts", []), *doubts]))[-_MAX_DOUBTS:]
@@ -88,6 +93,24 @@ def keep_memory(run: Run, node: str, mib: Any, profiles: Collection[str]) -> Non
     nodes[node] = {**(nodes.get(node) or {}), "memory_mib": number}
     run.measured_facts = {**facts, "nodes": nodes}
     keep(run, {"memory_mib": max(known.get("memory_mib", 0) for known in nodes.values())}, DRIVER)
+
+
+def keep_activity(run: Run, node: str, told: Any) -> None:
+    """Take in what the run's slices on one node did on average; `sm`, `tensor` and `dram` are those of all nodes."""
+    if not isinstance(told, Mapping):
+        return
+    found = {name: clean.real(told.get(name)) for name in ("seconds", *ACTIVITY)}
+    if any(value is None or value < 0 for value in found.values()) or any((found[name] or 0) > 1 for name in ACTIVITY):
+        return
+    facts = _facts(run)
+    nodes = dict(facts.get("nodes") or {})
+    nodes[node] = {**(nodes.get(node) or {}), "activity": found}
+    known = [row["activity"] for row in nodes.values() if "activity" in row]
+    seconds = math.fsum(row["seconds"] for row in known)
+    means = (
+        {name: math.fsum(row[name] * row["seconds"] for row in known) / seconds for name in ACTIVITY} if seconds else {}
+    )
+    run.measured_facts = {**facts, "nodes": nodes, **means}
 
 
 def keep_company(run: Run) -> None:

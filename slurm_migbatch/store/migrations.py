@@ -35,26 +35,40 @@ class Migration:
     apply: Callable[[Connection], None]
 
 
+def applied(connection: Connection) -> list[str]:
+    """Return the names of the steps that made this database, in order; none where it is empty."""
+    if not inspect(connection).has_table(RECORD.name):
+        return []
+    return sorted(connection.scalars(select(RECORD.c.name)))
+
+
 def pending(connection: Connection, steps: Sequence[Migration]) -> list[str]:
     """Return the names of the steps that this database still lacks, in order. Reads only.
 
     Raises:
         NewerDatabaseError: the database has steps that this code does not know.
     """
-    done = set(connection.scalars(select(RECORD.c.name))) if inspect(connection).has_table(RECORD.name) else set()
+    done = set(applied(connection))
     known = [step.name for step in steps]
     if unknown := sorted(done - set(known)):
         raise NewerDatabaseError(
             f"the database was made by a newer migbatch (it has {unknown[-1]!r}, which this version does not know): "
-            "upgrade slurm-migbatch on this host"
+            "upgrade slurm-migbatch on this host, or restore a backup from before the upgrade (migbatch db restore)"
         )
     return [name for name in known if name not in done]
 
 
-def migrate(engine: Engine, steps: Sequence[Migration]) -> list[str]:
+def migrate(
+    engine: Engine, steps: Sequence[Migration], before: Callable[[str], object] = lambda last: None
+) -> list[str]:
     """Bring the database up to date; returns the names of the steps that were done here.
 
     Several programs may start at once: each step is done by one of them, and the others wait.
+
+    Args:
+        engine, steps: of the database.
+        before: called before the first step of a database that is not empty, with the name of its last step, while
+            nobody else can write; what it raises ends the migration.
 
     Raises:
         NewerDatabaseError: see `pending`.
@@ -65,6 +79,8 @@ def migrate(engine: Engine, steps: Sequence[Migration]) -> list[str]:
         with connection.begin():
             _lock_transaction(connection)
             RECORD.create(connection, checkfirst=True)
+            if pending(connection, steps) and (present := applied(connection)):
+                before(present[-1])
         while True:
             with connection.begin():
                 _lock_transaction(connection)

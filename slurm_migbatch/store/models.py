@@ -191,6 +191,8 @@ class Decision(Base):
     source: Mapped[str | None] = mapped_column(String(16))
     #: what else the filter told
     facts: Mapped[Any] = mapped_column(JSON)
+    #: the recurring job that it was for; empty where the filter could not know it again
+    recurring: Mapped[str | None] = mapped_column(String(32))
 
 
 class DatabaseIdentity(Base):
@@ -200,6 +202,19 @@ class DatabaseIdentity(Base):
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     made: Mapped[float]
+
+
+class Term(Base):
+    """Which migbatchd is the active one: one row, see `store.terms`."""
+
+    __tablename__ = "terms"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    number: Mapped[int]
+    #: the host; empty where it was given back
+    holder: Mapped[str] = mapped_column(String(255))
+    #: by the database server's clock, unix seconds
+    until: Mapped[float]
 
 
 class Node(Base):
@@ -224,6 +239,8 @@ class NodeJournal(Base):
     node: Mapped[str] = mapped_column(String(255), primary_key=True)
     journal: Mapped[str] = mapped_column(String(64), primary_key=True)
     contiguous: Mapped[int] = mapped_column(default=0)
+    #: number up to which events were removed for their age (`store.retention`): one that comes again is not news
+    forgotten: Mapped[int | None]
     #: when another journal took its place; its leases ended then
     superseded: Mapped[float | None]
 
@@ -354,6 +371,17 @@ class Action(Base):
     outcome: Mapped[str | None] = mapped_column(String(512))
 
 
+class OldLesson(Base):
+    """What the predictor still learns from a run that was removed for its age, see `store.retention`."""
+
+    __tablename__ = "old_lessons"
+
+    #: that of the run, `Run.lesson`
+    number: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=False)
+    #: the fields of `store.lessons.Lesson`
+    lesson: Mapped[Any] = mapped_column(JSON)
+
+
 class MeasuredPoint(Base):
     """One measured point of a model: the columns of `profiling.measurement.Measurement`, and whence it came."""
 
@@ -388,3 +416,10 @@ class MeasuredPoint(Base):
     params: Mapped[float | None]
     flops_per_item: Mapped[float | None]
     source: Mapped[str] = mapped_column(String(256))
+    engine: Mapped[str] = mapped_column(String(32))
+    precision: Mapped[str] = mapped_column(String(32))
+    output: Mapped[int | None] = mapped_column(Integer)
+    ttft_s: Mapped[float | None]
+    ttft_p99_s: Mapped[float | None]
+    tpot_s: Mapped[float | None]
+    tpot_p99_s: Mapped[float | None]

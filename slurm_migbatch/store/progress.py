@@ -31,7 +31,7 @@ CLOCKS_S = 60.0
 _LARGEST = {"steps": 1e15, "checkpoint": 1e11, "ckpt_s": 1e6, "restored": 1e15}
 
 
-class RunProgress(NamedTuple):
+class RunProgressRow(NamedTuple):
     """A run by its latest report: what `decide.lending.training_speed` and a reclaim go by. None: not reported."""
 
     job: int
@@ -79,7 +79,7 @@ def together(nodes: Iterable[Mapping[str, Any]]) -> dict[str, float | int]:
     return found
 
 
-def reports(connection: Connection, jobs: Collection[int]) -> list[RunProgress]:
+def reports(connection: Connection, jobs: Collection[int]) -> list[RunProgressRow]:
     """Return the runs of these jobs, each job's in their order.
 
     Of an id that Slurm used again, those of the newest job.
@@ -100,11 +100,11 @@ def reports(connection: Connection, jobs: Collection[int]) -> list[RunProgress]:
 def _row(
     job: int, restart: int, profile: str | None, started: float | None, ended: float | None, items: float | None,
     rate: float | None, facts: Any,
-) -> RunProgress:  # fmt: skip
+) -> RunProgressRow:  # fmt: skip
     facts = facts if isinstance(facts, dict) else {}
     nodes = facts.get("nodes") or {}
     safe = facts.get("safe") or {}
-    return RunProgress(
+    return RunProgressRow(
         job, restart, profile, started, ended,
         max((node["ts"] for node in nodes.values() if node.get("ts") is not None), default=None),
         items, rate, facts.get("batch"), safe.get("steps"), safe.get("checkpoint"), safe.get("ckpt_s"),

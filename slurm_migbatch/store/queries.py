@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Label, and_, false, literal, o
 from sqlalchemy.engine import Row
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from slurm_migbatch.store.models import LAST_SPAN_CLASS, OPEN, Action, Decision, Gpu, Lease, Run
+from slurm_migbatch.store.models import LAST_SPAN_CLASS, OPEN, Action, DatabaseIdentity, Decision, Gpu, Lease, Run
 
 #: columns of a run and of a slice that can be asked for, by name
 RUN_FIELDS = {column.key: column for column in Run.__table__.columns}
@@ -249,6 +249,11 @@ def leases(connection: Connection, *, active: bool = True) -> list[LeaseRow]:
     if active:
         statement = statement.where(Lease.until.is_(None))
     return [LeaseRow(*row) for row in connection.execute(statement)]
+
+
+def identity(connection: Connection) -> str:
+    """Return which database this is."""
+    return str(connection.scalar(select(DatabaseIdentity.id)) or "")
 
 
 def inventory(connection: Connection) -> dict[str, list[dict[str, Any]]]:

@@ -11,7 +11,7 @@ from slurm_migbatch.store.models import Loan, Run
 from slurm_migbatch.store.queries import overlapping
 
 
-class TaskRun(NamedTuple):
+class TaskRunRow(NamedTuple):
     """One run of a task of an array that has started: unix seconds, and Slurm's word for how it ended."""
 
     started: float
@@ -29,14 +29,14 @@ class PastRuns(NamedTuple):
     seconds: float
 
 
-def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, list[TaskRun]]:
+def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, list[TaskRunRow]]:
     """Return the runs of these arrays' tasks in the order in which they ended, those that go on last."""
-    found: dict[int, list[TaskRun]] = {array: [] for array in arrays}
+    found: dict[int, list[TaskRunRow]] = {array: [] for array in arrays}
     statement = select(Run.array_job, Run.started, Run.ended, Run.state).where(
         Run.array_job.in_(arrays), Run.started.is_not(None)
     )
     for array, started, ended, state in connection.execute(statement):
-        found[int(array or 0)].append(TaskRun(float(started or 0.0), ended, state))
+        found[int(array or 0)].append(TaskRunRow(float(started or 0.0), ended, state))
     for runs in found.values():
         runs.sort(key=lambda run: (run.ended is None, run.ended or run.started))
     return found

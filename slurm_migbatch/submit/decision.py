@@ -17,7 +17,8 @@ class SubmitDecision:
 
     `asked` holds the user's own words (GRES fields, comment, extra) as far as given; `bucket` is its stable name, empty
     where no known model was named; `advice` is what the job is told of batch and copies; `reason` is a key of
-    `predict.selection.REASONS`, or `explicit`, or `whole_gpu`.
+    `predict.selection.REASONS` or of `predict.recurring.SENTENCES`, or `explicit`, or `whole_gpu`. `recurring` is the
+    key of the recurring job, `engine` what its script names that takes a fixed share of a slice; empty: unknown.
     """
 
     id: str
@@ -36,6 +37,8 @@ class SubmitDecision:
     message: str
     source: str = "service"
     advice: Advice | None = None
+    recurring: str = ""
+    engine: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form; texts of the user that are not UTF-8 have their odd bytes replaced."""
@@ -56,4 +59,6 @@ class SubmitDecision:
             "message": self.message,
             "source": self.source,
             "advice": None if self.advice is None else {"batch": self.advice.batch, "copies": self.advice.copies},
+            "recurring": self.recurring,
+            "engine": self.engine,
         }

@@ -56,6 +56,7 @@ class Present:
     tres_per_task: str | None = None
     comment: str | None = None
     extra: str | None = None
+    features: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,10 @@ class JobRequest:
     `uid` is who asks. `partition` may be a list separated by commas; the shim fills in the default partition. Numbers
     are Slurm's, None where unset; `shared` is 0 for `--exclusive`. In a change only the fields that the user wants
     changed are given, the node and task counts excepted, which the shim fills in from the job. `batch` is 1 for the
-    submission of a batch job that is no part of a heterogeneous one.
+    submission of a batch job that is no part of a heterogeneous one. `req_nodes`, `exc_nodes` and `features` are
+    those of --nodelist, --exclude and --constraint; `uncatalogued` is 1 where the job names a reservation without
+    catalog nodes. `name`, `account`, `digest` and `engine` (see `submit.script`) are given for batch jobs, so that a
+    recurring one is known again.
     """
 
     uid: int
@@ -82,6 +86,10 @@ class JobRequest:
     mem_per_tres: str | None = None
     tres_freq: str | None = None
     tres_bind: str | None = None
+    req_nodes: str | None = None
+    exc_nodes: str | None = None
+    features: str | None = None
+    uncatalogued: int | None = None
     ntasks_per_tres: int | None = None
     min_nodes: int | None = None
     max_nodes: int | None = None
@@ -90,6 +98,10 @@ class JobRequest:
     sockets_per_node: int | None = None
     shared: int | None = None
     batch: int | None = None
+    name: str | None = None
+    account: str | None = None
+    digest: str | None = None
+    engine: str | None = None
     now: Present | None = None
 
     def to_fields(self) -> dict[str, str]:
@@ -143,6 +155,7 @@ _NUMBERS = frozenset(
         "sockets_per_node",
         "shared",
         "batch",
+        "uncatalogued",
     }
 )
 _TEXTS = frozenset(item.name for item in fields(JobRequest)) - _NUMBERS - {"now"}

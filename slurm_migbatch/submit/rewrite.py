@@ -11,14 +11,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from slurm_migbatch.mig.grant import MARKER_OPEN, MAX_PARTS, Grant, GrantError, parse_comment
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.llm.choice import gib
 from slurm_migbatch.predict.recommend import Advice
+from slurm_migbatch.predict.recurring import NO_RUNS, PastRun, RecurringJob, RunsPolicy, advise
 from slurm_migbatch.predict.selection import NO_LIMITS, Chooser, JobLimits, SliceChoice, limits_of
 from slurm_migbatch.slurm.gres import prefix_of
+from slurm_migbatch.submit import nodes
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.gres_request import (
     AUTO,
@@ -32,6 +35,7 @@ from slurm_migbatch.submit.gres_request import (
     per_node,
     read,
 )
+from slurm_migbatch.submit.nodes import NodeChoice
 from slurm_migbatch.submit.request import (
     TEXT_FIELDS,
     TEXTS,
@@ -43,9 +47,10 @@ from slurm_migbatch.submit.request import (
     Present,
     Refuse,
 )
+from slurm_migbatch.submit.script import recurring_key
 from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.buckets import Bucket
-from slurm_migbatch.workload.catalog import Partition, ProfileOffer, SiteCatalog
+from slurm_migbatch.workload.catalog import NODE_FEATURE, Partition, ProfileOffer, SiteCatalog
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import (
     GUEST,
@@ -73,19 +78,38 @@ MESSAGES: Final = {
     "loan": "submitted as elastic training: waits for an idle slice between %s and %s, may be preempted and "
     "resumed; for a dedicated slice use --gres=mig:%s",
     "tight": "%s as requested, but %s is predicted to need %s of its %s GiB",
+    "whole_of": "%s for %s: on this partition a whole GPU is its largest slice; of its kinds (%s) the first is taken, "
+    "ask for another by gpu:<kind>",
+    "nodes_left": "--nodelist is left to Slurm, which refuses the job unless these nodes offer its slices at this "
+    "moment; features from sinfo and --constraint let it wait",
+    "reserved": "the reservation has no catalog node, so Slurm refuses the job unless its nodes offer the slices at "
+    "this moment; to let it wait, the administrator adds one: scontrol update ReservationName=... Nodes=...,%s",
+    "unread": "'%s' in the comment is not read: hints are read where the comment begins with 'migbatch:'",
+    "extra": "hints in --extra are not read here: put them into --comment",
+    "retry_later": "this release of Slurm cannot give a job another slice (23.11 and later can), so retry=oom counts "
+    "for the next submission only",
     "idle": "the comment holds hints, but the job requests no slice: add --gres=mig:auto",
 }
 """What the user is told about an accepted job; rendered into the Lua shims too."""
+
+Past = Mapping[str, Sequence[PastRun]]
+"""Runs of recurring jobs, the newest last, by the job's key."""
+NO_PAST: Final[Past] = MappingProxyType({})
 
 _MARKER = re.compile(r"\[mig:[0-9a-z.:,#-]+\]")
 
 
 @dataclass(frozen=True)
 class SubmitPolicy:
-    """The site's choices. `trusted_uids` may do as they like (root, and the user migbatchd runs as)."""
+    """The site's choices. `trusted_uids` may do as they like (root, and the user migbatchd runs as); `runs` is about
+    jobs that say nothing, `advise` about those that ask for whole GPUs and used little of them; `describe` is the
+    migbatch by which user commands describe models on disk, empty: none does."""
 
     trusted_uids: frozenset[int] = frozenset({0})
     hints_in_extra: bool = False
+    runs: RunsPolicy = NO_RUNS
+    advise: bool = False
+    describe: str = ""
 
 
 def rewrite(
@@ -96,9 +120,12 @@ def rewrite(
     *,
     decision_id: str = "",
     ts: float = 0.0,
+    past: Past = NO_PAST,
 ) -> Answer:
-    """Answer one request. `decision_id` (at most 8 of 0-9a-z) names the decision in the marker, `ts` is its time."""
-    job = _Job(request, catalog, chooser, policy, decision_id, ts)
+    """Answer one request. `decision_id` (at most 8 of 0-9a-z) names the decision in the marker, `ts` is its time.
+
+    `past` are the runs of recurring jobs by their key."""
+    job = _Job(request, catalog, chooser, policy, decision_id, ts, past)
     try:
         return job.submit() if request.now is None else job.modify(request.now)
     except Refusal as refusal:
@@ -144,6 +171,7 @@ class _Job:
     policy: SubmitPolicy
     decision_id: str
     ts: float
+    past: Past
 
     # -- the two ways in ---------------------------------------------------------------------------------------
 
@@ -165,12 +193,15 @@ class _Job:
         tres_given = any(getattr(request, name) is not None for name in TRES_FIELDS)
         elastic = is_marked(now.comment or "")
         moved = elastic and request.partition is not None
-        if not tres_given and not moved and all(getattr(request, name) is None for name in TEXT_FIELDS):
+        told = any(getattr(request, name) is not None for name in (*TEXT_FIELDS, "req_nodes"))
+        if not (tres_given or moved or told):
             return Pass()
         if has_marker(request.comment) or has_marker(request.extra):
             raise Refusal("forged")
         text, marker = split_marker(now.comment or "")
         text = "" if text == CLEARED else text
+        if request.req_nodes and marker and now.pending:
+            raise Refusal("nodes_later", NODE_FEATURE + "...")
         if not now.pending:
             return self._modify_started(marker, tres_given=tres_given)
         if not tres_given and not marker:
@@ -184,6 +215,7 @@ class _Job:
             tres_per_task=_either(request.tres_per_task, now.tres_per_task),
             comment=_either(request.comment, text),
             extra=_either(request.extra, now.extra),
+            features=_either(request.features, now.features),
         )
         if elastic:
             return self._modify_elastic(merged, now, marker, tres_given=tres_given)
@@ -246,14 +278,43 @@ class _Job:
         if asking is None:
             return Pass()
         self._check_partitions(names, ours)
-        partition = self.catalog.view(ours)
-        hints = hinting.parse(*self._hint_texts(request))
+        choice = nodes.choose(request, self.catalog, ours, MESSAGES["nodes_left"])
+        kinds = None if choice.nodes is None else {kind for node in choice.nodes for kind in node.gpus}
+        partition = self.catalog.view(ours, kinds)
+        texts = self._hint_texts(request)
+        hints = hinting.parse(*texts)
+        unread = hinting.unread(*texts)
         limits = limits_of(hints, partition)
         _check_options(asking, request)
         batch = request.now is None and request.batch == 1
         if partition.lends and hints.role == "train" and (elastic or batch) and all(map(_is_open, asking.parts)):
-            return self._lend(request, asking, partition, hints, limits, old_marker)
-        return self._compose(request, asking, partition, hints, limits, old_marker)
+            answer = self._lend(request, asking, partition, hints, limits, old_marker)
+        else:
+            answer, slices = self._compose(request, asking, partition, hints, limits, old_marker)
+            nodes.check_room(slices, choice, self.catalog, ours, request.min_nodes or 1)
+        return self._among(answer, choice, self._ignored(unread, asking))
+
+    def _ignored(self, unread: str, asking: GresRequest) -> list[str]:
+        """Return what to tell of hints that steer nothing, where the profile is left to us."""
+        if not any(_is_auto(part) for part in asking.parts):
+            return []
+        extra = self.request.extra
+        notes = [MESSAGES["unread"] % show(unread)] if unread else []
+        if extra and not self.policy.hints_in_extra and hinting.is_hint(extra):
+            notes.append(MESSAGES["extra"])
+        return notes
+
+    def _among(self, answer: Accept, choice: NodeChoice, notes: list[str]) -> Accept:
+        """Return the answer with what lets the job wait for the nodes that it names; nodes are not changed later."""
+        if self.request.now is not None:
+            return answer
+        if choice.note:
+            notes.append(choice.note)
+        if self.request.uncatalogued:
+            notes.append(MESSAGES["reserved"] % self.catalog.stem)
+        lead = [answer.message] if answer.message else []
+        message = "; ".join([*lead, *notes]) if lead else f"migbatch: {'; '.join(notes)}" if notes else ""
+        return replace(answer, changes={**answer.changes, **choice.changes}, message=message)
 
     def _hint_texts(self, request: JobRequest) -> list[str]:
         texts = [request.comment or ""]
@@ -277,7 +338,8 @@ class _Job:
         hints: Hints,
         limits: JobLimits,
         old_marker: str,
-    ) -> Answer:
+    ) -> tuple[Accept, dict[str, int]]:
+        """Accept the request; return the slices by GRES type too."""
         slices: dict[Profile, int] = {}
         messages: list[str] = []
         choice: SliceChoice | None = None
@@ -288,10 +350,11 @@ class _Job:
             count = per_node(asking, count_of(part, partition.profile_list), request)
             if part.name == "gpu":
                 offer = _whole_gpu(part, partition)
-                messages.append(MESSAGES["whole"] % (_times(count, offer), show(part.text[len(part.prefix) :])))
+                messages.append(_whole(part, partition, _times(count, offer)))
+                messages += self._advise(offer, partition)
                 reason = "whole_gpu"
             elif _is_auto(part):
-                choice = choice or self.chooser.choose(hints, partition)
+                choice = choice or self.chooser.choose(hints, partition, self._recurring(), self.policy.runs)
                 offer, reason = choice.offer, choice.reason
                 messages.append(MESSAGES["chosen"] % (_times(count, offer), choice.text))
             else:
@@ -311,12 +374,17 @@ class _Job:
         granted = [f"{prefix}mig:{profile.gres_type}:{count}" for profile, count in grant.parts]
         comment = _with_marker(request.comment or "", grant.marker, grant.decision)
         changes = _changes(request, asking, granted, comment)
+        if hints.retry and request.now is None and request.batch == 1:
+            changes["requeue"] = "1"
+            if prefix == REMEMBERING:
+                message = f"{message}; {MESSAGES['retry_later']}" if message else f"migbatch: {MESSAGES['retry_later']}"
         bucket = choice.bucket if choice is not None else None
         advice = self._advice(bucket, hints, partition, grant)
         outcome = _Outcome(grant.decision, grant.gres, reason, message, bucket, choice, advice)
         decision = self._decision(request, partition, hints, outcome)
         advised = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
-        return Accept(changes, message, decision, advised)
+        accepted = Accept(changes, message, decision, advised)
+        return accepted, {profile.gres_type: count for profile, count in slices.items()}
 
     def _lend(
         self,
@@ -326,7 +394,7 @@ class _Job:
         hints: Hints,
         limits: JobLimits,
         old_marker: str,
-    ) -> Answer:
+    ) -> Accept:
         """Accept an elastic training job, which waits for one slice of those that it may have."""
         total = sum(per_node(asking, count_of(part, partition.profile_list), request) for part in asking.parts)
         if total != 1 or nodes_of(request) != 1:
@@ -349,6 +417,24 @@ class _Job:
         decision = self._decision(request, partition, hints, outcome)
         return Accept(changes, message, decision, waits=True)
 
+    @property
+    def _key(self) -> str:
+        """The key of the recurring job; empty where it cannot be known again."""
+        asked = self.request
+        if asked.digest is None or asked.now is not None:
+            return ""
+        return recurring_key(asked.uid, asked.account or "", asked.partition or "", asked.name or "", asked.digest)
+
+    def _recurring(self) -> RecurringJob | None:
+        key = self._key
+        return RecurringJob(show(self.request.name or "this job"), tuple(self.past.get(key, ()))) if key else None
+
+    def _advise(self, whole: ProfileOffer, partition: Partition) -> list[str]:
+        """Return what a user is told whose job asks for a whole GPU and used less; the site's choice."""
+        job = self._recurring() if self.policy.advise and self.policy.runs.runs else None
+        told = "" if job is None else advise(job, whole, partition.offers, self.policy.runs)
+        return [told] if told else []
+
     def _decision(self, request: JobRequest, partition: Partition, hints: Hints, outcome: _Outcome) -> SubmitDecision:
         bucket, choice = outcome.bucket, outcome.choice
         return SubmitDecision(
@@ -367,6 +453,8 @@ class _Job:
             reason=outcome.reason,
             message=outcome.message,
             advice=outcome.advice,
+            recurring=self._key,
+            engine=self.request.engine or "",
         )
 
     def _advice(self, bucket: Bucket | None, hints: Hints, partition: Partition, grant: Grant) -> Advice | None:
@@ -461,6 +549,13 @@ def _whole_gpu(part: GresEntry, partition: Partition) -> ProfileOffer:
         names = ", ".join(kind.name for kind in partition.kinds)
         raise Refusal("unknown_gpu", partition.name, show(part.type or ""), names)
     return partition.offers[kind.full.profile.gres_type]
+
+
+def _whole(part: GresEntry, partition: Partition, granted: str) -> str:
+    asked = show(part.text[len(part.prefix) :])
+    if part.type is None and len(partition.kinds) > 1:
+        return MESSAGES["whole_of"] % (granted, asked, ", ".join(kind.name for kind in partition.kinds))
+    return MESSAGES["whole"] % (granted, asked)
 
 
 def _check_options(asking: GresRequest, request: JobRequest) -> None:

@@ -37,6 +37,10 @@ ACCEPTED: Final = 32
 """Connections that are accepted before slurmctld's are looked at again."""
 LATER_S: Final = 0.1
 """Seconds from an answer to the idle tasks that it leaves."""
+LAST_S: Final = 0.5
+"""Seconds that those who have connected by the end may still take for their request."""
+#: seconds without any connection after which all have come that were on their way when the socket's file went
+_QUIET_S: Final = 0.02
 
 
 @dataclass(eq=False)
@@ -129,6 +133,8 @@ class SubmitServer:
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="submit-socket", daemon=True)
         self._listeners: dict[int, tuple[Path, socket.socket]] = {}  # slurmctld's first
+        self._files: list[tuple[Path, int]] = []  # of the sockets, with their inodes
+        self._last: float | None = None  # when the end comes, once it was told to stop
 
     def start(self) -> None:
         """Start to listen, and serve in the background.
@@ -139,19 +145,23 @@ class SubmitServer:
         own = reserved(self._path)
         for path, listener in ((own, listen(own, owners=self._service.speakers)), (self._path, listen(self._path))):
             self._listeners[listener.fileno()] = path, listener
+            self._files.append((path, path.stat().st_ino))
             self._poll.register(listener.fileno(), select.EPOLLIN)
         self._poll.register(self._wake, select.EPOLLIN)
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no more; the sockets go."""
+        """Answer who has connected, then no more; the sockets go unless another server has put its own there."""
+        for path, inode in self._files:
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == inode:
+                    path.unlink()
         os.write(self._woken, b"x")
         if self._thread.ident is not None:
             self._thread.join()
         for client in list(self._clients.values()):
             self._forget(client)
-        for path, listener in self._listeners.values():
-            path.unlink(missing_ok=True)
+        for _, listener in self._listeners.values():
             listener.close()
         self._poll.close()
         os.close(self._wake)
@@ -163,11 +173,13 @@ class SubmitServer:
         return self._open.total()
 
     def _run(self) -> None:
-        while True:
+        while self._last is None or time.monotonic() < self._last:
             ready = {number for number, _ in self._poll.poll(0 if self._turns else self._patience())}
             if self._wake in ready:
+                self._begin_to_stop()
+            elif self._last is not None and not ready and not self._turns and not self._silent:
                 return
-            for number in ready - self._listeners.keys():
+            for number in ready & self._clients.keys():
                 client = self._clients[number]
                 if client.uid in self._service.speakers:
                     self._speak(client)
@@ -182,6 +194,14 @@ class SubmitServer:
             if self._due is not None and time.monotonic() >= self._due:
                 again = self._idle_task()
                 self._due = None if again is None else time.monotonic() + again
+
+    def _begin_to_stop(self) -> None:
+        self._poll.unregister(self._wake)
+        self._last = time.monotonic() + LAST_S
+        for client in [client for client in self._clients.values() if client.until is None]:
+            self._speak(client)  # what it may have asked already
+            if client.link.fileno() >= 0:
+                self._forget(client)
 
     def _accept(self, path: Path, listener: socket.socket) -> None:
         for _ in range(ACCEPTED):
@@ -238,7 +258,8 @@ class SubmitServer:
 
     def _keep(self, client: _Client) -> None:
         """Leave the connection open for the next request of those who submit for others."""
-        if client.uid in self._service.speakers and len(self._clients) - self._silent < KEPT:
+        room = self._last is None and len(self._clients) - self._silent < KEPT
+        if client.uid in self._service.speakers and room:
             client.until = None
             self._silent -= 1
         else:
@@ -260,6 +281,8 @@ class SubmitServer:
         times = [client.until for client in self._clients.values() if client.until] if self._silent else []
         if self._due is not None:
             times.append(self._due)
+        if self._last is not None:
+            times.append(min(self._last, time.monotonic() + _QUIET_S))
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _expire(self) -> None:

@@ -10,17 +10,19 @@ import socket
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from slurm_migbatch.predict.recurring import SENTENCES, PastRun
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.answer_cache import AnswerCache
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Refuse, RequestError
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.submit.script import condense
 from slurm_migbatch.workload.catalog import SiteCatalog
 from slurm_migbatch.workload.loans import LOAN
 
@@ -33,6 +35,8 @@ PER_USER: Final = 8
 BACKLOG: Final = 1024
 MOST_UNRECORDED: Final = 10_000
 """Decisions that may wait for the record; further ones push out the oldest."""
+MOST_RECURRING: Final = 10_000
+"""Recurring jobs whose runs are remembered."""
 _VERDICTS: Final = {Accept: "accept", Pass: "pass", Refuse: "refuse"}
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _CREDENTIALS = struct.Struct("3i")
@@ -55,6 +59,15 @@ class SubmitState:
     chooser: Chooser
     policy: SubmitPolicy
     answers: AnswerCache = field(default_factory=AnswerCache, compare=False)
+
+    def keeps(self, decision: SubmitDecision | None) -> bool:
+        """Return whether the same request will get the same answer as long as the site is the same.
+
+        It does not where runs of the same job count, which come in between.
+        """
+        if decision is None or not decision.recurring:
+            return True
+        return decision.reason not in SENTENCES and not (decision.reason == "whole_gpu" and self.policy.advise)
 
 
 class Statistics:
@@ -95,6 +108,7 @@ class SubmitService:
         """`slurm_uids`: besides root, who may ask on behalf of others (the uid of SlurmUser)."""
         self._site = SubmitState(catalog, chooser, policy or SubmitPolicy())
         self._clock = clock
+        self._past: dict[str, tuple[PastRun, ...]] = {}
         self._recorder = recorder
         self._unrecorded: deque[tuple[SubmitDecision, str, float]] = deque(maxlen=MOST_UNRECORDED)
         #: who may ask on behalf of others
@@ -108,12 +122,21 @@ class SubmitService:
         site = self._site
         self._site = SubmitState(catalog or site.catalog, chooser or site.chooser, policy or site.policy)
 
+    def learn(self, past: Mapping[str, Sequence[PastRun]]) -> None:
+        """Take in the runs of some recurring jobs; those of others stay, within a bound."""
+        for key, runs in past.items():
+            self._past.pop(key, None)
+            self._past[key] = tuple(runs)
+        while len(self._past) > MOST_RECURRING:
+            self._past.pop(next(iter(self._past)))
+
     def handle(self, request: bytes, peer_uid: int = 0) -> bytes:
         """Return the answer to one request of a process of `peer_uid`. Never raises.
 
         Root and SlurmUser get decisions, for anybody; everybody else gets advice about himself, which is not recorded.
         """
         began = time.perf_counter()
+        request = condense(request)
         site, speaker = self._site, peer_uid in self.speakers
         given = site.answers.get(request) if speaker else None
         if given is not None:
@@ -138,11 +161,12 @@ class SubmitService:
         if not speaker and job.uid != peer_uid:
             raise RequestError(f"uid {peer_uid} may ask only for himself")
         name, now = new_id(), self._clock()
-        answer = rewrite(job, site.catalog, site.chooser, site.policy, decision_id=name, ts=now)
+        answer = rewrite(job, site.catalog, site.chooser, site.policy, decision_id=name, ts=now, past=self._past)
         verdict, message = _VERDICTS[type(answer)], protocol.encode_answer(answer)
         if speaker:
             decision = answer.decision if isinstance(answer, Accept) else None
-            site.answers.keep(request, verdict, message, decision, name)
+            if site.keeps(decision):
+                site.answers.keep(request, verdict, message, decision, name)
             if decision is not None:
                 self._remember(decision, decision.id, now)
         return verdict, message
@@ -177,18 +201,22 @@ def reserved(path: Path) -> Path:
 
 
 def listen(path: Path, *, owners: Collection[int] = ()) -> socket.socket:
-    """Return a listening socket at `path`, a dead one there replaced. Raises OSError; the directory must be root's own.
+    """Return a listening socket at `path`. Raises OSError; the directory must be root's own.
 
+    One that is there is replaced in one step: there is no moment without a socket at `path`, and whoever listened there
+    before gets no more connections.
     Everybody may connect (to ask for advice), who may ask what is settled by peer credentials; with `owners` root and
     this user alone. Where it cannot be given to him (there are several, or only root could give it) everybody may
     connect nevertheless.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    fresh = path.with_name(f"{path.name}~")
     try:
-        path.unlink(missing_ok=True)
-        listener.bind(str(path))
-        path.chmod(0o600 if owners and _given(path, owners) else 0o666)
+        fresh.unlink(missing_ok=True)
+        listener.bind(str(fresh))
+        fresh.chmod(0o600 if owners and _given(fresh, owners) else 0o666)
         listener.listen(BACKLOG)
+        fresh.replace(path)
     except BaseException:
         listener.close()
         raise

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from jinja2 import Environment, StrictUndefined
 
 from slurm_migbatch.predict.selection import REASONS
 from slurm_migbatch.site import template_loader
+from slurm_migbatch.submit.nodes import MOST_NAMED, READ
 from slurm_migbatch.submit.request import OPTIONS, TEXTS
 from slurm_migbatch.submit.rewrite import DECISION_BYTES, MESSAGES, SubmitPolicy
+from slurm_migbatch.submit.script import MOST_BYTES
 from slurm_migbatch.submit.table import (
     BASE,
     MIDDLE,
@@ -22,14 +25,18 @@ from slurm_migbatch.submit.table import (
     site_source,
 )
 from slurm_migbatch.workload.buckets import R20
-from slurm_migbatch.workload.catalog import SiteCatalog
+from slurm_migbatch.workload.catalog import NODE_FEATURE, SiteCatalog
 from slurm_migbatch.workload.hints import FORMS, MAX_BYTES
+from slurm_migbatch.workload.holding import STEPS
 from slurm_migbatch.workload.llmhints import CHOICES
 from slurm_migbatch.workload.loans import LONGEST_MARK
+from slurm_migbatch.workload.nearmiss import LONGEST_KEY, OTHER_WORDS
 from slurm_migbatch.workload.refusal import SENTENCES
 
 JOB_SUBMIT: Final = "job_submit.lua"
 CLI_FILTER: Final = "cli_filter.lua"
+DESCRIBE_SECONDS: Final = 3
+"""How long a submission waits for the description of a model, at most."""
 
 
 def render(
@@ -78,10 +85,20 @@ def render(
         decision_bytes=DECISION_BYTES,
         max_hint=MAX_BYTES,
         longest_mark=LONGEST_MARK,
+        other_words=OTHER_WORDS,
+        longest_key=LONGEST_KEY,
+        node_feature=NODE_FEATURE,
+        node_bytes=READ,
+        most_named=MOST_NAMED,
+        room_steps=STEPS,
+        script_bytes=MOST_BYTES,
         hints_in_extra=policy.hints_in_extra,
         trusted=dict.fromkeys(sorted(policy.trusted_uids), True),
         r20=R20,
         default_partition=default_partition,
+        describe=policy.describe,
+        describe_seconds=DESCRIBE_SECONDS,
         module=module,
-        built_in=site_source(catalog),  # without the models: it must not grow with the site's knowledge
+        # without models and nodes: it must not grow with the site, nor change with what its nodes have at the moment
+        built_in=site_source(replace(catalog, nodes={})),
     )

@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -31,9 +32,9 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.candidate import MOST_MIB, NEED_BITS
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.workload.buckets import R20, Bucket, Grid
-from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
+from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
 
-TABLE_VERSION: Final = 2
+TABLE_VERSION: Final = 3
 ROLES: Final = ("infer", "train")
 BASE: Final = 94
 ZERO: Final = ord("!")
@@ -90,6 +91,8 @@ def site_source(catalog: SiteCatalog, *, refuse_misses: bool = False, records: M
         "names": catalog.names,
         "partitions": {part.name: _partition(part) for part in catalog.partitions.values()},
         "kinds": {name: _kind(kind) for name, kind in catalog.kinds.items()},
+        "stem": catalog.stem,
+        **_nodes(catalog),
         **(records or {"models": {}, "aliases": {}}),
     }
     return "{\n" + "".join(f"{_INDENT}{name} = {quote(value)},\n" for name, value in parts.items()) + "}"
@@ -154,10 +157,33 @@ def _partition(partition: Partition) -> dict[str, Any]:
     }
 
 
+def _nodes(catalog: SiteCatalog) -> dict[str, Any]:
+    """Return the nodes by name, each as the number of its group: nodes that differ by their names alone."""
+    numbers: dict[MigNode, int] = {}
+    names = {}
+    for node in catalog.nodes.values():
+        own = {node.feature} if node.named else set()
+        group = replace(node, name="", features=node.features - own)
+        names[node.name] = numbers.setdefault(group, len(numbers) + 1)
+    groups = [
+        {
+            "gpus": list(group.gpus),
+            "partitions": dict.fromkeys(sorted(group.partitions), True),
+            "features": dict.fromkeys(sorted(group.features), True),
+            "named": group.named,
+        }
+        for group in numbers
+    ]
+    return {"groups": groups, "nodes": names}
+
+
 def _kind(kind: GpuKind) -> dict[str, Any]:
     return {
         "types": dict.fromkeys(kind.types, True),
         "full": kind.full.profile.gres_type,
+        "layouts": [list(layout) for layout in kind.room.layouts],
+        "compute": kind.room.compute,
+        "memory": kind.room.memory,
         "profiles": [
             [
                 info.profile.gres_type,
@@ -165,6 +191,8 @@ def _kind(kind: GpuKind) -> dict[str, Any]:
                 info.memory_slices,
                 info.memory_mib,
                 not info.profile.suffix,
+                kind.room.footprints[info.profile.gres_type].number + 1,
+                info.max_instances,
             ]
             for info in kind.geometry.profiles
         ],

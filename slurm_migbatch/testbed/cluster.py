@@ -11,7 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
-from . import conf, database, gpu_kind, process_group, registry, users
+from slurm_migbatch.mig.geometry import Geometry
+
+from . import conf, database, geometry, process_group, registry, restd, users
 from .daemons import Daemon, Daemons
 from .errors import TestbedError
 from .ports import PortBook, listening
@@ -38,7 +40,7 @@ class Cluster(RunningCluster):
         self._book = PortBook()
         self._registered = False
         self.product = Product(self)
-        self._known: tuple[gpu_kind.SimulatedGpuKind, tuple[int, int]] | None = None
+        self._known: tuple[Geometry, tuple[int, int]] | None = None
 
     @classmethod
     def attach(cls, directory: Path | str) -> Cluster:
@@ -65,7 +67,8 @@ class Cluster(RunningCluster):
         if os.geteuid() != 0:
             raise TestbedError("a test bed starts Slurm's daemons and makes users, which needs root")
         self.root.check(self.directory)
-        for program in ("slurmctld", "slurmd", *CLIENTS, *(["slurmdbd"] if self.spec.dbd else [])):
+        optional = [name for name, wanted in (("slurmdbd", self.spec.dbd), (restd.NAME, self.spec.rest)) if wanted]
+        for program in ("slurmctld", "slurmd", *CLIENTS, *optional):
             self.root.locate(program)
         needed = [_MUNGED, *([database.MARIADBD] if self.spec.dbd else [])]
         if missing := [path for path in needed if not Path(path).exists()]:
@@ -156,6 +159,11 @@ class Cluster(RunningCluster):
             *(["slurmdbd"] if self.spec.dbd else []),
         ):
             self.ports[service] = self._book.take()
+        if self.spec.backup:
+            for folder in ("local", "migbatch", "second/local", "second/migbatch"):
+                (self.directory / folder).mkdir(mode=0o755, parents=True)
+            names = "".join(f"{address} {name}\n" for name, address in conf.controllers(self.spec).items())
+            (self.directory / "etc/hosts").write_text(names + Path("/etc/hosts").read_text())
         for user in self.users:
             home = self.home(user.name)
             home.mkdir(mode=0o755, exist_ok=True)
@@ -167,12 +175,14 @@ class Cluster(RunningCluster):
             if self.spec.migbatch:
                 self.product.mount_progress(node)
         write_private(self.directory / "munge/key", secrets.token_bytes(1024))
+        if self.spec.rest:
+            write_private(restd.key(self.directory), secrets.token_bytes(32))
         self.write_conf()
 
     def write_conf(self) -> None:
         """Write Slurm's configuration files from `spec` (after a change: `scontrol reconfigure` or restart)."""
         if self._known is None:
-            self._known = gpu_kind.ask(self.machine(self.spec.node_names[0]).library), self.root.version()
+            self._known = geometry.ask(self.machine(self.spec.node_names[0]).library), self.root.version()
         conf.write(self.directory, self.spec, *self._known, self.ports, self.munge_socket)
         data = {"spec": asdict(self.spec), "ports": self.ports, "users": [asdict(user) for user in self.users]}
         (self.directory / "etc/testbed.json").write_text(json.dumps(data))
@@ -215,11 +225,16 @@ class Cluster(RunningCluster):
             if self.spec.migbatch == "all":
                 self.product.install_filter()
             self.write_conf()
-        self.spawn("slurmctld", [self.root.locate("slurmctld"), "-D"], in_root=True)
+        self.spawn_on(1, "slurmctld", [self.root.locate("slurmctld"), "-D"], in_root=True)
         self.wait("slurmctld", lambda: listening(self.ports["slurmctld"]))
+        if self.spec.backup:
+            self.wait("the primary slurmctld", (self.directory / "state/heartbeat").exists)
+            self.spawn_on(2, "slurmctld-2", [self.root.locate("slurmctld"), "-D"], in_root=True)
         for node in self.spec.node_names:
             self.spawn(f"slurmd-{node}", [self.root.locate("slurmd"), "-D", "-N", node], in_root=True)
         self.wait("registration of the nodes", lambda: set(self.node_states().values()) == {"idle"})
+        if self.spec.rest:
+            restd.start(self)
         if self.spec.migbatch == "all":
             self.product.start()
 

@@ -1,83 +1,107 @@
-"""Slurm's configuration files of a test bed, rendered from the templates that sites use."""
+"""Slurm's configuration files of a test bed: a small site's own, and what `migbatch install` makes of them."""
 
 from __future__ import annotations
 
 import shutil
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from slurm_migbatch import site
+from slurm_migbatch.install import slurmedit
+from slurm_migbatch.install.reported import describe
+from slurm_migbatch.install.slurmconf import apply, load
+from slurm_migbatch.mig.geometry import Geometry
 
-from .gpu_kind import FILLER, SimulatedGpuKind
+from . import restd
+from .errors import TestbedError
 from .spec import Spec
 
-CLUSTER = "migbatch"
-CATALOG = "migcatalog"
-_TIERS = {"gpu": "PriorityTier=10", "train": "PriorityTier=1"}
+CLUSTER: Final = "migbatch"
+CATALOG: Final = "no-mig-slice-free"
 
 
 def write(
     directory: Path,
     spec: Spec,
-    kind: SimulatedGpuKind,
+    geometry: Geometry,
     version: tuple[int, int],
     ports: Mapping[str, int],
     munge_socket: Path,
 ) -> None:
-    """Write slurm.conf, gres.conf, cgroup.conf and the Lua scripts to `directory`/etc."""
+    """Write slurm.conf, gres.conf, what they include, cgroup.conf and the Lua scripts to `directory`/etc.
+
+    Raises:
+        TestbedError: the site's slurm.conf (`spec.options`) cannot live with migbatch.
+    """
     etc = directory / "etc"
-    names: dict[str, object] = {
-        "site": describe(spec, kind, version, ports),
-        "bed": {
-            "name": CLUSTER,
-            "host": socket.gethostname(),
-            "port": ports["slurmctld"],
-            "dbd_port": ports.get("slurmdbd"),
-            "directory": directory,
-            "munge_socket": munge_socket,
-            "options": spec.options,
-        },
+    bed = {
+        "name": CLUSTER,
+        "host": socket.gethostname(),
+        "hosts": [f"{name}({address})" for name, address in controllers(spec).items()],
+        # what is a controller's own: another directory on each
+        "run": directory / ("local" if spec.backup else "run"),
+        "log": directory / ("local" if spec.backup else "log"),
+        "port": ports["slurmctld"],
+        "ports": ports,
+        "dbd_port": ports.get("slurmdbd"),
+        "directory": directory,
+        "munge_socket": munge_socket,
+        "spec": spec,
+        "options": {**(restd.options(directory) if spec.rest else {}), **spec.options},
     }
-    for file, template in (("slurm", "testbed"), ("gres", "gres"), ("cgroup", "cgroup")):
-        fresh = etc / f"{file}.conf.new"
-        fresh.write_text(site.render(f"{template}.conf.j2", **names))
-        fresh.replace(etc / f"{file}.conf")
+    texts = installed(spec, geometry, version, etc, site.render("testbed.conf.j2", bed=bed))
+    texts[str(etc / "cgroup.conf")] = site.render("cgroup.conf.j2", version=version)
+    for path, text in texts.items():
+        fresh = Path(f"{path}.new")
+        fresh.write_text(text)
+        fresh.replace(path)
     for name, source in (("job_submit.lua", spec.job_submit), ("cli_filter.lua", spec.cli_filter)):
         if source and Path(source) != etc / name:
             shutil.copyfile(source, etc / name)
 
 
-def catalog_names(spec: Spec) -> str:
-    """Return the host list of the catalog."""
-    return CATALOG if spec.catalog_nodes == 1 else f"{CATALOG}[1-{spec.catalog_nodes}]"
+def installed(spec: Spec, geometry: Geometry, version: tuple[int, int], etc: Path, stock: str) -> dict[str, str]:
+    """Return slurm.conf, gres.conf and what they include, by path, as `migbatch install` leaves a stock slurm.conf."""
+    main, gres = str(etc / "slurm.conf"), str(etc / "gres.conf")
+    conf, gres_conf = load(main, {main: stock}.get), load(gres, {gres: ""}.get)
+    found = slurmedit.plan(described(spec, geometry, version), conf, gres_conf, spec.lending)
+    if found.problems:
+        raise TestbedError("; ".join(found.problems))
+    rendered = {str(etc / name): text for name, text in slurmedit.rendered(found).items()}
+    return {**apply({**conf.texts, **gres_conf.texts}, found.edits), **rendered}
 
 
-def describe(spec: Spec, kind: SimulatedGpuKind, version: tuple[int, int], ports: Mapping[str, int]) -> site.Site:
-    """Return the test bed as the templates see it."""
-    counts = {**dict.fromkeys([*kind.most, FILLER], 0), **(spec.counts or kind.base(spec.gpus))}
-    counts |= site.spare(version) if spec.lends or spec.config.get("lending", {}).get("enabled") else {}
-    always = "MaxTime=INFINITE State=UP"
-    lending = ("train",) if spec.lends else ()
-    tiers = {name: site.preemption(lending, name) for name in ("gpu", "train")} if lending else _TIERS
-    made_up = f"CPUs={spec.cpus} RealMemory=500000"
-    here = f"NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 {made_up}"
-    listed = ",".join(spec.node_names)
-    return site.Site(
-        version=version,
-        nodes=[site.NodeLine(name, counts, f"{here} Port={ports[name]}") for name in spec.node_names],
-        # Nobody ever listens for the catalog: it stays down.
-        catalog=site.NodeLine(catalog_names(spec), kind.catalog(spec.gpus), f"NodeAddr=127.0.0.1 Port=1 {made_up}"),
-        partitions=[
-            site.PartitionLine("gpu", spec.partition_nodes.get("gpu", listed), f"Default=YES {always} {tiers['gpu']}"),
-            site.PartitionLine("train", spec.partition_nodes.get("train", listed), f"{always} {tiers['train']}"),
-        ],
+def controllers(spec: Spec) -> dict[str, str]:
+    """Return the names of slurmctld's hosts with their addresses."""
+    return {"mbctl1": "127.0.0.1", "mbctl2": "127.0.0.2"} if spec.backup else {socket.gethostname(): "127.0.0.1"}
+
+
+def described(spec: Spec, geometry: Geometry, version: tuple[int, int]) -> site.Site:
+    """Return the test bed as its nodes report it."""
+    gpus = dict.fromkeys(spec.node_names, (geometry,) * spec.gpus)
+    found = describe(gpus, version, catalog_names(spec), spec.lending)
+    if spec.counts:
+        extra = site.spare(version) if spec.lending else {}
+        nodes = [
+            replace(node, counts={**dict.fromkeys(node.counts, 0), **spec.counts, **extra}) for node in found.nodes
+        ]
+        found = replace(found, nodes=nodes)
+    return replace(
+        found,
         prolog=spec.hooks.prolog,
         epilog=spec.hooks.epilog,
         task_prolog=spec.hooks.task_prolog,
         hook_timeout=spec.hooks.timeout,
+        primary_on=spec.hooks.primary_on,
+        primary_off=spec.hooks.primary_off,
         job_submit=bool(spec.job_submit),
         cli_filter=bool(spec.cli_filter),
-        lends=spec.lends,
-        accounting=spec.dbd,
     )
+
+
+def catalog_names(spec: Spec) -> str:
+    """Return the host list of the catalog."""
+    return CATALOG if spec.catalog_nodes == 1 else f"{CATALOG}[1-{spec.catalog_nodes}]"

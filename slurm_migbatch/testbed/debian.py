@@ -13,7 +13,7 @@ from .errors import TestbedError
 # python3: hooks inside run with the root's own interpreter.
 PACKAGES = (
     *("slurmctld", "slurmd", "slurm-client", "slurmdbd", "munge", "slurm-wlm-basic-plugins"),
-    *("lua-posix", "python3"),
+    *("slurmrestd", "slurm-wlm-jwt-plugin", "lua-posix", "python3"),
 )
 # Slurm's own reader of GPUs (contrib) is packaged for some suites only.
 EXTRA = {"trixie": ("slurm-wlm-nvml-plugin",)}

@@ -20,8 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from slurm_migbatch.install.scripts import PRIMARY, primary_program, stub
 from slurm_migbatch.node.paths import limited
 
+from . import restd
 from .conf import catalog_names
 from .errors import TestbedError
 from .running_cluster import RunningCluster, write_private
@@ -53,17 +55,22 @@ class Product:
         self.state = cluster.directory / "migbatch"
 
     def install_hooks(self) -> None:
-        """Copy the node's part, write node.conf and the hooks, and name them in the test bed's specification."""
+        """Copy the node's part, write node.conf, the hooks and what runs them, and name that in the specification."""
         self._copy(self.cluster.directory / "lib")
         write_private(self.etc / "token", secrets.token_hex(32).encode())
         (self.etc / "node.conf").write_text("".join(f"{key}={value}\n" for key, value in self._node_conf().items()))
         hooks = self.cluster.directory / "hooks"
         self.cluster.run([PYTHON, "-c", _INSTALL, str(self.cluster.directory / "lib"), str(hooks), str(self.etc)])
+        prolog, epilog, task_prolog = (self._stub(hooks / name) for name in ("prolog", "epilog", "task_prolog"))
         timeout = self.cluster.spec.hooks.timeout
-        self.cluster.spec = replace(
-            self.cluster.spec,
-            hooks=Hooks(str(hooks / "prolog"), str(hooks / "epilog"), str(hooks / "task_prolog"), timeout),
-        )
+        self.cluster.spec = replace(self.cluster.spec, hooks=Hooks(prolog, epilog, task_prolog, timeout))
+
+    def _stub(self, hook: Path) -> str:
+        """Write the program beside slurm.conf by which Slurm runs a hook; return its path."""
+        place = self.etc / f"migbatch-{hook.name}"
+        place.write_text(stub(str(hook)))
+        place.chmod(0o755)
+        return str(place)
 
     def mount_progress(self, node: str) -> None:
         """Mount what the first hook of a node would, before a --slurm-root has mounts of its own."""
@@ -72,7 +79,9 @@ class Product:
     def install_filter(self) -> None:
         """Write migbatch.toml and the Lua shims, and name those in the test bed's specification."""
         self.state.mkdir(mode=0o755, exist_ok=True)
-        self.config.write_text(_toml(self._settings()))
+        self._write_config()
+        if self.cluster.spec.backup:
+            self._install_primary_programs()
         self.render_shims(_JOB_SUBMIT)  # users have theirs once slurmctld can tell what belongs in it
         self.cluster.spec = replace(
             self.cluster.spec,
@@ -91,7 +100,7 @@ class Product:
         self.cluster.wait("the compiled table", (self.state / "table.lua").exists)
 
     def render_shims(self, *shims: str) -> None:
-        """Write the Lua shims (both), as `migbatch config render` does, with what migbatchd knows of the site by now.
+        """Write the Lua shims (both), as `migbatch install` does, with what migbatchd knows of the site by now.
 
         slurmctld takes up a new file by itself.
         """
@@ -105,9 +114,13 @@ class Product:
             fresh.replace(self.etc / shim)
 
     def start_daemon(self) -> None:
-        """Start migbatchd and wait until it answers."""
-        self.cluster.spawn("migbatchd", [sys.executable, "-m", "slurm_migbatch.cli.migbatchd", "-c", str(self.config)])
-        self.cluster.wait("migbatchd", lambda: self.health() is not None)
+        """Start migbatchd, on both controllers where there are two, and wait until it answers."""
+        line = [sys.executable, "-m", "slurm_migbatch.cli.migbatchd", "-c"]
+        self.cluster.spawn_on(1, "migbatchd", [*line, str(self.config)])
+        if self.cluster.spec.backup:
+            self.cluster.spawn_on(2, "migbatchd-2", [*line, str(self.config_of(2))])
+        for controller in self.controllers:
+            self.cluster.wait("migbatchd", lambda controller=controller: self.health(controller) is not None)  # type: ignore[misc]
 
     def reconfigure(self, **sections: Mapping[str, object]) -> None:
         """Restart migbatchd with other keys of migbatch.toml (section -> key -> value)."""
@@ -115,7 +128,7 @@ class Product:
         for section, values in sections.items():
             config.setdefault(section, {}).update(values)
         self.cluster.spec = replace(self.cluster.spec, config=config)
-        self.config.write_text(_toml(self._settings()))
+        self._write_config()
         self.cluster.restart("migbatchd")
         self.cluster.wait("migbatchd", lambda: self.health() is not None)
 
@@ -128,10 +141,10 @@ class Product:
         """Run `migbatch ARGUMENTS` as root; return its output."""
         return self.cluster.run_here([sys.executable, "-m", "slurm_migbatch.cli", *arguments])
 
-    def health(self) -> Mapping[str, Any] | None:
+    def health(self, controller: int = 1) -> Mapping[str, Any] | None:
         """Ask migbatchd for its health; None where it does not answer."""
         try:
-            body = self._get("/healthz")
+            body = self._get("/healthz", controller)
         except urllib.error.HTTPError as error:
             with error:
                 body = error.read()
@@ -140,12 +153,40 @@ class Product:
         found: Mapping[str, Any] = json.loads(body)
         return found
 
-    def metrics(self) -> str:
+    def metrics(self, controller: int = 1) -> str:
         """Read migbatchd's metrics in Prometheus' text form. Raises OSError."""
-        return self._get("/metrics").decode()
+        return self._get("/metrics", controller).decode()
 
-    def _get(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"{self._url}{path}", timeout=60) as answer:  # noqa: S310 - our own loopback address
+    @property
+    def controllers(self) -> tuple[int, ...]:
+        """The numbers of the controllers."""
+        return (1, 2) if self.cluster.spec.backup else (1,)
+
+    def url(self, controller: int = 1) -> str:
+        """Return the node API's URL."""
+        return f"http://127.0.0.{controller}:{self.cluster.ports['migbatchd']}"
+
+    def config_of(self, controller: int) -> Path:
+        """Return the configuration of migbatchd on a controller: the addresses to listen on differ."""
+        return self.config if controller == 1 else self.etc / f"migbatch-{controller}.toml"
+
+    def _write_config(self) -> None:
+        from slurm_migbatch.config import render  # slow to import, see `render_shims`
+
+        for controller in self.controllers:
+            self.config_of(controller).write_text(render(self._settings(controller)))
+
+    def _install_primary_programs(self) -> None:
+        """Write the programs by which slurmctld says that it is the primary, and name them in the specification."""
+        for name, on in PRIMARY.items():
+            (self.etc / name).write_text(primary_program(PYTHON, f"{self.state}/api.sock", on=on))
+            (self.etc / name).chmod(0o755)
+        on_program, off_program = (str(self.etc / name) for name in PRIMARY)
+        hooks = replace(self.cluster.spec.hooks, primary_on=on_program, primary_off=off_program)
+        self.cluster.spec = replace(self.cluster.spec, hooks=hooks)
+
+    def _get(self, path: str, controller: int) -> bytes:
+        with urllib.request.urlopen(f"{self.url(controller)}{path}", timeout=60) as answer:  # noqa: S310 - our own loopback address
             found: bytes = answer.read()
         return found
 
@@ -159,10 +200,6 @@ class Product:
     def _answers_submissions(self) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
             return link.connect_ex(str(self.state / "submit.sock")) == 0
-
-    @property
-    def _url(self) -> str:
-        return f"http://127.0.0.1:{self.cluster.ports['migbatchd']}"
 
     def _copy(self, target: Path) -> None:
         source = Path(__file__).resolve().parents[1]
@@ -187,7 +224,7 @@ class Product:
             "ProcRoot": f"{nodes}/driver/proc",
             "DevRoot": f"{nodes}/driver/dev",
             "BootIdFile": f"{nodes}/driver/boot_id",
-            "Controller": self._url if self.cluster.spec.migbatch == "all" else "",
+            "Controller": ",".join(map(self.url, self.controllers)) if self.cluster.spec.migbatch == "all" else "",
             "Auth": self.cluster.spec.auth,
             "MungeSocket": str(self.cluster.munge_socket),
             "TokenFile": str(self.etc / "token"),
@@ -197,13 +234,18 @@ class Product:
             **self.cluster.spec.node_conf,
         }
 
-    def _settings(self) -> dict[str, dict[str, object]]:
+    def _rest(self) -> dict[str, object]:
+        directory = self.cluster.directory
+        return {"slurmrestd": restd.address(directory), "slurmrestd_token": str(restd.token_file(directory))}
+
+    def _settings(self, controller: int = 1) -> dict[str, dict[str, object]]:
         settings: dict[str, dict[str, object]] = {
             "cluster": {
                 "slurm_bin": str(self.cluster.bin),
                 "slurm_conf": str(self.cluster.slurm_conf),
                 "slurm_user": "root",
                 "catalog_nodes": catalog_names(self.cluster.spec),
+                **(self._rest() if self.cluster.spec.rest else {}),
             },
             "submit": {
                 "socket": str(self.state / "submit.sock"),
@@ -215,26 +257,15 @@ class Product:
             "learning": {"models": str(self.state / "models")},
             "store": {"url": f"sqlite:///{self.state}/migbatch.db"},
             "node_api": {
-                "listen": "127.0.0.1",
+                "listen": f"127.0.0.{controller}",
                 "port": self.cluster.ports["migbatchd"],
                 "auth": self.cluster.spec.auth,
                 "munge_socket": str(self.cluster.munge_socket),
                 "token_file": str(self.etc / "token"),
             },
-            "query": {"listen": "127.0.0.1", "port": self.cluster.ports["query"]},
+            "query": {"listen": f"127.0.0.{controller}", "port": self.cluster.ports["query"]},
             "daemon": {"run_dir": str(self.state)},
         }
-        if self.cluster.spec.lends:
-            settings["lending"] = {"enabled": True, "partitions": ["train"]}
         for section, values in self.cluster.spec.config.items():
             settings.setdefault(section, {}).update(values)
         return settings
-
-
-def _toml(settings: Mapping[str, Mapping[str, object]]) -> str:
-    """Return the TOML of tables of strings, numbers, booleans and lists of them (which JSON spells alike)."""
-    lines: list[str] = []
-    for section, values in settings.items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    return "\n".join([*lines, ""])

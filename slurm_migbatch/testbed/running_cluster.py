@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +45,15 @@ class RunningCluster:
         """The configuration file that SLURM_CONF names."""
         return self.directory / "etc/slurm.conf"
 
+    def conf_text(self) -> str:
+        """Return slurm.conf with what it includes, for a copy in another directory."""
+        return re.sub(
+            r"^Include (\S+)$",
+            lambda found: (self.slurm_conf.parent / found[1]).read_text(),
+            self.slurm_conf.read_text(),
+            flags=re.MULTILINE,
+        )
+
     @property
     def bin(self) -> Path:
         """Wrappers of Slurm's commands that work from anywhere (for root)."""
@@ -84,6 +94,23 @@ class RunningCluster:
         inside = in_root and self.root.path is not None
         line = self.root.enter(self._holder(), list(argv)) if inside else list(argv)
         return self.daemons.start(name, line, {**self.client_env(inside=inside), **(env or {})})
+
+    def spawn_on(self, controller: int, name: str, argv: Sequence[str], *, in_root: bool = False) -> Daemon:
+        """Start a process on the first or the second controller; where there is one alone, as `spawn` does.
+
+        Each controller has a host name and, as `local` and `migbatch`, directories of its own.
+        """
+        if not self.spec.backup:
+            return self.spawn(name, argv, in_root=in_root)
+        lines = ["set -e", f"mount --bind {self.directory}/etc/hosts /etc/hosts", f"hostname mbctl{controller}"]
+        if controller > 1:
+            for folder in ("local", "migbatch"):
+                lines.append(f"mount --bind {self.directory}/second/{folder} {self.directory}/{folder}")
+        lines.append('exec "$@"')
+        # a --slurm-root has private mounts already, and "/" in it is no mount
+        propagation = "unchanged" if in_root and self.root.path is not None else "private"
+        enter = ["unshare", "--uts", "--mount", "--propagation", propagation, "/bin/sh", "-c", "\n".join(lines), "sh"]
+        return self.spawn(name, [*enter, *argv], in_root=in_root)
 
     def stop(self, name: str, grace: float = GRACE_S) -> None:
         """Stop a process by SIGTERM, and SIGKILL after `grace` seconds."""

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """Paths of the hook programs, empty for none, and slurmd's limit for them in seconds."""
+    """Paths of the hook programs, empty for none, and slurmd's limit for them in seconds.
+
+    `primary_on` and `primary_off` are slurmctld's, of two controllers.
+    """
 
     prolog: str = ""
     epilog: str = ""
     task_prolog: str = ""
     timeout: int = 60
+    primary_on: str = ""
+    primary_off: str = ""
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class Spec:
         nodes, gpus, gpu_type: nodes n1..., simulated GPUs per node and their model.
         users: number of ordinary users (mbalice, mbbob, mbcarol, ...).
         dbd: whether slurmdbd and MariaDB run and keep accounts.
+        rest: whether slurmrestd runs (of a --slurm-root whose REST API migbatch speaks), see `testbed.restd`.
         slurm_root: a debootstrapped Debian whose Slurm programs are run; empty for the machine's own.
         latency: of the simulated driver: seconds per create or destroy, or "real".
         cpus: made-up CPUs per node.
@@ -36,7 +42,9 @@ class Spec:
         job_submit, cli_filter: Lua scripts to load; empty for none.
         options: further lines of slurm.conf.
         partition_nodes: host list of a partition (gpu, train) that does not have all nodes.
-        lends: whether training jobs of the partition `train` are lent idle slices, and Slurm may requeue them.
+        features: of nodes, beside the one that each has for its name (node -> names joined by commas).
+        backup: whether there is a second controller, each by a name of its own (`mbctl1`, `mbctl2`; processes
+            `slurmctld` and `slurmctld-2`, `migbatchd` and `migbatchd-2`); `config` must name a database server.
     """
 
     nodes: int = 2
@@ -44,6 +52,7 @@ class Spec:
     gpu_type: str = "h100-80gb"
     users: int = 3
     dbd: bool = False
+    rest: bool = False
     slurm_root: str = ""
     latency: float | Literal["real"] = 0.0
     cpus: int = 64
@@ -58,9 +67,16 @@ class Spec:
     cli_filter: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     partition_nodes: Mapping[str, str] = field(default_factory=dict)
-    lends: bool = False
+    features: Mapping[str, str] = field(default_factory=dict)
+    backup: bool = False
 
     @property
     def node_names(self) -> tuple[str, ...]:
         """n1, n2, ..."""
         return tuple(f"n{number}" for number in range(1, self.nodes + 1))
+
+    @property
+    def lending(self) -> tuple[str, ...]:
+        """The partitions whose training jobs are lent idle slices, by `config`."""
+        lending: Mapping[str, Any] = self.config.get("lending", {})
+        return tuple(lending.get("partitions", ())) if lending.get("enabled") else ()

@@ -8,16 +8,20 @@ slices), never from the g in its name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from slurm_migbatch.mig.geometry import Geometry, GeometryError, ProfileInfo
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.workload.holding import GpuRoom, room_of
 
 WIRE_VERSION = 1
+NODE_FEATURE: Final = "mig_node_"
+"""What the feature of one node begins with; its name follows. A job that names nodes asks for such features instead,
+which the catalog nodes have too, so that Slurm lets it wait for what its nodes do not offer at the moment."""
 
 
 class CatalogError(ValueError):
@@ -44,6 +48,11 @@ class GpuKind:
     def full(self) -> ProfileInfo:
         """The profile that takes the whole GPU."""
         return self.geometry.full
+
+    @property
+    def room(self) -> GpuRoom:
+        """What one of these GPUs can hold at once."""
+        return room_of(self.geometry)
 
     def answers_to(self, gpu_type: str) -> bool:
         """Return whether a user's GPU type means this kind."""
@@ -149,10 +158,38 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class MigNode:
+    """One node with MIG GPUs.
+
+    Attributes:
+        gpus: the kind of each of its GPUs, sorted.
+        partitions: those of the catalog that it is in.
+        features: what Slurm has as its active features.
+        named: whether it and every catalog node have the feature of its name (`NODE_FEATURE`).
+    """
+
+    name: str
+    gpus: tuple[str, ...]
+    partitions: frozenset[str]
+    features: frozenset[str] = frozenset()
+    named: bool = False
+
+    @property
+    def feature(self) -> str:
+        """The feature that it alone has, beside the catalog nodes."""
+        return NODE_FEATURE + self.name
+
+
+@dataclass(frozen=True)
 class SiteCatalog:
-    """All MIG partitions of the site, by name."""
+    """All MIG partitions of the site, by name, and the nodes in them; without nodes nothing is said of these.
+
+    `stem` is what the names of the catalog nodes begin with.
+    """
 
     partitions: Mapping[str, Partition] = field(default_factory=dict)
+    nodes: Mapping[str, MigNode] = field(default_factory=dict)
+    stem: str = ""
 
     def __post_init__(self) -> None:
         for name, partition in self.partitions.items():
@@ -172,15 +209,17 @@ class SiteCatalog:
         """All kinds of the site by name."""
         return {kind.name: kind for part in self.partitions.values() for kind in part.kinds}
 
-    def view(self, names: Sequence[str]) -> Partition:
+    def view(self, names: Sequence[str], only: Collection[str] | None = None) -> Partition:
         """Return the partitions `names` (all MIG ones) as one: all their kinds, the default of the first.
 
-        It lends if all
-        do."""
+        It lends if all do. `only`: kinds to leave in, some of theirs.
+        """
         parts = [self.partitions[name] for name in names]
-        if len(parts) == 1:
-            return parts[0]
         kinds = {kind.name: kind for part in parts for kind in part.kinds}
+        if only is not None and len(only) < len(kinds):
+            kinds = {name: kind for name, kind in kinds.items() if name in only}
+        elif len(parts) == 1:
+            return parts[0]
         lends = all(part.lends for part in parts)
         return Partition(",".join(names), tuple(kinds.values()), parts[0].default.profile, lends)
 
@@ -198,6 +237,17 @@ class SiteCatalog:
                 }
                 for part in self.partitions.values()
             ],
+            "nodes": [
+                {
+                    "name": node.name,
+                    "gpus": list(node.gpus),
+                    "partitions": sorted(node.partitions),
+                    "features": sorted(node.features),
+                    "named": node.named,
+                }
+                for node in self.nodes.values()
+            ],
+            "stem": self.stem,
         }
 
     @classmethod
@@ -216,9 +266,20 @@ class SiteCatalog:
                     None if default is None else Profile.parse(default),
                     row.get("lends") is True,
                 )
+            nodes = {
+                row["name"]: MigNode(
+                    str(row["name"]),
+                    tuple(kinds[name].name for name in row["gpus"]),
+                    frozenset(map(str, row["partitions"])),
+                    frozenset(map(str, row["features"])),
+                    row["named"] is True,
+                )
+                for row in data.get("nodes", ())
+            }
+            stem = str(data.get("stem", ""))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CatalogError(f"the catalog is not understood: {error!r}") from None
-        return cls(partitions)
+        return cls(partitions, nodes, stem)
 
 
 def load(path: Path) -> SiteCatalog:

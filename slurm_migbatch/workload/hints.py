@@ -15,6 +15,8 @@ of a slice and never more: they reach no shell, no file name and no SQL text.
 | mem | GPU memory that the job needs (replaces the estimate) | 18gb (10^9), 18GiB, 18G (2^30) |
 | role | what it is: inference, training, an instance of a service | infer, train, serve |
 | min, max | smallest and largest profile to be chosen | 1g.10gb, 3g.40gb |
+| cuda | how CUDA_VISIBLE_DEVICES names the slice | uuid, index |
+| retry | run a batch job once more, on a larger slice, where its own was too small | oom |
 | signal | on this signal the job writes a checkpoint and goes on | usr1, usr2 |
 
 Language models have more, under the names that serving engines and trainers use (`llmhints`).
@@ -31,7 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Final
 
-from slurm_migbatch.workload import llmhints, units
+from slurm_migbatch.workload import llmhints, nearmiss, units
 from slurm_migbatch.workload.llmhints import LlmHints
 from slurm_migbatch.workload.refusal import Refusal, lower, show
 
@@ -54,6 +56,8 @@ FORMS: Final = {
     "min": PROFILE_FORM,
     "max": PROFILE_FORM,
     "signal": "usr1 or usr2",
+    "cuda": "uuid or index",
+    "retry": "oom",
     **llmhints.FORMS,
 }
 """What to write for each key; rendered into the Lua shims too."""
@@ -86,6 +90,8 @@ class Hints:
     min: str | None = None
     max: str | None = None
     signal: str | None = None
+    cuda: str | None = None
+    retry: str | None = None
     llm: LlmHints = NO_LLM
 
     @property
@@ -103,6 +109,19 @@ class Hints:
 def is_hint(text: str) -> bool:
     """Return whether a comment holds hints for migbatch; any other is the user's own."""
     return text.startswith(PREFIX)
+
+
+def unread(*texts: str) -> str:
+    """Return the first pair of a text that holds hints but is not read for them; empty for none.
+
+    Raises Refusal where it names migbatch, for then they were surely meant for us.
+    """
+    for text in texts:
+        if not is_hint(text) and (pair := nearmiss.unread_pair(text, FORMS)):
+            if PREFIX[:-1] in lower(text):
+                raise Refusal("hint_near", show(pair))
+            return pair
+    return ""
 
 
 def parse(*texts: str) -> Hints:
@@ -138,10 +157,15 @@ def _pairs(text: str, values: dict[str, str]) -> None:
         if not equals or not key:
             raise Refusal("hint_form", show(token))
         if key not in FORMS:
-            raise Refusal("hint_key", show(key))
+            raise _unknown(key)
         if key in values:
             raise Refusal("hint_twice", key)
         values[key] = value
+
+
+def _unknown(key: str) -> Refusal:
+    meant = nearmiss.nearest(key, FORMS)
+    return Refusal("hint_typo", show(key), meant) if meant else Refusal("hint_key", show(key))
 
 
 def _value(key: str, text: str) -> dict[str, str | int]:
@@ -198,6 +222,14 @@ def _signal(text: str) -> dict[str, str | int] | None:
     return {"signal": text} if text in ("usr1", "usr2") else None
 
 
+def _cuda(text: str) -> dict[str, str | int] | None:
+    return {"cuda": text} if text in ("uuid", "index") else None
+
+
+def _retry(text: str) -> dict[str, str | int] | None:
+    return {"retry": text} if text == "oom" else None
+
+
 def _profile(name: str) -> Reader:
     def read(text: str) -> dict[str, str | int] | None:
         spelled = text.replace("+", ".")
@@ -218,5 +250,7 @@ _READERS: dict[str, Reader] = {
     "min": _profile("min"),
     "max": _profile("max"),
     "signal": _signal,
+    "cuda": _cuda,
+    "retry": _retry,
     **llmhints.READERS,
 }

@@ -12,7 +12,9 @@ pending job needs the old type and the new one. What is old can be brought down 
 
 - every node offers one `loan` for good, and a job that waits asks for two;
 - a job stays with the first profile that it was released for. A count of 0 in its GRES, which Slurm skips and users
-  cannot write, keeps that in mind (`mig:loan:2,mig:2g.20gb:0`).
+  cannot write, keeps that in mind (`mig:loan:2,mig:2g.20gb:0`);
+- a job that comes back must not start on some nodes (`decide.lending.view.pools_of`). Other counts of 0 name them, and
+  say that its ExcNodeList is not its user's (`mig:2g.20gb:1,mig:not-n1:0`): squeue does not show that.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ LOAN: Final = "loan"
 """The GRES type of an elastic training job that waits; also how its decision's name begins."""
 GUEST: Final = "guest"
 """The GRES type of a training job that shares the slice of another."""
+AWAY: Final = "not-"
+"""How GRES types begin that name, with a count of 0, a node on which a training job must not start."""
 LONGEST_MARK: Final = len("[mig:10g.1000gb.me.all:1#loan01234567]")
 """Bytes that the marker of an elastic job may come to have, whatever slice it gets; its comment leaves room for it."""
 REMEMBERING: Final = "gres:"
@@ -93,6 +97,12 @@ def loan_hints(
     names = [name for name in partition.split(",") if name]
     if not names or not set(names) <= set(partitions):
         return None
+    return _hints_of(comment, gres, extra)
+
+
+@lru_cache(maxsize=1 << 14)
+def _hints_of(comment: str, gres: str, extra: str) -> LoanHints | None:
+    """As `loan_hints`, of a job whose partitions lend: each round reads every job's again."""
     try:
         counts = gres_list.counts(gres, GRES)
     except GresError:
@@ -155,23 +165,30 @@ def emptied(gres: str) -> dict[str, str]:
     """
     if forgets(gres):
         return {}
-    return {"TresPerNode": "", "TresPerJob": f"{REMEMBERING}{GRES}:{LOAN}:2", "NumNodes": "1-1"}
+    anywhere = {"ExcNodeList": ""} if away(gres) else {}
+    return {"TresPerNode": "", "TresPerJob": f"{REMEMBERING}{GRES}:{LOAN}:2", "NumNodes": "1-1", **anywhere}
 
 
-def retyped(gres: str, comment: str, kind: str) -> dict[str, str]:
+def away(gres: str) -> frozenset[str]:
+    """Return the nodes on which root has told Slurm not to start an elastic job."""
+    if AWAY not in gres:
+        return frozenset()
+    return frozenset(kind.removeprefix(AWAY) for kind in _types(gres) if kind.startswith(AWAY))
+
+
+def retyped(gres: str, comment: str, kind: str, nodes: Collection[str] = ()) -> dict[str, str]:
     """Return the fields of `scontrol update` that give an elastic job another type of slice: Gres and Comment.
 
     Args:
         gres, comment: as Slurm shows them; other GRES and the user's own text stay.
         kind: `LOAN`, `GUEST` or a profile in GRES spelling.
+        nodes: where it must not start; its user must have excluded none.
     """
     kept: list[str] = []
-    former: dict[str, None] = {}
+    former = _types(gres)
     for entry in gres_list.split(gres):
-        name, _, rest = gres_list.prefix_of(entry)[1].partition(":")
-        if name == GRES:
-            former[rest.partition(":")[0]] = None
-        elif name:
+        name = gres_list.prefix_of(entry)[1].partition(":")[0]
+        if name and name != GRES:
             kept.append(gres_list.prefix_of(entry)[1])
     match = _marker(comment)
     text = comment[: comment.rfind(MARKER_OPEN)].removesuffix(" ") if match else comment
@@ -180,6 +197,9 @@ def retyped(gres: str, comment: str, kind: str) -> dict[str, str]:
     fields = {}
     if not forgets(gres):
         wanted += [f"{GRES}:{name}:0" for name in former if name != kind and _profile(name)]
+    if nodes or away(gres):
+        wanted += [f"{GRES}:{AWAY}{node}:0" for node in sorted(nodes)]
+        fields["ExcNodeList"] = ",".join(sorted(nodes))
     if not former or not forgets(gres):
         fields["TresPerJob"] = ""  # takes back what `emptied` wrote
     return {
@@ -187,6 +207,12 @@ def retyped(gres: str, comment: str, kind: str) -> dict[str, str]:
         "Gres": ",".join([*kept, *wanted]),
         "Comment": f"{text} {marker}" if text.strip(" ") else marker,
     }
+
+
+def _types(gres: str) -> list[str]:
+    """Return the types of MIG GRES in a text, those with a count of 0 too; an empty one where a type is missing."""
+    entries = (gres_list.prefix_of(entry)[1].split(":") for entry in gres_list.split(gres))
+    return [entry[1] if len(entry) > 1 else "" for entry in entries if entry[0] == GRES]
 
 
 def _marker(comment: str) -> re.Match[str] | None:

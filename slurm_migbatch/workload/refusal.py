@@ -50,6 +50,18 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "loan_kept": "this release of Slurm keeps the previous request of a training job that waits for idle "
         "slices: cancel and resubmit it",
         "loan_requeue": "a training job on idle slices must allow requeueing: keep it enabled, or name a profile",
+        "node_other": "--nodelist names %s, which is no node with MIG GPUs of partition %s that meets --constraint and "
+        "--exclude: name others (migbatch nodes lists them), or leave the list out",
+        "nodes_more": "the job asks for %s nodes and --nodelist names %s: ask for as many as are named, or leave the "
+        "list out",
+        "nodes_none": "no node with MIG GPUs of partition %s meets --constraint and --exclude: change them (scontrol "
+        "show node lists features)",
+        "nodes_later": "the node list of a job with slices is set when it is submitted: cancel and resubmit it, or ask "
+        "for nodes by features: scontrol update JobId=... Features=%s",
+        "room_none": "no node available to the job can ever hold %s at once: request fewer or smaller slices, or "
+        "spread them over more nodes or jobs (migbatch nodes lists the GPUs)",
+        "room_few": "only %s of the nodes available to the job can ever hold %s, and it asks for %s: request fewer "
+        "nodes, or fewer or smaller slices on each",
         "kinds": "a job can have at most 8 different profiles: request fewer",
         # hints
         "hint_long": "the hints are %s bytes long, the limit is 999: shorten them, for example migbatch: "
@@ -59,9 +71,12 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "digits and . _ - / + : only",
         "hint_form": "'%s' is not a hint: use key=value pairs separated by blanks, for example model=bert-large "
         "batch=32",
-        "hint_key": "unknown hint '%s': use one of batch, deadline, input, items, max, mem, min, model, role, "
+        "hint_key": "unknown hint '%s': use one of batch, cuda, deadline, input, items, max, mem, min, model, role, "
         "signal, slo; of a language model also engine, dtype, quantization, max_model_len, max_num_seqs, output, "
         "ttft, tpot, rate, method, seq, micro_batch",
+        "hint_typo": "unknown hint '%s' (did you mean %s=?): use a key that README lists",
+        "hint_near": "the comment mentions migbatch, but hints are read only where it begins with 'migbatch:' in lower "
+        "case: write --comment='migbatch: %s'",
         "hint_twice": "hint '%s' is given twice: give it once",
         "hint_value": "invalid hint %s=%s: use %s",
         "deadline_alone": "deadline= needs the amount of work: add items=, for example items=1m deadline=2h",

@@ -18,6 +18,7 @@ FORBIDDEN = {
     "decisions": ("predict/knee.py", "urllib.request"),
     "plots": ("report/table.py", "matplotlib.pyplot"),
     "database": ("site/render.py", "sqlalchemy"),
+    "doctor-anywhere": ("doctor/disks.py", "slurm_migbatch.site.render"),
 }
 """Contract -> a module, and what it must not import."""
 

@@ -11,7 +11,7 @@ import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from slurm_migbatch.cli.doctor import needed
+from slurm_migbatch.doctor.controller import needed
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "slurm_migbatch"
@@ -23,7 +23,7 @@ ON_NODES = (
     "mig/",
     "node/",
     "elastic/",
-    *(f"cli/{name}.py" for name in ("__main__", "main", "common", "node", "progress")),
+    *(f"cli/{name}.py" for name in ("__main__", "main", "common", "node", "progress", "doctor")),
 )
 OWNERS = packages_distributions()
 #: a job's own Python brings it, where it does
@@ -84,7 +84,7 @@ def test_imports_are_declared(room):
 
 
 def test_imports_of_the_tests_are_declared():
-    extras = ("dev", "pyslurm-25-11")
+    extras = ("dev", "engine", "pyslurm-25-11")
     missing = {str(path.relative_to(ROOT)): undeclared(path, *extras) - {"tests"} for path in TESTS}
     assert {path: modules for path, modules in missing.items() if modules} == {}
 

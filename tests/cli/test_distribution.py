@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 TEMPLATES = sorted(path.name for path in (ROOT / "gres_templates").glob("*.j2"))
 #: read by other templates only
 INCLUDED = {"migbatch_core.lua.j2"}
+#: of a test bed's Slurm alone
+STOCK = {"cgroup.conf.j2", "testbed.conf.j2"}
 
 #: prints where the package and its data lie, the text of each template, and the names of the examples
 PROGRAM = """
@@ -30,10 +32,14 @@ from slurm_migbatch.workload.catalog import SiteCatalog
 counts = {"1g.10gb": 7, "none": 0}
 node, catalog = site.NodeLine("n[1-2]", counts), site.NodeLine("migcatalog", counts)
 cluster = {
-    "site": site.Site((24, 11), [node], catalog, [site.PartitionLine("gpu", "n[1-2]")], job_submit=True),
+    "site": site.Site((24, 11), [node], catalog, job_submit=True),
     "bed": {
-        "name": "c", "host": "h", "port": 1, "dbd_port": 2, "directory": "/d", "munge_socket": "/m", "options": {},
+        "name": "c", "host": "h", "hosts": ["h(127.0.0.1)"], "run": "/r", "log": "/l",
+        "port": 1, "ports": {"n1": 3}, "dbd_port": 2, "directory": "/d", "munge_socket": "/m",
+        "options": {},
+        "spec": {"node_names": ["n1"], "cpus": 4, "partition_nodes": {}, "features": {}},
     },
+    "version": (24, 11),
 }
 unit = {"program": "/opt/migbatch", "config": "/etc/migbatch.toml", "user": "root", "etc": "/etc/migbatch"}
 dbd = {"dbd": {"host": "h", "port": 2, "munge_socket": "/m", "log": "/l", "pid_file": "/p"}}
@@ -115,7 +121,7 @@ def test_an_installed_wheel_renders_every_template(installed):
         sorted(path.name for path in (ROOT / folder).iterdir() if path.is_file())
         for folder in ("gres_templates", "sbatch_examples")
     ]
-    assert all("migbatch" in text or template == "cgroup.conf.j2" for template, text in found["texts"].items())
+    assert all("migbatch" in text or template in STOCK for template, text in found["texts"].items())
 
 
 def test_a_checkout_and_a_wheel_render_alike(installed):

@@ -29,10 +29,10 @@ def test_a_choice_with_its_candidates(shown) -> None:
     result = shown("--gres=mig:auto", "--comment", "migbatch: model=bert-large batch=32 slo=200ms")
     assert result.return_value == 0
     assert "bert-large/infer/b32/128tok/slo200000us/any" in result.output
-    assert "mig:3g.40gb:1 (fits)" in result.output
+    assert "mig:1g.20gb:1 (fits)" in result.output
     table = result.output.split("\n\n")[1].splitlines()
     assert table[0].split()[:3] == ["PROFILE", "SLICES", "GIB"]
-    assert table[1].startswith("3g.40gb") and "over 200 ms" in table[-1]
+    assert table[1].startswith("1g.20gb") and "over 200 ms" in table[-1]
 
 
 def test_a_refusal(shown) -> None:

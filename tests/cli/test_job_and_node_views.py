@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from slurm_migbatch.cli import checks
-from slurm_migbatch.cli.lendingchecks import check_lending, parse_partitions
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.cli.siteconf import build
+from slurm_migbatch.cli.siteconf import cut_by_mig
 from slurm_migbatch.config import Config, loads
+from slurm_migbatch.doctor.lending import check_lending, parse_partitions
+from slurm_migbatch.doctor.nodes import check_nodes
+from slurm_migbatch.doctor.settings import check_slurm_conf, parse_slurm_config
+from slurm_migbatch.install.reported import describe as describe_site
 from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar
 from slurm_migbatch.query.why import describe, find, tasks_at_once
 from slurm_migbatch.site import render as render_site
@@ -219,19 +221,19 @@ def test_doctor_reads_slurms_configuration():
         "prologflags": "Alloc,DeferBatch",
         "prologepilogtimeout": "65534",
     }
-    assert {f.level for f in checks.check_slurm_conf(good)} == {"ok"}
-    bad = checks.check_slurm_conf({"grestypes": "gpu", "prologepilogtimeout": "10 sec"})
+    assert {f.level for f in check_slurm_conf(good)} == {"ok"}
+    bad = check_slurm_conf({"grestypes": "gpu", "prologepilogtimeout": "10 sec"})
     wrong = {f.subject for f in bad if f.level == "FAIL"}
     assert wrong == {
         "GresTypes", "JobSubmitPlugins", "Prolog", "Epilog", "TaskProlog", "PrologFlags", "PrologEpilogTimeout"
     }  # fmt: skip
     text = "Configuration data as of 2026\nPrologFlags             = Alloc\nGresTypes = (null)\nSLURM_CONF = /x\n"
-    assert checks.parse_slurm_config(text) == {"prologflags": "Alloc", "grestypes": "", "slurm_conf": "/x"}
+    assert parse_slurm_config(text) == {"prologflags": "Alloc", "grestypes": "", "slurm_conf": "/x"}
 
 
 def test_doctor_looks_at_nodes():
     idle, down = frozenset({"IDLE"}), frozenset({"DOWN"})
-    catalog = NodeRow("migcatalog", down, {"1g.10gb": 14, "none": 0}, {}, ("gpu",))
+    catalog = NodeRow("no-mig-slice-free", down, {"1g.10gb": 14, "none": 0}, {}, ("gpu",))
     rows = [
         NodeRow("n1", idle, {"1g.10gb": 7}, {}, ("gpu",)),
         NodeRow(
@@ -239,7 +241,7 @@ def test_doctor_looks_at_nodes():
         ),
         catalog,
     ]
-    found = list(checks.check_nodes(rows, {"n1": []}, {"n1": 1000.0}, 1010.0, Config()))
+    found = list(check_nodes(rows, {"n1": []}, {"n1": 1000.0}, 1010.0, Config()))
     said = {(f.level, f.subject): f.text for f in found}
     assert ("ok", "n1") in said
     assert "refuses its registration: gres/mig count changed" in next(f.text for f in found if f.subject == "n2")
@@ -247,11 +249,23 @@ def test_doctor_looks_at_nodes():
     assert any("does not list 2g.20gb" in f.text for f in found)
     assert any("not in partition big" in f.text for f in found)
     assert all(f.advice for f in found if f.level != "ok")
+    assert "n[1-2] or the catalog node lacks the feature mig_node_<name>" in said["warn", "node features"]
+
+
+def test_doctor_looks_at_the_features_of_nodes():
+    def said(own, listed):
+        node = NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7}, {}, ("gpu",), features=frozenset(own))
+        catalog = NodeRow("no-mig-slice-free", frozenset({"DOWN"}), {}, features=frozenset(listed))
+        found = check_nodes([node, catalog], {}, {}, 0.0, Config())
+        return next(f.level for f in found if f.subject == "node features")
+
+    assert said({"mig_node_n1", "x"}, {"mig_node_n1"}) == "ok"
+    assert said({"mig_node_n1"}, set()) == said(set(), {"mig_node_n1"}) == "warn"
 
 
 SHOWN = (
-    "PartitionName=gpu AllowGroups=ALL Nodes=migcatalog,n1 PriorityTier=10 PreemptMode=OFF State=UP\n"
-    "PartitionName=train AllowGroups=ALL Nodes=migcatalog,n1 PriorityTier=1 PreemptMode=REQUEUE State=UP\n"
+    "PartitionName=gpu AllowGroups=ALL Nodes=no-mig-slice-free,n1 PriorityTier=10 PreemptMode=OFF State=UP\n"
+    "PartitionName=train AllowGroups=ALL Nodes=no-mig-slice-free,n1 PriorityTier=1 PreemptMode=REQUEUE State=UP\n"
 )
 LENDS = loads('[lending]\nenabled = true\npartitions = ["train"]\n')
 
@@ -260,7 +274,7 @@ def lending_said(shown=SHOWN, conf=None, catalog=None, node=None, version=(24, 1
     catalog = {"1g.10gb": 14, "none": 0, "loan": 2, "guest": 1} if catalog is None else catalog
     rows = [
         NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7, **(node or {})}, {}, ("gpu", "train")),
-        NodeRow("migcatalog", frozenset({"DOWN"}), catalog, {}, ("gpu", "train")),
+        NodeRow("no-mig-slice-free", frozenset({"DOWN"}), catalog, {}, ("gpu", "train")),
     ]
     conf = {"jobrequeue": "1", "preempttype": "preempt/partition_prio"} | (conf or {})
     found = list(check_lending(config, conf, rows, parse_partitions(shown), version))
@@ -291,25 +305,22 @@ def test_doctor_knows_which_slurm_does_not_forget():
 
 
 def test_slurm_conf_of_a_site_that_lends():
-    nodes = [NodeRow("n1", frozenset({"IDLE"}), {}, {}, ("gpu", "train"))]
+    gpus = cut_by_mig({"n1": [GPU]}, {"n1"})
     for version, spare in (((24, 11), 0), ((22, 5), 1)):
-        site = build({"n1": [GPU]}, nodes, version, "migcatalog", ("train",))
+        site = describe_site(gpus, version, "no-mig-slice-free", ("train",))
         assert site.nodes[0].counts.get("loan", 0) == spare
         text = render_site("slurm.conf.j2", site=site)
         assert "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n" in text
-        assert "PartitionName=train Nodes=n1,migcatalog PriorityTier=1 PreemptMode=REQUEUE\n" in text
-        assert "PartitionName=gpu Nodes=n1,migcatalog PriorityTier=10 PreemptMode=OFF\n" in text
-        assert "NodeName=migcatalog Name=mig Type=loan Count=2 " in render_site("gres.conf.j2", site=site)
+        assert "NodeName=no-mig-slice-free Name=mig Type=loan Count=2 " in render_site("gres.conf.j2", site=site)
         assert ("NodeName=n1 Name=mig Type=loan" in render_site("gres.conf.j2", site=site)) == bool(spare)
-    site = build({"n1": [GPU]}, nodes, (22, 5), "migcatalog")
+    site = describe_site(gpus, (22, 5), "no-mig-slice-free")
     assert "Preempt" not in render_site("slurm.conf.j2", site=site) and "loan" not in site.nodes[0].counts
     assert "mig:loan:2,mig:guest:1" in render_site("slurm.conf.j2", site=site)  # ready for the day on which it lends
 
 
 def test_slurm_conf_is_built_from_what_nodes_report():
-    nodes = [NodeRow(f"n{i}", frozenset({"IDLE"}), {}, {}, ("gpu",)) for i in (1, 2, 3)]
-    inventory = {"n1": [GPU], "n2": [GPU], "n3": [{**GPU, "mig": False}]}
-    site = build(inventory, nodes, (24, 11), "migcatalog")
+    inventory = {"n1": [GPU], "n2": [GPU], "n3": [{**GPU, "mig": False}], "n4": [GPU]}
+    site = describe_site(cut_by_mig(inventory, {"n1", "n2", "n3"}), (24, 11), "no-mig-slice-free")
     (line,) = site.nodes
     assert line.names == "n[1-2]"
     assert line.counts == {"7g.80gb": 0, "3g.40gb": 0, "1g.10gb": 7, "none": 0}

@@ -187,3 +187,10 @@ def test_a_module_of_our_own_that_is_missing_is_a_bug():
 
     with pytest.raises(ModuleNotFoundError):
         run(command, "prog", [])
+
+
+def test_completion_of_subcommands_imports_none_of_them():
+    asked = {"_MIGBATCH_COMPLETE": "bash_complete", "COMP_WORDS": "migbatch ", "COMP_CWORD": "1"}
+    done = start((), "migbatch", **asked)
+    assert done.stderr == ""
+    assert done.stdout.split() == [f"plain,{name}" for name in sorted(cli.list_commands(click.Context(cli)))]

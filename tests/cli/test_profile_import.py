@@ -137,7 +137,7 @@ def test_list(migbatch, table):
         (("import", "/nowhere"), 2, "does not exist"),
         (("import", "--source", "", "/"), 2, "printable"),
         (("export", "t.txt"), 2, "must end in .csv"),
-        (("list", "--kind", "serve"), 2, "serve"),
+        (("list", "--kind", "think"), 2, "serve"),
     ],
 )
 def test_wrong_usage(migbatch, arguments, code, said):

@@ -116,3 +116,11 @@ def test_show_tells_how_far_a_training_is() -> None:
     assert line.endswith(" (it took 0.5 s)")
     assert list(training({"measured_facts": {"safe": {"steps": 0}}})) == ["0 steps done"]
     assert list(training({"measured_facts": {"by": {}}})) == list(training({"measured_facts": None})) == []
+
+
+def test_a_job_says_that_memory_ran_out(file: Path) -> None:
+    assert report(file, "--oom") == (0, "")
+    assert [line is not None and line.oom for line in understood(file)] == [1]
+    content = progress.Content(b"", file.read_bytes(), file.stat().st_size, time.time())
+    said = progress.understand(content, time.time() - 60)
+    assert said is not None and (said.oom, said.items) == (True, None)

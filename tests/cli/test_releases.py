@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slurm_migbatch.cli import checks
 from slurm_migbatch.cli.doctor import doctor
-from slurm_migbatch.cli.releases import SiteTraits, check_release, untyped_gres
+from slurm_migbatch.doctor.leaving import check_leaving
+from slurm_migbatch.doctor.releases import SiteTraits, check_release, untyped_gres
 from slurm_migbatch.slurm.client import UNREAD, JobRow, SlurmError
 from slurm_migbatch.slurm.versions import Release, parse_release
 
@@ -118,7 +118,7 @@ def test_doctor_judges_the_release_of_slurmctld(site: Path, config: str, level: 
 
 def test_which_jobs_stand_in_the_way_of_leaving() -> None:
     plain = JobRow(1, gres="gres:gpu:2")
-    assert [each.level for each in checks.check_leaving([plain])] == ["ok"]
+    assert [each.level for each in check_leaving([plain])] == ["ok"]
     rows = [
         plain,
         JobRow(2, state="RUNNING", gres="gres/mig:1g.10gb:1"),
@@ -126,7 +126,7 @@ def test_which_jobs_stand_in_the_way_of_leaving() -> None:
         JobRow(4, state="COMPLETING", gres="mig"),
         JobRow(5, state=UNREAD),
     ]
-    held, waiting, odd = checks.check_leaving(rows)
+    held, waiting, odd = check_leaving(rows)
     assert {each.level for each in (held, waiting, odd)} == {"FAIL"}
     assert "2 (running), 4 (completing)" in held.text
     assert "3_[1-9] (pending)" in waiting.text

@@ -135,3 +135,10 @@ def test_it_starts_without_what_only_some_rounds_need():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "'sqlalchemy'" in done.stdout
     assert "'scipy'" not in done.stdout
+
+
+def test_the_process_that_answers_submissions_starts_without_the_database():
+    """After its end submissions wait for the next one."""
+    program = "import sys, slurm_migbatch.daemon.submit_worker; print({*sys.modules} & {'sqlalchemy', 'scipy'})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,78 +1,13 @@
 """What /metrics tells: names, types, labels and texts that dashboards and alerts of sites are made of."""
 
-import http.client
-
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
+from slurm_migbatch.daemon.gauges import slices_by_state, waits
+from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from tests.support.daemon_fakes import gpu, inventory, state
+from tests.support.exposition import FAMILIES, LABELS, parsed, scrape
 from tests.support.waiting import eventually
-
-#: name as in a query, type, labels (without a histogram's `le`), help
-FAMILIES = (
-    ("migbatch_submit_answers", "gauge", "verdict", "Submit requests answered since the last start."),
-    ("migbatch_submit_seconds", "gauge", "quantile", "Handling time that a share of the last requests kept."),
-    ("migbatch_model_refits_total", "counter", "outcome", "Refits of the predictor, by outcome."),
-    ("migbatch_model_version", "gauge", "", "Learned model that predictions are made with; 0: physics."),
-    ("migbatch_model_kept_share", "gauge", "figure", "Share of runs since the last refit that kept the limit."),
-    ("migbatch_model_kept_runs", "gauge", "figure", "Runs since the last refit that told the figure."),
-    (
-        "migbatch_model_drift",
-        "gauge",
-        "figure model",
-        "Measured over predicted since the last refit, the median by model.",
-    ),
-    ("migbatch_supply_round_seconds", "histogram", "", "Duration of a supply round."),
-    ("migbatch_supply_changes_total", "counter", "", "Changes of what a node offers."),
-    (
-        "migbatch_supply_age_seconds",
-        "gauge",
-        "what",
-        "Seconds since the look at Slurm that the last round without an error followed, and the most so far.",
-    ),
-    ("migbatch_supply_offered", "gauge", "profile", "Free slices that are offered, by profile."),
-    ("migbatch_supply", "gauge", "what", "The last round in numbers."),
-    ("migbatch_lending_round_seconds", "histogram", "", "Duration of a decision on loans."),
-    ("migbatch_loans_ended_total", "counter", "cause", "Loans that ended, by what ended them."),
-    ("migbatch_lending_actions_total", "counter", "kind outcome", "What was done to training jobs, by kind."),
-    ("migbatch_loans", "gauge", "state", "Loans that go on, by state."),
-    ("migbatch_loans_waiting", "gauge", "", "Elastic training jobs that wait for a slice."),
-    ("migbatch_dispatch_round_seconds", "histogram", "", "Duration of a decision on what waits."),
-    ("migbatch_dispatch_actions_total", "counter", "kind outcome", "Changes of pending jobs, by kind."),
-    ("migbatch_node_requests_total", "counter", "path status", "Requests of nodes by path and status."),
-    ("migbatch_node_events_total", "counter", "kind", "Events taken from nodes, by kind."),
-    ("migbatch_audit_cancelled_total", "counter", "", "Jobs cancelled for holding too much."),
-    ("migbatch_start_time_seconds", "gauge", "", "When this service started."),
-    ("migbatch_store_queue", "gauge", "", "Records that wait for the database."),
-    ("migbatch_store_dropped", "gauge", "kind", "Records that could not be kept, by kind."),
-    ("migbatch_healthy", "gauge", "part", "Whether a part works (1) or not (0)."),
-    ("migbatch_node_silence_seconds", "gauge", "node", "Seconds since a node was heard."),
-    ("migbatch_orphan_runs", "gauge", "node", "Runs that hold slices on a node after Slurm has ended them."),
-    ("migbatch_query_answers", "gauge", "status", "Questions of users answered since the last start, by status."),
-    ("migbatch_jobs", "gauge", "state", "Jobs in Slurm's queue, by state."),
-)
-LABELS = {name: set(labels.split()) for name, _, labels, _ in FAMILIES}
-
-
-def scrape(port):
-    """(content type, text) of /metrics."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    connection.request("GET", "/metrics")
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    assert answer.status == 200
-    return answer.getheader("content-type"), text
-
-
-def parsed(text):
-    """The families of an exposition by their name in a query; OpenMetrics keeps `_total` to the samples."""
-    found = {}
-    for family in text_string_to_metric_families(text):
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        assert found.setdefault(name, family) is family, f"{name} stands twice"
-    return found
 
 
 def test_families(running):
@@ -144,3 +79,49 @@ def test_a_histogram_has_all_its_series(busy):
     assert [float(edge) for edge in edges] == [
         *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, float("inf"))
     ]
+
+
+def test_slices_by_profile_and_state(running, node):
+    held = {"gpu": "GPU-0", "profile": "1g.10gb", "start": 0, "size": 1}
+    start = {"seq": 3, "ts": 1.0, "kind": "start", "job": 6, "restart": 0, "slices": [held]}
+    node.events(inventory(gpu(0)), state(gpu(0), seq=2), start)
+    eventually(lambda: 'migbatch_slices{profile="1g.10gb",state="held"} 1.0' in scrape(running.port)[1])
+
+
+def test_slices_are_counted_in_one_state_each():
+    def places(*starts):
+        return [{"gpu": "GPU-0", "profile": "1g.10gb", "start": start, "size": 1} for start in starts]
+
+    def run(job, starts, **more):
+        return {"seq": 1, "ts": 1.0, "kind": "start", "job": job, "restart": 0, "slices": places(*starts), **more}
+
+    view = LiveView()
+    view.apply("n1", [inventory(gpu(0)), run(6, (0, 1, 2)), run(7, (2,), beside=[6, 0])])
+    view.apply("n1", [{**run(6, (0,)), "kind": "stop"}, {"kind": "zombie", **places(3)[0]}])
+    states = {
+        ("1g.10gb", "held"): 1.0,
+        ("1g.10gb", "shared"): 1.0,
+        ("1g.10gb", "idle"): 1.0,
+        ("1g.10gb", "zombie"): 1.0,
+    }
+    assert slices_by_state(view.facts()) == states
+
+
+def test_counters_of_faults_begin_at_zero(running):
+    """Else the first one is no increase, and no alert sees it."""
+    text = scrape(running.port)[1]
+    for kind in ("misfit", "zombie", "fault"):
+        assert f'migbatch_node_events_total{{kind="{kind}"}} 0.0' in text
+
+
+def test_waits():
+    rows = [
+        JobRow(1, gres="gres:mig:1g.10gb:1", eligible=100.0),
+        JobRow(2, gres="gres/mig:1g.10gb:1", eligible=400.0),
+        JobRow(3, gres="gres:mig:1g.10gb:1", eligible=None),
+        JobRow(4, gres="gres:gpu:1", eligible=1.0),
+        JobRow(5, state="RUNNING", gres="gres:mig:1g.10gb:1", eligible=1.0),
+        JobRow(6, gres="gres:mig:1g.10gb:1", eligible=900.0),
+    ]
+    assert waits(rows, 500.0) == {("longest",): 400.0, ("median",): 250.0}
+    assert waits([], 500.0) == {("longest",): 0.0, ("median",): 0.0}

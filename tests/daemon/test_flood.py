@@ -24,13 +24,8 @@ MIB = 1 << 20
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path)
-    yield daemon
-    for process in daemon.processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait(PATIENCE_S)
-    daemon.ports.release()
+    with Daemon(tmp_path) as running:
+        yield running
 
 
 def peak_mib(process: subprocess.Popen[bytes]) -> int:

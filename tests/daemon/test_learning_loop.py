@@ -179,6 +179,14 @@ def test_going_back_is_waited_out(site, record):
     assert models_of(site).index().rejected == {2: 5.0}
 
 
+def test_a_record_that_was_set_back_is_learned_from():
+    """A restored or new database numbers from further back; what is beyond the old number would be waited for else."""
+    index = Index(current=1, seen=seen_of(Learnable(5000, 7.0), []))
+    assert not news(index, Learnable(5000, 7.0), [])
+    assert news(index, Learnable(4000, 7.0), [])
+    assert not news(index, Learnable(0, 7.0), [])
+
+
 def test_news():
     facts = []
     seen = seen_of(Learnable(5, 2.0), facts)

@@ -173,3 +173,5 @@ def test_lending_needs_partitions_that_are_looked_after():
     said = problems("[cluster]\npartitions = ['gpu']\n[lending]\nenabled = true\npartitions = ['train']\n")
     assert said == ["m.toml:5: lending.partitions names train, which cluster.partitions leaves out"]
     assert loads("[lending]\npartitions = []\n").lending.enabled is False
+    said = problems("[lending]\npartitions = ['train']\ntraining_only = ['train', 'gpu']\n")
+    assert said == ["m.toml:3: lending.training_only names gpu, which lending.partitions leaves out"]

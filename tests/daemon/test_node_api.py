@@ -7,12 +7,18 @@ import threading
 
 import pytest
 
+from slurm_migbatch.config import loads
 from slurm_migbatch.daemon.audit import Auditor
+from slurm_migbatch.daemon.gate import Refused
 from slurm_migbatch.daemon.nodesview import LiveView
+from slurm_migbatch.daemon.scraping import Scraping
+from slurm_migbatch.node.auth import AuthError
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import JobRow
 from tests.support.daemon_fakes import FakeSigner, Node, gpu, inventory, state
 from tests.support.waiting import eventually
 
+TOKEN = b"0123456789abcdef" * 4
 INVENTORY = {"seq": 1, "ts": 1.0, "kind": "inventory", "gpus": [{"uuid": "GPU-1"}]}
 
 
@@ -56,6 +62,26 @@ def test_no_credential(running):
     connection.request("POST", "/node/v1/plan", b"{}")
     assert connection.getresponse().status == 401
     connection.close()
+
+
+FAULT = {"level": "FAIL", "subject": "Prolog", "text": "is missing", "advice": "install it"}
+
+
+def test_what_a_node_found_is_told_to_root_alone(node, running, config):
+    status, answer = node.send("/node/v1/findings", {"node": "n1", "sent": 1.0, "findings": [FAULT]})
+    assert status == 200 and answer["now"] > 1.0
+    (found,) = json.loads(QuerySite(config).daemon("/v1/findings"))["nodes"].items()
+    assert found[0] == "n1" and found[1]["findings"] == [FAULT] and found[1]["ahead"] < -1e6
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=120)
+    connection.request("GET", "/v1/findings")
+    assert connection.getresponse().status == 403
+    connection.close()
+
+
+def test_what_a_node_found_is_read_as_a_strangers_word(node):
+    for findings in ([FAULT] * 65, [{**FAULT, "level": "ok"}], [{**FAULT, "text": "x" * 501}], [1], None):
+        assert node.send("/node/v1/findings", {"node": "n1", "sent": 1.0, "findings": findings})[0] == 400
+    assert Node(node.port, FakeSigner(key=b"other")).send("/node/v1/findings", {})[0] == 401
 
 
 def test_large_bodies_are_refused(node, store):
@@ -247,3 +273,46 @@ def test_a_single_odd_look_cancels_nobody():
         assert auditor.check(view.facts(), look) == []
     assert [e.job for e in auditor.check(view.facts(), odd)] == [1]
     assert auditor.check(view.facts(), odd) == []
+
+
+@pytest.mark.parametrize(
+    ("token", "address", "given", "status"),
+    [
+        (b"", None, "", 0),
+        (b"", "127.0.0.1", "", 0),
+        (b"", "::1", "", 0),
+        (b"", "10.0.0.7", "", 403),
+        (b"", "10.0.0.7", "Bearer ", 403),
+        (b"", "", "", 403),
+        (TOKEN, "127.0.0.1", "", 0),
+        (TOKEN, "10.0.0.7", "", 401),
+        (TOKEN, "10.0.0.7", "Bearer " + "x" * 64, 401),
+        (TOKEN, "10.0.0.7", "Basic " + TOKEN.decode(), 401),
+        (TOKEN, "10.0.0.7", "Bearer " + TOKEN.decode(), 0),
+        (TOKEN, "10.0.0.7", "Bearer \u00e9", 401),
+    ],
+)
+def test_metrics_are_for_this_host_and_for_the_token(token, address, given, status):
+    headers = {"authorization": given} if given else {}
+    try:
+        Scraping(token).check(address, headers)
+    except Refused as refused:
+        assert refused.status == status
+    else:
+        assert status == 0
+
+
+def test_a_token_that_others_can_read_is_not_taken(tmp_path):
+    path = tmp_path / "token"
+    config = loads(f"[node_api]\nmetrics_token_file = '{path}'\n")
+    with pytest.raises(AuthError, match="cannot be opened"):
+        Scraping.of(config)
+    path.write_bytes(TOKEN + b"\n")
+    path.chmod(0o640)
+    with pytest.raises(AuthError, match="by its owner only"):
+        Scraping.of(config)
+    path.chmod(0o600)
+    assert Scraping.of(config) == Scraping(TOKEN)
+    path.write_bytes(b"short\n")
+    with pytest.raises(AuthError, match="shorter"):
+        Scraping.of(config)

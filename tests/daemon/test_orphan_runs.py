@@ -2,9 +2,9 @@
 
 import pytest
 
-from slurm_migbatch.cli import checks
 from slurm_migbatch.daemon.audit import PATIENCE_S, Orphan, OrphanWatch, orphans
 from slurm_migbatch.daemon.nodesview import LiveView
+from slurm_migbatch.doctor.nodes import check_orphans
 from slurm_migbatch.slurm.client import UNREAD, JobRow
 from slurm_migbatch.store.queries import LeaseRow
 from tests.support.daemon_fakes import gpu
@@ -69,8 +69,8 @@ def held():
 def test_doctor_tells_of_it():
     lease = LeaseRow("n1", "GPU-1", "1g.10gb", 0, 1, job=1, restart=0, since=1000.0)
     young = LeaseRow("n1", "GPU-1", "1g.10gb", 1, 1, job=2, restart=0, since=1990.0)
-    (finding,) = checks.check_orphans([lease, young], [], 2000.0)
+    (finding,) = check_orphans([lease, young], [], 2000.0)
     assert (finding.level, finding.subject) == ("warn", "n1")
     assert "job 1 run 0" in finding.text and "migbatch node reconcile" in finding.advice
-    (finding,) = checks.check_orphans([lease], [JobRow(1, state="RUNNING", nodes=HERE)], 2000.0)
+    (finding,) = check_orphans([lease], [JobRow(1, state="RUNNING", nodes=HERE)], 2000.0)
     assert finding.level == "ok"

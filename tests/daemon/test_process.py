@@ -12,13 +12,8 @@ from tests.support.waiting import PATIENCE_S, eventually
 
 @pytest.fixture
 def daemon(tmp_path):
-    daemon = Daemon(tmp_path)
-    yield daemon
-    for process in daemon.processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait(PATIENCE_S)
-    daemon.ports.release()
+    with Daemon(tmp_path) as running:
+        yield running
 
 
 def test_sigterm_ends_it_cleanly(daemon):

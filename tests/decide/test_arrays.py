@@ -15,7 +15,7 @@ from slurm_migbatch.decide.dispatch.arrays import (
     START_S,
     ArrayHistory,
     Bounds,
-    Elastic,
+    ElasticArray,
     Task,
     Throttle,
     elastic_arrays,
@@ -33,19 +33,19 @@ HINTS = "migbatch: model=resnet-50 items=600 deadline=2m"
 RATE = 600 / 18.0
 
 
-def array(number: int = 9, **changes: object) -> Elastic:
+def array(number: int = 9, **changes: object) -> ElasticArray:
     fields: dict[str, object] = {
         "array": number, "user": "ann", "comment": HINTS, "profile": P("1g.10gb"), "each": 1, "pending": 12,
         "running": (), "throttle": None, "deadline_s": 120, "items": 600, "predicted_s": 18.0, "pool": POOL,
     }  # fmt: skip
-    return Elastic(**{**fields, **changes})  # type: ignore[arg-type]
+    return ElasticArray(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def room(gpus: int = 2) -> FreeCapacity:
     return FreeCapacity({"h1": NodeCapacity([(H100, EMPTY)] * gpus, Counter())}, {"h1": frozenset({P("1g.10gb")})})
 
 
-def history(*arrays: Elastic, bounds: Bounds | None = None) -> ArrayHistory:
+def history(*arrays: ElasticArray, bounds: Bounds | None = None) -> ArrayHistory:
     """What is remembered where these arrays are seen for the first time."""
     made = ArrayHistory(bounds or Bounds())
     for each in arrays:
@@ -53,11 +53,11 @@ def history(*arrays: Elastic, bounds: Bounds | None = None) -> ArrayHistory:
     return made
 
 
-def limits(*arrays: Elastic, bounds: Bounds | None = None, gpus: int = 2, scarce: bool = False) -> list[Throttle]:
+def limits(*arrays: ElasticArray, bounds: Bounds | None = None, gpus: int = 2, scarce: bool = False) -> list[Throttle]:
     return throttles(NOW, arrays, history(*arrays, bounds=bounds), room(gpus), lambda array: scarce)
 
 
-def told(*arrays: Elastic, bounds: Bounds | None = None, gpus: int = 2, scarce: bool = False) -> dict[int, int]:
+def told(*arrays: ElasticArray, bounds: Bounds | None = None, gpus: int = 2, scarce: bool = False) -> dict[int, int]:
     found = limits(*arrays, bounds=bounds, gpus=gpus, scarce=scarce)
     return {each.array.array: each.after for each in found}
 
@@ -217,7 +217,7 @@ def test_never_less_than_one_nor_more_than_the_user_allows(
 # -- several users -----------------------------------------------------------------------------------------------------
 
 
-def both(served: float = 0.0) -> list[Elastic]:
+def both(served: float = 0.0) -> list[ElasticArray]:
     run = Task(NOW - served, None, False)
     ann = known(array(1, user="ann", pending=40), [run], RATE, POOL)
     bob = array(2, user="bob", pending=40)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Mode
-from slurm_migbatch.decide.core import Decision, Memory, Outcomes, Settings
-from slurm_migbatch.decide.dispatch.arrays import Elastic, Throttle
+from slurm_migbatch.decide.core import Decision, DecisionMemory, Outcomes, Settings
+from slurm_migbatch.decide.dispatch.arrays import ElasticArray, Throttle
 from slurm_migbatch.decide.dispatch.retype import Pending, Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchSettings
 from slurm_migbatch.decide.lending.stage import LendingSettings
@@ -22,13 +22,13 @@ from slurm_migbatch.decide.recording.deltas import Delta
 from slurm_migbatch.decide.recording.segments import AskedPredictions, SegmentReader, SegmentWriter
 from slurm_migbatch.decide.snapshot import (
     Answers,
-    Candidate,
     ClusterSnapshot,
     LendingPast,
     NoPredictions,
     PlanStatus,
     Questions,
     Report,
+    WeighedProfile,
 )
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.grant import Grant
@@ -139,7 +139,7 @@ def test_snapshots_come_back_as_they_were_in_their_order(seen: list[ClusterSnaps
     reader = SegmentReader(through_json(writer.begin(settings, None)))
     assert reader.segment.settings == settings
     for snapshot in seen:
-        entry = through_json(writer.round(snapshot, Decision(Memory(settings)), Outcomes(), ()))
+        entry = through_json(writer.round(snapshot, Decision(DecisionMemory(settings)), Outcomes(), ()))
         assert parts(reader.round(entry).snapshot) == parts(snapshot)
 
 
@@ -177,7 +177,7 @@ def test_one_job_that_moves_is_one_word() -> None:
         (LoanHints(slice=Profile(1, 10), model="m"), LoanHints),
         (
             [
-                (Throttle(Elastic(1, "u", "c", Profile(1, 10), 1, 3, (1.0,), None, 60, 5), 2, "why"), "timeout"),
+                (Throttle(ElasticArray(1, "u", "c", Profile(1, 10), 1, 3, (1.0,), None, 60, 5), 2, "why"), "timeout"),
                 (
                     Retype(
                         Pending(JobRow(1), Grant([(Profile(1, 10), 1)], "d"), frozenset({"n1"}), 1),
@@ -226,8 +226,8 @@ def test_predictions_are_answered_as_they_were_and_others_are_unknown() -> None:
         def rates(self, _hints: Hints, _partition: str, /) -> dict[Profile, float]:
             return {Profile(1, 10): 3.5}
 
-        def candidates(self, _hints: Hints, _partition: str, /) -> tuple[Profile, list[Candidate]]:
-            return Profile(1, 10), [Candidate(Profile(1, 10), 9728, None, True)]
+        def candidates(self, _hints: Hints, _partition: str, /) -> tuple[Profile, list[WeighedProfile]]:
+            return Profile(1, 10), [WeighedProfile(Profile(1, 10), 9728, None, True)]
 
     asked = AskedPredictions(Some())
     hints = Hints(model="m")
@@ -236,14 +236,14 @@ def test_predictions_are_answered_as_they_were_and_others_are_unknown() -> None:
     settings, writer = Settings(), SegmentWriter()
     reader = SegmentReader(through_json(writer.begin(settings, None)))
     snapshot = ClusterSnapshot(1.0, predictions=asked)
-    entry = through_json(writer.round(snapshot, Decision(Memory(settings)), Outcomes(), asked.asked))
+    entry = through_json(writer.round(snapshot, Decision(DecisionMemory(settings)), Outcomes(), asked.asked))
     found = reader.round(entry).snapshot.predictions
     assert found.version == "v1"
     assert found.rates(hints, "gpu") == {Profile(1, 10): 3.5}
-    assert found.candidates(hints, "gpu") == (Profile(1, 10), (Candidate(Profile(1, 10), 9728, None, True),))
+    assert found.candidates(hints, "gpu") == (Profile(1, 10), (WeighedProfile(Profile(1, 10), 9728, None, True),))
     assert found.unknown == 0  # type: ignore[attr-defined]
     assert found.rates(hints, "other") == {}
     assert found.training_speeds(LoanHints(), "gpu") == {}
     assert found.unknown == 2  # type: ignore[attr-defined]
-    again = writer.round(snapshot, Decision(Memory(settings)), Outcomes(), asked.asked)
+    again = writer.round(snapshot, Decision(DecisionMemory(settings)), Outcomes(), asked.asked)
     assert "asked" not in again

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
-from slurm_migbatch.decide.core import Memory, Outcomes, Settings, decide, needed, settle
+from slurm_migbatch.decide.core import DecisionMemory, Outcomes, Settings, decide, needed, settle
 from slurm_migbatch.decide.dispatch.stage import DispatchSettings
 from slurm_migbatch.decide.lending.stage import LendingSettings
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, LendingPast, Report
@@ -38,7 +38,9 @@ def inference(number: int, profile: str) -> JobRow:
 
 
 def test_the_same_snapshot_and_memory_give_the_same_decision() -> None:
-    first, second = (decide(cluster(inference(1, "3g.40gb"), TRAINING), Memory(SETTINGS), SETTINGS) for _ in range(2))
+    first, second = (
+        decide(cluster(inference(1, "3g.40gb"), TRAINING), DecisionMemory(SETTINGS), SETTINGS) for _ in range(2)
+    )
     assert first.supply is not None and second.supply is not None
     assert first.supply.offers == second.supply.offers and first.dispatch == second.dispatch
     assert first.lending == second.lending and not first.failed
@@ -49,14 +51,14 @@ def test_a_stage_that_raises_keeps_no_other_from_deciding(monkeypatch: pytest.Mo
         raise RuntimeError("a fault of lending")
 
     monkeypatch.setattr("slurm_migbatch.decide.core.plan_lending", broken)
-    found = decide(cluster(inference(1, "7g.80gb")), Memory(SETTINGS), SETTINGS)
+    found = decide(cluster(inference(1, "7g.80gb")), DecisionMemory(SETTINGS), SETTINGS)
     assert found.supply is not None and found.supply.plan.offers()[P("7g.80gb")] == 1
     assert found.dispatch is not None and found.lending is None
     assert [str(error) for error in found.failed.values()] == ["a fault of lending"]
 
 
 def test_nothing_is_lent_before_the_record_has_told_what_goes_on() -> None:
-    memory = Memory(SETTINGS)
+    memory = DecisionMemory(SETTINGS)
     found = decide(cluster(TRAINING, past=None), memory, SETTINGS)
     assert found.lending is not None and not found.lending.orders and not memory.lending.loaded
     found = decide(cluster(TRAINING), memory, SETTINGS)
@@ -64,7 +66,7 @@ def test_nothing_is_lent_before_the_record_has_told_what_goes_on() -> None:
 
 
 def test_where_waiting_jobs_are_changed_lending_waits_and_forgets_nothing_that_it_was_told() -> None:
-    memory = Memory(SETTINGS)
+    memory = DecisionMemory(SETTINGS)
     waiting = job(1, "1g.6gb")  # which no H100 has
     listed = [
         {"profile": c.profile.name, "capacity_mib": c.memory_mib, "ok": c.ok, "throughput_per_s_range": [c.rate, 9e9]}
@@ -83,7 +85,7 @@ def test_where_waiting_jobs_are_changed_lending_waits_and_forgets_nothing_that_i
 
 
 def test_what_empty_space_is_offered_as_follows_the_snapshot() -> None:
-    memory = Memory(SETTINGS)
+    memory = DecisionMemory(SETTINGS)
     first = decide(cluster(preference=(P("7g.80gb"),)), memory, SETTINGS)
     assert first.supply is not None and first.supply.plan.offers() == {P("7g.80gb"): 2}
     second = decide(cluster(preference=(P("1g.10gb"),), past=None), memory, SETTINGS)
@@ -91,7 +93,7 @@ def test_what_empty_space_is_offered_as_follows_the_snapshot() -> None:
 
 
 def test_a_job_that_a_node_sent_back_starts_once_slurm_shows_it_pending() -> None:
-    memory, late = Memory(SETTINGS), inference(5, "1g.10gb")
+    memory, late = DecisionMemory(SETTINGS), inference(5, "1g.10gb")
     for state, expected in (("RUNNING", []), ("PENDING", [5]), ("PENDING", [])):
         row = replace(late, state=state, reason="BeginTime", nodes=("h1",) if state == "RUNNING" else ())
         found = decide(cluster(row, sent_back=(5,) if state == "RUNNING" else ()), memory, SETTINGS)
@@ -99,7 +101,7 @@ def test_a_job_that_a_node_sent_back_starts_once_slurm_shows_it_pending() -> Non
 
 
 def test_the_record_is_asked_for_what_a_returned_training_achieved_once() -> None:
-    memory = Memory(SETTINGS)
+    memory = DecisionMemory(SETTINGS)
     back = replace(TRAINING, restarts=1)
     decide(cluster(back), memory, SETTINGS)
     asked = needed(cluster(back, past=None), memory, SETTINGS)

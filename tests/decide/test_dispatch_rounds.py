@@ -21,7 +21,7 @@ from slurm_migbatch.daemon.record import WriterRecord
 from slurm_migbatch.daemon.settings import dispatch_settings
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Node
-from slurm_migbatch.decide.core import Decision, Memory, Settings
+from slurm_migbatch.decide.core import Decision, DecisionMemory, Settings
 from slurm_migbatch.decide.dispatch.instances import HOLD_S
 from slurm_migbatch.decide.dispatch.retype import tasks_of
 from slurm_migbatch.decide.dispatch.shares import LATER
@@ -149,7 +149,7 @@ class Site:
                 wanted.append(Demand(row.job_id, ((P(kind), count),), EVERYWHERE, copies=copies))
         return SupplyDecision(Planner().plan(list(nodes.values()), wanted, self.now), wanted, nodes)
 
-    def _decided(self, snapshot: ClusterSnapshot, memory: Memory, settings: Settings, clock: Any) -> Decision:
+    def _decided(self, snapshot: ClusterSnapshot, memory: DecisionMemory, settings: Settings, clock: Any) -> Decision:
         """Dispatch alone, on a plan that is made here."""
         if settings.dispatch is None:
             return Decision(memory)
@@ -193,7 +193,10 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Site]]:
+    monkeypatch.setattr(
+        "slurm_migbatch.daemon.record._ANSWER_S", 60.0
+    )  # how long the record takes on a busy machine decides nothing here
     made: list[Site] = []
 
     def make(*rows: JobRow, **config: Any) -> Site:

@@ -16,7 +16,7 @@ import pytest
 from slurm_migbatch.cli.common import run
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.daemon.flightrecorder import read_entries, segments
-from slurm_migbatch.decide.core import Memory, Settings
+from slurm_migbatch.decide.core import DecisionMemory, Settings
 from slurm_migbatch.decide.recording.codec import Codec
 from slurm_migbatch.decide.recording.memory import DERIVED, REMEMBERED, encode, restore, take
 from slurm_migbatch.decide.recording.replay import replay
@@ -72,7 +72,7 @@ def test_a_memory_whose_parts_have_former_names_is_read(tmp_path: Path) -> None:
     former = {"elastic_jobs": "trainees", "slice_sharing": "company"}
     encoded["lending"] = {former.get(name, name): part for name, part in lending.items()}
     assert lending["elastic_jobs"]["_geometries"]
-    fresh = Memory(w.control.settings)
+    fresh = DecisionMemory(w.control.settings)
     restore(json.loads(json.dumps(encoded)), fresh, Codec())
     assert encode(take(fresh), Codec())["lending"] == lending
     w.close()

@@ -1,6 +1,7 @@
 """Lending of slices: legal on any cluster, inference's room untouched, Slurm's order kept, sizes against trying all."""
 
 import itertools
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -9,18 +10,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.allocation import Elastic, Hysteresis
+from slurm_migbatch.decide.lending.allocation import Hysteresis, RestartCosts
 from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.least_loss import rooms_for
 from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
-from slurm_migbatch.decide.lending.model import LendingView, Rules, WaitingInference
+from slurm_migbatch.decide.lending.model import LendingRules, LendingView, WaitingInference
 from slurm_migbatch.decide.lending.reclaim import call_back as reclaim_for
 from slurm_migbatch.decide.lending.values import (
     ElasticJob,
     GpuCapacity,
-    Grant,
     Grow,
     LentSlot,
+    Release,
     SlotReference,
     usual_speed,
     within,
@@ -57,7 +58,7 @@ def waits(job, speeds=ROOT, **more):
 
 
 def runs(job, where, speeds=ROOT, **more):
-    return ElasticJob(job, speeds, seat=where, **more)
+    return ElasticJob(job, speeds, place=where, **more)
 
 
 # -- any cluster -----------------------------------------------------------------------------------------------------
@@ -109,9 +110,9 @@ def decided(spaces, elastic_jobs, found):
         kept = [one.slot for one in space.lent if one.job not in moved]
         used[space.node, space.gpu] = Layout([*space.taken, *kept])
     for one in [*found.grants, *found.grows]:
-        where = one.seat.node, one.seat.gpu
-        assert used[where].free_of(one.seat.slot.placement)
-        used[where] = used[where].add(one.seat.slot)
+        where = one.place.node, one.place.gpu
+        assert used[where].free_of(one.place.slot.placement)
+        used[where] = used[where].add(one.place.slot)
     return used
 
 
@@ -123,17 +124,17 @@ def test_nothing_exceeds_a_gpu_and_everything_is_as_the_job_asked(cluster):
     for (node, number), used in decided(spaces, elastic_jobs, found).items():
         next(space for space in spaces if (space.node, space.gpu) == (node, number)).geometry.check(used)
     by_job = {one.job: one for one in elastic_jobs}
-    every: list[Grant | Grow] = [*found.grants, *found.grows]
+    every: list[Release | Grow] = [*found.grants, *found.grows]
     for one in every:
         trainee = by_job[one.job]
-        assert one.seat.slot.profile == one.profile
+        assert one.place.slot.profile == one.profile
         assert trainee.speeds[one.profile] > 0
-        assert trainee.nodes is None or one.seat.node in trainee.nodes
-        space = next(space for space in spaces if (space.node, space.gpu) == one.seat[:2])
+        assert trainee.nodes is None or one.place.node in trainee.nodes
+        space = next(space for space in spaces if (space.node, space.gpu) == one.place[:2])
         assert RULES.may_lend(NOW, space.idle_since, space.reclaimed)
-    waiting = [one.job for one in elastic_jobs if one.seat is None]
+    waiting = [one.job for one in elastic_jobs if one.place is None]
     assert sorted([*(one.job for one in found.grants), *found.lacking]) == sorted(waiting)
-    assert all(by_job[one.job].seat is not None for one in found.grows)
+    assert all(by_job[one.job].place is not None for one in found.grows)
 
 
 def places(spaces, used, reserve, most):
@@ -172,7 +173,7 @@ def test_the_most_of_a_round_holds_and_the_order_is_slurms(cluster):
     assert releases is None or len(found.grants) + len(found.grows) <= releases
     # Nobody goes without for the sake of somebody behind him.
     half = len(elastic_jobs) // 2
-    first = [one for number, one in enumerate(elastic_jobs) if number < half or one.seat is not None]
+    first = [one for number, one in enumerate(elastic_jobs) if number < half or one.place is not None]
     begin = lend(spaces, first, reserve, NOW, RULES, releases)
     assert begin.lacking.items() <= found.lacking.items()
     assert found == lend(spaces, elastic_jobs, reserve, NOW, RULES, releases)
@@ -271,7 +272,7 @@ def test_a_job_alone_gets_what_is_of_use_to_it():
 
 def test_two_jobs_take_a_gpu_each_and_the_one_that_gains_more_the_larger_slice():
     found = lend([gpu(0), gpu(1)], [waits("a"), waits("b")], {}, NOW, RULES)
-    assert {(one.profile, one.seat.gpu) for one in found.grants} == {(ALL, 0), (ALL, 1)}
+    assert {(one.profile, one.place.gpu) for one in found.grants} == {(ALL, 0), (ALL, 1)}
     steep, flat = {ONE: 0.1, THREE: 0.4, FOUR: 0.6}, {ONE: 0.5, THREE: 0.55, FOUR: 0.6}
     found = lend([gpu()], [waits("flat", flat), waits("steep", steep)], {}, NOW, RULES)
     assert {one.job: one.profile for one in found.grants} == {"flat": THREE, "steep": FOUR}
@@ -280,7 +281,7 @@ def test_two_jobs_take_a_gpu_each_and_the_one_that_gains_more_the_larger_slice()
 def test_loans_lie_where_the_largest_free_space_is_left():
     spaces = [gpu(0), gpu(1, taken=[slot(FOUR, 0)])]
     (grant,) = lend(spaces, [waits("j", {ONE: 1.0})], {}, NOW, RULES).grants
-    assert grant.seat == SlotReference("n0", 1, slot(ONE, 6))
+    assert grant.place == SlotReference("n0", 1, slot(ONE, 6))
 
 
 # -- what is not given -----------------------------------------------------------------------------------------------
@@ -304,16 +305,17 @@ def test_each_reason():
 def test_the_reserve_lies_where_nothing_may_be_lent_if_it_can():
     spaces = [gpu(0), gpu(1, idle_since=NOW - 60)]
     found = lend(spaces, [waits("a")], {ALL: 1}, NOW, RULES)
-    assert [one.seat.gpu for one in found.grants] == [0]
+    assert [one.place.gpu for one in found.grants] == [0]
     assert not found.short
 
 
 def test_trainings_own_gpus_come_first_and_keep_nothing_for_inference():
     spaces = [gpu(0, own=True, idle_since=NOW), gpu(1)]
     found = lend(spaces, [waits("a"), waits("b")], {ALL: 1}, NOW, RULES)
-    assert [one.seat.gpu for one in found.grants] == [0, 0]
+    assert [one.place.gpu for one in found.grants] == [0, 0]
     assert lend(spaces[:1], [waits("a")], {ALL: 1}, NOW, RULES).short == {ALL: 1}
-    assert rooms_for(ONE, [gpu(0, own=True, lent=[LentSlot(slot(ALL, 0), "a")])]) == []
+    leaving = gpu(0, own=True, reclaimed=math.inf)
+    assert lend([leaving], [waits("a")], {}, NOW, RULES).lacking == {"a": "idle"}
 
 
 def test_a_reserve_that_has_no_room_is_told_and_the_rest_is_lent():
@@ -331,9 +333,9 @@ def on(profile, start, job, **more):
 
 
 def test_a_job_grows_into_the_place_of_its_own_slice_when_it_pays():
-    space, job = on(ONE, 0, "j", costs=Elastic(30, 30), left_s=5000)
+    space, job = on(ONE, 0, "j", costs=RestartCosts(30, 30), left_s=5000)
     (grow,) = lend([space], [job], {}, NOW, RULES).grows
-    assert (grow.before, grow.profile, grow.seat.slot) == (ONE, ALL, slot(ALL, 0))
+    assert (grow.before, grow.profile, grow.place.slot) == (ONE, ALL, slot(ALL, 0))
     assert grow.faster == pytest.approx(7**0.5)
     # On the whole GPU, its fair share, it works 570 of 600 s.
     assert grow.gain == pytest.approx(570 / 600 - 7**-0.5)
@@ -345,7 +347,7 @@ def test_a_job_grows_into_the_place_of_its_own_slice_when_it_pays():
         {"since": NOW - 200},
         {"since": NOW - 1000, "restarts": 3},
         {"left_s": 30.0},
-        {"costs": Elastic(400, 400)},
+        {"costs": RestartCosts(400, 400)},
         {"speeds": {ONE: 0.8, ALL: 1.0}},
     ],
     ids=["too soon", "too often", "nearly done", "too dear", "too little"],
@@ -359,7 +361,7 @@ def test_a_job_whose_slice_is_promised_to_others_already_grows_elsewhere_only():
     _, job = on(ONE, 0, "j", left_s=5000.0)
     spaces = [gpu(0, taken=[slot(THREE, 0)]), gpu(1)]
     (grow,) = lend(spaces, [job], {}, NOW, RULES).grows
-    assert grow.seat.gpu == 1
+    assert grow.place.gpu == 1
 
 
 def test_nobody_grows_while_somebody_waits_for_room():
@@ -386,13 +388,13 @@ def called_back(starts, spaces, elastic_jobs):
         ),
         elastic_jobs=tuple(replace(one, job=number_of[one.job]) for one in elastic_jobs),
         loans={
-            number_of[one.job]: Loan(number_of[one.job], 0, one.since, str(one.seat.slot.profile), State.RUNNING)
+            number_of[one.job]: Loan(number_of[one.job], 0, one.since, str(one.place.slot.profile), State.RUNNING)
             for one in elastic_jobs
-            if one.seat is not None
+            if one.place is not None
         },
         job_views={number: JobView(JobRow(number), LoanHints()) for number in job_of},
     )
-    orders, ground = reclaim_for(view, Rules(calm=RULES))
+    orders, ground = reclaim_for(view, LendingRules(calm=RULES))
     return [job_of[order.job] for order in orders], ground
 
 
@@ -457,7 +459,7 @@ def test_rooms_are_minimal_and_complete(layout, marks, profile):
 def test_after_the_endings_the_starts_have_room(cluster, starts):
     spaces, elastic_jobs, _, _ = cluster
     ended, ground = called_back(starts, spaces, elastic_jobs)
-    running = {one.job for one in elastic_jobs if one.seat is not None}
+    running = {one.job for one in elastic_jobs if one.place is not None}
     assert running.issuperset(ended)
     assert len(set(ended)) == len(ended)
     for space in spaces:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.allocation import Elastic, Hysteresis, ReclaimCandidate, paid_worth, reclaim
+from slurm_migbatch.decide.lending.allocation import Hysteresis, ReclaimCandidate, RestartCosts, paid_worth, reclaim
 from slurm_migbatch.lab.papers.deepboot import Choice, Replica, Surge, allocate, ats_worth, displaced, protect_s, serve
 from tests.support.examples import examples
 
@@ -85,7 +85,7 @@ def test_a_slice_is_lent_when_it_was_idle_and_has_rested():
 
 
 def test_restarts_cost_what_the_authors_table_gives():
-    bert = Elastic(103, 5)
+    bert = RestartCosts(103, 5)
     assert bert.seconds(0, 4) == 103
     assert bert.seconds(4, 2) == 5
     assert bert.seconds(2, 4) == pytest.approx(5 + 98 / 2)
@@ -120,7 +120,7 @@ def loan(job, slots, own=0, least=1, since=0.0, hits=0, speed=None, full=30.0, r
         count,
         least,
         speed or [float(n) for n in range(count + 1)],
-        Elastic(full, resize),
+        RestartCosts(full, resize),
         since,
         hits,
     )

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
+from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs, report_of
 from slurm_migbatch.decide.lending.expectation import Expectation
-from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, State
-from slurm_migbatch.decide.lending.model import Rules
+from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, LoanHistory, State
+from slurm_migbatch.decide.lending.model import Kind, LendingRules
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, delayed, job_views_of, view_of
 from slurm_migbatch.decide.snapshot import Report
@@ -127,9 +128,26 @@ def test_only_slurms_own_delay_is_cut_short() -> None:
     assert not delayed(replace(mine, restarts=2), past, NOW), "that requeue was not after a loan"
     assert not delayed(mine, None, NOW)
     assert not delayed(replace(mine, reason="JobHeldUser"), past, NOW)
-    again = replace(past, restart=1)
-    assert delayed(replace(mine, restarts=2), again, NOW)
-    assert not delayed(replace(mine, restarts=2, gres="gres:mig:loan:2"), again, NOW), "Slurm up to 23.02 trips over it"
+    assert delayed(replace(mine, restarts=2), replace(past, restart=1), NOW)
+    assert delayed(replace(mine, reason="None"), past, NOW), "just requeued: Slurm has not said why it waits"
+    assert not delayed(replace(mine, reason="None", eligible=NOW - 1), past, NOW)
+
+
+def test_slurmd_may_take_a_run_for_the_last_one_until_slurms_delay_is_over() -> None:
+    ledger = Ledger()
+    ledger.load([Loan(7, 0, NOW - 90, "1g.10gb", State.RUNNING, started=NOW - 60, node="n1")])
+    back = elastic(7, restarts=1, reason="BeginTime", eligible=NOW + 31)
+    ledger.follow({7: job_view(back)}, {}, {}, NOW)
+    assert ledger.taken_for_last(7) == {"n1"} and ledger.past[7].node == "n1"
+    hurried = replace(back, eligible=NOW, reason="Priority")
+    ledger.follow({7: job_view(hurried)}, {}, {}, NOW + 31)
+    assert ledger.taken_for_last(7) == {"n1"}, "slurmd forgets at most every two seconds"
+    ledger.follow({7: job_view(hurried)}, {}, {}, NOW + 34)
+    assert not ledger.taken_for_last(7)
+    fresh = Ledger()
+    fresh.load([replace(ended) for ended in [Loan(7, 0, NOW, "1g.10gb", State.ENDED, ended=NOW, node="n1")]])
+    fresh.follow({7: job_view(hurried)}, {}, {}, NOW + 34)
+    assert fresh.taken_for_last(7) == {"n1"}, "the record does not tell when that will be"
 
 
 # -- the forecast ------------------------------------------------------------------------------------------------------
@@ -240,15 +258,63 @@ def test_whatever_a_job_says_of_itself_is_number_or_nothing(event: dict[str, obj
 # -- the picture -------------------------------------------------------------------------------------------------------
 
 
-def scene(rows: list[JobRow], *leases: tuple[str, int, tuple[int, int]]) -> LendingInputs:
-    """One node, one GPU; leases as profile, start and run."""
+def scene(rows: list[JobRow], *leases: tuple[str, int, tuple[int, int]], empty: tuple[str, ...] = ()) -> LendingInputs:
+    """One node, one GPU; leases as profile, start and run. `empty`: more such nodes, without leases."""
     slots = [(slot(f"{name}@{start}"), run) for name, start, run in leases]
     facts = {"n1": NodeFacts((GpuFacts("GPU-0", H100, tuple(sorted(slots))),))}
-    nodes = [NodeRow("n1", frozenset({"IDLE"}), partitions=("gpu", "train"))]
+    facts |= {name: NodeFacts((GpuFacts(f"GPU-{name}", H100),)) for name in empty}
+    nodes = [NodeRow(name, frozenset({"IDLE"}), partitions=("gpu", "train")) for name in facts]
     gpu = Gpu("GPU-0", H100, tuple(Lease(one, run[0], NOW + 1000) for one, run in slots))
-    wanted = demands(rows, nodes, ["n1"], NOW)
-    plan = Planner().plan([Node("n1", (gpu,))], wanted, NOW)
+    wanted = demands(rows, nodes, facts, NOW)
+    others = [Node(name, (Gpu(f"GPU-{name}", H100),)) for name in empty]
+    plan = Planner().plan([Node("n1", (gpu,)), *others], wanted, NOW)
     return LendingInputs(NOW, rows, nodes, facts, plan, wanted)
+
+
+def back(job: int, restarts: int = 1, prefix: str = "gres:", **more: object) -> JobRow:
+    """A job that was requeued a moment ago."""
+    row = elastic(job, restarts=restarts, reason="BeginTime", eligible=NOW + 30, **more)
+    return replace(row, gres=f"{prefix}mig:loan:1")
+
+
+def ran(*jobs: JobRow, node: str = "n1") -> Ledger:
+    """The ledger when the last run of each has just ended on a node."""
+    ledger = Ledger()
+    loans = [Loan(row.job_id, row.restarts - 1, NOW - 60, "1g.10gb", State.RUNNING, started=NOW - 50) for row in jobs]
+    ledger.load(replace(loan, node=node) for loan in loans)
+    ledger.follow({row.job_id: job_view(row) for row in jobs}, {}, {}, NOW)
+    return ledger
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_up_to_2302_a_job_comes_back_early_on_other_nodes_only(restarts: int) -> None:
+    row = back(1, restarts)
+    (order,) = decide(look(scene([row], empty=("n2",)), ran(row)), LendingRules()).orders
+    assert (order.kind, order.job, order.away) == (Kind.RELEASE, 1, ("n1",))
+    new = back(1, restarts, "gres/")
+    (order,) = decide(look(scene([new], empty=("n2",)), ran(new)), LendingRules()).orders
+    assert order.away == (), "later releases start the Prolog of every run"
+
+
+@pytest.mark.parametrize(("restarts", "node", "comes"), [(1, "n1", True), (2, "n1", False), (2, "", False)])
+def test_without_another_node_it_is_tried_once_and_then_waits(restarts: int, node: str, comes: bool) -> None:
+    row = back(1, restarts)
+    orders = decide(look(scene([row]), ran(row, node=node)), LendingRules()).orders
+    assert [(order.job, order.away) for order in orders] == ([(1, ())] if comes else [])
+
+
+def test_where_the_last_run_is_not_known_no_node_is_another_one() -> None:
+    row = back(1, 2)
+    assert not decide(look(scene([row], empty=("n2",)), ran(row, node="")), LendingRules()).orders
+    over = replace(row, eligible=NOW, reason="Priority")
+    (order,) = decide(look(scene([over], empty=("n2",)), ran(row, node="")), LendingRules()).orders
+    assert order.away == ()
+
+
+def test_supply_keeps_the_slice_of_a_released_job_off_nodes_where_it_must_not_start() -> None:
+    row = replace(elastic(1, reason="Resources"), gres="gres:mig:1g.10gb:1,gres:mig:not-n1:0")
+    (demand,) = scene([row], empty=("n2",)).wanted
+    assert demand.pool == {"n2"}
 
 
 def look(one: LendingInputs, ledger: Ledger | None = None, idle: Idleness | None = None):  # type: ignore[no-untyped-def]
@@ -264,6 +330,14 @@ def inference(job: int, name: str, **more: object) -> JobRow:
 def test_what_supply_plans_for_inference_is_taken() -> None:
     (space,) = look(scene([inference(1, "3g.40gb"), elastic(2, reason="ReqNodeNotAvail")])).spaces
     assert [each.profile for each in space.taken] == [THREE]
+
+
+@pytest.mark.parametrize(("partitions", "own"), [(("train",), True), (("gpu", "train"), False), ((), False)])
+def test_nodes_for_training_only_are_trainings_own(partitions: tuple[str, ...], own: bool) -> None:
+    one = scene([elastic(2, reason="ReqNodeNotAvail")])
+    nodes = [replace(row, partitions=partitions) for row in one.nodes]
+    (space,) = look(replace(one, nodes=nodes, training_only=frozenset({"train", "other"}))).spaces
+    assert space.own == own
 
 
 def test_inference_without_room_is_a_start_and_training_is_none() -> None:
@@ -307,16 +381,24 @@ def test_a_node_that_is_closed_or_contradicts_itself_lends_nothing() -> None:
     assert look(replace(one, facts={"n1": NodeFacts((facts,))})).spaces == ()
 
 
+@pytest.mark.parametrize(("restarts", "hits", "grows"), [(5, 5, True), (5, 3, True), (5, 2, False), (3, 0, False)])
+def test_a_job_that_was_called_back_often_grows_again(restarts: int, hits: int, grows: bool) -> None:
+    """max_restarts bounds what is done for the sake of a larger slice, not what inference made necessary."""
+    row = elastic(5, "1g.10gb", state="RUNNING", nodes=("n1",), start=NOW - 10_000, restarts=restarts)
+    ledger, one = Ledger(), scene([row], ("1g.10gb", 0, (5, restarts)))
+    ledger.follow({5: job_view(row)}, {}, {}, NOW)
+    ledger.past[5] = LoanHistory(hits)
+    orders = decide(look(one, ledger), LendingRules(calm=Hysteresis(idle_s=0, rest_s=0))).orders
+    assert [order.cause for order in orders] == ([Cause.GROW] if grows else [])
+
+
 @pytest.mark.parametrize(("prefix", "at_once"), [("gres:", 1), ("gres/", 3)])
-def test_jobs_that_ran_before_come_back_one_by_one_where_slurmd_needs_it(prefix: str, at_once: int) -> None:
+def test_jobs_come_back_one_by_one_to_the_only_node_where_slurmd_needs_it(prefix: str, at_once: int) -> None:
     """Slurm up to 23.02 refuses the Prolog of a second one that starts within two seconds."""
     comment = "migbatch: role=train max=1g.10gb [mig:loan:1#loan1]"
-    rows = [
-        replace(elastic(job, restarts=1, reason="ReqNodeNotAvail"), comment=comment, gres=f"{prefix}mig:loan:1")
-        for job in (1, 2, 3)
-    ]
-    ledger, one = Ledger(), scene(rows)
-    first = decide(look(one, ledger), Rules())
+    rows = [back(job, 1, prefix, comment=comment) for job in (1, 2, 3)]
+    ledger, one = ran(*rows), scene(rows)
+    first = decide(look(one, ledger), LendingRules())
     assert len(first.orders) == at_once
     if at_once > 1:
         return
@@ -329,7 +411,7 @@ def test_jobs_that_ran_before_come_back_one_by_one_where_slurmd_needs_it(prefix:
     def later(seconds: float) -> list[int]:
         now = replace(scene([running, *rows[1:]], ("1g.10gb", 0, (1, 1))), now=NOW + seconds)
         ledger.follow(job_views_of(now.rows, ["train"]), {}, {}, now.now)
-        return [order.job for order in decide(look(now, ledger), Rules()).orders]
+        return [order.job for order in decide(look(now, ledger), LendingRules()).orders]
 
     running = replace(running, start=NOW + 1)
     assert later(2) == []

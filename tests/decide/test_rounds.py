@@ -14,7 +14,7 @@ from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.ledger import Cause, Ledger, Loan, State
-from slurm_migbatch.decide.lending.model import Kind, LendingView, Rules
+from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, job_views_of, view_of
 from slurm_migbatch.decide.supply.planner import Planner
@@ -30,7 +30,7 @@ LAYOUTS = {
     geometry.name: [one for one in layouts(geometry) if all(not p.suffix for p in one.profiles)]
     for geometry in (H100, A30)
 }
-RULES = Rules(calm=Hysteresis(loan_s=600, idle_s=0, rest_s=0), most_releases=4, quota={"a": 3})
+RULES = LendingRules(calm=Hysteresis(loan_s=600, idle_s=0, rest_s=0), most_releases=4, quota={"a": 3})
 STATES = [State.RUNNING, State.RUNNING, State.SIGNALLED, State.REQUEUED]
 
 
@@ -144,7 +144,7 @@ def test_a_job_is_given_one_order_that_its_state_allows(site: Site) -> None:
         assert order.restart == job_view.row.restarts
         assert order.why
     assert not found.lacking.keys() & {order.job for order in found.orders}
-    waiting = {int(str(one.job)) for one in site.view.elastic_jobs if one.seat is None}
+    waiting = {int(str(one.job)) for one in site.view.elastic_jobs if one.place is None}
     assert waiting == found.lacking.keys() | {order.job for order in found.orders if order.kind is Kind.RELEASE}
 
 

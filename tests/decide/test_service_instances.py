@@ -13,7 +13,7 @@ from slurm_migbatch.decide.capacity.free import FreeCapacity, NodeCapacity
 from slurm_migbatch.decide.dispatch.arrays import (
     ArrayHistory,
     Bounds,
-    Elastic,
+    ElasticArray,
     elastic_arrays,
     instance_starts,
     known,
@@ -40,20 +40,20 @@ HINTS = "migbatch: model=resnet-50 role=serve rate=90 slo=50ms"
 rates = st.floats(0.001, 1e5)
 
 
-def service(**changes: object) -> Elastic:
+def service(**changes: object) -> ElasticArray:
     fields: dict[str, object] = {
         "array": 9, "user": "ann", "comment": HINTS, "profile": P("1g.10gb"), "each": 1, "pending": 20, "running": (),
         "throttle": None, "deadline_s": None, "items": None, "pool": POOL, "rate": 90.0, "limit_ms": 50.0,
         "carries": 20.0,
     }  # fmt: skip
-    return Elastic(**{**fields, **changes})  # type: ignore[arg-type]
+    return ElasticArray(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def room(gpus: int = 4) -> FreeCapacity:
     return FreeCapacity({"h1": NodeCapacity([(H100, EMPTY)] * gpus, Counter())}, {"h1": frozenset({P("1g.10gb")})})
 
 
-def told(array: Elastic, history: ArrayHistory | None = None, now: float = NOW) -> tuple[int, str]:
+def told(array: ElasticArray, history: ArrayHistory | None = None, now: float = NOW) -> tuple[int, str]:
     (found,) = throttles(now, [array], history or ArrayHistory(), room(), lambda _: False)
     return found.after, found.why
 

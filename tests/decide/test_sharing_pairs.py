@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from slurm_migbatch.decide.lending import pairs as sharing_pairs
 from slurm_migbatch.decide.lending.lookahead import StepBudget
 from slurm_migbatch.decide.lending.pair_finish import apart, finishes, together
-from slurm_migbatch.decide.lending.pairs import UNKNOWN_S, Host, Pair, Rules, Sharer, pairs, shortest_first
+from slurm_migbatch.decide.lending.pairs import UNKNOWN_S, Host, Pair, Sharer, SharingRules, pairs, shortest_first
 from slurm_migbatch.mig.profile import Profile
 
 P2, P1 = Profile(2, 20), Profile(1, 10)
-NO_MARGIN = Rules(gain=0.0, spare=0.0)
+NO_MARGIN = SharingRules(gain=0.0, spare=0.0)
 
 
 def sharer(job, left=1000.0, *, uid=7, app="bert", memory=5000.0, limit=None):
@@ -36,20 +36,20 @@ def found(running, waiting, rules=NO_MARGIN, speeds=None):
 
 @pytest.mark.parametrize(("slowdown", "shares"), [(1.0, True), (1.49, True), (1.5, False), (2.0, False)])
 def test_equal_jobs_share_below_one_and_a_half(slowdown, shares):
-    rules = Rules(slowdown=slowdown, gain=0.0, spare=0.0)
+    rules = SharingRules(slowdown=slowdown, gain=0.0, spare=0.0)
     assert found([host(1)], [sharer(2)], rules) == ([(2, 1)] if shares else [])
 
 
 def test_a_short_one_beside_a_long_one_shares_though_both_are_slowed_down_twice():
     """1.75 * (1 - 1/3.5) = 1.25 < (1 + 10000/100) / 2; the other way round it does not pay."""
-    rules = Rules(slowdown=1.75, gain=0.0)
+    rules = SharingRules(slowdown=1.75, gain=0.0)
     assert found([host(1, 10000.0)], [sharer(2, 100.0)], rules) == [(2, 1)]
     assert found([host(1, 100.0)], [sharer(2, 10000.0)], rules) == []
 
 
 def test_by_hand():
     """100 s beside 300 s at 1.2 and 1.4: the guest ends at 120, has cost the host 120/1.4 of its work: 334.3 s."""
-    rules = Rules(measured={("a", "b"): 1.2, ("b", "a"): 1.4}, gain=0.0)
+    rules = SharingRules(measured={("a", "b"): 1.2, ("b", "a"): 1.4}, gain=0.0)
     ends = finishes(100, 300, 1.2, 1.4)
     assert ends == pytest.approx((120.0, 334.2857), abs=1e-3)
     assert together(100, 300, 1.2, 1.4) == pytest.approx(sum(ends) / 2) and apart(100, 300) == 350.0
@@ -60,13 +60,13 @@ def test_by_hand():
 
 def test_measured_slowdowns_count_where_they_are_known():
     bad = {("bert", "gpt"): 3.0, ("gpt", "bert"): 3.0}
-    rules = Rules(slowdown=1.1, measured=bad, gain=0.0)
+    rules = SharingRules(slowdown=1.1, measured=bad, gain=0.0)
     assert found([host(1, app="gpt")], [sharer(2)], rules) == []
     assert found([host(1, app="gpt")], [sharer(2, app="vgg")], rules) == [(2, 1)]
 
 
 def test_only_jobs_of_one_user():
-    rules = Rules(slowdown=1.1)
+    rules = SharingRules(slowdown=1.1)
     assert found([host(1, uid=7)], [sharer(2, uid=8)], rules) == []
     assert found([host(1, uid=7), host(3, uid=8)], [sharer(2, uid=8)], rules) == [(2, 3)]
 
@@ -76,27 +76,27 @@ def test_only_jobs_of_one_user():
     [(10000.0, 8000.0, True), (10000.0, 8001.0, False), (None, 1.0, False), (1.0, None, False)],
 )
 def test_memory_of_both_must_fit_with_a_tenth_to_spare(first, second, shares):
-    rules = Rules(slowdown=1.1)
+    rules = SharingRules(slowdown=1.1)
     assert found([host(1, memory=first)], [sharer(2, memory=second)], rules) == ([(2, 1)] if shares else [])
 
 
 def test_nobody_comes_to_a_time_limit_for_it():
-    rules = Rules(slowdown=1.2)
+    rules = SharingRules(slowdown=1.2)
     assert found([host(1, 1000.0, limit=1199.0)], [sharer(2, 1000.0)], rules) == []
     assert found([host(1, 1000.0, limit=1201.0)], [sharer(2, 1000.0)], rules) == [(2, 1)]
     assert found([host(1, 1000.0)], [sharer(2, 1000.0, limit=1199.0)], rules) == []
 
 
 def test_of_unknown_length_half_the_limit_is_assumed():
-    rules = Rules(slowdown=1.4, gain=0.0)
+    rules = SharingRules(slowdown=1.4, gain=0.0)
     assert found([host(1, None, limit=1000.0)], [sharer(2, 100.0)], rules) == [(2, 1)]
-    assert found([host(1, None, limit=1000.0)], [sharer(2, 100.0)], Rules(slowdown=1.4, of_limit=1.0)) == []
+    assert found([host(1, None, limit=1000.0)], [sharer(2, 100.0)], SharingRules(slowdown=1.4, of_limit=1.0)) == []
     assert found([host(1, None)], [sharer(2, math.inf)], rules) == [(2, 1)], "two of which nobody knows anything"
     assert UNKNOWN_S > 86400
 
 
 def test_speeds_make_seconds_of_work_and_say_where_it_fits():
-    rules = Rules(slowdown=1.1)
+    rules = SharingRules(slowdown=1.1)
     assert found([host(1)], [sharer(2)], rules, {1: {P2: 0.3}, 2: {P1: 0.2}}) == []
     assert found([host(1)], [sharer(2)], rules, {1: {P2: 0.3}, 2: {P2: 0.2}}) == [(2, 1)]
     assert found([host(1)], [sharer(2)], rules, {2: {P2: 0.2}}) == []
@@ -104,23 +104,23 @@ def test_speeds_make_seconds_of_work_and_say_where_it_fits():
 
 
 def test_the_earliest_mean_finish_is_chosen_and_a_host_has_one_guest():
-    rules = Rules(slowdown=1.1)
+    rules = SharingRules(slowdown=1.1)
     running = [host(1, 5000.0), host(3, 1000.0), host(4, 3000.0)]
     waiting = [sharer(2, 1000.0), sharer(5, 1000.0), sharer(6, 1000.0), sharer(7, 1000.0)]
     assert found(running, waiting, rules) == [(2, 3), (5, 4), (6, 1)]
-    assert found(running, waiting, Rules(slowdown=1.1, most=1)) == [(2, 3)]
+    assert found(running, waiting, SharingRules(slowdown=1.1, most=1)) == [(2, 3)]
 
 
 def test_the_pair_test_has_a_margin_over_what_is_not_known_exactly():
-    assert found([host(1)], [sharer(2)], Rules(slowdown=1.49, gain=0.0, depth=0)) == [(2, 1)]
-    assert found([host(1)], [sharer(2)], Rules(slowdown=1.49, depth=0)) == []
+    assert found([host(1)], [sharer(2)], SharingRules(slowdown=1.49, gain=0.0, depth=0)) == [(2, 1)]
+    assert found([host(1)], [sharer(2)], SharingRules(slowdown=1.49, depth=0)) == []
 
 
 # -- whose turn it is --------------------------------------------------------------------------------------------------
 
 
 def test_the_shortest_of_a_users_jobs_is_offered_a_host_first_and_ties_keep_slurms_order():
-    rules = Rules(slowdown=1.1, most=1, depth=0)
+    rules = SharingRules(slowdown=1.1, most=1, depth=0)
     waiting = [sharer(2, 900.0), sharer(3, 100.0), sharer(4, 100.0)]
     assert found([host(1, 5000.0)], waiting, rules) == [(3, 1)]
     assert [one.job for one in shortest_first(waiting, everywhere(2, 3, 4), rules)] == [3, 4, 2]
@@ -128,14 +128,16 @@ def test_the_shortest_of_a_users_jobs_is_offered_a_host_first_and_ties_keep_slur
 
 def test_what_is_expected_of_a_job_that_told_nothing_is_a_part_of_its_limit():
     waiting = [sharer(2, None, limit=4000.0), sharer(3, 1500.0), sharer(4, None), sharer(5, None, limit=1000.0)]
-    turns = shortest_first(waiting, everywhere(2, 3, 4, 5), Rules())
+    turns = shortest_first(waiting, everywhere(2, 3, 4, 5), SharingRules())
     assert [one.job for one in turns] == [5, 3, 2, 4]
-    assert [one.job for one in shortest_first(waiting, {}, Rules())] == [2, 3, 4, 5], "nobody knows where they run"
+    assert [one.job for one in shortest_first(waiting, {}, SharingRules())] == [2, 3, 4, 5], (
+        "nobody knows where they run"
+    )
 
 
 def test_between_users_slurms_order_stays():
     waiting = [sharer(2, 900.0, uid=7), sharer(3, 50.0, uid=8), sharer(4, 100.0, uid=7)]
-    rules = Rules(slowdown=1.1, most=2)
+    rules = SharingRules(slowdown=1.1, most=2)
     assert [one.job for one in shortest_first(waiting, everywhere(2, 3, 4), rules)] == [4, 3, 2]
     running = [host(1, 5000.0, uid=7), host(5, 5000.0, uid=8), host(6, 5000.0, uid=7)]
     assert found(running, waiting, rules) == [(4, 1), (3, 5)]
@@ -147,13 +149,13 @@ def test_between_users_slurms_order_stays():
 def test_a_job_waits_for_a_slice_that_is_free_soon_where_the_pair_test_would_share():
     """At 1.4 a pair of equal jobs gains, but a slice of its own in 10 s gains more: 1000 and 1010 s, not 1400 twice."""
     running, waiting = [host(1), host(3, 10.0, app="other")], [sharer(2)]
-    rules = Rules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
+    rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
     assert found(running, waiting, rules) == []
     assert found(running, waiting, replace(rules, depth=0)) == [(2, 1)]
 
 
 def test_a_slice_that_two_share_is_not_free_before_both_have_ended():
-    rules = Rules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
+    rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
     soon = replace(host(3, 10.0, app="other"), guest=sharer(4, 5000.0, app="other"))
     running = [host(1), soon]
     speeds = everywhere(1, 2, 3, 4)
@@ -162,7 +164,7 @@ def test_a_slice_that_two_share_is_not_free_before_both_have_ended():
 
 def test_a_job_that_shares_with_nobody_still_waits_for_the_slice_that_is_free_next():
     """The slice that ends in 10 s goes to the shorter one, which takes no partner; so the other shares."""
-    rules = Rules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
+    rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
     running = [host(1), host(3, 10.0, app="other")]
     waiting = [replace(sharer(5, 990.0), solo=True), sharer(2)]
     assert found(running, waiting, rules) == [(2, 1)]
@@ -171,7 +173,7 @@ def test_a_job_that_shares_with_nobody_still_waits_for_the_slice_that_is_free_ne
 
 def test_many_equal_jobs_share_though_each_pair_refuses():
     """Four equal jobs on one slice at 1.6: in turn 1000 s on average of 400, in pairs less (see test_lookahead)."""
-    rules = Rules(slowdown=1.6)
+    rules = SharingRules(slowdown=1.6)
     waiting = [sharer(job) for job in (2, 3, 4)]
     (pair,) = pairs([host(1)], waiting, everywhere(1, 2, 3, 4), rules)
     assert (pair.guest, pair.host) == (2, 1)
@@ -180,7 +182,7 @@ def test_many_equal_jobs_share_though_each_pair_refuses():
 
 
 def test_a_pair_that_rests_is_not_tried_and_another_host_is():
-    rules = Rules(slowdown=1.1)
+    rules = SharingRules(slowdown=1.1)
     running, waiting = [host(1, 5000.0), host(3, 5000.0)], [sharer(2, 100.0)]
     speeds = everywhere(1, 2, 3)
     assert [pair.host for pair in pairs(running, waiting, speeds, rules)] == [1]
@@ -211,7 +213,7 @@ def test_a_round_takes_no_more_steps_than_are_allowed(monkeypatch, hosts, jobs, 
 
     monkeypatch.setattr(sharing_pairs, "StepBudget", Counted)
     running, waiting = crowd(hosts, jobs, users)
-    rules = Rules(slowdown=1.2)
+    rules = SharingRules(slowdown=1.2)
     assert pairs(running, waiting, everywhere(*range(hosts + jobs)), rules)
     assert sum(one.given for one in spent) <= rules.steps
     assert sum(one.given - one.left for one in spent) <= 1.75 * rules.steps + 3 * hosts
@@ -219,8 +221,8 @@ def test_a_round_takes_no_more_steps_than_are_allowed(monkeypatch, hosts, jobs, 
 
 def test_where_the_steps_do_not_suffice_the_pair_test_decides():
     running, waiting = [host(1)], [sharer(job) for job in (2, 3, 4)]
-    assert found(running, waiting, Rules(slowdown=1.6, steps=0)) == []
-    assert found(running, waiting, Rules(slowdown=1.2, steps=0)) == [(2, 1)]
+    assert found(running, waiting, SharingRules(slowdown=1.6, steps=0)) == []
+    assert found(running, waiting, SharingRules(slowdown=1.2, steps=0)) == [(2, 1)]
 
 
 times = st.one_of(st.none(), st.floats(0.1, 1e6))
@@ -248,7 +250,7 @@ slowdowns = st.dictionaries(
 )
 def test_what_every_pair_has(first, waiting, measured, slowdown, depth, steps):
     running = [Host(one, P2, 20000.0) for one in first]
-    rules = Rules(slowdown=slowdown, measured=measured, depth=depth, steps=steps)
+    rules = SharingRules(slowdown=slowdown, measured=measured, depth=depth, steps=steps)
     by_job, guests = {one.sharer.job: one for one in running}, {one.job: one for one in waiting}
     speeds = everywhere(*by_job, *guests, speed=0.5)
     answer = pairs(running, waiting, speeds, rules)
@@ -286,10 +288,10 @@ def test_no_slice_has_three_and_who_is_solo_shares_with_nobody(first, waiting, k
     ]
     waiting = [replace(one, solo=kind == "s") for one, kind in zip(waiting, kinds, strict=False)]
     speeds = everywhere(*range(150))
-    for pair in pairs(running, waiting, speeds, Rules(slowdown=1.1)):
+    for pair in pairs(running, waiting, speeds, SharingRules(slowdown=1.1)):
         assert next(one for one in running if one.sharer.job == pair.host).guest is None
         assert not next(one for one in waiting if one.job == pair.guest).solo
 
 
 def test_a_job_that_runs_and_one_that_waits_are_never_one():
-    assert found([host(1, 5000.0)], [sharer(1, 100.0)], Rules(slowdown=1.1)) == []
+    assert found([host(1, 5000.0)], [sharer(1, 100.0)], SharingRules(slowdown=1.1)) == []

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.capacity.demand import demands
-from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Node, Plan
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease, Node
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.mig.layout import Layout
@@ -83,7 +83,7 @@ def component(job: int, want: str, pool: str, nodes: int = 1) -> Demand:
     return Demand(job, parts, frozenset(pool.split()), nodes=nodes, limit_s=600, apart=1)
 
 
-def plan(nodes: Sequence[Node], queue: Sequence[Demand], before: Plan | None = None) -> Plan:
+def plan(nodes: Sequence[Node], queue: Sequence[Demand], before: ClusterPlan | None = None) -> ClusterPlan:
     return Planner().plan(nodes, queue, NOW, before.reservations if before else ())
 
 

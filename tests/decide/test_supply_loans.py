@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.capacity.demand import demands
-from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Node, Plan
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease, Node
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.decide.supply.stage import SupplySettings
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -30,7 +30,7 @@ def gpu(name: str, used: str = "", offered: str = "") -> Gpu:
     return Gpu(name, H100, leases, layout(offered))
 
 
-def plan(gpus: Sequence[Gpu], wanted: Sequence[Demand]) -> Plan:
+def plan(gpus: Sequence[Gpu], wanted: Sequence[Demand]) -> ClusterPlan:
     return Planner().plan([Node("n1", tuple(gpus))], wanted, NOW)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Mode, Node, Plan, Reservation
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease, Mode, Node, Reservation
 from slurm_migbatch.decide.supply.fleet import Claim
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.decide.supply.reserve import Reserver
@@ -47,7 +47,9 @@ def gpu(
     return Gpu(name, geometry, leases, layout(offered))
 
 
-def plan(nodes: Sequence[Node], demands: Sequence[Demand], previous: Sequence[Reservation] = (), **kw: object) -> Plan:
+def plan(
+    nodes: Sequence[Node], demands: Sequence[Demand], previous: Sequence[Reservation] = (), **kw: object
+) -> ClusterPlan:
     return Planner().plan(nodes, demands, NOW, previous, **kw)  # type: ignore[arg-type]
 
 
@@ -311,7 +313,7 @@ def test_plans_that_are_carried_out_come_to_rest(data: st.DataObject) -> None:
     assert [(r.job, r.places) for r in found.reservations] == [(r.job, r.places) for r in before.reservations]
 
 
-def _carried_out(one: Node, found: Plan) -> Node:
+def _carried_out(one: Node, found: ClusterPlan) -> Node:
     gpus = []
     for g in one.gpus:
         taken = Layout(le.slot for le in g.leases)
@@ -362,7 +364,7 @@ def test_it_serves_what_an_exhaustive_search_serves(
     assert tuple(i in found.placed for i in range(len(wishes))) == best_served(used, wishes, H100)
 
 
-def _all_slots(found: Plan) -> list[Slot]:
+def _all_slots(found: ClusterPlan) -> list[Slot]:
     return [s for n in found.nodes.values() for lay in n.layouts.values() for s in lay.slots]
 
 

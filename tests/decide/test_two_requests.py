@@ -20,6 +20,8 @@ class Adding:
     def __init__(self, *started: str) -> None:
         self.started = started
         self.needs: dict[str, dict[str, dict[str, int]]] = {}
+        #: what users exclude
+        self.own: dict[str, str] = {}
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         for name, fields in updates.items():
@@ -37,6 +39,9 @@ class Adding:
             assert [n for of in needs.values() for n in of.values() if n], "it would start without a slice"
         if refused := {name: "Job is no longer pending execution" for name in updates if name in self.started}:
             raise SlurmRefused(refused, len(updates))
+
+    def excluded_nodes(self, job_ids: Iterable[int | str]) -> Mapping[str, str]:
+        return {str(job): self.own[str(job)] for job in job_ids if str(job) in self.own}
 
     def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
         raise AssertionError
@@ -61,3 +66,12 @@ def test_a_release_leaves_only_the_profile() -> None:
     done = apply_orders(orders, {7: job_view(7), 8: job_view(8)}, slurm, lambda: 0.0)
     assert {kind: n for of in slurm.needs["7"].values() for kind, n in of.items() if n} == {"2g.20gb": 1}
     assert [(one.order.job, bool(one.error)) for one in done] == [(7, False), (8, True)]
+
+
+def test_what_a_user_excludes_stays() -> None:
+    slurm = Adding()
+    slurm.own["8"] = "n7"
+    orders = [LoanOrder(Kind.RELEASE, job, 1, "idle", profile=Profile(2, 20), away=("n1",)) for job in (7, 8)]
+    done = apply_orders(orders, {7: job_view(7), 8: job_view(8)}, slurm, lambda: 0.0)
+    assert "8" not in slurm.needs and [bool(one.error) for one in done] == [False, True]
+    assert done[1].error == "its user excludes n7, which stays"

@@ -210,8 +210,8 @@ def test_a_job_sees_its_own_slice_whatever_it_exports(stack: Cluster) -> None:
 def no_client_filter(bed: Cluster, user: str) -> dict[str, str]:
     """An environment in which the user's commands do not load the cli_filter: his own slurm.conf."""
     mine = bed.home(user) / "slurm.conf"
-    lines = bed.slurm_conf.read_text().splitlines()
-    mine.write_text("\n".join(line for line in lines if not line.startswith("CliFilterPlugins")))
+    text = bed.conf_text()
+    mine.write_text("\n".join(line for line in text.splitlines() if not line.startswith("CliFilterPlugins")))
     return {"SLURM_CONF": str(mine)}
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import slurm_migbatch
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.progress import RunProgress
+from slurm_migbatch.store.progress import RunProgressRow
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.end_to_end import account, hasten, settled, until
 
@@ -69,7 +69,7 @@ def results(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith((f"step {STEPS}:", "state "))]
 
 
-def said(bed: Cluster, job: int) -> list[RunProgress]:
+def said(bed: Cluster, job: int) -> list[RunProgressRow]:
     """What the record has of each run of a job."""
     with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
         return store.job_progress([job])

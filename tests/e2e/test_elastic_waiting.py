@@ -23,8 +23,8 @@ LASTS = f"{SHOW}; sleep 600"
 
 @pytest.fixture(scope="module")
 def bed(slurm_root: str) -> Iterator[Cluster]:
-    config = {"lending": {"dry_run": True}}
-    with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=1, gpus=1, lends=True, config=config) as running:
+    config = {"lending": {"enabled": True, "partitions": ["train"], "dry_run": True}}
+    with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=1, gpus=1, config=config) as running:
         yield running
 
 
@@ -215,8 +215,8 @@ def test_without_the_service_the_answer_is_the_same(bed: Cluster, client: CliCli
 
 def test_half_way_between_two_types_it_starts_nowhere(slurm_root: str) -> None:
     """Where Slurm needs two requests for a new type: two nodes with a `loan` each are not what it waits for."""
-    config = {"lending": {"dry_run": True}}
-    with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=2, gpus=1, lends=True, config=config) as bed:
+    config = {"lending": {"enabled": True, "partitions": ["train"], "dry_run": True}}
+    with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=2, gpus=1, config=config) as bed:
         client = CliClient(bed.bin, bed.slurm_conf)
         job, _ = sbatch(bed, *TRAIN, wrap=LASTS)
         until("the job", lambda: any(found.job_id == job for found in client.jobs()))

@@ -35,7 +35,7 @@ echo "items=3200 seconds=$(awk "BEGIN {{ print $l / 10 }}") batch=32 latency_ms=
 
 @pytest.fixture(scope="module")
 def bed(slurm_root: str) -> Iterator[Cluster]:
-    config = {"learning": LEARNING, **{f"models.{name}": facts for name, facts in MODELS.items()}}
+    config = {"learning": LEARNING, "models": MODELS}
     with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=1, config=config) as running:
         yield running
 

@@ -136,9 +136,9 @@ def without_mig(bed: Cluster) -> None:
     """Take the lines out of slurm.conf and gres.conf."""
     conf = bed.slurm_conf
     kept = [
-        re.sub(r"\s[Gg]res=\S+", "", line).replace(",migcatalog[1-2]", "")
+        re.sub(r"\s[Gg]res=\S+", "", line).replace(",no-mig-slice-free[1-2]", "")
         for line in conf.read_text().splitlines()
-        if not re.match(r"GresTypes|NodeName=migcatalog|JobSubmitPlugins|Prolog|Epilog|TaskProlog", line)
+        if line != "Include migbatch.conf"
     ]
-    conf.write_text("\n".join(re.sub(r",?gres/mig[^,\s]*", "", line) for line in kept) + "\n")
+    conf.write_text("\n".join(kept) + "\n")
     (conf.parent / "gres.conf").write_text("")

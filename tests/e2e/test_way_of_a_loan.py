@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.workload.loans import forgets
 from tests.support.end_to_end import PATIENCE_S, cancel, marked, more_rounds, sbatch, settled, until
 from tests.support.lending import LENDING, actions, begun, loans, running, saved, train
 
@@ -97,7 +98,7 @@ def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
     new_cluster: Callable[..., Cluster],
 ) -> None:
     """By partition priority, also where migbatchd is dead; the record follows, and the job loses nothing."""
-    bed = new_cluster(migbatch="all", nodes=1, gpus=1, lends=True, config={"lending": LENDING})
+    bed = new_cluster(migbatch="all", nodes=1, gpus=1, config={"lending": LENDING})
     job = train(bed, "signal=usr1 min=7g.80gb")
     until("the loan", lambda: running(bed) == {job: "7g.80gb"})
     until("some steps", lambda: begun(bed, job) == [0])
@@ -135,3 +136,23 @@ def test_a_dry_run_touches_nothing_and_decides_the_same(bed: Cluster) -> None:
     did = actions(bed, job)[1]
     same = ("kind", "job_id", "restart", "before", "after", "why")
     assert {name: did[name] for name in same} == {name: would[name] for name in same}
+
+
+def test_a_job_that_comes_back_is_started_where_slurmd_does_not_take_it_for_its_last_run(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    """Up to 23.02 slurmd often starts no Prolog where it ran: it goes to another node, and Slurm is told to."""
+    bed = new_cluster(migbatch="all", nodes=2, gpus=1, config={"lending": LENDING})
+    job = train(bed, "signal=usr1 min=3g.40gb max=3g.40gb")
+    until("the loan", lambda: job in running(bed))
+    until("some steps", lambda: begun(bed, job) == [0])
+    (before,) = loans(bed)
+    bed.run(["scontrol", "requeue", str(job)])
+    until("its return", lambda: len(begun(bed, job)) == 2 and job in running(bed))
+    (after,) = loans(bed)
+    assert after["restarts"] == 1, "no run came straight back"
+    if not forgets(bed.run(["squeue", "-h", "-j", str(job), "-o", "%b"]).stdout.strip()):
+        excluded = bed.run(["squeue", "-h", "-j", str(job), "-o", "%x"]).stdout.strip()
+        assert {before["node"], after["node"]} == {"n1", "n2"} and excluded == before["node"]
+    cancel(bed)
+    settled(bed)

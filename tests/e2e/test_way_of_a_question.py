@@ -3,52 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
 
-import slurm_migbatch
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.end_to_end import PYTHON, account, gate, sbatch
+from tests.support.end_to_end import account, gate, sbatch
+from tests.support.login_node import LoginNode
 
 HINTS = "migbatch: model=bert-large batch=32 slo=200ms"
 SECRETS = ("bert-large", "secretname", "slo=")
-
-
-Done = subprocess.CompletedProcess[str]
-
-
-class LoginNode:
-    """The commands as a user of another host has them: without configuration, but for login.conf."""
-
-    def __init__(self, bed: Cluster) -> None:
-        self._bed, self._lib = bed, bed.directory / "login"
-        ignored = shutil.ignore_patterns("lab", "testbed", "__pycache__", "*.c", "*.h")
-        shutil.copytree(Path(slurm_migbatch.__file__).parent, self._lib / "slurm_migbatch", ignore=ignored)
-        click = find_spec("click")
-        assert click is not None and click.origin is not None
-        shutil.copytree(Path(click.origin).parent, self._lib / "click")
-        self.conf = bed.directory / "login.conf"
-        url = f"http://127.0.0.1:{bed.ports['query']}"
-        self.conf.write_text(f"Servers=http://127.0.0.1:1,{url}\nSlurmUser=root\nMungeSocket={bed.munge_socket}\n")
-
-    def run(
-        self, user: str | None, command: str, *arguments: str, at: str = "login"
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command as a user; `at` "controller" is the host of migbatchd, whose configuration he may read."""
-        module, words = ("migacct", arguments) if command == "migacct" else ("main", (command, *arguments))
-        env = {"PYTHONPATH": str(self._lib), "PYTHONDONTWRITEBYTECODE": "1"}
-        if at == "login":
-            env |= {"MIGBATCH_CONFIG": "", "MIGBATCH_LOGIN_CONF": str(self.conf)}
-        start = f"from slurm_migbatch.cli.{module} import main; main()"
-        return self._bed.run([PYTHON, "-c", start, *words], user, check=False, env=env)
-
-    def out(self, user: str | None, command: str, *arguments: str, at: str = "login") -> str:
-        done = self.run(user, command, *arguments, at=at)
-        assert (done.returncode, done.stderr) == (0, ""), done
-        return done.stdout
 
 
 def test_a_user_without_rights_gets_what_the_readme_shows(new_cluster: Callable[..., Cluster]) -> None:
@@ -64,7 +26,7 @@ def test_a_user_without_rights_gets_what_the_readme_shows(new_cluster: Callable[
     bed.wait("a reason", lambda: "not been planned" not in login.out("mbalice", "why", str(job)))
 
     why = login.out("mbalice", "why", str(job))
-    assert f"{job} of mbalice" in why and "bert-large/infer" in why and "Supply:" in why and "3g.40gb" in why
+    assert f"{job} of mbalice" in why and "bert-large/infer" in why and "Supply:" in why and "1g.20gb" in why
     row = login.out("mbalice", "migacct", "-n", "-P", "-j", f"{holder},{job}", "-o", "jobid,jobname,profile,state")
     assert row.splitlines()[0] == f"{holder}|secretname|7g.80gb|RUNNING"
     shown = login.out("mbalice", "show", str(holder))
@@ -72,7 +34,7 @@ def test_a_user_without_rights_gets_what_the_readme_shows(new_cluster: Callable[
     assert f"7g.80gb {holder}" in login.out("mbalice", "nodes")
     assert login.out("mbalice", "loans").startswith("JOBID")
     explained = login.out("mbalice", "explain", "--gres=mig:auto", "--comment", HINTS)
-    assert "mig:3g.40gb:1 (fits)" in explained and "PROFILE" in explained
+    assert "mig:1g.20gb:1 (fits)" in explained and "PROFILE" in explained
     assert login.run("mbalice", "explain", "--gres=mig:1g").returncode == 3, "refused"
     assert login.out("mbalice", "why", str(job), at="controller").splitlines()[:4] == why.splitlines()[:4]
     assert login.out(None, "migacct", "-n", "-X", "-o", "jobname", "-j", str(holder)).split() == ["secretname"]
@@ -96,7 +58,7 @@ def test_a_user_without_rights_gets_what_the_readme_shows(new_cluster: Callable[
     opened.touch()
     for each in (holder, job):
         assert bed.wait_job(each) == "COMPLETED"
-    assert account(bed, job, decided=True)["profile"] == "3g.40gb"
+    assert account(bed, job, decided=True)["profile"] == "1g.20gb"
     found = json.loads(login.out("mbalice", "migacct", "--json", "-j", str(job)))["jobs"]
     assert [one["state"] for one in found] == ["COMPLETED"]
     assert "Traceback" not in bed.daemons.log("migbatchd").read_text(errors="replace")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.end_to_end import account, gate, sbatch, settled, status, until
+from tests.support.end_to_end import account, gate, holding, sbatch, settled, until
 
 PID = 2**22 + 9
 """Above any pid: the simulated driver keeps such a process until it is ended."""
@@ -59,25 +59,6 @@ def no_jobs_left(stack: Cluster) -> Iterator[None]:
     for user in stack.users:
         stack.run(["scancel", "-u", user.name])
     until("the end of all jobs", lambda: stack.run(["squeue", "-h"]).stdout == "")
-
-
-def holding(bed: Cluster, job: int) -> tuple[str, str]:
-    """Node and slice of a running job, once it has it: Slurm's word may come earlier."""
-    found: list[tuple[str, str]] = []
-
-    def there() -> bool:
-        found[:] = [
-            (node, piece["mig_uuid"])
-            for node in bed.spec.node_names
-            for gpu in status(bed, node)["gpus"]
-            for piece in gpu["slices"]
-            if piece["job"] == job and piece["state"] == "held"
-        ]
-        return bool(found)
-
-    until(f"the slice of job {job}", there)
-    assert len(found) == 1
-    return found[0]
 
 
 def progress_file(bed: Cluster, node: str, job: int) -> Path:

@@ -19,6 +19,7 @@ from slurm_migbatch.decide.dispatch.shares import LATER
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.workload.buckets import preferred
 from slurm_migbatch.workload.loans import forgets
 from tests.support.end_to_end import PATIENCE_S, account, accounts, gate, sbatch, until
 
@@ -55,7 +56,8 @@ class Site:
 
         until("the decision in the record", told)
         self.bed.run(["scancel", str(job)])
-        return {c["profile"]: c["throughput_per_s_range"][0] for c in found["candidates"] if c["ok"]}
+        lows = {c["profile"]: c["throughput_per_s_range"][0] for c in found["candidates"] if c["ok"]}
+        return {profile: preferred(int(low * 1000), ceiling=False) / 1000 for profile, low in lows.items()}
 
     def items(self, seconds: float, profile: str = "1g.10gb") -> int:
         """So many take that long on a profile."""

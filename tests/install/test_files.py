@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from slurm_migbatch.install import files, scripts
 from slurm_migbatch.install.files import InstallConflict, InstallRecord, Wanted
+from slurm_migbatch.node import exits
 
 
 @pytest.fixture
@@ -134,6 +136,29 @@ def test_a_shell_script_runs_our_hook_first():
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["stub", "line"])
+@pytest.mark.parametrize("hook", ["prolog", "epilog"])
+def test_a_node_that_has_lost_its_hooks_starts_no_job_that_was_granted_slices(tmp_path, monkeypatch, hook, whole):
+    ours, driver, script = tmp_path / hook, tmp_path / "nvidiactl", tmp_path / "script"
+    monkeypatch.setattr(scripts, "DRIVER", str(driver))
+    script.write_text(scripts.stub(str(ours)) if whole else scripts.call_hook("#!/bin/sh -eu\ntrue\n", str(ours)))
+
+    def run(comment):
+        environ = {"SLURM_JOB_COMMENT": comment}
+        done = subprocess.run(["/bin/sh", "-eu", script], env=environ, capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr
+
+    granted = "mine [mig:1g.10gb:1]"
+    assert run(granted) == run("") == (0, "")  # a node without GPUs
+    driver.touch()
+    assert run("") == run("mig: 1g") == (0, "")
+    code, said = run(granted)
+    assert (code, said.count(f"{ours} is missing")) == ((exits.INSTALLATION, 1) if hook == "prolog" else (0, 0))
+    ours.write_text("#!/bin/sh\nexit 7\n")
+    ours.chmod(0o755)
+    assert run(granted) == run("") == (7, "")
 
 
 @pytest.mark.parametrize(

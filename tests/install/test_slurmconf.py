@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.install.hosts import slurmctld_hosts
 from slurm_migbatch.install.slurmconf import added, apply, changed, edit, load, parse
 from slurm_migbatch.install.undo import undo
 from tests.support.examples import examples
@@ -118,3 +119,9 @@ def test_records_inherit_from_default_lines_above_them():
 def test_files_that_include_each_other_are_told():
     with pytest.raises(RecursionError, match="include each other"):
         conf_of("Include slurm.conf\n")
+
+
+def test_a_node_is_told_of_every_controller():
+    conf = load("/c", {"/c": "SlurmctldHost=ctl1(10.0.0.1)\nSlurmctldHost=ctl2\nNodeName=n1\n"}.get)
+    assert slurmctld_hosts(conf) == ["ctl1(10.0.0.1)", "ctl2"]
+    assert slurmctld_hosts(load("/c", {"/c": "ControlMachine=old\n"}.get)) == ["old"]

@@ -18,7 +18,6 @@ SITE = site.Site(
     (22, 5),
     [site.NodeLine("h[1-2]", COUNTS), site.NodeLine("m1", SMALL)],
     CATALOG,
-    [],
     prolog="/etc/slurm/migbatch-prolog",
     epilog="/etc/slurm/migbatch-epilog",
     task_prolog="/etc/slurm/migbatch-task_prolog",
@@ -47,8 +46,9 @@ def edited(slurm, gres="", wanted=SITE, lending=()):
 def test_what_the_site_lacks_stands_in_our_file():
     slurm, gres, (included, included_gres), done = edited(NODES)
     assert slurm.splitlines() == [
-        f"NodeName=h[1-2] CPUs=8 RealMemory=100 Gres={H}",
-        f"NodeName=m1 CPUs=4 RealMemory=200 Feature=a30 Gres={M}",
+        f"NodeName=h1 CPUs=8 RealMemory=100 Gres={H} Features=mig_node_h1",
+        f"NodeName=h2 CPUs=8 RealMemory=100 Gres={H} Features=mig_node_h2",
+        f"NodeName=m1 CPUs=4 RealMemory=200 Feature=a30,mig_node_m1 Gres={M}",
         "PartitionName=p Nodes=h1,migcatalog",
         "Include migbatch.conf",
     ]
@@ -62,7 +62,10 @@ def test_what_the_site_lacks_stands_in_our_file():
     ):
         assert line in included.splitlines()
     (catalog,) = [line for line in included.splitlines() if line.startswith("NodeName=")]
-    assert " NodeAddr=127.0.0.1 Port=1 CPUs=8 RealMemory=200 Features=a30 State=DOWN " in catalog
+    assert (
+        " NodeAddr=127.0.0.1 Port=1 CPUs=8 RealMemory=200 Features=a30,mig_node_h1,mig_node_h2,mig_node_m1 State=DOWN "
+        in catalog
+    )
     assert "PartitionName" not in included and "AccountingStorageTRES" not in included
     assert "NodeName=h[1-2] AutoDetect=off" in included_gres.splitlines()
     assert not done.problems and not done.notes
@@ -115,14 +118,28 @@ def test_several_prologs_where_slurm_runs_them_all():
     assert len(planned(theirs, wanted=old).notes) == 2 and len(planned(theirs, wanted=new).notes) == 1
 
 
-def test_nodes_of_one_line_that_differ_become_two_lines():
+def test_nodes_of_one_line_become_several_lines():
     text = "NodeName=h[1-2],c1,m1 NodeAddr=10.0.0.[1-3],10.0.1.1 Port=[7001-7004] Gres=gpu:2 # all\n"
     lines = edited(text)[0].splitlines()
-    assert lines[:3] == [
-        f"NodeName=h[1-2] NodeAddr=10.0.0.[1-2] Port=[7001-7002] Gres=gpu:2,{H} # all",
+    assert lines[:4] == [
+        f"NodeName=h1 NodeAddr=10.0.0.1 Port=7001 Gres=gpu:2,{H} Features=mig_node_h1 # all",
+        f"NodeName=h2 NodeAddr=10.0.0.2 Port=7002 Gres=gpu:2,{H} Features=mig_node_h2 # all",
         "NodeName=c1 NodeAddr=10.0.0.3 Port=7003 Gres=gpu:2 # all",
-        f"NodeName=m1 NodeAddr=10.0.1.1 Port=7004 Gres=gpu:2,{M} # all",
+        f"NodeName=m1 NodeAddr=10.0.1.1 Port=7004 Gres=gpu:2,{M} Features=mig_node_m1 # all",
     ]
+
+
+def test_features_of_all_nodes_by_default_are_kept():
+    text = "NodeName=DEFAULT Features=ib\nNodeName=h1\nNodeName=h2 Features=fast\nNodeName=c1\nNodeName=m1\n"
+    lines = edited(text)[0].splitlines()
+    assert f"NodeName=h1 Gres={H} Features=ib,mig_node_h1" in lines
+    assert f"NodeName=h2 Features=fast,mig_node_h2 Gres={H}" in lines and "NodeName=c1" in lines
+
+
+def test_a_feature_that_another_node_has_is_a_problem():
+    text = "NodeName=h1 Features=mig_node_h2\nNodeName=h2\nNodeName=m1\n"
+    assert [problem for problem in planned(text).problems if "mig_node_h2 is what migbatch calls node h2" in problem]
+    assert not planned("NodeName=h1 Features=mig_node_h1\nNodeName=h2\nNodeName=m1\n").problems
 
 
 def test_partitions_by_default_by_set_and_by_all():
@@ -141,6 +158,19 @@ def test_partitions_that_lend():
     slurm = edited(text, wanted=replace(SITE, lends=True), lending=("train",))[0]
     assert "PartitionName=train Nodes=m1,migcatalog PriorityTier=3 PreemptMode=REQUEUE" in slurm
     assert "PartitionName=p Nodes=h1,migcatalog PriorityTier=10 PreemptMode=OFF" in slurm
+
+
+def test_a_requeued_job_waits_less_where_slurmd_needs_the_wait():
+    lends = replace(SITE, lends=True)
+    assert "AuthInfo=cred_expire=30" in edited(NODES, wanted=lends, lending=("p",))[2][0]
+    for theirs, ours in (
+        ("socket=/m", "socket=/m,cred_expire=30"),
+        ("cred_expire=60,socket=/m", "cred_expire=60,socket=/m"),
+    ):
+        slurm, _, (included, _), _ = edited(f"AuthInfo={theirs}\n{NODES}", wanted=lends, lending=("p",))
+        assert slurm.splitlines()[0] == f"AuthInfo={ours}" and "AuthInfo" not in included
+    for other in (SITE, replace(lends, version=(24, 11))):
+        assert "AuthInfo" not in edited(NODES, wanted=other)[2][0]
 
 
 def test_accounting_and_power_saving():

@@ -7,17 +7,18 @@ from datetime import datetime, timedelta
 import numpy as np
 import pytest
 
-from slurm_migbatch.config import loads, render
+from slurm_migbatch.config import loads, render, text_of
 from slurm_migbatch.daemon.settings import rules_of
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable
-from slurm_migbatch.lab.experiments import lending, lendslices
+from slurm_migbatch.lab.experiments import lending, lendslices, lendwhole
 from slurm_migbatch.lab.experiments.lending import Load
 from slurm_migbatch.lab.sim import registry
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policies.slicelending import SliceLending, SliceWay
+from slurm_migbatch.lab.slurm.controller import pace_of
 from slurm_migbatch.mig.profile import Profile
 
 STEP_S = {"7g.40gb": 0.1, "4g.20gb": 0.13, "3g.20gb": 0.15, "2g.10gb": 0.2, "1g.5gb": 0.3}
@@ -79,7 +80,30 @@ def test_what_is_measured_is_what_ships():
     assert decides.way.look_s == loads(render()).cluster.poll_s
     kept = lendslices.policy(lendslices.WAYS["ours"], [("1g.10gb", 0.0, None)] * 3)
     assert kept.expected.reserve(lending.HISTORY_DAYS * DAY_S, shipped.horizon_s, shipped.sure) == {}
+    assert lendslices.settings()["configuration"] == lendwhole.settings()["configuration"]
     assert len(lendslices.settings()["configuration"]) == 16
+
+
+def test_the_whole_decision_is_cross_checked_with_what_ships():
+    shipped, decides = loads(render()), lendslices.config()
+    assert decides.lending == replace(shipped.lending, enabled=True, partitions=("train",), training_only=("train",))
+    assert text_of(replace(decides, lending=shipped.lending)) == text_of(shipped)
+    assert (lendwhole.pace().every_s, lendwhole.pace().soon_s) == (pace_of(shipped).every_s, pace_of(shipped).soon_s)
+    assert lendwhole.settings()["decides"] == "slurm_migbatch.decide.core.decide"
+
+
+def test_the_whole_decision_plays_the_same_jobs(data):
+    found = lendslices.miso(data)
+    shape = np.cumsum(np.random.Generator(np.random.PCG64(1)).exponential(1.0, 500))
+    moments = lendslices.Moments([[float(n * 60) for n in range(30)]], shape)
+    result = lendwhole.check(TINY, moments, found, 1, 1200.0)
+    assert set(result["whole"]) == set(result["round"]) == {"half", "ours"}
+    for name in ("whole", "round"):
+        ways = result[name]
+        assert ways["ours"]["jct_s"] / ways["half"]["jct_s"] == pytest.approx(result["ratio"][name], abs=1e-3)
+    # without lending both have the same to decide, and Slurm's own times are all that differs
+    assert result["whole"]["half"]["jct_s"] == pytest.approx(result["round"]["half"]["jct_s"], rel=0.1)
+    assert result["difference"] == pytest.approx(result["ratio"]["whole"] / result["ratio"]["round"] - 1, abs=1e-3)
 
 
 def test_by_name_the_settings_are_the_shipped_ones_too():

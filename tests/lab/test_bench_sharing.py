@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from slurm_migbatch.config import Config, LendingConfig, loads, render
 from slurm_migbatch.daemon.settings import lending_settings
-from slurm_migbatch.decide.lending.pairs import Rules, pairs
+from slurm_migbatch.decide.lending.pairs import SharingRules, pairs
 from slurm_migbatch.decide.lending.stage import LendingMemory
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.bench import bench
@@ -47,7 +47,7 @@ def test_the_rules_are_those_that_migbatchd_makes_of_what_ships():
     assert sharing.config() == replace(shipped, lending=replace(shipped.lending, share=True))
     assert not shipped.lending.share
     memory = LendingMemory(lending_settings(sharing.config().lending))
-    assert memory.slice_sharing._rules == sharing.rules() == Rules()
+    assert memory.slice_sharing._rules == sharing.rules() == SharingRules()
     assert memory.slice_sharing._enabled
     assert f"{pairs.__module__}.{pairs.__qualname__}" == DECIDES == sharing.settings()["decides"]
     other = Config(lending=LendingConfig(share=True, sure=0.9))

@@ -54,6 +54,21 @@ def test_a_family_is_left_out_whole() -> None:
     assert {row.model for row in spy.tables[0]} | {row.model for row in spy.tables[1]} == set(MODELS)
 
 
+def test_a_laboratory_is_left_out_whole_and_others_tables_of_its_models_stay() -> None:
+    mine = laboratory(models=("vgg16", "resnet50"), source="here")
+    tuned = laboratory(models=("resnet101",), source="here fine-tuning")
+    theirs = laboratory(models=("vgg16",), source="there")
+    spy = Spy()
+    found = list(folds([*mine, *tuned, *theirs], ModelKnowledge(), leave="laboratory", learn=spy))
+    left = [{(sample.model, sample.stack.split("|")[1]) for sample in fold.samples} for fold in found]
+    assert left == [
+        {("vgg16", "here"), ("resnet50", "here"), ("resnet101", "here fine-tuning")},
+        {("vgg16", "there")},
+    ]
+    assert [{row.source for row in table} for table in spy.tables] == [{"there"}, {"here", "here fine-tuning"}]
+    assert [fold.seen for fold in found] == [{"vgg16"}, {"vgg16"}]
+
+
 def test_many_models_are_left_out_in_folds_none_of_which_is_learned_from() -> None:
     rows = [replace(row, model=f"net-{i}") for i in range(60) for row in laboratory(models=("vgg16",), batches=(1,))]
     spy = Spy()
@@ -116,6 +131,7 @@ def fake(sure: float = 0.1) -> HeldOutPrediction:
         outcome,
         value=outcome.logs - np.log([1.05, 1.2, 1.0, 1.0][:count]),
         spread=np.full(count, sure),
+        stranger=False,
         calibration=Calibration({"0h": tuple([1.0] * len(LEVELS)), "0d": tuple([1.0] * len(LEVELS))}),
     )
 

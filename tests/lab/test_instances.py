@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.decide.capacity.bundles import bundles
 from slurm_migbatch.lab.papers.instances import (
-    Service,
+    ServiceDemand,
     Undecided,
     Unservable,
     allocate,
@@ -30,7 +30,7 @@ def service(name, rate, gpu, *rates):
     """A service with these rates on a GPU's plain profiles, the smallest slice first; 0 does not keep the limit."""
     profiles = sorted(plain(gpu))
     each = [InstanceSetting(p, 1, 1, 1 / r) for p, r in zip(profiles, rates, strict=True) if r]
-    return Service(name, rate, tuple(each))
+    return ServiceDemand(name, rate, tuple(each))
 
 
 def assert_served(gpu, found, services):
@@ -114,7 +114,7 @@ def test_instances_and_packing_are_chosen_together():
     """Alone each service is best on one 4g; two of those need two GPUs, a 4g and a 3g with a little less need one."""
     speeds = (0.0, 0.0, 0.0, 3.0, 4.2, 4.3)  # 1g, 1g double memory, 2g, 3g, 4g, 7g
     services = [service(name, 3.0, A100, *speeds) for name in "ab"]
-    greedy = [Service(s.name, s.rate, tuple(x for x in s.settings if x.profile.compute == 4)) for s in services]
+    greedy = [ServiceDemand(s.name, s.rate, tuple(x for x in s.settings if x.profile.compute == 4)) for s in services]
     assert pack(A100, {s.name: compose(s) for s in greedy}).gpus == 2
     found = allocate(A100, services)
     assert found.gpus == 1
@@ -132,9 +132,11 @@ def test_hopes_serve_nothing_and_cost_no_gpu_but_are_tried_where_there_is_room()
     small = Profile.parse("1g.10gb")
     sure, bold = InstanceSetting(small, 8, 1, 1.0), InstanceSetting(small, 16, 1, 2.0)
     assert sure.rate == bold.rate
-    a = Service("a", 16.0, (sure, bold), {sure: 8.0, bold: 12.0})
+    a = ServiceDemand("a", 16.0, (sure, bold), {sure: 8.0, bold: 12.0})
     assert allocate(A100, [a]).of("a") == {bold: 2}
-    full = Service("a", 56.0, (sure, InstanceSetting(small, 16, 1, 2.1)), {InstanceSetting(small, 16, 1, 2.1): 12.0})
+    full = ServiceDemand(
+        "a", 56.0, (sure, InstanceSetting(small, 16, 1, 2.1)), {InstanceSetting(small, 16, 1, 2.1): 12.0}
+    )
     found = allocate(A100, [full])
     assert found.gpus == 1
     assert found.of("a") == {sure: 7}
@@ -152,7 +154,7 @@ def test_elastic_batch_takes_the_best_kind_and_the_smallest_slice_for_the_rest()
 def test_a_service_that_no_slice_serves_is_told_by_name():
     for solve in (lambda s: allocate(A100, [s]), compose, lambda s: fluid([s], 7)):
         with pytest.raises(Unservable, match="bert: no slice keeps the latency limit"):
-            solve(Service("bert", 1.0, tuple(best_settings([]).values())))
+            solve(ServiceDemand("bert", 1.0, tuple(best_settings([]).values())))
 
 
 def test_no_time_is_told_apart_from_no_solution():

@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.capacity.bundles import bundles
@@ -108,6 +108,7 @@ A30S = tuple(Profile.parse(p) for p in ("1g.6gb", "2g.12gb", "4g.24gb"))
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(A30S), max_size=6))
+@example([A30S[2], A30S[2], *(A30S[0],) * 4])
 def test_on_two_gpus_rules_that_refuse_nothing_come_close_to_the_best_choice_of_what_to_take(wanted):
     best = fewest_lost((EMPTY, EMPTY), tuple(wanted))
     for rule in (LeastLoss(mix(dict.fromkeys(A30S, 1))), Fgd(mix(dict.fromkeys(A30S, 1))), BestFit(careful=True)):
@@ -118,7 +119,7 @@ def test_on_two_gpus_rules_that_refuse_nothing_come_close_to_the_best_choice_of_
             if found is not None:
                 gpus[layouts[found[0]]] = found[0].add(found[1])
                 placed += 1
-        assert placed <= best <= placed + 2  # a whole GPU that is refused may have made room for two
+        assert placed <= best <= placed + 3  # a whole GPU that is refused may have made room for four
 
 
 def exhaustive(gpu, used, weights, must):

@@ -10,6 +10,7 @@ import pytest
 from slurm_migbatch.lab.evaluate import choice, relative
 from slurm_migbatch.lab.evaluate.baselines import CURVE, guesses
 from slurm_migbatch.lab.evaluate.curves import MeasuredCurves
+from slurm_migbatch.lab.evaluate.factual import roofline
 from slurm_migbatch.lab.evaluate.heldout import Guess, folds, outcomes
 from slurm_migbatch.lab.evaluate.scores import collect, scored
 from slurm_migbatch.predict.known import ModelKnowledge
@@ -66,9 +67,20 @@ def test_trees_learn_what_models_have_in_common() -> None:
     """The largest of host and device is what the form gets wrong, and wrong in the same way for every model."""
     found = errors(laboratory(sharp, models=("vgg16", "resnet50", "resnet101", "densenet121")), trees=True)
     assert {method for method, _ in found} == {
-        "linear", "roofline", "physics", "gbm", "gbm ratio", "residual gbm", "residual gbm with facts",
+        "linear", "roofline", "roofline with facts", "physics", "gbm", "gbm with facts", "gbm ratio", "residual gbm",
+        "residual gbm with facts",
     }  # fmt: skip
     assert found["residual gbm", 2] < found["physics", 2]
+
+
+def test_a_roofline_with_facts_learns_the_laboratory() -> None:
+    """What launches and items cost in this laboratory is fitted to its other models."""
+    models = ("vgg16", "resnet50", "resnet101", "densenet121")
+    found = [MeasuredCurves.of(sample) for sample in samples(laboratory(sharp, models=models))]
+    for curves in found:
+        others = [other for other in found if other is not curves]
+        told, untold = (np.abs(roofline(curves, those) - curves.logs).mean() for those in (others, []))
+        assert told < untold
 
 
 def test_rules_are_given_our_points_too() -> None:

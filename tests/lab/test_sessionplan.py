@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.paris_elsa.partition import flow, ways
-from slurm_migbatch.lab.papers.sessionplan import PRECISION, Plan, at_load, best, carried, largest, plans, play
+from slurm_migbatch.lab.papers.sessionplan import PRECISION, SessionPlan, at_load, best, carried, largest, plans, play
 from slurm_migbatch.lab.papers.sessions import Hosted, demand_of
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.profile import Profile
@@ -88,4 +88,4 @@ def test_a_plan_carries_what_is_said_and_no_more_than_the_bound(found):
 def test_plans_are_every_layout_their_turns_and_the_leanest_sizes():
     found = plans(A30, KINDS, [hosted(100.0, (1.0, 1.5, 5.0)), hosted(100.0, (1.0, 2.0, 3.0))])
     assert [plan.held[0][0] for plan in found if len(plan.held) == 1] == list(ways(A30, KINDS))
-    assert found[-1] == Plan(sizes=(2, 0))
+    assert found[-1] == SessionPlan(sizes=(2, 0))

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.decide.paris_elsa.partition import ways
 from slurm_migbatch.lab.papers.rightsize import jain
-from slurm_migbatch.lab.papers.sessions import Costs, Hosted, at_size, framed, frames, session_s
+from slurm_migbatch.lab.papers.sessions import Hosted, InstanceCosts, at_size, framed, frames, session_s
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
 
 A100 = geometry("a100-80gb")
 KINDS = tuple(Profile.parse(name) for name in ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"))
-FREE = Costs(0.0, 0.0)
+FREE = InstanceCosts(0.0, 0.0)
 
 
 def hosted(pieces, seconds=60.0, window=600.0, rates=(1.0, 2.0, 3.0, 4.0, 7.0), name="m"):

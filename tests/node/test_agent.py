@@ -1,6 +1,7 @@
 """The resident agent, asked through its socket as hooks do it, and what happens when it is not well."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -26,6 +27,15 @@ def test_hooks_through_the_agent(node):
     assert not (node.root / "run" / "agent.sock").exists()
     node.check()
     assert [event["kind"] for event in node.events() if event["kind"] in ("start", "stop")] == ["start", "stop"]
+
+
+def test_a_signal_that_the_kernel_gives_to_another_thread_ends_it_too(node):
+    with agent_process(node) as child:
+        other = min({int(name) for name in os.listdir(f"/proc/{child.pid}/task")} - {child.pid})
+        tgkill = {"x86_64": 234, "aarch64": 131}[os.uname().machine]
+        assert ctypes.CDLL(None).syscall(tgkill, child.pid, other, signal.SIGTERM) == 0
+        child.wait(seconds=60)
+        assert child.status == 0
 
 
 def test_the_socket_is_roots_alone(node):

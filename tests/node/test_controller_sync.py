@@ -130,7 +130,7 @@ def test_a_plan_of_somebody_else_is_not_believed(served, controller, tmp_path):
 
 
 def test_a_controller_that_is_down_is_an_error_to_wait_out(token):
-    link = ControllerClient("http://127.0.0.1:9", auth.TokenSigner(str(token)), "n1", timeout=1.0)
+    link = ControllerClient(["http://127.0.0.1:9"], auth.TokenSigner(str(token)), "n1", timeout=1.0)
     with pytest.raises(ControllerError, match=r"127\.0\.0\.1"):
         link.post("/node/v1/events", {})
 
@@ -262,3 +262,24 @@ def test_after_the_controller_was_away_the_node_says_where_it_is_recorded(served
     controller_sync.stop()
     for thread in threads:
         thread.join(120)
+
+
+def test_of_several_controllers_the_next_is_asked_where_one_is_away_or_stands_by(token, controller):
+    second, moves = Controller(controller.signer), []
+    try:
+        controller.answers["/x"] = lambda message: (503, {"error": "this migbatchd stands by"})
+        second.answers["/x"] = lambda message: (200, {})
+        urls = ["http://127.0.0.1:9", controller.url, second.url]
+        link = ControllerClient(urls, controller.signer, "n1", timeout=5.0, moved=lambda: moves.append(1))
+        link.post("/x", {})
+        link.post("/x", {})
+        assert (len(controller.seen), len(second.seen), len(moves)) == (1, 2, 1), "it stays with the one that answered"
+        second.answers["/x"] = controller.answers["/x"]
+        with pytest.raises(ControllerError, match=r"stands by.*127\.0\.0\.1: .*refused.*stands by"):
+            link.post("/x", {})
+        second.answers["/x"] = lambda message: (401, {"error": "not you"})
+        with pytest.raises(ControllerError, match="401") as refused:
+            link.post("/x", {})
+        assert "stands by" not in str(refused.value), "a refusal is an answer"
+    finally:
+        second.close()

@@ -3,18 +3,15 @@
 The number of side effects is found by counting, so a new one is killed too without anybody thinking of it.
 """
 
-import json
 import os
 import signal
 
 import pytest
 
-from slurm_migbatch.node import exits, plan
+from slurm_migbatch.node import exits
 from slurm_migbatch.node.executor import Executor
 from tests.support.examples import thinned
-from tests.support.nodes import BOB, in_child
-
-GUEST = "[mig:guest:1]"
+from tests.support.nodes import BOB, GUEST, in_child, publish
 
 
 def effects_of(node, scene):
@@ -82,14 +79,6 @@ def rebooted(node):
         gpu.set_mig_mode(True)
     driver.close()
     return hook_in_child(node, "prolog", 1, "[mig:1g.10gb:1]")
-
-
-def publish(node):
-    """Job 1 may share what job 9 holds."""
-    (row,) = node.slices("held")
-    slot = [row.slot.profile.name, *row.slot.placement]
-    raw = {"version": 7, "gpus": {row.gpu: [slot]}, "guests": {"1": [row.gpu, *slot, 9, 0]}}
-    plan.store(str(node.config.state_dir), json.dumps(raw).encode())
 
 
 def joining(node):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.node import handoff, task_prolog
-from slurm_migbatch.node.task_prolog import NoSlice, exports, parse, share, tasks_here
+from slurm_migbatch.node import cudaform, handoff, task_prolog
+from slurm_migbatch.node.task_prolog import NoSlice, exports, not_alone, parse, share, tasks_here
 from tests.support.directories import open_to_users
 from tests.support.environments import exported
 from tests.support.nodes import ALICE, BOB
@@ -67,6 +67,47 @@ def test_every_task_has_a_share_and_every_slice_is_used(slices, tasks):
 )
 def test_slurms_tasks_per_node(text, node, tasks):
     assert tasks_here(step(0, text, node)) == tasks
+
+
+@pytest.mark.parametrize(
+    ("comment", "form"),
+    [
+        (b"migbatch: cuda=index", "index"),
+        (b"migbatch: model=x CUDA=INDEX [mig:1g.10gb:1]", "index"),
+        (b"migbatch: engine=vllm", "index"),
+        (b"migbatch: engine=vllm cuda=uuid", "uuid"),
+        (b"migbatch: engine=tgi", "uuid"),
+        (b"cuda=index", "uuid"),
+        (b"\xff" * 2000 + b" migbatch: cuda=index", "uuid"),
+        (b"migbatch: " + b"=" * 2000, "uuid"),
+    ],
+)
+def test_the_form_that_a_comment_asks_for(comment, form):
+    assert cudaform.wanted(comment) == form
+
+
+@pytest.fixture
+def devices(tmp_path):
+    """The devices of a node, of which those with the numbers 5 and 6 are the slice's."""
+    caps = tmp_path / "nvidia-caps"
+    caps.mkdir()
+    for number in (1, 2, 5, 6):
+        (caps / f"nvidia-cap{number}").touch()
+    (caps / "something").touch()
+    (tmp_path / "nvidia0").touch()
+    return tmp_path
+
+
+def test_an_index_needs_a_view_of_one_slice(devices):
+    def why(slices=1, caps="5 6", whole=""):
+        return not_alone({"caps": caps, "whole": whole}, named(slices), str(devices))
+
+    assert why() == "" and why(whole="7") == ""
+    assert "2 slices" in why(slices=2)
+    assert "does not know" in why(caps="5")
+    assert "not cut" in why(whole="0")
+    (devices / "nvidia-caps/nvidia-cap7").symlink_to("nvidia-cap7")
+    assert "another slice" in why(), "whatever fails, but for want of permission, may succeed later"
 
 
 @given(st.binary(max_size=40), st.binary(max_size=10), st.binary(max_size=10))

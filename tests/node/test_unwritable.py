@@ -197,7 +197,7 @@ def test_a_run_dir_that_is_full_sends_the_job_back(new_node, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0755", "migbatch-test", disk], check=True)
-    node = new_node(RunDir=disk / "run")
+    node = new_node(RunDir=disk / "run", JobMapDir=disk / "jobmap", GpustatDir=disk / "gpustat")
     node.disk = disk
     try:
         node.prolog(1, "[mig:1g.10gb:1]")

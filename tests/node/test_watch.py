@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_migbatch.mig.nvml.gpm import LEAST_S
 from slurm_migbatch.node import peaks, progress, tmpfs
 from slurm_migbatch.node.inotify import WriteWatch
 from slurm_migbatch.node.peaks import Peak
@@ -129,7 +130,8 @@ def test_nothing_is_asked_of_the_driver_where_no_job_runs(node, look):
     assert not node.machine.calls()
 
 
-def test_a_look_costs_a_few_calls_for_each_slice(new_node):
+def test_a_look_costs_a_few_calls_for_each_slice(new_node, monkeypatch):
+    monkeypatch.setattr("slurm_migbatch.mig.nvml.gpm.LEAST_S", 0.0)  # every look measures, however fast the machine
     node = new_node(gpus=("h100-80gb",) * 2)
     for job in range(1, 15):
         node.prolog(job, "[mig:1g.10gb:1]")
@@ -138,7 +140,7 @@ def test_a_look_costs_a_few_calls_for_each_slice(new_node):
     look()
     node.machine.calls(reset=True)
     look()
-    assert sum(node.machine.calls().values()) <= 5 * 14
+    assert sum(node.machine.calls().values()) <= 9 * 14
 
 
 def test_a_driver_that_fails_stops_nothing(node, look, caplog):
@@ -363,3 +365,97 @@ def test_without_help_of_the_kernel_it_looks_now_and_then(new_node, monkeypatch,
 def test_it_can_be_switched_off(new_node):
     node = new_node(SampleEvery=0)
     assert Watcher(node.config, node.executor.gpus).thread(threading.Event(), -1) is None
+
+
+# -- what slices do ----------------------------------------------------------------------------------------------------
+
+
+def apart():
+    """Let time pass: NVML wants samples to be a tenth of a second apart."""
+    time.sleep(LEAST_S + 0.02)
+
+
+def activities(node):
+    return {event["job"]: event.get("activity") for event in node.events("stop")}
+
+
+def test_what_a_slice_did_is_told_at_the_end(node, look):
+    """Each run has its own; what a slice did before it was held or beside it does not count."""
+    for job, profile in ((1, "1g.10gb"), (2, "3g.40gb")):
+        node.prolog(job, f"[mig:{profile}:1]")
+        memory(node, job, 1000, PID + job)
+    of = {row.job: row.mig_uuid for row in node.slices("held")}
+    node.machine.set_load(of[1], sm=80, tensor=30, dram=60)
+    node.machine.set_load(of[2], sm=10, dram=5)
+    for _ in range(3):
+        look()
+        apart()
+    for job in (1, 2):
+        node.epilog(job)
+        node.machine.end_process(PID + job)
+    told = activities(node)
+    assert told[1]["seconds"] > 2 * LEAST_S
+    assert [told[1][name] for name in ("sm", "tensor", "dram")] == pytest.approx([0.8, 0.3, 0.6], abs=0.02)
+    assert [told[2][name] for name in ("sm", "tensor", "dram")] == pytest.approx([0.1, 0.0, 0.05], abs=0.02)
+
+
+def test_it_is_the_average_over_time_and_outlives_the_agent(node, look):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    memory(node, 1, 1000)
+    (row,) = node.slices("held")
+    node.machine.set_load(row.mig_uuid, sm=100)
+    for _ in range(2):
+        look()
+        apart()
+    again = Look(node)
+    again.watcher._peaks = peaks.load(node.executor.paths.run)
+    node.machine.set_load(row.mig_uuid, sm=0)
+    for _ in range(4):
+        again()
+        apart()
+    node.epilog(1)
+    assert 0.1 < activities(node)[1]["sm"] < 0.6
+
+
+def test_a_warm_slice_starts_without_what_it_did_before(node, look):
+    """No look falls between two runs of one slice."""
+    for job, sm in ((1, 100), (2, 0)):
+        node.prolog(job, "[mig:1g.10gb:1]")
+        (row,) = node.slices("held")
+        node.machine.set_load(row.mig_uuid, sm=sm)
+        memory(node, job, 1000)
+        for _ in range(2):
+            look()
+            apart()
+        node.machine.end_process(PID)
+        node.epilog(job)
+    assert activities(node)[2]["sm"] == 0
+
+
+def test_a_look_while_a_run_is_being_ended_loses_nothing(node, look):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    memory(node, 1, 3000)
+    look()
+    node.machine.end_process(PID)
+    (run,) = node.journal.runs("state='running'")
+    with node.journal.write():
+        node.journal.put_run(run._replace(state="ending"))
+    look()
+    node.epilog(1)
+    assert stops(node) == {(1, 0): 3000}
+
+
+def test_a_gpu_that_cannot_tell_is_asked_once(new_node):
+    """Before Hopper there is no GPM; memory is sampled all the same."""
+    node = new_node(gpus=["a100-80gb"])
+    look = Look(node)
+    node.prolog(1, "[mig:1g.10gb:1]")
+    memory(node, 1, 700)
+    for _ in range(3):
+        look()
+        apart()
+    asked = sum(count for name, count in node.machine.calls().items() if "GpmMigSampleGet" in name)
+    node.epilog(1)
+    assert asked == 1
+    assert stops(node) == {(1, 0): 700}
+    assert activities(node) == {1: None}

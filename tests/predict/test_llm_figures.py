@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm.choice import figures_by_profile, whole_gpus
 from slurm_migbatch.predict.llm.families import ALL
 from slurm_migbatch.predict.llm.memory import need_of, sglang_reserve_mib
@@ -26,7 +27,7 @@ def workload(text: str) -> Workload:
 
 
 def figures(text: str, rate: int | None = None) -> dict[str, TokenFigures]:
-    return dict(figures_by_profile(workload(text), SITE.partitions["gpu"], rate))
+    return dict(figures_by_profile(workload(text), SITE.partitions["gpu"], rate, LearnedPredictor()))
 
 
 def test_what_vllm_reports_of_a_known_model() -> None:
@@ -68,7 +69,7 @@ def test_no_need_is_below_the_weights_and_more_hardware_is_never_slower(text: st
         need = need_of(asked, info.memory_mib)
         assert need.slice_mib >= need.used >= asked.architecture.parameters * 4 / 8 / 2**20 * 0.5
         assert need.used >= need.weights + need.cache
-    found = figures_by_profile(asked, SITE.partitions["gpu" if kind is H100 else "old"], None)
+    found = figures_by_profile(asked, SITE.partitions["gpu" if kind is H100 else "old"], None, LearnedPredictor())
     small, large = (found[name] for name in (("1g.10gb", "7g.80gb") if kind is H100 else ("1g.5gb", "7g.40gb")))
     assert large.tpot_s.mid <= small.tpot_s.mid * 1.000001 or large.latency_s.mid <= small.latency_s.mid
     for each in found.values():
@@ -101,8 +102,10 @@ def test_a_rate_near_what_a_slice_can_do_waits() -> None:
 
 def test_of_two_kinds_the_worse_counts() -> None:
     asked = workload("model=qwen2.5-0.5b max_model_len=2048 max_num_seqs=4")
-    both = figures_by_profile(asked, SITE.partitions["mixed"], None)["1g.10gb"]
-    alone = [figures_by_profile(asked, SITE.partitions[name], None)["1g.10gb"] for name in ("gpu", "old")]
+    both = figures_by_profile(asked, SITE.partitions["mixed"], None, LearnedPredictor())["1g.10gb"]
+    alone = [
+        figures_by_profile(asked, SITE.partitions[name], None, LearnedPredictor())["1g.10gb"] for name in ("gpu", "old")
+    ]
     assert both.tpot_s.high == max(each.tpot_s.high for each in alone)
     assert both.tokens_s.low == min(each.tokens_s.low for each in alone)
 

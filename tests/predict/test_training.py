@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.predict.calibration import LEVELS, Calibration, Score, calibrate
+from slurm_migbatch.predict.calibration import LEVELS, Calibration, Score, calibrate, unmeasured
 from slurm_migbatch.predict.cells import Cells, GpuSpec
 from slurm_migbatch.predict.knee import GROWTH, batch_edges, input_edges, knee
 from slurm_migbatch.predict.known import ModelKnowledge
@@ -140,7 +140,8 @@ def spoil(path: tuple[Any, ...], value: Any) -> Callable[[dict[str, Any]], None]
         spoil(("fitted", 0, "beliefs", "time", "mean", 0), float("nan")),
         spoil(("fitted", 0, "beliefs"), {"speed": {}}),
         spoil(("populations", "time/infer", "covariance", 0, 0), -1.0),
-        spoil(("populations", "time/infer", "mean"), "fast"),
+        spoil(("populations", "time/infer", "levels"), "fast"),
+        spoil(("populations", "time/infer", "levels", "", 1, 0), -1.0),
         spoil(("populations",), {"time/serve": {}}),
         spoil(("calibrations", "time/infer", "1*"), [1.0]),
         spoil(("calibrations", "time/infer", "1*", 0), float("inf")),
@@ -216,6 +217,25 @@ def test_calibration_holds_for_models_left_out(models: int, seed: int) -> None:
     held = np.mean([[score.value <= factors[LEVELS.index(0.8)] for score in scores("new")] for _ in range(200)])
     assert 0.8 - 1.5 / np.sqrt(models) <= held
     assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
+
+
+def test_strangers_are_told_apart(learned: Learned) -> None:
+    """A stack and a family that were measured have the table's own intervals, all others those of strangers."""
+    population, pace = learned.population("time", "infer"), np.zeros(1, dtype=np.intp)
+    assert not population.is_stranger(known("resnet50"), A100, "a100-80gb|lab")
+    assert population.is_stranger(known("resnet50"), A100, "a100-80gb|another")
+    assert population.is_stranger(known("gpt2"), A100, "a100-80gb|lab")
+    assert population.is_stranger(known("resnet50"), A100)
+    calibration = learned.calibration("time", "infer")
+    own, strange = (calibration.factor(0.9, 0, pace, stranger=stranger)[0] for stranger in (False, True))
+    assert strange == unmeasured("time", "infer").factor(0.9, 0, pace)[0] != own
+
+
+@pytest.mark.parametrize("figure", ["time", "memory"])
+@pytest.mark.parametrize("kind", ["infer", "train"])
+def test_strangers_intervals_grow_with_the_level(figure: str, kind: str) -> None:
+    for factors in unmeasured(figure, kind).factors.values():
+        assert list(factors) == sorted(factors) and factors[0] > 0
 
 
 def test_without_left_out_models_intervals_are_wide() -> None:

@@ -42,7 +42,7 @@ def test_seconds_follow_from_throughput() -> None:
         ({"latency_s": "-1"}, "leave it empty"),
         ({"latency_s": "nan"}, "must be a number"),
         ({"latency_s": "fast"}, "must be a number"),
-        ({"kind": "serve"}, "infer or train"),
+        ({"kind": "think"}, "infer, train or serve"),
         ({"profile": "1g"}, "profile"),
     ],
 )

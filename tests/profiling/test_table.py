@@ -198,6 +198,20 @@ def test_a_folder_without_points_is_an_error_that_says_what_to_give(tmp_path: Pa
         read_folder(tmp_path)
 
 
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "a.csv").write_text("gpu,model,batch,latency_s\na100,net,1,0.1\n")
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("one", "two"):
+        (data / name).symlink_to(there)
+    (there / "round").symlink_to(data)
+    assert len(read_folder(data)) == 1
+    (tmp_path / "link").symlink_to(data)
+    assert read_folder(tmp_path / "link") == read_folder(data)
+
+
 def test_a_file_that_is_no_table_is_told_what_one_is(tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv", "job,user", "1,ann")
     with pytest.raises(TableError, match="must name gpu, model, batch"):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.cli.checks import check_query
 from slurm_migbatch.config import Config, QueryConfig
+from slurm_migbatch.doctor.service import check_query
 from tests.support.query_site import query_process
 
 

@@ -265,11 +265,14 @@ SLOW_SQUEUE = "#!/bin/sh\nexec sleep {seconds}\n"
 
 @pytest.fixture
 def stuck(tmp_path: Path) -> Iterator[QueryProcess]:
-    """A site whose squeue never answers, with one worker and little patience."""
+    """A site whose queue and nodes are never listed, with one worker and little patience."""
     with query_process(tmp_path, workers=1, question_s=3.0) as service:
-        squeue = tmp_path / "bin" / "squeue"
+        squeue, scontrol = tmp_path / "bin" / "squeue", tmp_path / "bin" / "scontrol"
         squeue.write_text(SLOW_SQUEUE.format(seconds=_seconds(service)))
         squeue.chmod(0o755)
+        first, rest = scontrol.read_text().split("\n", 1)
+        hangs = f'case "$*" in *"show node"*) exec sleep {_seconds(service)};; esac'
+        scontrol.write_text(f"{first}\n{hangs}\n{rest}")
         yield service
 
 

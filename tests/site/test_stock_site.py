@@ -11,12 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from slurm_migbatch.install.scripts import SEVERAL
 from tests.support.stock_site import GPU_NODES, NODES, StockSite, headings
 
 pytestmark = pytest.mark.slurm
 MIGBATCH = "/opt/slurm-migbatch/bin/migbatch"
 DRY = f"{MIGBATCH} install --role"
 USER = "mbalice"
+HOOKS = ("Prolog", "Epilog", "TaskProlog")
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +28,9 @@ def untouched() -> dict[str, tuple[bytes, int, int]]:
 
 
 @pytest.fixture(scope="module")
-def site(untouched: dict[str, tuple[bytes, int, int]]) -> Iterator[StockSite]:
-    """The site with everything installed by the document's commands, up to the login node.
-
-    Its machines run this host's Slurm, whatever --slurm-root says.
-    """
-    running = StockSite()
+def site(untouched: dict[str, tuple[bytes, int, int]], slurm_root: str) -> Iterator[StockSite]:
+    """The site with everything installed by the document's commands, up to the login node."""
+    running = StockSite(slurm_root)
     with running:
         untouched.update(state_of(running))
         running.follow("On the controller", "ctl")
@@ -41,8 +40,14 @@ def site(untouched: dict[str, tuple[bytes, int, int]]) -> Iterator[StockSite]:
         running.follow("On the controller, once the nodes have reported", "ctl")
         running.follow("On every node", *NODES)
         running.follow("On a login node", "login")
-        running.wait("an offer", lambda: "mig:3g.40gb:0" in running.on("ctl", "sinfo -h -a -N -n h1 -o %G"))
+        running.wait("an offer", lambda: offers(running))
         yield running
+
+
+def offers(site: StockSite) -> bool:
+    """Return whether every GPU node has the counts of a plan: what it could have more of is `mig:none` then."""
+    gres = site.on("ctl", f"sinfo -h -N -p gpu -n {','.join(GPU_NODES)} -o %G", codes=(0, 1)).splitlines()
+    return len(gres) == len(GPU_NODES) and all(re.search(r"mig:none:[1-9]", each) for each in gres)
 
 
 def state_of(site: StockSite) -> dict[str, tuple[bytes, int, int]]:
@@ -83,12 +88,15 @@ def ended(site: StockSite, job: int) -> dict[str, str]:
 
 def test_the_document_is_followed_to_its_end():
     assert headings() == [
+        "Packages",  # instead of venv and pip: tests/packages
         "On the controller",
         "On each GPU node",
         "On the controller, once the nodes have reported",
         "On every node",
         "On a login node",
         "On a login node, as a user",
+        "Two controllers",  # test_two_controllers.py
+        "On the second controller, once every slurmd was restarted",
         "To leave",
         "To leave, on each GPU node",
     ]
@@ -112,7 +120,7 @@ def test_slices_of_every_kind_of_gpu_and_the_sites_own_scripts(site: StockSite, 
 def test_a_profile_that_is_not_on_offer_waits_whatever_else_is_asked_for(site: StockSite):
     """The first such jobs are submitted while nothing offers the profile, and are served by a new layout."""
     offered = site.on("ctl", "sinfo -h -N -p gpu -o '%N %G'")
-    assert not re.search(r"mig:7g\.80gb:[1-9]", re.sub(r"^migcatalog.*$", "", offered, flags=re.MULTILINE))
+    assert not re.search(r"mig:7g\.80gb:[1-9]", re.sub(r"^no-mig-slice-free.*$", "", offered, flags=re.MULTILINE))
     asked = ("--gres=mig:7g.80gb", "-c", "2", "--mem=180G", "-C", "h100")
     jobs = [submit(site, *asked), submit(site, "--gres=mig:4g.24gb", "-c", "16", "--mem=100G", "--tmp=900")]
     assert [ended(site, job)["MIGBATCH_PROFILE"] for job in jobs] == ["7g.80gb", "4g.24gb"]
@@ -139,11 +147,34 @@ def test_whole_gpus_become_slices_of_their_size(site: StockSite):
     assert found["CUDA_VISIBLE_DEVICES"].startswith("MIG-")
 
 
+def test_whole_gpus_of_the_kind_that_a_constraint_or_a_node_has(site: StockSite):
+    """The partition's first kind is another one."""
+    assert ended(site, submit(site, "--gpus=1", "-C", "h100"))["MIGBATCH_PROFILE"] == "7g.80gb"
+    found = ended(site, submit(site, "--gpus=1", "-w", "m1"))
+    assert (found["MIGBATCH_PROFILE"], found["SLURM_JOB_NODELIST"]) == ("7g.40gb", "m1")
+    said = site.on("login", "sbatch -p gpu -t 5 -J work --gpus=1 --wrap true 2>&1", USER)
+    assert "of its kinds (a100-40gb, a30-24gb, h100-80gb) the first is taken" in said
+
+
 def test_everything_is_installed_and_nothing_more_is_to_do(site: StockSite):
     for host, role in (("ctl", "controller"), ("h1", "node"), ("h2", "node"), ("m1", "node"), ("login", "login")):
         assert site.on(host, f"{DRY} {role} --edit").endswith("nothing to do\n")
         assert site.on(host, f"{DRY} {role} --edit --apply").endswith("0 files and directories changed\n")
-    assert "0 to correct" in site.on("ctl", f"{MIGBATCH} doctor", codes=(0, 1))
+    # where hooks are called since slurm.conf names them, nodes say so within a minute
+    site.wait("0 to correct", lambda: "0 to correct" in site.on("ctl", f"{MIGBATCH} doctor", codes=(0, 1)))
+
+
+def test_our_hooks_are_run_once(site: StockSite):
+    """Where slurm.conf may have several values the controller adds ours, else it is put beside the site's."""
+    several = site.root.version() >= SEVERAL["Prolog"]
+    beside = [path.name for path in (site.directory / "slurm/prolog.d").iterdir() if "migbatch" in path.name]
+    assert bool(beside) is not several
+    assert ("migbatch" in (site.directory / "slurm/epilog.sh").read_text()) is not several
+    shown = site.on("ctl", "scontrol show config")
+    assert ("/etc/slurm/migbatch-prolog" in shown and "/etc/slurm/migbatch-epilog" in shown) is several
+    assert "migbatch" in (site.directory / "slurm/task_prolog.sh").read_text()
+    said = site.on("h1", f"{MIGBATCH} doctor --role node", codes=(0, 1, 2))
+    assert all(re.search(rf"^ok +{key}: runs /etc/migbatch/hooks/", said, re.MULTILINE) for key in HOOKS), said
 
 
 def test_a_file_that_was_edited_is_never_overwritten(site: StockSite):

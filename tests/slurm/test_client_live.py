@@ -61,6 +61,32 @@ def test_a_job_from_hold_to_its_end(cluster: Cluster, client: CliClient) -> None
     client.cancel(10**8)
 
 
+@pytest.mark.parametrize("limit", ["--time=5", "--time=UNLIMITED"])
+def test_a_requeued_run_keeps_its_restart_count_until_it_has_ended(
+    cluster: Cluster, client: CliClient, limit: str
+) -> None:
+    """It takes three seconds for it, in which Slurm already shows the next run's count."""
+    job = cluster.submit("--requeue", limit, wrap="trap 'sleep 3; exit 0' TERM; while :; do sleep 0.1; done")
+    ending: list[JobRow] = []
+    runs = 0
+    while not ending and runs < 5:  # a busy machine may look too seldom to see a run's end
+        submitted = until(client, job, "RUNNING").submit
+        time.sleep(1.0)  # the trap
+        client.requeue(job)
+        while (found := row(client, job)) is None or not found.pending:
+            ending += [found] if found is not None and found.state == "COMPLETING" else []
+        assert all((r.restarts, r.submit, r.start, r.end) == (runs, submitted, None, None) for r in ending), ending
+        runs += 1
+        assert found.restarts == runs and found.submit > submitted
+        client.hasten(job)
+    assert ending
+    runs = until(client, job, "RUNNING").restarts
+    client.cancel(job)
+    seen = {(found.state, found.restarts) for _ in range(10) if (found := row(client, job)) is not None}
+    assert seen and seen <= {(state, runs) for state in ("RUNNING", "COMPLETING", "CANCELLED")}, seen
+    cluster.wait_job(job)
+
+
 def test_what_slurm_refuses_is_an_error_with_its_words(client: CliClient) -> None:
     with pytest.raises(SlurmError, match="Invalid job id"):
         client.hold(10**8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,11 @@ def test_a_node_that_another_pretends_to_be_is_not_believed(key: str) -> None:
     rows = parse_nodes(node_row("n1", **{key: forged}) + node_row("n2") + node_row("n3"), odd.__setitem__)
     assert [row.name for row in rows] == ["n1", "n3"]
     assert "2 times" in odd["n2"]
+
+
+def test_a_node_without_gres_which_from_24_11_has_no_use_of_it_either() -> None:
+    (row,) = parse_nodes("NodeName=c1 CPUTot=64 Gres=(null) GresDrain=N/A State=IDLE Partitions=cpu\n")
+    assert (row.name, row.gres, row.used, row.other_gres, row.cpus) == ("c1", {}, {}, "", 64)
 
 
 @pytest.mark.parametrize(
@@ -487,3 +493,13 @@ def test_a_jobs_text_is_one_argument(tools: Path) -> None:
     assert (tools / "log").read_text() == (
         "update\n--\nJobId=7\n--\nComment=a b; rm -rf /\n$HOME `id`\n--\nGres=mig:3g.40gb:1\n--\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("end", "restarts"), [(None, 1), (1_300.0, 1), (999.0, 2)], ids=["no limit", "expected", "ended"]
+)
+def test_a_row_is_about_the_run_that_ends(end: float | None, restarts: int) -> None:
+    row = JobRow(7, state="COMPLETING", restarts=2, start=1_000.0, end=end)
+    assert row.of_its_run(1_000.0).restarts == restarts
+    for other in (replace(row, state="RUNNING"), replace(row, state="PENDING"), replace(row, restarts=0)):
+        assert other.of_its_run(1_000.0) is other

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from slurm_migbatch.daemon.ended import HistoryClient
+from slurm_migbatch.daemon.ended import HistoryClient, SlurmrestdHistoryClient
 from slurm_migbatch.slurm import gres
+from slurm_migbatch.testbed import restd
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.real_world import RealWorld
 
@@ -118,9 +119,14 @@ class Bench(RealWorld):
         return {str(row.job_id): row.comment for row in rows}
 
 
-@pytest.fixture
-def bench(cluster: Cluster) -> Iterator[Bench]:
-    bench = Bench(cluster, HistoryClient(cluster.bin, cluster.slurm_conf))
+@pytest.fixture(params=["commands", pytest.param("slurmrestd", marks=pytest.mark.slurmrestd)])
+def bench(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Bench]:
+    if request.param == "commands":
+        client = HistoryClient(cluster.bin, cluster.slurm_conf)
+    else:
+        where, token = restd.address(cluster.directory), str(restd.token_file(cluster.directory))
+        client = SlurmrestdHistoryClient(cluster.bin, cluster.slurm_conf, address=where, token_file=token, user="root")
+    bench = Bench(cluster, client)
     yield bench
     bench.close()
 

@@ -11,7 +11,8 @@ import pytest
 
 from slurm_migbatch.slurm import pyslurm as backend
 from slurm_migbatch.slurm.client import JobRow, SlurmError
-from slurm_migbatch.slurm.pyslurm import PyslurmClient, in_order
+from slurm_migbatch.slurm.order import in_order
+from slurm_migbatch.slurm.pyslurm import PyslurmClient
 from slurm_migbatch.slurm.pyslurm_worker import JOB
 
 SOURCE = f"""

@@ -1,13 +1,16 @@
-"""A store in a temporary file."""
+"""A store in a temporary file, and empty databases of every kind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from slurm_migbatch.store.db import Store, open_store
+from tests.support.servers import KINDS, START, empty
 
 
 @pytest.fixture
@@ -21,3 +24,25 @@ def store(url: str) -> Iterator[Store]:
     """An empty store."""
     with open_store(url) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def server_of() -> Iterator[Callable[[str], str]]:
+    """URL of the one server of a kind, which is started for the first test that wants it; emptied for each."""
+    with ExitStack() as stack:
+        urls: dict[str, str] = {}
+
+        def url_of(kind: str) -> str:
+            if kind not in urls:
+                directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="migbatch-db-"))
+                urls[kind] = stack.enter_context(START[kind](Path(directory)))
+            empty(urls[kind])
+            return urls[kind]
+
+        yield url_of
+
+
+@pytest.fixture(params=["sqlite", *(pytest.param(kind, marks=pytest.mark.slurm) for kind in KINDS)])
+def database(request: pytest.FixtureRequest, url: str, server_of: Callable[[str], str]) -> str:
+    """URL of an empty database, of each kind in turn."""
+    return url if request.param == "sqlite" else server_of(request.param)

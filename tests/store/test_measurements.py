@@ -30,6 +30,14 @@ def test_points_come_back_as_they_went_in(store: Store) -> None:
     assert store.measurements("net", "train") == []
 
 
+def test_points_of_servers_come_back_and_differ_by_engine_precision_and_length(store: Store) -> None:
+    served = replace(FAST, kind="serve", engine="vllm", precision="awq", output=128, ttft_s=0.2, tpot_s=0.01)
+    others = [replace(served, engine="sglang"), replace(served, precision=""), replace(served, output=256)]
+    assert store.add_measurements([FAST, served, *others]) == (5, 0, 0)
+    assert store.measurements(kind="serve") == [served, *others]
+    assert store.add_measurements([replace(served, tpot_s=0.02)]) == (0, 1, 0)
+
+
 def test_the_same_import_again_changes_nothing(store: Store) -> None:
     store.add_measurements([FAST, SLOW])
     with store.reading() as connection:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.lessons import Lesson
-from slurm_migbatch.store.progress import RunProgress
+from slurm_migbatch.store.progress import RunProgressRow
 from tests.support.store_events import Node, job, piece, run_of
 
 GPU = {"uuid": "GPU-a", "index": 0, "minor": 0, "name": "NVIDIA H100 80GB HBM3", "mig": True, "geometry": {}}
@@ -168,7 +168,7 @@ def test_what_a_training_has_safe_is_kept(store: Store) -> None:
     node.send(node.start(100, 7), report(node, 110, steps=40, restored=30))
     node.send(report(node, 130, items=320, throughput_per_s=16.0, batch=8, steps=70, checkpoint=129.5, ckpt_s=0.5))
     (told,) = store.job_progress([7])
-    assert told == RunProgress(
+    assert told == RunProgressRow(
         job=7, restart=0, profile="1g.10gb", started=100, ended=None, reported=130, items=320, items_per_s=16, batch=8,
         steps=70, checkpoint=129.5, ckpt_s=0.5, restored=30,
     )  # fmt: skip

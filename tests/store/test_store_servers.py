@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -15,34 +14,22 @@ import pytest
 from sqlalchemy import MetaData, text
 
 from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.store.engines import make_engine
 from slurm_migbatch.store.errors import NewerDatabaseError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.models import Base
 from slurm_migbatch.store.queries import JobId, RunFilter
-from tests.support.servers import mariadb, postgresql
+from tests.support.servers import KINDS, START, empty
 from tests.support.store_events import Node, job, piece, run_of, states
 
 pytestmark = pytest.mark.slurm
 
-#: MariaDB's driver belongs to the development packages, PostgreSQL's is optional
-SERVERS = ["mariadb"] + (["postgresql"] if importlib.util.find_spec("psycopg") else [])
 
-
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=KINDS)
 def server(request: pytest.FixtureRequest) -> Iterator[str]:
     """URL of an empty database on a running server."""
-    start = {"mariadb": mariadb, "postgresql": postgresql}[request.param]
+    start = START[request.param]
     with tempfile.TemporaryDirectory(prefix="migbatch-db-") as directory, start(Path(directory)) as url:
         yield url
-
-
-def empty(server: str) -> None:
-    engine = make_engine(server, readonly=False)
-    everything = MetaData()
-    everything.reflect(engine)
-    everything.drop_all(engine)
-    engine.dispose()
 
 
 @pytest.fixture

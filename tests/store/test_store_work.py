@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slurm_migbatch.daemon.history import HistoryStore, open_history
-from slurm_migbatch.store.work import PastRuns, TaskRun
+from slurm_migbatch.store.work import PastRuns, TaskRunRow
 
 
 def store(tmp_path: Path) -> HistoryStore:
@@ -37,7 +37,7 @@ def test_tasks_of_an_array_come_in_the_order_of_their_ends(tmp_path: Path) -> No
         found = db.array_runs([10, 77])
     assert found[77] == []
     assert found[10] == [
-        TaskRun(100, 130, "COMPLETED"), TaskRun(100, 160, "COMPLETED"), TaskRun(130, None, "RUNNING")
+        TaskRunRow(100, 130, "COMPLETED"), TaskRunRow(100, 160, "COMPLETED"), TaskRunRow(130, None, "RUNNING")
     ]  # fmt: skip
 
 

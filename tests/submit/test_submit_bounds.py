@@ -65,6 +65,10 @@ COMMENTS: Final[dict[str, Callable[[int], str]]] = {
     "quantization": lambda n: "migbatch: model=llama-3.1-8b quantization=" + "q4_" * (n // 3),
     "params": lambda n: "migbatch: params=" + "8" * n + "b",
     "utilization": lambda n: "migbatch: gpu_memory_utilization=0." + "9" * n,
+    "a key with errors": lambda n: "migbatch: " + "max_model_" * (n // 10) + "=1",
+    "pairs that are not read": lambda n: "k=v," * (n // 4),
+    "colons that are not read": lambda n: "a:" * (n // 2) + "=1",
+    "one pair behind others": lambda n: "k=v;" * (n // 4) + "mem=1gb",
     "a size in a name": lambda n: "migbatch: model=" + "7b-" * (n // 3),
 }
 PARTITIONS: Final[dict[str, Callable[[int], str]]] = {

@@ -69,7 +69,7 @@ def test_a_decision_is_answered_and_recorded(
 def test_the_shim_takes_the_services_word(tmp_path: Path, address: Path, decisions: list[SubmitDecision]) -> None:
     with Shim(tmp_path, socket=str(address)) as shim:
         answer = shim(auto(comment="migbatch: model=bert-large batch=32 slo=200ms"))
-        assert isinstance(answer, Accept) and "3g.40gb" in answer.changes["tres_per_node"]
+        assert isinstance(answer, Accept) and "1g.20gb" in answer.changes["tres_per_node"]
         assert not answer.changes["comment"].endswith(
             "#auto]"
         )  # a decision's name: the shim alone, without table, knows no model
@@ -83,7 +83,7 @@ def test_the_shim_takes_the_services_word(tmp_path: Path, address: Path, decisio
 def test_without_the_service_the_shim_goes_on(tmp_path: Path, table: Path) -> None:
     with Shim(tmp_path, socket=str(tmp_path / "nobody.sock"), table=str(table)) as shim:
         answer = shim(auto(comment="migbatch: model=bert-large batch=32 slo=200ms"))
-        assert answer.changes["comment"].endswith("slo=200ms [mig:3g.40gb:1#auto]")
+        assert answer.changes["comment"].endswith("slo=200ms [mig:1g.20gb:1#auto]")
 
 
 def test_without_service_and_table_there_is_the_default(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ COUNTS = {
     "7g.80gb": 2,
     "none": 4,
 }
+DESCRIBED = "model=our-llama arch=layers:16+hidden:2048+heads:32+kv:8"
 HINTS = "migbatch: model=bert-large batch=32 slo=200ms"
 
 
@@ -53,8 +54,10 @@ def _render(made: Path) -> None:
         "socket": str(made / "submit.sock"),
         "table": str(made / "table.lua"),
         "catalog": SITE,
-        "policy": SubmitPolicy(),
+        "policy": SubmitPolicy(describe=str(made / "migbatch")),
     }
+    (made / "migbatch").write_text(f'#!/bin/sh\necho "$0" "$@" >&2\ntest "$4" = /our/model && echo "{DESCRIBED}"\n')
+    (made / "migbatch").chmod(0o755)
     for name in (JOB_SUBMIT, CLI_FILTER):
         # a slow machine must not decide whether service or table answers
         text = render(name, default_partition="gpu", deadline_ms=2000, **names)
@@ -194,6 +197,8 @@ def test_the_users_side(folder: Path, slurm_root: str) -> None:
         refused = said(bed, "srun", "--gres=mig:1g", "true")
         assert refused.returncode != 0 and "cli_filter plugin terminated" in refused.stderr
         assert "for mig:auto" in said(bed, "sbatch", "-v", "--gres=mig:auto", "--wrap=true").stderr
+        job = bed.submit("-H", "--gres=mig:auto", "--comment=migbatch: model=/our/model mem=15gb", wrap="true")
+        assert job_of(bed, job)[1].startswith(f"migbatch: {DESCRIBED} mem=15gb [mig:")
 
 
 def tasks_of(bed: Cluster, array: int) -> dict[str, tuple[str, str]]:

@@ -91,9 +91,21 @@ class FakeStore:
         self._check()
         return (0, 0.0)
 
+    def newest_lesson(self):
+        self._check()
+        return 0
+
+    def recurring_runs(self, since, limit):
+        self._check()
+        return []
+
     def instance_events(self):
         self._check()
         return {}
+
+    def last_offers(self):
+        self._check()
+        return {node: counts for node, _, counts, _ in self.supply}
 
     def leases(self, active=True):
         self._check()

@@ -31,6 +31,16 @@ class Daemon:
         self.write()
         self.processes: list[subprocess.Popen[bytes]] = []
 
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait(PATIENCE_S)
+        self.ports.release()
+
     def write(self, **more: Mapping[str, Any]) -> None:
         values: dict[str, dict[str, Any]] = {
             "cluster": {"slurm_bin": str(self.home), "poll_s": 0.1},

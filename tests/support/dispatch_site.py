@@ -6,7 +6,7 @@ from collections import Counter
 
 from slurm_migbatch.decide.capacity.free import FreeCapacity, NodeCapacity
 from slurm_migbatch.decide.dispatch.retype import Pending, ServiceGuarantee, marked, promise_of
-from slurm_migbatch.decide.snapshot import Candidate
+from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import EMPTY, Layout
@@ -24,9 +24,9 @@ RATES = {"1g.6gb": 10.0, "1g.10gb": 12.0, "1g.20gb": 12.0, "2g.12gb": 18.0, "2g.
 MEMORY = {"1g.6gb": 6000, "1g.10gb": 9856, "1g.20gb": 19968, "2g.12gb": 12000, "2g.20gb": 19968, "3g.40gb": 40448}
 
 
-def candidates(bad: tuple[str, ...] = (), rates: dict[str, float] | None = None) -> list[Candidate]:
+def candidates(bad: tuple[str, ...] = (), rates: dict[str, float] | None = None) -> list[WeighedProfile]:
     rates = RATES if rates is None else rates
-    return [Candidate(P(name), MEMORY[name], rates.get(name), name not in bad) for name in MEMORY]
+    return [WeighedProfile(P(name), MEMORY[name], rates.get(name), name not in bad) for name in MEMORY]
 
 
 def promise(

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import sqlite3
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +13,9 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
+from slurm_migbatch.cli.migacct import command as migacct
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.proc import wait_until
@@ -53,10 +55,14 @@ def sights(text: str) -> dict[str, list[str]]:
 
 
 def accounts(bed: Cluster) -> dict[str, dict[str, Any]]:
-    """migacct's record of every job of this test bed."""
-    program = str(Path(sys.executable).with_name("migacct"))
-    text = bed.run_here([program, "-a", "-S", "now-2hours", "--json"])
-    return {row["job"]: row for row in json.loads(text)["jobs"]}
+    """migacct's record of every job of this test bed.
+
+    It is called in this process: tests ask until something is there, and a program would mostly import.
+    """
+    where = {"MIGBATCH_CONFIG": str(bed.product.config)}
+    done = CliRunner().invoke(migacct, ["-a", "-S", "now-2hours", "--json"], env=where, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return {row["job"]: row for row in json.loads(done.stdout)["jobs"]}
 
 
 def account(bed: Cluster, job: int | str, state: str = "COMPLETED", *, decided: bool = False) -> dict[str, Any]:
@@ -108,6 +114,25 @@ def held(bed: Cluster) -> list[tuple[str, int | None, str]]:
         for piece in gpu["slices"]
         if piece["state"] != "idle"
     ]
+
+
+def holding(bed: Cluster, job: int) -> tuple[str, str]:
+    """Node and slice of a running job, once it has it: Slurm's word may come earlier."""
+    found: list[tuple[str, str]] = []
+
+    def there() -> bool:
+        found[:] = [
+            (node, piece["mig_uuid"])
+            for node in bed.spec.node_names
+            for gpu in status(bed, node)["gpus"]
+            for piece in gpu["slices"]
+            if piece["job"] == job and piece["state"] == "held"
+        ]
+        return bool(found)
+
+    until(f"the slice of job {job}", there)
+    assert len(found) == 1
+    return found[0]
 
 
 def overlaps(bed: Cluster) -> list[str]:

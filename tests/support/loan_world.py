@@ -19,7 +19,7 @@ from slurm_migbatch.daemon.settings import blackout_of, lending_settings
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.core import Settings
-from slurm_migbatch.decide.lending.model import Rules
+from slurm_migbatch.decide.lending.model import LendingRules
 from slurm_migbatch.decide.lending.stage import LendingMemory, why_not_lent
 from slurm_migbatch.lab.slurm.records import SlurmSettings
 from slurm_migbatch.slurm import gres
@@ -128,7 +128,7 @@ class LoanWorld(World):
         return self.control.memory.lending
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> LendingRules:
         """The rules that the service goes by."""
         assert self.control.settings.lending is not None
         return self.control.settings.lending.rules

@@ -46,11 +46,13 @@ slurm = setmetatable({
   log_user = function(...) told[#told + 1] = string.format(...) end,
   log_error = function(...) errors[#errors + 1] = string.format(...) end,
   log_info = function(...) told[#told + 1] = string.format(...):gsub("^migbatch: job [^:]*: ", "") end,
+  reservations = { bare = { node_list = "n1" }, whole = { node_list = "migcatalog,n1" } },
 }, { __index = function(_, name) error("slurm." .. name .. " is not used by this shim") end })
 
 local STRINGS, NUMBERS = {}, {}
 for name in ("script environment user_name partition tres_per_node tres_per_job tres_per_socket tres_per_task " ..
-  "comment extra cpus_per_tres mem_per_tres tres_freq tres_bind"):gmatch("%S+") do STRINGS[name] = true end
+  "name account comment extra cpus_per_tres mem_per_tres tres_freq tres_bind req_nodes exc_nodes features " ..
+  "reservation"):gmatch("%S+") do STRINGS[name] = true end
 for name in ("ntasks_per_tres ntasks_per_node sockets_per_node shared requeue"):gmatch("%S+") do
   NUMBERS[name] = 65534
 end
@@ -63,14 +65,17 @@ local function record(fields, set)
   return setmetatable({}, {
     __index = function(_, name)
       if set and set[name] ~= nil then return set[name] end
-      if name == "script" then return fields.batch == "1" and "#!/bin/sh" or nil end
+      if name == "script" then return fields.batch == "1" and (fields.script or "#!/bin/sh") or nil end
+      if name == "argv" then return fields.argv and { [0] = "job.sh", fields.argv } or nil end
+      if name == "reservation" then return fields.uncatalogued == "1" and "bare" or nil end
       if STRINGS[name] then return fields[name] end
       if NUMBERS[name] then return tonumber(fields[name]) or NUMBERS[name] end
       error("no field " .. tostring(name))
     end,
     __newindex = function(_, name, value)
       if not set then error("job_ptr is read-only") end
-      if not STRINGS[name] and name ~= "requeue" then error("field " .. tostring(name) .. " cannot be set") end
+      local known = STRINGS[name] or name == "requeue" or name == "min_nodes"
+      if not known then error("field " .. tostring(name) .. " cannot be set") end
       if type(value) ~= "string" then error("bad argument: string expected, got " .. type(value)) end
       set[name] = value
     end,
@@ -148,10 +153,12 @@ class Shim:
             stdout=subprocess.PIPE,
         )
 
-    def __call__(self, request: JobRequest) -> Answer:
-        """The shim's answer, its log_error lines in `errors`, with `count_steps` what it took in `steps`."""
+    def __call__(self, request: JobRequest, **more: str) -> Answer:
+        """The shim's answer, its log_error lines in `errors`, with `count_steps` what it took in `steps`.
+
+        `more`: what else the job has (`script`, `argv`)."""
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(protocol.encode(request.to_fields()))
+        self._process.stdin.write(protocol.encode({**request.to_fields(), **more}))
         self._process.stdin.flush()
         reply = b""
         while not reply.endswith(b"\n\n"):

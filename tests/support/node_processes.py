@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -79,7 +80,7 @@ def agent_process(node: Node, kill_at: int | None = None, workers: int = 4) -> I
                 os.write(write, b"r")
 
             agent = Agent(node.config, workers=workers)
-            signal.signal(signal.SIGTERM, lambda *_: agent.stop())
+            agent.stop_on(signal.SIGTERM)
             agent.run(ready)
             os.write(write, str(count).encode())
             os._exit(0)
@@ -109,10 +110,22 @@ class Child:
         if self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
-            self.status = os.waitpid(self.pid, 0)[1]
-            self.count = int(os.read(self.read, 100) or 0)
-            os.close(self.read)
+            self.wait(seconds=120)
         return self.count
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has ended; one that does not end within `seconds` is killed and fails the test."""
+        limit = time.monotonic() + seconds
+        while (ended := os.waitpid(self.pid, os.WNOHANG))[0] == 0 and time.monotonic() < limit:
+            time.sleep(0.002)
+        late = ended[0] == 0
+        if late:
+            os.kill(self.pid, signal.SIGKILL)
+            ended = os.waitpid(self.pid, 0)
+        self.status = ended[1]
+        self.count = int(os.read(self.read, 100) or 0)
+        os.close(self.read)
+        assert not late, f"agent {self.pid} did not end within {seconds:g} s of its signal"
 
 
 def run_hook(node: Node, hook: str, job: int, marker: str = "", **values: Any) -> tuple[int, str]:

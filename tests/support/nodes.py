@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
+import re
 import signal
 import stat
-import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 from slurm_migbatch.mig.driver import Instance
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.nvml import NvmlDriver
-from slurm_migbatch.node import config, effects, handoff
+from slurm_migbatch.node import config, effects, handoff, plan
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.executor import Executor, Outcome
 from slurm_migbatch.node.hookenv import HookEnv
@@ -21,6 +23,10 @@ from slurm_migbatch.node.journal import Journal, JournalSlice
 from slurm_migbatch.testbed.simdriver import SimulatedMachine
 
 ALICE, BOB = 64001, 64002
+GUEST = "[mig:guest:1]"
+
+_LIBC = ctypes.CDLL(None)
+_MNT_DETACH = 2
 
 SCONTROL = """#!/bin/sh
 echo "$@" >> {log}
@@ -85,6 +91,8 @@ class Node:
             "SlurmdSpoolDir": root / "spool",
             "HookDeadline": 20,
             "BusyRetry": 0.05,
+            "JobMapDir": root / "jobmap",
+            "GpustatDir": root / "gpustat",
         }
         self._executor: Executor | None = None
         self.configure(**(settings or {}))
@@ -146,7 +154,8 @@ class Node:
 
     def close(self) -> None:
         self.forget_executor()
-        subprocess.run(["umount", "-l", self.config.progress_path], capture_output=True, check=False)
+        # not by a program: tests make many nodes, and to fork such a process takes longer than this
+        _LIBC.umount2(self.config.progress_path.encode(), _MNT_DETACH)
 
     # -- what is there
 
@@ -176,6 +185,22 @@ class Node:
         status = os.stat(self.machine.dev_root / "nvidia-caps" / f"nvidia-cap{minor}")
         assert stat.S_ISCHR(status.st_mode)
         return status.st_uid, stat.S_IMODE(status.st_mode)
+
+    def job_maps(self) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+        """What dcgm-exporter and jobstats read: jobs by `<gpu>.<gi>`, and (job, uid) by MIG UUID.
+
+        dcgm-exporter takes each file whose name is a GPU's index or `<gpu>.<gi>` and each line in it as a job; jobstats
+        opens the file of the MIG UUID and takes two numbers from its first line.
+        """
+        mapped = {
+            path.name: [line for line in path.read_text().split("\n") if line]
+            for path in Path(self.config.job_map_dir).glob("*")
+            if re.fullmatch(r"\d+(\.\d+)?", path.name)
+        }
+        stat_files = Path(self.config.gpustat_dir).glob("*")
+        return mapped, {
+            path.name: path.read_text().split("\n")[0].split(" ") for path in stat_files if path.name[0] != "."
+        }
 
     def scontrol_calls(self) -> list[str]:
         return self.scontrol_log.read_text().splitlines() if self.scontrol_log.exists() else []
@@ -251,8 +276,19 @@ class Node:
         for key, found in listed.items():
             assert found is not None and bool(found.slices) is (runs[key].state == "running")
         assert not [run for run in runs.values() if run.state in ("starting", "ending")]
+        self.check_job_maps([row for row in rows if row.state == "held"])
         seqs = [event["seq"] for event in self.events()]
         assert seqs == sorted(set(seqs))
+
+    def check_job_maps(self, held: Iterable[JournalSlice]) -> None:
+        """The exporters' files say who holds what, and nothing else."""
+        indices = {gpu.uuid: gpu.index for gpu in self.executor.gpus.listed()}
+        jobs: dict[str, list[str]] = {}
+        owners: dict[str, list[str]] = {}
+        for row in sorted(held, key=lambda row: row.beside is not None):
+            jobs.setdefault(f"{indices[row.gpu]}.{row.gi}", []).append(str(row.job))
+            owners.setdefault(row.mig_uuid or "", [str(row.job), str(row.uid)])
+        assert self.job_maps() == (jobs, owners)
 
 
 def in_child(work: Callable[[], object], kill_at: int | None = None) -> tuple[int, int]:
@@ -287,3 +323,11 @@ def in_child(work: Callable[[], object], kill_at: int | None = None) -> tuple[in
     with os.fdopen(read) as pipe:
         count = int(pipe.read() or 0)
     return os.waitpid(pid, 0)[1], count
+
+
+def publish(node: Node) -> None:
+    """Publish that job 1 may share what job 9 holds."""
+    (row,) = node.slices("held")
+    slot = [row.slot.profile.name, *row.slot.placement]
+    raw = {"version": 7, "gpus": {row.gpu: [slot]}, "guests": {"1": [row.gpu, *slot, 9, 0]}}
+    plan.store(str(node.config.state_dir), json.dumps(raw).encode())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from slurm_migbatch.cli.replay import replay
 from slurm_migbatch.testbed.cluster import Cluster
 
 
@@ -24,11 +25,10 @@ def assert_decided_alike(cluster: Cluster) -> int:
     files = recordings_of(cluster)
     if not files:
         return 0
-    line = [sys.executable, "-m", "slurm_migbatch.cli", "replay", "--json", *map(str, files)]
-    done = subprocess.run(line, capture_output=True, text=True)
+    done = CliRunner().invoke(replay, ["--json", *map(str, files)])
     if "there is no round in this recording" in done.stderr:
         return 0
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.exit_code == 0, f"{done.output}{done.exception or ''}"
     rounds = json.loads(done.stdout.splitlines()[-1])["rounds"]
     assert isinstance(rounds, int)
     return rounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import signal
 import subprocess
@@ -9,6 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from sqlalchemy import MetaData
+
+from slurm_migbatch.store.engines import make_engine
 
 
 @contextmanager
@@ -67,3 +72,17 @@ def running(command: list[str], ready: Callable[[], bool], end: int = signal.SIG
     finally:
         process.send_signal(end)
         process.wait(180)
+
+
+def empty(server: str) -> None:
+    """Drop every table of a database on a server."""
+    engine = make_engine(server, readonly=False)
+    everything = MetaData()
+    everything.reflect(engine)
+    everything.drop_all(engine)
+    engine.dispose()
+
+
+START = {"mariadb": mariadb, "postgresql": postgresql}
+#: MariaDB's driver belongs to the development packages, PostgreSQL's is optional
+KINDS = ["mariadb"] + (["postgresql"] if importlib.util.find_spec("psycopg") else [])

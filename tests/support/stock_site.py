@@ -1,8 +1,9 @@
 """A Slurm site as an administrator set it up by hand, on "machines" of its own: mount, UTS and network namespaces.
 
-Every machine has its own /etc, /var and /opt (overlays) and /run; /etc/slurm is shared, as on many sites, and each has
-its own address on a network of their own. Processes, users and the clean-up are those of a test bed; nothing of
-migbatch's configuration is: the files in tests/site/stock are copied as they are.
+Every machine has its own /etc, /var and /opt (overlays) and /run; with --slurm-root everything is that Debian's but
+what the tests' Python needs. /etc/slurm is shared, as on many sites, and each has its own address on a network of
+their own. Processes, users and the clean-up are those of a test bed; nothing of migbatch's configuration is: the files
+in tests/site/stock are copied as they are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from slurm_migbatch.site import render
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.running_cluster import write_private
 from slurm_migbatch.testbed.simdriver import SimulatedMachine
@@ -45,34 +47,64 @@ ip link set "to-$1" master br0 up
 nsenter --target "$0" --net sh -c "ip link set lo up; ip addr add $2/24 dev eth0; ip link set eth0 up"
 """
 _ADDRESSES = {
-    name: f"10.7.1.{number}" for name, number in (("ctl", 9), ("login", 10), ("h1", 1), ("h2", 2), ("m1", 3), ("c1", 4))
+    name: f"10.7.1.{number}"
+    for name, number in (
+        *(("ctl", 9), ("ctl2", 8), ("db1", 7)),
+        *(("login", 10), ("h1", 1), ("h2", 2), ("m1", 3), ("c1", 4)),
+    )
 }
+#: makes a machine; where $3 names a Debian, of that, with the paths of this one in $4 and behind
 _MACHINE = """set -e
-bed="$0" me="$1"
-for folder in etc var opt; do
-    upper="$bed/hosts/$me/$folder" work="$bed/hosts/$me/$folder.work"
-    mkdir -p "$upper" "$work"
-    mount -t overlay "$me-$folder" -o "lowerdir=/$folder,upperdir=$upper,workdir=$work" "/$folder"
-done
-if [ -d "$bed/nodes/$me/driver" ]; then mount -t overlay "$me-dev" -o "lowerdir=$bed/nodes/$me/driver/dev:/dev" /dev; fi
-mount -t tmpfs -o mode=755 run /run
-mkdir -p /run/munge /etc/slurm
-mount --bind "$bed/munge" /run/munge
-mount --bind "$bed/slurm" /etc/slurm
+bed="$0" me="$1" names="$2" debian="$3" root=
+shift 3
+if [ -n "$debian" ]; then
+    root="$bed/hosts/$me/root"
+    mkdir -p "$root" "$bed/hosts/$me/upper" "$bed/hosts/$me/work"
+    mount -t overlay "$me" -o "lowerdir=$debian,upperdir=$bed/hosts/$me/upper,workdir=$bed/hosts/$me/work" "$root"
+    cp /etc/passwd /etc/group "$root/etc"
+    for path in /proc /sys /dev /tmp "$@"; do
+        if [ -d "$path" ]; then mkdir -p "$root$path"; else touch "$root$path"; fi
+        mount --rbind "$path" "$root$path"
+    done
+else
+    for folder in etc var opt; do
+        upper="$bed/hosts/$me/$folder" work="$bed/hosts/$me/$folder.work"
+        mkdir -p "$upper" "$work"
+        mount -t overlay "$me-$folder" -o "lowerdir=/$folder,upperdir=$upper,workdir=$work" "/$folder"
+    done
+fi
+devices="$bed/nodes/$me/driver/dev"
+if [ -d "$devices" ]; then mount -t overlay "$me-dev" -o "lowerdir=$devices:/dev" "$root/dev"; fi
+mount -t tmpfs -o mode=755 run "$root/run"
+mkdir -p "$root/run/munge" "$root/etc/slurm"
+mount --bind "$bed/munge" "$root/run/munge"
+mount --bind "$bed/slurm" "$root/etc/slurm"
 hostname "$me"
-printf '%s\n' 127.0.0.1+localhost $2 | tr + ' ' > /etc/hosts
-mkdir -p /var/log/slurm /var/spool/slurmctld /var/spool/slurmd
-chown slurm: /var/log/slurm /var/spool/slurmctld
+printf '%s\n' 127.0.0.1+localhost $names | tr + ' ' > "$root/etc/hosts"
+mkdir -p "$root/var/log/slurm" "$root/var/spool/slurmctld" "$root/var/spool/slurmd"
+chown slurm: "$root/var/log/slurm"
+mount --bind "$bed/state" "$root/var/spool/slurmctld"
 echo ready
-exec sleep infinity
+exec chroot "${root:-/}" sleep infinity
 """
 
 
 class StockSite(Cluster):
-    """The machines of the site, its Slurm running; `with StockSite() as site:`."""
+    """The machines of the site, its Slurm running; `with StockSite(slurm_root) as site:`."""
 
-    def __init__(self) -> None:
-        super().__init__(Path(f"/tmp/migbatch-site-{secrets.token_hex(3)}"), users=1)
+    #: those of _ADDRESSES that are there
+    hosts: Sequence[str] = ("ctl", "login", *NODES)
+    controllers: Sequence[str] = ("ctl",)
+    #: what stands in the site's files instead
+    edits: Mapping[str, str] = {}
+
+    def __init__(self, slurm_root: str = "") -> None:
+        super().__init__(Path(f"/tmp/migbatch-site-{secrets.token_hex(3)}"), users=1, slurm_root=slurm_root)
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        """The compute nodes that are there."""
+        return [host for host in self.hosts if host in NODES]
 
     # --- machines
 
@@ -115,7 +147,7 @@ class StockSite(Cluster):
             return self._systemctl(host, *words[1:])
         if words[:3] == ["python3", "-m", "venv"]:
             # the controller has compiled packages of the tests' own Python, which users may not be able to run
-            python = sys.executable if host == "ctl" else "/usr/bin/python3"
+            python = sys.executable if host in self.controllers else "/usr/bin/python3"
             words = [python, "-m", "venv", "--without-pip", *words[3:]]
         shows = words[1:2] == ["install"] and "--apply" not in words
         return self.on(host, words, user, codes=(0, 1) if shows else (0,))
@@ -149,7 +181,7 @@ class StockSite(Cluster):
         for name in names:
             if verb == "disable":
                 self.stop(f"{name}-{host}")
-                self._record(f"{name}-{host}").unlink()
+                self._forget(f"{name}-{host}")
             elif verb == "restart":
                 self.restart(f"{name}-{host}")
                 self.wait(f"{name} on {host}", lambda name=name: self._answers(host, name))  # type: ignore[misc]
@@ -157,13 +189,19 @@ class StockSite(Cluster):
                 self._start_unit(host, name)
         return ""
 
-    def _record(self, name: str) -> Path:
-        return self.directory / "run/procs" / f"{name}.json"
+    def crash(self, host: str, *names: str) -> None:
+        """Kill services of a host at once; nobody starts them again."""
+        for name in names:
+            self.kill(f"{name}-{host}")
+            self._forget(f"{name}-{host}")
+
+    def _forget(self, name: str) -> None:
+        (self.directory / "run/procs" / f"{name}.json").unlink()
 
     def _answers(self, host: str, name: str) -> bool:
         """Return whether slurmctld answers, or slurmctld has heard from the slurmd of a node."""
         if name == "slurmctld":
-            return "is UP" in self.on("ctl", "scontrol ping", codes=(0, 1))
+            return any(f"at {host} is UP" in line for line in self.on(host, "scontrol ping", codes=(0, 1)).splitlines())
         state = self.on("ctl", f"sinfo -h -N -p all -n {host} -o %T", codes=(0, 1)).strip()
         return state in ("idle", "mixed", "allocated")
 
@@ -180,11 +218,14 @@ class StockSite(Cluster):
         for key, line in lines:
             if key == "ExecStartPre":
                 self.on(host, line)
-        argv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"]
+        argv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
+        capabilities = " ".join(value for key, value in lines if key == "CapabilityBoundingSet").lower().split()
+        argv += ["--bounding-set", ",".join(["-all", *(f"+{name.removeprefix('cap_')}" for name in capabilities)])]
+        argv += [*(["--no-new-privs"] if values.get("NoNewPrivileges") == "yes" else []), "--"]
         line = f"umask {values['UMask']}; exec {shlex.join(argv)} {values['ExecStart']}"
         self._spawn_on(host, name, ["/bin/sh", "-c", line])
         if name == "migbatchd":
-            health = "python3 -c 'import urllib.request as u; u.urlopen(\"http://127.0.0.1:6830/metrics\")'"
+            health = "python3 -c 'import urllib.request as u; u.urlopen(\"http://127.0.0.1:6830/healthz\")'"
             self.wait("migbatchd", lambda: "Error" not in self.on(host, health, codes=(0, 1)))
 
     def _spawn_on(self, host: str, name: str, argv: Sequence[str]) -> None:
@@ -193,7 +234,8 @@ class StockSite(Cluster):
     def _inside(self, host: str, argv: Sequence[str], where: Path = ROOT) -> list[str]:
         daemon = self.daemons.get(f"machine-{host}")
         assert daemon is not None
-        return ["nsenter", f"--target={daemon.pid}", "--mount", "--uts", "--net", f"--wd={where}", "--", *argv]
+        enter = ["nsenter", f"--target={daemon.pid}", "--mount", "--uts", "--net", "--root", f"--wdns={where}"]
+        return [*enter, "--", *argv]
 
     def _environment(self) -> dict[str, str]:
         own = {"PATH": _PATH, "LC_ALL": "C.UTF-8", "HOME": "/root"}
@@ -202,16 +244,22 @@ class StockSite(Cluster):
     # --- up
 
     def _prepare(self) -> None:
-        for folder in ("log", "run/procs", "munge", "slurm/prolog.d", "hosts", "nodes"):
+        for folder in ("log", "run/procs", "munge", "slurm/prolog.d", "hosts", "nodes", "state"):
             (self.directory / folder).mkdir(mode=0o755, parents=True, exist_ok=True)
-        for host in GPU_NODES:
+        shutil.chown(self.directory / "state", "slurm")
+        for host in set(GPU_NODES) & set(self.hosts):
             SimulatedMachine.create(self.node_directory(host) / "driver", list(GPUS[host]), latency=0.0)
         for path in STOCK.iterdir():
             target = self.directory / "slurm" / path.name
             if path.name.startswith("prolog-"):
                 target = target.with_name("prolog.d") / path.name.removeprefix("prolog-")
-            shutil.copyfile(path, target)
+            text = path.read_text()
+            for old, new in self.edits.items():
+                text = text.replace(old, new)
+            target.write_text(text)
             target.chmod(0o755 if path.suffix == ".sh" else 0o644)
+        cgroup = render("cgroup.conf.j2", version=self.root.version())  # as far as this machine lets Slurm have one
+        (self.directory / "slurm/cgroup.conf").write_text(cgroup)
         for user in self.users:
             self.home(user.name).mkdir(parents=True)
             os.chown(self.home(user.name), user.uid, user.gid)
@@ -227,18 +275,26 @@ class StockSite(Cluster):
         network = self.daemons.get("network")
         assert network is not None
         names = " ".join(f"{address}+{host}" for host, address in _ADDRESSES.items())
+        needed = [str(ROOT), *_python()]
         unshare = ["unshare", "--mount", "--uts", "--net", "--propagation", "private", "/bin/sh", "-c", _MACHINE]
-        for host, address in _ADDRESSES.items():
-            machine = self.spawn(f"machine-{host}", [*unshare, str(self.directory), host, names])
+        for host in self.hosts:
+            address = _ADDRESSES[host]
+            what = [str(self.directory), host, names, self._debian(host), *needed]
+            machine = self.spawn(f"machine-{host}", [*unshare, *what])
             self.wait(host, lambda host=host: "ready" in self.daemons.tail(f"machine-{host}"))  # type: ignore[misc]
             plug = ["/bin/sh", "-c", _PLUG, str(machine.pid), host, address]
             self.run_here(["nsenter", f"--target={network.pid}", "--net", *plug])
-        self._spawn_on("ctl", "slurmctld", ["/usr/sbin/slurmctld", "-D"])
-        self.wait("slurmctld", lambda: self._answers("ctl", "slurmctld"))
-        for node in NODES:
+        for host in self.controllers:
+            self._spawn_on(host, "slurmctld", ["/usr/sbin/slurmctld", "-D"])
+            self.wait("slurmctld", lambda host=host: self._answers(host, "slurmctld"))  # type: ignore[misc]
+        for node in self.nodes:
             self._spawn_on(node, "slurmd", ["/usr/sbin/slurmd", "-D"])
-        for node in NODES:
+        for node in self.nodes:
             self.wait(node, lambda node=node: self._answers(node, "slurmd"))  # type: ignore[misc]
+
+    def _debian(self, host: str) -> str:
+        """Return which Debian a machine is of; empty for that of this host."""
+        return str(self.root.path or "")
 
     def _simulate(self, host: str) -> None:
         """Tell migbatch on a machine where its simulated driver is; a real one is found where NVIDIA puts it."""
@@ -251,6 +307,13 @@ class StockSite(Cluster):
         }
         text = "".join(f"{key}={value}\n" for key, value in values.items())
         self.on(host, f"cat >> /etc/migbatch/node.conf <<'E'\n{text}E\n")
+
+
+def _python() -> list[str]:
+    """Return the paths of the tests' Python that its virtual environment refers to."""
+    if sys.base_prefix != "/usr":
+        return [sys.base_prefix]
+    return [str(Path(sys.executable).resolve()), sysconfig.get_path("stdlib")]
 
 
 def commands(heading: str) -> list[str]:

@@ -16,18 +16,22 @@ import pytest
 from jinja2 import UndefinedError
 
 from slurm_migbatch import site
+from slurm_migbatch.install.slurmconf import load
+from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES, plan, rendered
+from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.node.install import unit
 from slurm_migbatch.testbed import process_group, registry
+from slurm_migbatch.testbed.conf import described, installed
 from slurm_migbatch.testbed.debian import mirror
 from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.ports import PortBook, listening
 from slurm_migbatch.testbed.proc import ProcessId, start_time
+from slurm_migbatch.testbed.spec import Spec
 
 SITE = site.Site(
     version=(22, 5),
     nodes=[site.NodeLine("gpu[01-16]", {"1g.10gb": 14, "7g.80gb": 0, "none": 0})],
-    catalog=site.NodeLine("migcatalog", {"1g.10gb": 14, "7g.80gb": 2, "none": 0}),
-    partitions=[site.PartitionLine("gpu", "gpu[01-16]", "Default=YES")],
+    catalog=site.NodeLine("no-mig-slice-free", {"1g.10gb": 14, "7g.80gb": 2, "none": 0}),
     prolog="/etc/migbatch/hooks/prolog",
     epilog="/etc/migbatch/hooks/epilog",
     task_prolog="/etc/migbatch/hooks/task_prolog",
@@ -35,23 +39,36 @@ SITE = site.Site(
 )
 
 
-def test_slurm_conf_of_a_site() -> None:
-    lines = site.render("slurm.conf.j2", site=SITE).splitlines()
-    assert "NodeName=gpu[01-16] Gres=mig:1g.10gb:14,mig:7g.80gb:0,mig:none:0" in lines
-    catalog = 'NodeName=migcatalog State=DOWN Reason="profile catalog" Gres=mig:1g.10gb:14,mig:7g.80gb:2,mig:none:0'
-    assert catalog in lines
-    assert "PartitionName=gpu Nodes=gpu[01-16],migcatalog Default=YES" in lines
-    assert "GresTypes=gpu,mig" in lines
-    assert "Prolog=/etc/migbatch/hooks/prolog" in lines
-    assert "JobSubmitPlugins=lua" in lines
-    assert not any(line.startswith("CliFilterPlugins") for line in lines)
+@pytest.mark.parametrize("lending", [{}, {"enabled": True, "partitions": ["train"]}])
+@pytest.mark.parametrize("version", [(22, 5), (24, 11)])
+def test_a_test_bed_has_what_install_would_write(version: tuple[int, int], lending: dict[str, object]) -> None:
+    spec = Spec(nodes=2, dbd=True, config={"lending": lending}, job_submit="/j.lua", options={"PrologFlags": "Contain"})
+    stock = (
+        "PrologFlags=Contain\nNodeName=n1 CPUs=4 RealMemory=9\nNodeName=n2 CPUs=4\nPartitionName=train Nodes=n[1-2]\n"
+    )
+    texts = installed(spec, geometry("h100-80gb"), version, Path("/e"), stock)
+    assert set(texts) == {f"/e/{name}" for name in ("slurm.conf", "gres.conf", INCLUDED, INCLUDED_GRES)}
+    conf, gres_conf = load("/e/slurm.conf", texts.get), load("/e/gres.conf", texts.get)
+    again = plan(described(spec, geometry("h100-80gb"), version), conf, gres_conf, spec.lending)
+    assert not again.edits and not again.problems
+    assert {f"/e/{name}": text for name, text in rendered(again).items()}.items() <= texts.items()
+    assert conf.value("PrologFlags") == "Contain" and conf.value("JobSubmitPlugins") == "lua"
+    assert conf.value("PreemptType") == ("preempt/partition_prio" if lending else "")
+    nodes = {values["nodename"]: values for _, values in conf.records("nodename")}
+    assert "mig:1g.10gb:14" in nodes["n2"]["gres"] and nodes["no-mig-slice-free[1-2]"]["realmemory"] == "9"
+    assert ("mig:loan:1" in nodes["n1"]["gres"]) == (bool(lending) and version == (22, 5))
+
+
+def test_options_with_which_migbatch_cannot_live_are_named() -> None:
+    with pytest.raises(TestbedError, match="RunInJob"):
+        installed(Spec(), geometry("h100-80gb"), (24, 11), Path("/e"), "PrologFlags=RunInJob\nNodeName=n[1-2]\n")
 
 
 @pytest.mark.parametrize(("version", "flags"), [((22, 5), "CountOnly"), ((24, 11), "CountOnly,explicit")])
 def test_gres_conf_counts_every_type_of_every_node(version: tuple[int, int], flags: str) -> None:
     text = site.render("gres.conf.j2", site=replace(SITE, version=version))
     assert f"NodeName=gpu[01-16] Name=mig Type=1g.10gb Count=14 Flags={flags}" in text.splitlines()
-    assert text.count("NodeName=") == 6
+    assert text.count("NodeName=") == 7
 
 
 def test_units_name_programs_and_configuration() -> None:

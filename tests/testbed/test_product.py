@@ -43,11 +43,6 @@ def test_the_filter_answers_users(stack: Cluster) -> None:
     assert stack.output(job, "mbbob").strip() == "1g.10gb"
 
 
-def test_the_shims_are_those_that_the_command_renders(stack: Cluster) -> None:
-    for shim in ("job_submit", "cli_filter"):
-        assert stack.product.migbatch("config", "render", shim) == (stack.product.etc / f"{shim}.lua").read_text()
-
-
 def test_hooks_work_without_agents_and_controller(new_cluster: Callable[..., Cluster]) -> None:
     bed = new_cluster(nodes=1, gpus=1, migbatch="hooks")
     job = bed.submit("--gres=mig:1g.10gb:1", "--comment=[mig:1g.10gb:1]", wrap="echo $CUDA_VISIBLE_DEVICES")

@@ -112,7 +112,8 @@ def test_comment_and_extra_together() -> None:
         ("model=" + "x" * 97, "hint_value"),
         ("deadline=2h", "deadline_alone"),
         ("colour=red", "hint_key"),
-        ("MODEL=x", "hint_key"),
+        ("MODEL=x", "hint_typo"),
+        ("colour=x", "hint_key"),
         ("model", "hint_form"),
         ("=x", "hint_form"),
         ("model=x model=y", "hint_twice"),
@@ -155,3 +156,9 @@ def test_every_sentence_is_one_sentence_that_says_what_to_do() -> None:
 
 def test_shown_text_is_short_and_printable() -> None:
     assert show("a\x00b\xe4" + "c" * 60) == "a?b?" + "c" * 36 + "..."
+
+
+def test_a_retry_is_for_memory_only():
+    assert parse("migbatch: retry=OOM").retry == "oom"
+    with pytest.raises(Refusal, match="retry"):
+        parse("migbatch: retry=always")

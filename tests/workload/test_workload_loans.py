@@ -13,6 +13,7 @@ from slurm_migbatch.workload.loans import (
     LOAN,
     LONGEST_MARK,
     LoanHints,
+    away,
     decision_name,
     emptied,
     forgets,
@@ -76,6 +77,19 @@ def test_where_slurm_does_not_forget_a_job_stays_with_its_first_profile() -> Non
     assert loan_hints(WAITING, "train", shown, LENDS) == told(**only)
     assert retyped(shown, WAITING, "2g.20gb")["Gres"] == "mig:2g.20gb:1"
     assert retyped(shown, WAITING, LOAN)["Gres"] == "mig:loan:2,mig:2g.20gb:0"
+
+
+def test_where_slurm_must_not_start_it_stands_in_its_gres_until_it_waits_again() -> None:
+    assert away("gres:mig:loan:2") == frozenset()
+    released = retyped("gres:mig:loan:2,gres:mig:2g.20gb:0", WAITING, "2g.20gb", ("n3", "n1"))
+    assert released["Gres"] == "mig:2g.20gb:1,mig:not-n1:0,mig:not-n3:0" and released["ExcNodeList"] == "n1,n3"
+    shown = "gres:mig:2g.20gb:1,gres:mig:not-n1:0,gres:mig:not-n3:0"
+    assert away(shown) == {"n1", "n3"}
+    only = {"min": Profile(2, 20), "max": Profile(2, 20)}
+    assert loan_hints(released["Comment"], "train", shown, LENDS) == told(slice=Profile(2, 20), **only)
+    assert emptied(shown)["ExcNodeList"] == ""
+    back = retyped(shown, released["Comment"], LOAN)
+    assert (back["Gres"], back["ExcNodeList"]) == ("mig:loan:2,mig:2g.20gb:0", "")
 
 
 def test_one_that_was_left_empty_is_found_again() -> None:

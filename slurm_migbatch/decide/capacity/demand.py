@@ -13,6 +13,7 @@ from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
+from slurm_migbatch.workload.loans import AWAY, away
 
 #: Slurm's name of the gres, and the type that only fills up the constant sum.
 GRES = "mig"
@@ -147,7 +148,7 @@ class _Site:
             elif node.open:
                 self._mixed.update(node.partitions)
         self._running = Counter(row.array_job for row in jobs if row.array_job is not None and row.active)
-        self._pools: dict[tuple[str, str, str], frozenset[str]] = {}
+        self._pools: dict[tuple[str, ...], frozenset[str]] = {}
 
     def has_others(self, row: JobRow) -> bool:
         """Whether there are nodes without MIG GPUs in a partition of the job."""
@@ -160,10 +161,12 @@ class _Site:
             copies = min(copies, row.throttle - self._running[row.array_job])
         if copies < 1:
             return None
-        key = (row.partition, row.features, row.requested_nodes)
+        key = (row.partition, row.features, row.requested_nodes, row.reservation)
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = _pool(row, self._rows, self._in_partition)
+        if AWAY in row.gres:
+            pool = pool.difference(away(row.gres))
         if row.job_id in self._avoid:
             pool = pool.difference(self._avoid[row.job_id])
         if len(pool) < row.num_nodes:
@@ -196,6 +199,8 @@ def _pool(row: JobRow, rows: Mapping[str, NodeRow], in_partition: Mapping[str, s
             requested = set()
         if len(requested) >= row.num_nodes:
             names &= requested
+    reserved = {name for name in names if row.reservation and row.reservation in rows[name].reservations}
+    names = reserved or {name for name in names if not rows[name].set_aside}
     return frozenset(name for name in names if _has_features(row.features, rows[name].features))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from slurm_migbatch.decide.capacity.demand import profiles, slices
-from slurm_migbatch.decide.capacity.model import Demand, Mode, Node, NodePlan, Plan
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Mode, Node, NodePlan
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.planning import capacity, choose
@@ -101,7 +101,7 @@ class FreeCapacity:
         return [name for name in self._rooms if name in pool]
 
 
-def of_plan(nodes: Mapping[str, Node], plan: Plan, jobs: Mapping[int, JobRow]) -> FreeCapacity:
+def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, jobs: Mapping[int, JobRow]) -> FreeCapacity:
     """What a plan of supply leaves.
 
     Args:
@@ -124,7 +124,7 @@ def of_plan(nodes: Mapping[str, Node], plan: Plan, jobs: Mapping[int, JobRow]) -
     return FreeCapacity(rooms, kinds)
 
 
-def _meant(plan: Plan, jobs: Mapping[int, JobRow]) -> dict[str, Counter[Profile]]:
+def _meant(plan: ClusterPlan, jobs: Mapping[int, JobRow]) -> dict[str, Counter[Profile]]:
     """Slices by node that the plan means for pending jobs; on how many of its nodes each task is, is not told."""
     found: dict[str, Counter[Profile]] = {}
     for job, placed in plan.placed.items():

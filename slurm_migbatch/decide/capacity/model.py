@@ -180,7 +180,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClusterPlan:
     """The answer for the whole cluster."""
 
     nodes: Mapping[str, NodePlan]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
-from slurm_migbatch.decide.capacity.model import Demand, Plan
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
 from slurm_migbatch.mig import grant
 from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.profile import Profile, ProfileError
@@ -140,7 +140,7 @@ def without_strays(found: dict[str, Sharing], jobs: Iterable[JobRow]) -> dict[st
     return {node: replace(shared, waiting=0) for node, shared in found.items()}
 
 
-def due(plan: Plan, demands: Iterable[Demand]) -> dict[str, Counter[Profile]]:
+def due(plan: ClusterPlan, demands: Iterable[Demand]) -> dict[str, Counter[Profile]]:
     """Node -> free slices there at most that pending jobs have been given, by profile."""
     parts = {demand.job: demand.parts for demand in demands}
     found: dict[str, Counter[Profile]] = {}

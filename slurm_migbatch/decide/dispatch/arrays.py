@@ -58,7 +58,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Elastic:
+class ElasticArray:
     """An elastic array, as Slurm lists it and as the record has it.
 
     Attributes:
@@ -121,7 +121,7 @@ class Elastic:
         return any(run.done for run in self.runs)
 
 
-def elastic_arrays(jobs: Iterable[JobRow]) -> list[Elastic]:
+def elastic_arrays(jobs: Iterable[JobRow]) -> list[ElasticArray]:
     """The elastic arrays of a queue that have tasks to start, without what only the record knows."""
     members: dict[int, list[JobRow]] = {}
     for row in jobs:
@@ -138,7 +138,7 @@ def elastic_arrays(jobs: Iterable[JobRow]) -> list[Elastic]:
             continue
         ((profile, each),) = asked.items()
         found.append(
-            Elastic(
+            ElasticArray(
                 array=array,
                 user=waiting[0].user,
                 comment=waiting[0].comment,
@@ -250,7 +250,7 @@ class ArrayHistory:
 class Throttle:
     """A new throttle for an array, and why."""
 
-    array: Elastic
+    array: ElasticArray
     after: int
     why: str
 
@@ -259,17 +259,17 @@ class Throttle:
 class _Wanted:
     """What an array needs, and why."""
 
-    array: Elastic
+    array: ElasticArray
     claim: Claim
     why: str
 
 
 def throttles(
     now: float,
-    arrays: Sequence[Elastic],
+    arrays: Sequence[ElasticArray],
     history: ArrayHistory,
     space: FreeCapacity,
-    scarce: Callable[[Elastic], bool],
+    scarce: Callable[[ElasticArray], bool],
 ) -> list[Throttle]:
     """The throttles that should change. Arrays of which nobody knows what a task takes or carries keep theirs.
 
@@ -310,7 +310,7 @@ def throttles(
     return changed
 
 
-def _of_deadline(now: float, array: Elastic, asked: int | None, current: int | None) -> _Wanted | None:
+def _of_deadline(now: float, array: ElasticArray, asked: int | None, current: int | None) -> _Wanted | None:
     """What an array with a deadline needs; None where nobody knows how long its tasks take."""
     task_s = array.task_s
     if task_s is None or array.deadline_s is None:
@@ -328,7 +328,9 @@ def _of_deadline(now: float, array: Elastic, asked: int | None, current: int | N
     return _Wanted(array, claim, why + _at_once(need, asked))
 
 
-def _of_service(now: float, array: Elastic, rate: float, asked: int | None, history: ArrayHistory) -> _Wanted | None:
+def _of_service(
+    now: float, array: ElasticArray, rate: float, asked: int | None, history: ArrayHistory
+) -> _Wanted | None:
     """What a service needs; None where nobody knows what an instance of it carries."""
     found = instances(rate, len(array.running), array.carries, array.load)
     each = carried(array.carries, array.load)
@@ -346,7 +348,7 @@ def _of_service(now: float, array: Elastic, rate: float, asked: int | None, hist
     return _Wanted(array, claim, why + _at_once(need, asked))
 
 
-def _most(array: Elastic, asked: int | None) -> int:
+def _most(array: ElasticArray, asked: int | None) -> int:
     """Tasks at once that there are, and that the user allows."""
     every = array.pending + len(array.running)
     return every if asked is None else min(every, asked)
@@ -379,7 +381,7 @@ def _shares(
 # -- what is known of it -----------------------------------------------------------------------------------------------
 
 
-def known(array: Elastic, runs: Sequence[Task], rate: float | None, pool: frozenset[str]) -> Elastic:
+def known(array: ElasticArray, runs: Sequence[Task], rate: float | None, pool: frozenset[str]) -> ElasticArray:
     """The array with what the record, the predictor and the site know of it; `rate`: items a second of one slice."""
     each_s = rate * array.each if rate else None
     predicted_s = array.items / each_s if each_s and array.items is not None else None
@@ -410,12 +412,12 @@ def instance_starts(jobs: Iterable[JobRow]) -> dict[int, dict[Run, float]]:
     return found
 
 
-def session_s(arrays: Iterable[Elastic]) -> float:
+def session_s(arrays: Iterable[ElasticArray]) -> float:
     """The longest session of some arrays, at most `SESSION_S`; that of a service is the time its load is measured."""
     return max((min(array.deadline_s or LOAD_S, SESSION_S) for array in arrays), default=0.0)
 
 
-def had(array: Elastic, since: float, now: float) -> float:
+def had(array: ElasticArray, since: float, now: float) -> float:
     """Compute-slice seconds that an array had from that moment on (unix seconds), by the record of its runs."""
     ends = ((run.started, now if run.ended is None else run.ended) for run in array.runs)
     return sum(max(end - max(start, since), 0.0) for start, end in ends) * array.units

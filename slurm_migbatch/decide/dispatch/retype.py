@@ -28,7 +28,7 @@ from slurm_migbatch.decide.capacity.demand import GRES, slices
 from slurm_migbatch.decide.capacity.free import FreeCapacity
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, Waiting, WorkClass, assign
-from slurm_migbatch.decide.snapshot import Candidate
+from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment, strip
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres as gres_list
@@ -41,8 +41,9 @@ USUAL_S: Final = 600.0
 """What a job is taken to last whose items nobody told and that has no time limit."""
 MOST: Final = 256
 """Jobs that are weighed in one round, the first in Slurm's order that could go elsewhere."""
-CHOSEN: Final = frozenset({"fits", "by_memory", "unknown_model", "no_hints"})
-"""Reasons of decisions (`predict.selection.REASONS`) that kept what they promised with a profile that nobody named."""
+CHOSEN: Final = frozenset({"fits", "by_memory", "unknown_model", "no_hints", "runs_few"})
+"""Reasons of decisions (`predict.selection.REASONS`, `predict.recurring.SENTENCES`) that kept what they promised with a
+profile that nobody named."""
 UNNAMED: Final = "auto"
 """The decision's name where the compiled table chose: there is no record of it."""
 SLURM_LIMIT: Final = 1024
@@ -81,7 +82,7 @@ class ServiceGuarantee:
 
 
 def promise_of(
-    granted: Profile, candidates: Iterable[Candidate], items: int | None, deadline_s: int | None, terms: str = ""
+    granted: Profile, candidates: Iterable[WeighedProfile], items: int | None, deadline_s: int | None, terms: str = ""
 ) -> ServiceGuarantee | None:
     """What else a job may have that was granted this profile; None where there is nothing."""
     listed = list(candidates)
@@ -89,7 +90,7 @@ def promise_of(
     if own is None or not own.ok:
         return None
 
-    def keeps(other: Candidate) -> bool:
+    def keeps(other: WeighedProfile) -> bool:
         if not other.ok or other.memory_mib < own.memory_mib:
             return False
         if own.rate is None or other.rate is None:
@@ -114,7 +115,7 @@ def promise_from_record(row: Mapping[str, Any]) -> ServiceGuarantee | None:
         try:
             profile, memory = Profile.parse(str(each["profile"])), int(each["capacity_mib"])
             bounds = each.get("throughput_per_s_range")
-            found.append(Candidate(profile, memory, float(bounds[0]) if bounds else None, bool(each["ok"])))
+            found.append(WeighedProfile(profile, memory, float(bounds[0]) if bounds else None, bool(each["ok"])))
         except (KeyError, TypeError, ValueError, IndexError):  # a record from before, or by hand
             return None
     return promise_of(next(iter(counts)), found, hints.get("items"), hints.get("deadline_s"), _terms(hints))
@@ -200,6 +201,17 @@ def marked(comment: str) -> Grant | None:
 # -- what is done about it ---------------------------------------------------------------------------------------------
 
 
+def regranted(row: JobRow, grant: Grant) -> dict[str, str] | None:
+    """Return the fields of `scontrol update` that give a waiting job another grant: the GRES, other GRES of the job
+    kept, and the marker; None where its comment has no room for that."""
+    entries = [gres_list.prefix_of(entry)[1] for entry in gres_list.split(row.gres)]
+    kept = [entry for entry in entries if re.split("[:=]", entry)[0] not in (GRES, "")]
+    comment = grant.attach(strip(row.comment))
+    if len(comment) > SLURM_LIMIT:
+        return None
+    return {"Gres": ",".join([*kept, grant.gres]), "Comment": comment}
+
+
 @dataclass(frozen=True)
 class Retype:
     """Another profile for a job, or for `tasks` of an array (all that have not started where empty)."""
@@ -233,15 +245,8 @@ class Retype:
         return (name_of(row),)
 
     def fields(self) -> dict[str, str] | None:
-        """For `scontrol update`: the GRES, other GRES of the job kept, and the marker; None where it has no room."""
-        row, grant = self.pending.row, self.pending.grant
-        changed = Grant([(self.after, self.pending.each)], grant.decision)
-        entries = [gres_list.prefix_of(entry)[1] for entry in gres_list.split(row.gres)]
-        kept = [entry for entry in entries if re.split("[:=]", entry)[0] not in (GRES, "")]
-        comment = changed.attach(strip(row.comment))
-        if len(comment) > SLURM_LIMIT:
-            return None
-        return {"Gres": ",".join([*kept, changed.gres]), "Comment": comment}
+        """For `scontrol update`, see `regranted`."""
+        return regranted(self.pending.row, Grant([(self.after, self.pending.each)], self.pending.grant.decision))
 
     def words(self, profile: Profile) -> str:
         """A profile as the record of runs spells what a job got."""

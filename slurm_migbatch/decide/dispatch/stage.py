@@ -19,7 +19,7 @@ from slurm_migbatch.decide.dispatch.arrays import (
     HISTORY,
     ArrayHistory,
     Bounds,
-    Elastic,
+    ElasticArray,
     Task,
     Throttle,
     elastic_arrays,
@@ -278,8 +278,8 @@ def _view(snapshot: ClusterSnapshot, supply: SupplyDecision | None) -> _View:
     return view
 
 
-def _crowd(view: _View) -> Callable[[Elastic], bool]:
-    def scarce(array: Elastic) -> bool:
+def _crowd(view: _View) -> Callable[[ElasticArray], bool]:
+    def scarce(array: ElasticArray) -> bool:
         own = view.members[array.array]
         return any(jobs - own for pool, jobs in view.crowded.items() if not pool.isdisjoint(array.pool))
 
@@ -355,7 +355,7 @@ def _hints(comment: str) -> Hints | None:
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
 
-def _elastic(snapshot: ClusterSnapshot, memory: DispatchMemory) -> tuple[list[Elastic], set[int]]:
+def _elastic(snapshot: ClusterSnapshot, memory: DispatchMemory) -> tuple[list[ElasticArray], set[int]]:
     """The elastic arrays of which it is known what was set before, and the ids of the others."""
     found = elastic_arrays(snapshot.jobs)
     present = {array.array for array in found}
@@ -366,8 +366,8 @@ def _elastic(snapshot: ClusterSnapshot, memory: DispatchMemory) -> tuple[list[El
 
 
 def _placeable(
-    view: _View, found: Sequence[Elastic], memory: DispatchMemory, predictions: Predictions
-) -> list[Elastic]:
+    view: _View, found: Sequence[ElasticArray], memory: DispatchMemory, predictions: Predictions
+) -> list[ElasticArray]:
     """With the pool in which tasks could run whatever keeps them from starting now, and the prediction."""
     rows = [replace(view.waiting[array.array], reason="", throttle=None) for array in found]
     pools = {demand.job: demand.pool for demand in demands(rows, view.snapshot.nodes, view.managed, view.now)}
@@ -400,7 +400,7 @@ def _hear(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
             memory.loads.hear(run, starts[run], report, snapshot.now)
 
 
-def _count_served(view: _View, arrays: Sequence[Elastic], memory: DispatchMemory) -> None:
+def _count_served(view: _View, arrays: Sequence[ElasticArray], memory: DispatchMemory) -> None:
     """Count what users had since the last decision, and of new arrays what they had before."""
     running, now = in_use(view.jobs.values()), view.now
     look_back_s = HISTORY * session_s(arrays)

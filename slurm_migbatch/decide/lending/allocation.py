@@ -5,7 +5,7 @@ DeepBoot (Chen et al., IEEE TPDS 2023), as its authors' simulator has it:
 - `reclaim`: the inference half of adaptive task scaling. The loans that cost least to end, one start at a time. The
   authors compare sums of speedups; to add what the restart costs, to put what is protected last and to free one large
   slice by several loans on the same GPU are ours.
-- `Elastic`: restarts with warm containers (AFE) cost the less the less changes.
+- `RestartCosts`: restarts with warm containers (AFE) cost the less the less changes.
 
 Its weak spot is churn (11 restarts a job in the authors' simulator). Ours against it: `paid_worth` (a change has to
 earn its restart back in the time that the forecast gives it) and `Hysteresis` (the longer between changes of one's own
@@ -59,7 +59,7 @@ class Hysteresis:
 
 
 @dataclass(frozen=True)
-class Elastic:
+class RestartCosts:
     """What restarts cost, in seconds: `full` from nothing, `resize` where workers stay (AFE)."""
 
     full: float
@@ -92,7 +92,7 @@ class ReclaimCandidate(Generic[Slot]):
     count: int
     least: int
     speedups: Sequence[float]
-    costs: Elastic
+    costs: RestartCosts
     since: float
     hits: int = 0
     horizon_s: float = 600.0

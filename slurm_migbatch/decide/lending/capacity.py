@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from slurm_migbatch.decide.capacity.spare import by_size, fits, left, loss, ordered, without
 from slurm_migbatch.decide.lending.allocation import Hysteresis, paid_worth
-from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, Grant, Grow, Reason, SlotReference
+from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, Grow, Reason, Release, SlotReference
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
@@ -70,7 +70,8 @@ class LendingCapacity:
         self.rooms = []
         for space, group in zip(spaces, groups, strict=True):
             used = space.used
-            lendable = space.own or calm.may_lend(now, space.idle_since, space.reclaimed)
+            lendable = calm.may_lend(now, space.idle_since, space.reclaimed)
+            lendable = lendable or (space.own and space.reclaimed != math.inf)
             self.rooms.append(_Room(space, known.setdefault(used, used), lendable, group))
         self.place_of = {(space.node, space.gpu): index for index, space in enumerate(spaces)}
         self.geometries: dict[int, dict[Geometry, None]] = {}
@@ -262,13 +263,13 @@ class LendingCapacity:
         """Running jobs that pay for a larger slice, the most gain first."""
         offers: list[tuple[float, int, float, Profile, float]] = []
         for number, one in enumerate(elastic_jobs):
-            if one.seat is None or not self.calm.may_change(self.now, one.since, one.restarts):
+            if one.place is None or not self.calm.may_change(self.now, one.since, one.restarts):
                 continue
             useful = self.useful(one)
-            before, fair = one.speeds.get(one.seat.slot.profile, 0.0), self.fair(one, useful) if useful else 0.0
+            before, fair = one.speeds.get(one.place.slot.profile, 0.0), self.fair(one, useful) if useful else 0.0
             for profile in useful:
                 speed = one.speeds[profile]
-                if profile.compute <= one.seat.slot.profile.compute or speed < self.calm.gain * before:
+                if profile.compute <= one.place.slot.profile.compute or speed < self.calm.gain * before:
                     continue
                 stay = min(self.calm.loan_s, one.left_s / speed)
                 pay = paid_worth(speed, fair, restart_s=one.costs.seconds(1, 1, kept=False), stay_s=stay)
@@ -287,11 +288,11 @@ class LendingCapacity:
 
     def _grown(self, one: ElasticJob, profile: Profile) -> int | None:
         """Where it can have the larger slice: beside the others, on its own GPU in the place of its slice too."""
-        assert one.seat is not None
-        own = self.place_of.get((one.seat.node, one.seat.gpu))
-        if own is not None and one.seat.slot in self.rooms[own].used:
+        assert one.place is not None
+        own = self.place_of.get((one.place.node, one.place.gpu))
+        if own is not None and one.place.slot in self.rooms[own].used:
             room = self.rooms[own]
-            used = room.used.remove(one.seat.slot)
+            used = room.used.remove(one.place.slot)
             wishes = ordered((*room.wishes, profile))
             if room.lendable and profile in room.geometry and fits(room.geometry, used, wishes):
                 room.used = used
@@ -304,11 +305,11 @@ class LendingCapacity:
 
     # -- where -------------------------------------------------------------------------------------------------------
 
-    def seated(self, given: Sequence[Given], grown: Sequence[Grown]) -> tuple[tuple[Grant, ...], tuple[Grow, ...]]:
+    def placed(self, given: Sequence[Given], grown: Sequence[Grown]) -> tuple[tuple[Release, ...], tuple[Grow, ...]]:
         """What was decided, each with the place that it is thought to have."""
         left: dict[int, list[Slot]] = {}
 
-        def seat(index: int, profile: Profile) -> SlotReference:
+        def place(index: int, profile: Profile) -> SlotReference:
             room = self.rooms[index]
             if index not in left:
                 left[index] = sorted(plan_free(room.geometry, room.used, room.wishes).slots)
@@ -317,21 +318,21 @@ class LendingCapacity:
             return SlotReference(room.space.node, room.space.gpu, slot)
 
         grants = tuple(
-            Grant(each.one.job, each.profile, seat(each.room, each.profile), each.worths[each.profile])
+            Release(each.one.job, each.profile, place(each.room, each.profile), each.worths[each.profile])
             for each in given
         )
         grows = tuple(
             Grow(
                 each.one.job,
-                each.one.seat.slot.profile,
+                each.one.place.slot.profile,
                 each.profile,
-                seat(each.room, each.profile),
+                place(each.room, each.profile),
                 each.faster,
                 each.gain,
                 each.stay_s,
             )
             for each in grown
-            if each.one.seat is not None
+            if each.one.place is not None
         )
         return grants, grows
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from slurm_migbatch.decide.lending.ledger import JobView
 from slurm_migbatch.decide.lending.training_speed import Heard, speeds, usable
 from slurm_migbatch.decide.lending.values import usual_speed, within
-from slurm_migbatch.decide.lending.view import Costs, Run
+from slurm_migbatch.decide.lending.view import Run, RunCosts
 from slurm_migbatch.decide.snapshot import Report
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -25,7 +25,7 @@ Predict = Callable[[LoanHints, str], Mapping[Profile, float]]
 """Speeds of a model on the slices that hold it, for the partitions of a job; empty where it is not known."""
 
 
-class Predictions(Protocol):
+class TrainingPredictions(Protocol):
     """The predictor, as far as it is asked here."""
 
     @property
@@ -76,7 +76,7 @@ class ElasticJobs:
             self._usual.clear()
             self._predicted.clear()
 
-    def use(self, predictions: Predictions) -> None:
+    def use(self, predictions: TrainingPredictions) -> None:
         """Ask this predictor from now on; answers of another version are forgotten."""
         self._predict = predictions.training_speeds
         if predictions.version != self._version:
@@ -129,12 +129,12 @@ class ElasticJobs:
         by_name = speeds({profile.name: speed for profile, speed in expected.items()}, list(heard.values()))
         return {profile: by_name[profile.name] for profile in expected}
 
-    def costs(self, job_view: JobView, now: float) -> Costs:
+    def costs(self, job_view: JobView, now: float) -> RunCosts:
         """What stopping the job now costs it."""
         report = self._reports.get((job_view.row.job_id, job_view.row.restarts), Report())
         took = report.ckpt_s if report.ckpt_s is not None else self._checkpoint_s
         saved = max(report.checkpoint or 0.0, job_view.row.start or now)
-        return Costs(self._restart_s + (took if job_view.hints.signal else 0.0), max(0.0, now - saved))
+        return RunCosts(self._restart_s + (took if job_view.hints.signal else 0.0), max(0.0, now - saved))
 
     def left_s(self, job_view: JobView, now: float) -> float:
         """Seconds on the whole GPU that its time limit leaves a running job at most; infinite where nothing does."""

@@ -61,7 +61,7 @@ def lend(
     lacking: dict[Hashable, Reason] = {}
     hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
     for one in elastic_jobs:
-        if one.seat is not None:
+        if one.place is not None:
             continue
         if len(given) >= most:
             lacking[one.job] = "round"
@@ -82,4 +82,4 @@ def lend(
     grown: list[Grown] = []
     if enough:
         grown = board.grow(elastic_jobs, int(min(most - len(given), len(elastic_jobs))))
-    return Lending(*board.seated(given, grown), lacking, short)
+    return Lending(*board.placed(given, grown), lacking, short)

@@ -21,7 +21,7 @@ def rooms_for(profile: Profile, spaces: Iterable[GpuCapacity]) -> list[frozenset
     return [
         frozenset(SlotReference(space.node, space.gpu, slot) for slot in slots)
         for space in spaces
-        if profile in space.geometry and not space.own
+        if profile in space.geometry
         for slots in _rooms(space.geometry, space.taken, tuple(one.slot for one in space.lent), profile)
     ]
 

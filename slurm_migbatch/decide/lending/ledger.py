@@ -36,6 +36,10 @@ EXPECTED_S: Final = 30.0
 """A released array task that Slurm does not list within this was not released."""
 STALE_S: Final = 3600.0
 """What a job's past weighs is forgotten so long after it left Slurm's list."""
+REQUEUE_DELAY_S: Final = 150.0
+"""Slurm's own delay of a requeued job is about two minutes; a later begin is its user's wish."""
+SCAN_S: Final = 2.0
+"""slurmd looks for what has expired at most so often."""
 
 
 _FIRST = re.compile(r"\[?([0-9]+)")
@@ -146,11 +150,13 @@ class LoanHistory:
     Attributes:
         hits: how often it had to give its slice back, to us or to Slurm's preemption.
         restart, ended: restart count and end of the last loan.
+        node: where it ran; empty where that is not known.
     """
 
     hits: int = 0
     restart: int = -1
     ended: float = 0.0
+    node: str = ""
 
 
 Place = tuple[str, str, Slot]
@@ -168,6 +174,8 @@ class Ledger:
         #: when a loan was last called back from a GPU, by its UUID
         self.reclaimed: dict[str, float] = {}
         self._unsaved: dict[tuple[int, int, float], Loan] = {}
+        #: nodes where runs of a job ended lately, and until when they take its next run for that one
+        self.ran_on: dict[int, dict[str, float]] = {}
         #: releases of array tasks that shared a row with others: they have job ids of their own only from then on
         self._expected: dict[tuple[int, int], Loan] = {}
 
@@ -227,7 +235,7 @@ class Ledger:
             if job_view is None:
                 ended.append(self._close(loan, now, Cause.LEFT, "the job has left Slurm's list"))
             elif job_view.row.restarts > loan.restart or (job_view.row.pending and loan.started is not None):
-                ended.append(self._came_back(loan, now))
+                ended.append(self._came_back(loan, job_view.row, now))
             elif job_view.row.pending:
                 ended += self._still_waits(loan, job_view, now)
             elif job_view.row.active:
@@ -239,20 +247,33 @@ class Ledger:
         self.runs = {(loan.job_id, loan.restart) for loan in self.open.values()} | (self.runs & places.keys())
         for job in [job for job, past in self.past.items() if job not in job_views and now - past.ended > STALE_S]:
             del self.past[job]
+        self.ran_on = {
+            job: kept
+            for job, nodes in self.ran_on.items()
+            if job in job_views and (kept := {node: until for node, until in nodes.items() if until > now})
+        }
         return ended
+
+    def taken_for_last(self, job: int) -> frozenset[str]:
+        """Return the nodes that would take the next run of a job for its last one, see `decide.lending.view`."""
+        return frozenset(self.ran_on.get(job, ()))
 
     def _newly_seen(self, job_view: JobView, place: Place | None, now: float) -> None:
         profile = place[2].profile if job_view.hints.guest and place is not None else job_view.hints.slice
         if profile is not None and not self._meet(job_view, now) and job_view.row.active:
             self._adopt(job_view, profile, place, now)
 
-    def _came_back(self, loan: Loan, now: float) -> Loan:
+    def _came_back(self, loan: Loan, row: JobRow, now: float) -> Loan:
         if loan.state is State.REQUEUED:
-            return self._close(replace(loan, requeued=loan.requeued or now), now, loan.cause, loan.why_ended)
-        why = "Slurm put it back into the queue (preemption, a node that died, scontrol requeue)"
-        if loan.started is None:
-            why = "it started and came straight back to the queue; the node's log tells why"
-        return self._close(loan, now, Cause.SLURM, why)
+            ended = self._close(replace(loan, requeued=loan.requeued or now), now, loan.cause, loan.why_ended)
+        else:
+            why = "Slurm put it back into the queue (preemption, a node that died, scontrol requeue)"
+            if loan.started is None:
+                why = "it started and came straight back to the queue; the node's log tells why"
+            ended = self._close(loan, now, Cause.SLURM, why)
+        if loan.node and row.pending and row.eligible is not None and now < row.eligible < now + REQUEUE_DELAY_S:
+            self.ran_on[loan.job_id][loan.node] = row.eligible + SCAN_S  # Slurm's own delay is as long as it takes
+        return ended
 
     def _still_waits(self, loan: Loan, job_view: JobView, now: float) -> list[Loan]:
         if job_view.hints.slice == loan.slice or job_view.hints.guest:
@@ -357,9 +378,12 @@ class Ledger:
         past = self.past.get(loan.job_id, LoanHistory())
         called = loan.cause in (Cause.RECLAIM, Cause.FORECAST, Cause.SLURM) and loan.started is not None
         ended = loan.ended or loan.decided
+        node = loan.node if loan.restart > past.restart else loan.node or past.node
         self.past[loan.job_id] = LoanHistory(
-            past.hits + called, max(past.restart, loan.restart), max(past.ended, ended)
+            past.hits + called, max(past.restart, loan.restart), max(past.ended, ended), node
         )
+        if loan.node:
+            self.ran_on.setdefault(loan.job_id, {})[loan.node] = ended + REQUEUE_DELAY_S
         if called and loan.gpu:
             self.reclaimed[loan.gpu] = max(self.reclaimed.get(loan.gpu, 0.0), ended)
 

@@ -13,7 +13,7 @@ from slurm_migbatch.mig.profile import Profile
 
 
 @dataclass(frozen=True)
-class Rules:
+class LendingRules:
     """What an admin allows; times in seconds. See `config.schema.LendingConfig`."""
 
     calm: Hysteresis = field(default_factory=Hysteresis)
@@ -21,7 +21,7 @@ class Rules:
     start_s: float = 60.0
     #: a job that was to be requeued and still runs after so long is requeued again
     again_s: float = 15.0
-    #: with Slurm up to 23.02: how far apart jobs start that have run before, and how long one waits for the other
+    #: how far apart jobs start that come back early (`LendingView.early`), and how long one waits for the other
     apart_s: float = 3.0
     turn_s: float = 15.0
     #: a loan that began so lately is called back only where no other is enough
@@ -69,6 +69,8 @@ class LendingView:
         lent: compute slices that each account has as loans.
         reserve: slices that inference is expected to need beyond those that it has or waits for.
         blackout: whether the admin allows no lending now.
+        away: nodes where jobs must not start that are released.
+        early: jobs that come back where slurmd may take them for their last run, one after the other.
     """
 
     now: float
@@ -82,8 +84,10 @@ class LendingView:
     lent: Mapping[str, int] = field(default_factory=dict)
     reserve: Mapping[Profile, int] = field(default_factory=dict)
     blackout: bool = False
+    away: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    early: frozenset[int] = frozenset()
 
-    def quota_left(self, rules: Rules) -> dict[str, int]:
+    def quota_left(self, rules: LendingRules) -> dict[str, int]:
         """Compute slices that each account with a quota may still have as loans."""
         return {account: most - self.lent.get(account, 0) for account, most in rules.quota.items()}
 
@@ -101,7 +105,10 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class LoanOrder:
-    """One thing to do. `profile`: what a release gives, or the host has; `signal`: USR1 or USR2; `node`: the host's."""
+    """One thing to do. `profile`: what a release gives, or the host has; `signal`: USR1 or USR2; `node`: the host's.
+
+    `away`: nodes where a released job must not start.
+    """
 
     kind: Kind
     job: int
@@ -111,6 +118,7 @@ class LoanOrder:
     profile: Profile | None = None
     signal: str = ""
     node: str = ""
+    away: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

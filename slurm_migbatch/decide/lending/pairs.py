@@ -10,8 +10,8 @@ Ours, because a slice is not a whole GPU and its jobs are their users':
   knows how much it needs shares with nobody;
 - the shortest first holds among the jobs of one user. Between users the order is Slurm's;
 - neither may come to its time limit for it. How long a job takes follows from its `items` and what it reports; where it
-  does not, it is taken to need a part of its limit (`Rules.of_limit`), and without a limit a long time;
-- slowdowns are measured ones of the two applications where there are any, else an assumption (`Rules.slowdown`);
+  does not, it is taken to need a part of its limit (`SharingRules.of_limit`), and without a limit a long time;
+- slowdowns are measured ones of the two applications where there are any, else an assumption (`SharingRules.slowdown`);
 - whether a job is better off beside another one now, or on a slice of its own when one becomes free, is found by
   playing its user's queue to its end (`lookahead.plan`), with bounds on jobs and steps. Where the steps do not suffice
   the pair test decides.
@@ -79,7 +79,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Rules:
+class SharingRules:
     """What is assumed and allowed.
 
     Attributes:
@@ -126,7 +126,7 @@ def pairs(
     running: Sequence[Host],
     waiting: Sequence[Sharer],
     speeds: Speeds,
-    rules: Rules = Rules(),
+    rules: SharingRules = SharingRules(),
     resting: Collection[tuple[int, int]] = (),
 ) -> list[Pair]:
     """Who shares with whom, in the order of turns; a host has one guest.
@@ -150,7 +150,7 @@ def pairs(
     return [found[one.job] for one in turns if one.job in found][: rules.most]
 
 
-def shortest_first(waiting: Sequence[Sharer], speeds: Speeds, rules: Rules) -> list[Sharer]:
+def shortest_first(waiting: Sequence[Sharer], speeds: Speeds, rules: SharingRules) -> list[Sharer]:
     """Whose turn it is to be given a host: of one user's jobs the one first that is expected to end first.
 
     Each user has the turns that Slurm's order gives to his jobs; so none is passed over for another user's. What is
@@ -200,7 +200,7 @@ class _Group:
     hosts: Sequence[Host]
     queue: Sequence[Sharer]
     speeds: Speeds
-    rules: Rules
+    rules: SharingRules
     resting: frozenset[tuple[int, int]]
 
     def pairs(self, budget: StepBudget) -> list[Pair]:
@@ -281,7 +281,7 @@ class _Group:
         )
 
 
-def _fit(one: Sharer, other: Sharer, memory_mib: float, rules: Rules) -> bool:
+def _fit(one: Sharer, other: Sharer, memory_mib: float, rules: SharingRules) -> bool:
     if one.memory_mib is None or other.memory_mib is None or one.solo or other.solo:
         return False
     return one.memory_mib + other.memory_mib <= (1 - rules.spare) * memory_mib
@@ -291,7 +291,7 @@ def _runs(one: Sharer, profile: Profile, speeds: Speeds) -> bool:
     return 0 < speeds.get(one.job, {}).get(profile, 0.0) < math.inf
 
 
-def _alone(one: Sharer, profile: Profile, speeds: Speeds, rules: Rules) -> float | None:
+def _alone(one: Sharer, profile: Profile, speeds: Speeds, rules: SharingRules) -> float | None:
     """Seconds that a job still takes alone on that slice; None where it does not run there."""
     if not _runs(one, profile, speeds):
         return None
@@ -300,6 +300,6 @@ def _alone(one: Sharer, profile: Profile, speeds: Speeds, rules: Rules) -> float
     return UNKNOWN_S if one.limit_s is None else max(1.0, rules.of_limit * one.limit_s)
 
 
-def _shortest_s(one: Sharer, speeds: Speeds, rules: Rules) -> float:
+def _shortest_s(one: Sharer, speeds: Speeds, rules: SharingRules) -> float:
     alone = [_alone(one, profile, speeds, rules) for profile in speeds.get(one.job, {})]
     return min((seconds for seconds in alone if seconds is not None), default=math.inf)

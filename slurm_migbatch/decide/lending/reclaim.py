@@ -15,16 +15,23 @@ from functools import cached_property
 from typing import Final
 
 from slurm_migbatch.decide.capacity.spare import loss
-from slurm_migbatch.decide.lending.allocation import Elastic, ReclaimCandidate, reclaim
+from slurm_migbatch.decide.lending.allocation import ReclaimCandidate, RestartCosts, reclaim
 from slurm_migbatch.decide.lending.least_loss import rooms_for
 from slurm_migbatch.decide.lending.ledger import Cause, Loan, State
-from slurm_migbatch.decide.lending.model import Kind, LendingView, LoanOrder, RoundCapacity, Rules, WaitingInference
+from slurm_migbatch.decide.lending.model import (
+    Kind,
+    LendingRules,
+    LendingView,
+    LoanOrder,
+    RoundCapacity,
+    WaitingInference,
+)
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, SlotReference
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
 
-def due(view: LendingView, rules: Rules) -> list[LoanOrder]:
+def due(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
     """What has to go on, whatever else is decided: grace that is over, orders that have not come to anything."""
     orders = []
     for job, loan in view.loans.items():
@@ -59,7 +66,7 @@ def due(view: LendingView, rules: Rules) -> list[LoanOrder]:
     return orders
 
 
-def _signalled(view: LendingView, rules: Rules, loan: Loan) -> LoanOrder | None:
+def _signalled(view: LendingView, rules: LendingRules, loan: Loan) -> LoanOrder | None:
     """What is due of a job that was to be told to write a checkpoint."""
     signal = _signal(view, loan.job_id)
     if loan.signalled is None and signal:
@@ -72,7 +79,7 @@ def _signalled(view: LendingView, rules: Rules, loan: Loan) -> LoanOrder | None:
     return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, why, loan.cause)
 
 
-def call_back(view: LendingView, rules: Rules) -> tuple[list[LoanOrder], RoundCapacity]:
+def call_back(view: LendingView, rules: LendingRules) -> tuple[list[LoanOrder], RoundCapacity]:
     """The loans that end for inference that waits, and the GPUs as they will be when it has started."""
     ground = RoundCapacity.coming(view)
     party = _ReclaimPlanner(view, rules, ground)
@@ -103,7 +110,7 @@ class _Found:
 class _ReclaimPlanner:
     """The loans that may be called back, and those that are."""
 
-    def __init__(self, view: LendingView, rules: Rules, ground: RoundCapacity) -> None:
+    def __init__(self, view: LendingView, rules: LendingRules, ground: RoundCapacity) -> None:
         self.view, self.rules, self.ground = view, rules, ground
         self.orders: list[LoanOrder] = []
 
@@ -115,7 +122,7 @@ class _ReclaimPlanner:
         for one in view.elastic_jobs:
             job = int(str(one.job))
             held = view.loans.get(job)
-            if not rules.reclaim or one.seat is None or held is None or held.state is not State.RUNNING:
+            if not rules.reclaim or one.place is None or held is None or held.state is not State.RUNNING:
                 continue
             found[job] = _loan(one, rules, view.now)
         return found
@@ -146,7 +153,7 @@ class _ReclaimPlanner:
             space = _free(profile, at.values())
             if space is None:
                 loans = [loan for job, loan in self.loans.items() if job not in ended]
-                mine = {seat for loan in loans for seat in loan.slots}
+                mine = {place for loan in loans for place in loan.slots}
                 rooms = [room for room in rooms_for(profile, at.values()) if room <= mine]
                 gone = reclaim(loans, rooms, 1, self.view.now, self.rules.protect_s)
                 if not gone.served:
@@ -156,7 +163,7 @@ class _ReclaimPlanner:
                 ended += jobs
                 first = gone.slots[0]
                 space = at[first.node, first.gpu]
-                slots = {seat.slot for seat in gone.slots}
+                slots = {place.slot for place in gone.slots}
                 space = replace(space, lent=tuple(one for one in space.lent if one.slot not in slots))
             placed = plan_free(space.geometry, space.used, (profile,)).slots
             space = replace(space, taken=(*space.taken, *placed))
@@ -178,19 +185,19 @@ def _signal(view: LendingView, job: int) -> str:
     return (view.job_views[job].hints.signal or "").upper()
 
 
-def _after(written: bool, rules: Rules) -> str:
+def _after(written: bool, rules: LendingRules) -> str:
     return "its checkpoint is written" if written else f"it wrote no checkpoint within {rules.grace_s:g} s"
 
 
-def _loan(one: ElasticJob, rules: Rules, now: float) -> ReclaimCandidate[SlotReference]:
-    assert one.seat is not None
-    speed = one.speeds.get(one.seat.slot.profile, 0.0)
+def _loan(one: ElasticJob, rules: LendingRules, now: float) -> ReclaimCandidate[SlotReference]:
+    assert one.place is not None
+    speed = one.speeds.get(one.place.slot.profile, 0.0)
     horizon = rules.calm.loan_s
     stay = min(horizon, one.left_s / speed) if speed > 0 else horizon
     since, costs = one.since, one.costs
     if one.restarts >= rules.max_restarts:  # only where no other is enough, and of several such the least often hit
-        since, costs = now, Elastic(_SPARED_S * (1 + one.restarts), 0.0)
-    return ReclaimCandidate(one.job, frozenset([one.seat]), 1, 1, (0.0, speed), costs, since, one.hits, stay)
+        since, costs = now, RestartCosts(_SPARED_S * (1 + one.restarts), 0.0)
+    return ReclaimCandidate(one.job, frozenset([one.place]), 1, 1, (0.0, speed), costs, since, one.hits, stay)
 
 
 def _free(profile: Profile, spaces: Iterable[GpuCapacity]) -> GpuCapacity | None:

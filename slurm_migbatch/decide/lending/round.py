@@ -15,7 +15,7 @@ from typing import Final
 from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.ledger import Cause
-from slurm_migbatch.decide.lending.model import Kind, LendingView, LoanOrder, Round, RoundCapacity, Rules
+from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round, RoundCapacity
 from slurm_migbatch.decide.lending.reclaim import call_back, due, stop
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, Grow, LentSlot
 from slurm_migbatch.mig.planning import plan_free
@@ -33,7 +33,7 @@ LACKING: Final[Mapping[str, str]] = {
 }
 
 
-def decide(view: LendingView, rules: Rules) -> Round:
+def decide(view: LendingView, rules: LendingRules) -> Round:
     """What to do now. The orders name each job at most once."""
     orders = due(view, rules)
     ended, ground = call_back(view, rules)
@@ -50,7 +50,7 @@ def decide(view: LendingView, rules: Rules) -> Round:
     lacking = {
         int(str(job)): LACKING["blackout" if view.blackout else reason] for job, reason in lending.lacking.items()
     }
-    waiting = {int(str(one.job)) for one in elastic_jobs if one.seat is None}
+    waiting = {int(str(one.job)) for one in elastic_jobs if one.place is None}
     lacking.update(dict.fromkeys(_without_quota(view, rules) - waiting, LACKING["quota"]))
     left = view.quota_left(rules)
     accounts = {int(str(one.job)): one.account for one in view.elastic_jobs}
@@ -59,7 +59,7 @@ def decide(view: LendingView, rules: Rules) -> Round:
         for grant in lending.grants:
             job = int(str(grant.job))
             row = view.job_views[job].row
-            if row.restarts and not forgets(row.gres):
+            if job in view.early:
                 if later:
                     lacking[job] = LACKING["turn"]
                     continue
@@ -71,7 +71,8 @@ def decide(view: LendingView, rules: Rules) -> Round:
             if account in left:
                 left[account] -= slices
             why = f"{grant.profile} is idle, and no inference is expected to need it"
-            orders.append(LoanOrder(Kind.RELEASE, job, row.restarts, why, profile=grant.profile))
+            away = tuple(sorted(view.away.get(job, ())))
+            orders.append(LoanOrder(Kind.RELEASE, job, row.restarts, why, profile=grant.profile, away=away))
         orders += [_grow(view, grow) for grow in lending.grows if int(str(grow.job)) not in busy]
     else:
         word = LACKING["blackout"] if view.blackout else "inference that waits is served first"
@@ -79,11 +80,11 @@ def decide(view: LendingView, rules: Rules) -> Round:
     return Round(tuple(orders), lacking)
 
 
-def _may_return(view: LendingView, rules: Rules) -> bool:
-    """Whether a job that has run before may be released where Slurm is one of up to 23.02.
+def _may_return(view: LendingView, rules: LendingRules) -> bool:
+    """Whether a job may come back early where it may have run before.
 
-    Their slurmd forgets revoked credentials at most every two seconds. Of several jobs that come back within that time
-    it takes some for such as have had their Prolog; these are requeued once more.
+    slurmd up to 23.02 forgets revoked credentials at most every two seconds. Of several jobs that come back within that
+    time it takes some for such as have had their Prolog; these are requeued once more.
     """
     for job, loan in view.loans.items():
         job_view = view.job_views.get(job)
@@ -127,33 +128,33 @@ def _leaves(view: LendingView, space: GpuCapacity, busy: set[int]) -> bool:
     return any(job in busy or (job in view.loans and view.loans[job].leaving) for job in jobs)
 
 
-def _elastic_jobs(view: LendingView, rules: Rules, busy: set[int]) -> list[ElasticJob]:
+def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> list[ElasticJob]:
     """Waiting jobs with the profiles that their account may have, and running ones; those that leave count as new."""
     barred, left = _without_quota(view, rules), view.quota_left(rules)
     found = []
     for one in view.elastic_jobs:
         job = int(str(one.job))
-        if one.seat is None and (job in busy or job in barred):
+        if one.place is None and (job in busy or job in barred):
             continue
-        has = one.seat.slot.profile if one.seat is not None else None
+        has = one.place.slot.profile if one.place is not None else None
         if one.account in left:
             most = left[one.account] + (has.compute if has is not None else 0)
             one = replace(one, speeds={p: v for p, v in one.speeds.items() if p.compute <= most or p == has})
         if has is not None:
             loan = view.loans.get(job)
-            stays = job in busy or loan is None or loan.leaving or one.restarts >= rules.max_restarts
+            stays = job in busy or loan is None or loan.leaving or one.changes >= rules.max_restarts
             one = replace(one, since=view.now) if stays else one
         found.append(one)
     return found
 
 
-def _without_quota(view: LendingView, rules: Rules) -> set[int]:
+def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
     """Waiting jobs whose account has room for none of their profiles."""
     left = view.quota_left(rules)
     return {
         int(str(one.job))
         for one in view.elastic_jobs
-        if one.seat is None
+        if one.place is None
         and one.account in left
         and one.speeds
         and all(profile.compute > left[one.account] for profile in one.speeds)

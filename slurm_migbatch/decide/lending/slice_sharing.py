@@ -20,9 +20,8 @@ from typing import Final
 
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, State
-from slurm_migbatch.decide.lending.model import Kind, LendingView, LoanOrder, Round, Rules
-from slurm_migbatch.decide.lending.pairs import Host, Pair, Sharer, pairs
-from slurm_migbatch.decide.lending.pairs import Rules as ShareRules
+from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round
+from slurm_migbatch.decide.lending.pairs import Host, Pair, Sharer, SharingRules, pairs
 from slurm_migbatch.decide.lending.reclaim import stop
 from slurm_migbatch.decide.lending.round import LACKING
 from slurm_migbatch.decide.lending.values import ElasticJob
@@ -38,7 +37,7 @@ _LACKING: Final = (LACKING["room"], LACKING["reserve"])
 class SliceSharing:
     """Keeps the pairs that were decided and have not come true, and which runs have had company."""
 
-    def __init__(self, rules: ShareRules, *, enabled: bool) -> None:
+    def __init__(self, rules: SharingRules, *, enabled: bool) -> None:
         """Without `enabled` no pair is made; those that are left from before go on to their end."""
         self._rules, self._enabled = rules, enabled
         self._pairs: dict[int, tuple[Pair, float]] = {}
@@ -59,7 +58,7 @@ class SliceSharing:
         self._located = {run for node in facts.values() for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests)}
         self.shared = {run for run in self.shared | self._beside.keys() if run[0] in job_views}
 
-    def add(self, view: LendingView, decided: Round, rules: Rules, offered: Mapping[int, str]) -> Round:
+    def add(self, view: LendingView, decided: Round, rules: LendingRules, offered: Mapping[int, str]) -> Round:
         """A round's orders with those for pairs.
 
         Args:
@@ -91,8 +90,8 @@ class SliceSharing:
 
     # -- pairs that were decided -----------------------------------------------------------------------------------
 
-    def _give_up(self, view: LendingView, rules: Rules, busy: set[int]) -> None:
-        hosts = {host.sharer.job for host in self._hosts(view, busy)}
+    def _give_up(self, view: LendingView, rules: LendingRules, busy: set[int]) -> None:
+        hosts = {host.sharer.job for host in self._hosts(view, busy)} if self._pairs else set()
         for guest, (pair, since) in list(self._pairs.items()):
             job_view = view.job_views.get(guest)
             if job_view is not None and job_view.row.active and (guest, job_view.row.restarts) not in self._located:
@@ -126,13 +125,13 @@ class SliceSharing:
 
     # -- new ones --------------------------------------------------------------------------------------------------
 
-    def _decide(self, view: LendingView, decided: Round, rules: Rules, busy: set[int]) -> None:
+    def _decide(self, view: LendingView, decided: Round, rules: LendingRules, busy: set[int]) -> None:
         slices = list(self._slices(view, busy))
         elsewhere = busy | self._pairs.keys()
-        waiting = [one for one in view.elastic_jobs if one.seat is None and _job(one) not in elsewhere]
+        waiting = [one for one in view.elastic_jobs if one.place is None and _job(one) not in elsewhere]
         speeds = {_job(one): one.speeds for one in view.elastic_jobs}
         for host in slices:
-            if host.guest is not None:  # it has no seat of its own, so nothing is told of its speed
+            if host.guest is not None:  # it has no place of its own, so nothing is told of its speed
                 speeds.setdefault(host.guest.job, speeds[host.sharer.job])
         accounts = {_job(one): one.account for one in view.elastic_jobs}
         left = view.quota_left(rules)
@@ -177,15 +176,15 @@ def _running(view: LendingView, busy: set[int]) -> Iterator[Host]:
     """The first holders of slices that are on loan and stay so."""
     spaces = {(space.node, space.gpu): space for space in view.spaces}
     for one in view.elastic_jobs:
-        job, seat = _job(one), one.seat
+        job, place = _job(one), one.place
         loan = view.loans.get(job)
-        if seat is None or loan is None or loan.state is not State.RUNNING or job in busy:
+        if place is None or loan is None or loan.state is not State.RUNNING or job in busy:
             continue
-        space = spaces.get((seat.node, seat.gpu))
+        space = spaces.get((place.node, place.gpu))
         if space is None or view.job_views[job].row.state != "RUNNING":
             continue
-        memory = space.geometry.info(seat.slot.profile).memory_mib
-        yield Host(_sharer(view, job, one.needs_s), seat.slot.profile, memory)
+        memory = space.geometry.info(place.slot.profile).memory_mib
+        yield Host(_sharer(view, job, one.needs_s), place.slot.profile, memory)
 
 
 def _job(one: ElasticJob) -> int:

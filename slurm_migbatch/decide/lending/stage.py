@@ -15,8 +15,8 @@ from typing import Any, Final
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.ledger import JobView, Ledger, Loan, Place
-from slurm_migbatch.decide.lending.model import Kind, LoanOrder, Round, Rules
-from slurm_migbatch.decide.lending.pairs import Rules as ShareRules
+from slurm_migbatch.decide.lending.model import Kind, LendingRules, LoanOrder, Round
+from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
 from slurm_migbatch.decide.lending.view import (
@@ -45,6 +45,7 @@ class LendingSettings:
 
     Attributes:
         partitions: whose elastic training jobs may be lent slices.
+        training_only: those of them in which nothing else runs.
         rules: when a slice is lent and called back.
         horizon_s, sure: for so many seconds what is not kept free is to stay idle, with that probability.
         forecast_days, day_s: how much history a forecast looks at, and the length of a day.
@@ -54,7 +55,8 @@ class LendingSettings:
     """
 
     partitions: tuple[str, ...] = ()
-    rules: Rules = field(default_factory=Rules)
+    training_only: frozenset[str] = frozenset()
+    rules: LendingRules = field(default_factory=LendingRules)
     horizon_s: float = 60.0
     sure: float = 0.8
     forecast_days: int = 14
@@ -99,7 +101,7 @@ class LendingMemory:
         self.expected = Expectation(settings.forecast_days, settings.day_s)
         self.idle = Idleness()
         self.refusals = Refusals()
-        self.slice_sharing = SliceSharing(ShareRules(measured=settings.slowdowns), enabled=settings.share)
+        self.slice_sharing = SliceSharing(SharingRules(measured=settings.slowdowns), enabled=settings.share)
         self.loaded = False
         #: jobs of which the record was asked what their runs achieved
         self.asked: set[int] = set()
@@ -156,7 +158,9 @@ def plan_lending(
     absorb(snapshot, memory)
     if not memory.loaded:
         return LendingDecision()
-    scene = LendingInputs(now, snapshot.jobs, snapshot.nodes, snapshot.inventory, supply.plan, supply.demands)
+    scene = LendingInputs(
+        now, snapshot.jobs, snapshot.nodes, snapshot.inventory, supply.plan, supply.demands, settings.training_only
+    )
     job_views = job_views_of(scene.rows, settings.partitions)
     places = places_of(scene.facts)
     memory.elastic_jobs.gpus(gpu.geometry for node in scene.facts.values() for gpu in node.gpus)

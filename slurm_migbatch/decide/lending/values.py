@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
-from slurm_migbatch.decide.lending.allocation import Elastic
+from slurm_migbatch.decide.lending.allocation import RestartCosts
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
@@ -46,8 +46,9 @@ class GpuCapacity:
         taken: slots of inference and of anybody else that is no loan; what was promised to them too.
         lent: slots of loans, those that are about to end too (until they have).
         idle_since: since when its free space has been as large as it is, unix seconds.
-        reclaimed: when a loan was last called back here.
-        own: whether it is training's: inference never starts there, so nothing is kept for it and no rest is needed.
+        reclaimed: when a loan was last called back here; infinite: nothing may be lent here now.
+        own: whether it is training's: its node is in no partition but those for training only. Nothing is kept
+            for inference there, and no rest is needed.
     """
 
     node: str
@@ -72,9 +73,9 @@ class ElasticJob:
     Attributes:
         speeds: of each profile that it may have, its speed relative to the whole GPU; 0 where it does not fit.
         nodes: where it may run; None: anywhere.
-        seat: where it runs; None: it waits.
+        place: where it runs; None: it waits.
         since: when it started.
-        restarts: how often it was stopped so far, for whatever reason. `hits`: by a reclaim.
+        restarts: how often it was stopped so far, for whatever reason. `hits`: by a reclaim or by Slurm's preemption.
         left_s: seconds that it would still need on the whole GPU; infinite where that is not known.
         needs_s: the same by what it said of itself; None: it did not.
     """
@@ -83,22 +84,27 @@ class ElasticJob:
     speeds: Mapping[Profile, float]
     account: str = ""
     nodes: frozenset[str] | None = None
-    seat: SlotReference | None = None
+    place: SlotReference | None = None
     since: float = 0.0
     restarts: int = 0
     hits: int = 0
-    costs: Elastic = field(default_factory=lambda: Elastic(60.0, 60.0))
+    costs: RestartCosts = field(default_factory=lambda: RestartCosts(60.0, 60.0))
     left_s: float = math.inf
     needs_s: float | None = None
 
+    @property
+    def changes(self) -> int:
+        """How often it was stopped for another reason than that its slice was needed, at the most."""
+        return max(0, self.restarts - self.hits)
+
 
 @dataclass(frozen=True)
-class Grant:
-    """A waiting job is released with a profile, thought to start at a seat (supply may find it another)."""
+class Release:
+    """A waiting job is released with a profile, thought to start at a place (supply may find it another)."""
 
     job: Hashable
     profile: Profile
-    seat: SlotReference
+    place: SlotReference
     worth: float
 
 
@@ -113,7 +119,7 @@ class Grow:
     job: Hashable
     before: Profile
     profile: Profile
-    seat: SlotReference
+    place: SlotReference
     faster: float
     gain: float
     stay_s: float
@@ -123,7 +129,7 @@ class Grow:
 class Lending:
     """One round's decisions. `short`: what of the reserve has no room even if nothing more is lent."""
 
-    grants: tuple[Grant, ...]
+    grants: tuple[Release, ...]
     grows: tuple[Grow, ...]
     lacking: Mapping[Hashable, Reason]
     short: Mapping[Profile, int]

@@ -10,9 +10,9 @@ from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
-from slurm_migbatch.decide.capacity.model import Demand, Plan
-from slurm_migbatch.decide.lending.allocation import Elastic
-from slurm_migbatch.decide.lending.ledger import JobView, Ledger, LoanHistory, Place, State
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
+from slurm_migbatch.decide.lending.allocation import RestartCosts
+from slurm_migbatch.decide.lending.ledger import REQUEUE_DELAY_S, JobView, Ledger, LoanHistory, Place, State
 from slurm_migbatch.decide.lending.model import LendingView, PendingLoan, WaitingInference
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference
 from slurm_migbatch.mig.layout import LayoutError, Slot
@@ -20,8 +20,6 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.loans import forgets, loan_hints
 
-REQUEUE_DELAY_S: Final = 150.0
-"""Slurm's own delay of a requeued job is about two minutes; a later begin is its user's wish."""
 _ANY: Final = "gres:mig:1g.10gb:1"
 
 Run = tuple[int, int]
@@ -35,18 +33,20 @@ class LendingInputs:
     Attributes:
         plan: supply's plan of this look; None where there is none (then nothing is lent).
         wanted: the demands that it was made for.
+        training_only: partitions in which nothing but elastic training runs.
     """
 
     now: float
     rows: Sequence[JobRow]
     nodes: Sequence[NodeRow]
     facts: Mapping[str, NodeFacts]
-    plan: Plan | None
+    plan: ClusterPlan | None
     wanted: Sequence[Demand]
+    training_only: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class Costs:
+class RunCosts:
     """What is known of one run: seconds that a restart costs it, and work that it would lose, in seconds."""
 
     restart_s: float = 30.0
@@ -65,7 +65,7 @@ class LendingKnowledge:
     """
 
     speeds: Callable[[JobView], Mapping[Profile, float]]
-    costs: Callable[[JobView], Costs] = lambda job_view: Costs()
+    costs: Callable[[JobView], RunCosts] = lambda job_view: RunCosts()
     left_s: Callable[[JobView], float] = lambda job_view: inf
     needs_s: Callable[[JobView], float | None] = lambda job_view: None
 
@@ -122,19 +122,22 @@ def view_of(
         ledger: after it has followed this look.
         barred: jobs that are not to be released now (Slurm refused it a moment ago).
     """
-    spaces, passing, seats = _spaces(scene, job_views, ledger, idle)
+    spaces, passing, places = _spaces(scene, job_views, ledger, idle)
+    pools = pools_of(scene, job_views, ledger)
     return LendingView(
         now=scene.now,
         spaces=tuple(spaces),
         passing=passing,
         starts=tuple(_starts(scene, job_views)),
-        elastic_jobs=tuple(_elastic_jobs(scene, job_views, ledger, knowledge, seats, barred)),
-        promises=tuple(_promises(scene, job_views, ledger, seats)),
+        elastic_jobs=tuple(_elastic_jobs(job_views, ledger, knowledge, places, pools, barred)),
+        promises=tuple(_promises(scene, job_views, ledger, places)),
         loans=dict(ledger.open),
         job_views=job_views,
         lent=_lent(ledger),
         reserve=reserve,
         blackout=blackout,
+        away={job: pool.away for job, pool in pools.items() if pool.away},
+        early=frozenset(job for job, pool in pools.items() if pool.early),
     )
 
 
@@ -147,12 +150,13 @@ def _spaces(
     alive = {(row.job_id, row.restarts) for row in scene.rows if row.active and row.state != "COMPLETING"}
     unread = {row.job_id for row in scene.rows if row.unread}
     open_nodes = {row.name for row in scene.nodes if row.open}
+    own = {row.name for row in scene.nodes if row.partitions and scene.training_only.issuperset(row.partitions)}
     plan = scene.plan
     promised = _promised(scene, job_views)
     shut = {place[1] for one in (plan.reservations if plan is not None else ()) for place in one.places}
     spaces: list[GpuCapacity] = []
     passing: dict[tuple[str, int], int] = {}
-    seats: dict[int, SlotReference] = {}
+    places: dict[int, SlotReference] = {}
     for name, node in scene.facts.items():
         held = name not in open_nodes or not node.healthy or plan is None or name not in plan.nodes
         for number, gpu in enumerate(node.gpus):
@@ -164,13 +168,15 @@ def _spaces(
             extra = [slot for slot in promised.get(gpu.uuid, ()) if not any(_touch(slot, each) for each in taken)]
             still = plan.nodes[name].fixed or gpu.uuid in shut
             reclaimed = inf if still else ledger.reclaimed.get(gpu.uuid)
-            space = GpuCapacity(name, number, gpu.geometry, (*taken, *extra), tuple(lent), since, reclaimed)
+            space = GpuCapacity(
+                name, number, gpu.geometry, (*taken, *extra), tuple(lent), since, reclaimed, own=name in own
+            )
             try:
                 gpu.geometry.check(space.used)
             except LayoutError:  # what the node says and what Slurm shows do not agree yet
                 continue
             spaces.append(space)
-            seats.update(
+            places.update(
                 {run[0]: SlotReference(name, number, slot) for slot, run in gpu.leases if _is_open(run, ledger)}
             )
             kept = {slot for slot, run in gpu.guests if run in alive or run[0] in unread}
@@ -178,7 +184,7 @@ def _spaces(
             gone = sum(slot.placement.mask for slot in left if slot not in kept)
             if gone:
                 passing[name, number] = gone
-    return spaces, passing, seats
+    return spaces, passing, places
 
 
 def _split(gpu: GpuFacts, ledger: Ledger) -> tuple[list[Slot], list[LentSlot]]:
@@ -241,48 +247,88 @@ def _starts(scene: LendingInputs, job_views: Mapping[int, JobView]) -> list[Wait
     return found
 
 
-def _pools(scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, frozenset[str]]:
-    """Where those that wait for a release could run, as far as Slurm lets them run at all."""
-    alike = []
+@dataclass(frozen=True)
+class LoanPool:
+    """Where a job that waits for a release could run.
+
+    Attributes:
+        away: where Slurm must not start it, see `pools_of`.
+        early: whether it comes back, before Slurm's delay is over, to where its last run may not be forgotten.
+    """
+
+    nodes: frozenset[str]
+    away: frozenset[str] = frozenset()
+    early: bool = False
+
+
+def pools_of(scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, LoanPool]:
+    """Where those that wait for a release could run, as far as Slurm lets them run at all.
+
+    Up to 23.02 slurmd often takes the next run of a job for its last one, until the credentials of that have expired:
+    it starts no Prolog, so there is no slice, and the run ends at once. There a job comes back early on other nodes
+    only. Where it may use no other node it is still tried, once; later it waits until Slurm's delay is over.
+    """
+    alike, early = [], set()
     for row in scene.rows:
         job_view = job_views.get(row.job_id)
         if job_view is not None and row.pending and job_view.hints.waiting and row.job_id not in ledger.open:
-            ready = delayed(row, ledger.past.get(row.job_id), scene.now)
-            alike.append(replace(row, gres=_ANY, reason="None" if ready else row.reason))
+            if delayed(row, ledger.past.get(row.job_id), scene.now):
+                early.add(row.job_id)
+                row = replace(row, reason="None")
+            elif unsaid(row, scene.now):
+                row = replace(row, reason="BeginTime")
+            alike.append(replace(row, gres=_ANY))
         elif row.active and row.array_job is not None:
             alike.append(row)  # it counts against the limit of its array
     found = demands(alike, scene.nodes, scene.facts.keys(), scene.now)
-    return {demand.job: demand.pool for demand in found if demand.job in job_views}
+    pools = {
+        demand.job: _pool(job_views[demand.job].row, demand.pool, ledger, early=demand.job in early)
+        for demand in found
+        if demand.job in job_views
+    }
+    return {job: pool for job, pool in pools.items() if pool is not None}
+
+
+def _pool(row: JobRow, nodes: frozenset[str], ledger: Ledger, *, early: bool) -> LoanPool | None:
+    """Of the nodes on which a job could run, those for which it may be released now; None for none."""
+    if forgets(row.gres) or not row.restarts:
+        return LoanPool(nodes)
+    kept = ledger.taken_for_last(row.job_id)
+    known = not early or bool(ledger.past.get(row.job_id, LoanHistory()).node)
+    if known and not kept:
+        return LoanPool(nodes)
+    if known and nodes - kept:
+        return LoanPool(nodes - kept, away=kept)
+    return LoanPool(nodes, early=True) if row.restarts == 1 else None
 
 
 def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:
-    """Whether nothing but Slurm's delay after a requeue keeps a job from starting, and may be cut short.
+    """Whether nothing but Slurm's delay after a requeue keeps a job from starting."""
+    if row.eligible is None or past is None or past.restart != row.restarts - 1:
+        return False
+    waits = row.reason.partition(",")[0].strip() == "BeginTime" or unsaid(row, now)
+    return waits and row.eligible <= now + REQUEUE_DELAY_S
 
-    Up to 23.02 only that of a job's first return: there slurmd sometimes takes what comes back early for what has had
-    its Prolog, the job is requeued once more, and in the same way again for as long as it is hurried.
-    """
-    if row.restarts > 1 and not forgets(row.gres):
-        return False
-    if row.reason.partition(",")[0].strip() != "BeginTime" or row.eligible is None or past is None:
-        return False
-    return past.restart == row.restarts - 1 and row.eligible <= now + REQUEUE_DELAY_S
+
+def unsaid(row: JobRow, now: float) -> bool:
+    """Whether a job waits for its begin time and Slurm has not said so yet, as just after a requeue."""
+    return row.reason in ("", "None") and row.eligible is not None and row.eligible > now
 
 
 def _elastic_jobs(
-    scene: LendingInputs,
     job_views: Mapping[int, JobView],
     ledger: Ledger,
     knowledge: LendingKnowledge,
-    seats: Mapping[int, SlotReference],
+    places: Mapping[int, SlotReference],
+    pools: Mapping[int, LoanPool],
     barred: Collection[int],
 ) -> list[ElasticJob]:
-    pools = _pools(scene, job_views, ledger)
     found = []
     for job, job_view in job_views.items():
-        loan, seat = ledger.open.get(job), seats.get(job)
+        loan, place = ledger.open.get(job), places.get(job)
         if loan is None and (job not in pools or job in barred):
             continue
-        if loan is not None and (seat is None or loan.state is State.RELEASED):
+        if loan is not None and (place is None or loan.state is State.RELEASED):
             continue
         costs = knowledge.costs(job_view)
         restart = costs.restart_s + (costs.unsaved_s if not job_view.hints.signal else 0.0)
@@ -291,12 +337,12 @@ def _elastic_jobs(
                 job,
                 knowledge.speeds(job_view),
                 account=job_view.row.account,
-                nodes=pools.get(job),
-                seat=seat,
+                nodes=pools[job].nodes if job in pools else None,
+                place=place,
                 since=(loan.started or loan.decided) if loan is not None else 0.0,
                 restarts=job_view.row.restarts,
                 hits=ledger.past.get(job, LoanHistory()).hits,
-                costs=Elastic(restart, restart),
+                costs=RestartCosts(restart, restart),
                 left_s=knowledge.left_s(job_view),
                 needs_s=knowledge.needs_s(job_view),
             )
@@ -305,12 +351,12 @@ def _elastic_jobs(
 
 
 def _promises(
-    scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, seats: Mapping[int, SlotReference]
+    scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, places: Mapping[int, SlotReference]
 ) -> list[PendingLoan]:
     pools = {demand.job: demand.pool for demand in scene.wanted}
     found = []
     for job, loan in ledger.open.items():
-        if job in seats or job not in job_views or loan.state in (State.WITHDRAWN, State.REQUEUED):
+        if job in places or job not in job_views or loan.state in (State.WITHDRAWN, State.REQUEUED):
             continue
         if job_views[job].hints.guest:  # it shares another loan's slot
             continue

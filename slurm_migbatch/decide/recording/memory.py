@@ -1,4 +1,4 @@
-"""What is remembered between decisions, as plain data: taken out of a `Memory`, written, read, and put into another.
+"""Write and read what is remembered between decisions (`DecisionMemory`) as plain data.
 
 Only what carries meaning from round to round is kept. What settings say (`RetypeHistory.hold_s`) comes from the
 settings of the memory that it is put into, so that a recording can be decided on with others.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slurm_migbatch.decide.capacity.model import Reservation
-from slurm_migbatch.decide.core import Memory
+from slurm_migbatch.decide.core import DecisionMemory
 from slurm_migbatch.decide.dispatch.arrays import Bounds, Task, Throttle
 from slurm_migbatch.decide.dispatch.instances import LoadHistory
 from slurm_migbatch.decide.dispatch.retype import Retype, RetypeHistory, ServiceGuarantee
@@ -39,7 +39,7 @@ State = dict[str, Any]
 
 #: what is kept of each class, by attribute: the type, or the class itself where it is one of these
 REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
-    Memory: {"supply": SupplyMemory, "dispatch": DispatchMemory, "lending": LendingMemory},
+    DecisionMemory: {"supply": SupplyMemory, "dispatch": DispatchMemory, "lending": LendingMemory},
     SupplyMemory: {
         "reservations": tuple[Reservation, ...],
         "standing": dict[int, tuple[tuple[str, ...], int, float]],
@@ -87,6 +87,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "past": dict[int, LoanHistory],
         "runs": set[Run],
         "reclaimed": dict[str, float],
+        "ran_on": dict[int, dict[str, float]],
         "_unsaved": dict[tuple[int, int, float], Loan],
         "_expected": dict[tuple[int, int], Loan],
     },
@@ -131,7 +132,7 @@ def current(data: Mapping[str, Json]) -> dict[str, Json]:
     return {_FORMER.get(name, name): part for name, part in data.items()}
 
 
-def take(memory: Memory) -> State:
+def take(memory: DecisionMemory) -> State:
     """Return what is remembered; later changes of `memory` do not show in it. Fast: a round waits for it."""
     return _taken(memory)
 
@@ -166,7 +167,7 @@ def _taken_gaps(gaps: LevelGaps) -> State:
 
 def encode(state: State, codec: Codec) -> Json:
     """Return a state as what `json.dumps` takes."""
-    return _encoded(state, Memory, codec)
+    return _encoded(state, DecisionMemory, codec)
 
 
 def _encoded(state: State, kind: type, codec: Codec) -> Json:
@@ -181,7 +182,7 @@ def _encoded_part(value: Any, hint: Any, codec: Codec) -> Json:
     return codec.encode(value, hint)
 
 
-def restore(data: Json, memory: Memory, codec: Codec) -> None:
+def restore(data: Json, memory: DecisionMemory, codec: Codec) -> None:
     """Put what `encode` returned into a new memory.
 
     Raises:

@@ -32,6 +32,7 @@ from slurm_migbatch.decide.snapshot import Answers, LendingPast
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.workload import hints
+from slurm_migbatch.workload.catalog import NODE_FEATURE
 
 T = TypeVar("T")
 
@@ -45,7 +46,11 @@ _THROTTLE: Final = {"job_id", "kind", "dry_run", "outcome", "before", "after"}
 _PLAIN: Final = re.compile(r"[ =._:/+-]")
 _MARKER: Final = re.compile(r" ?\[mig:[A-Za-z0-9.:#,*=+-]*\]\Z")
 """What the submit filter writes at the end of a comment."""
+_NODE_FEATURE: Final = re.compile(rf"\b{NODE_FEATURE}([A-Za-z0-9_.-]+)")
+"""A feature that names a host."""
 _HOST_IN_ORDER: Final = 6
+#: a node in a job's GRES, see `workload.loans.away`
+_AWAY: Final = re.compile(r"(\bmig:not-)([^:,]+)(?=:)")
 """Where the key of an order names a host (`recording.order_key`)."""
 
 
@@ -187,13 +192,19 @@ class _Mask:
             name=self._names.of("job", row.name),
             nodes=tuple(self.host(name) for name in row.nodes),
             requested_nodes=requested,
+            gres=_AWAY.sub(lambda found: found[1] + self.host(found[2]), row.gres),
             comment=self.comment(row.comment),
             reason=reason,
+            features=_NODE_FEATURE.sub(lambda found: NODE_FEATURE + self.host(found[1]), row.features),
+            reservation=self._names.of("reservation", row.reservation),
         )
 
     def node(self, row: NodeRow) -> NodeRow:
         """A node; why it is drained is somebody's text."""
-        return replace(row, name=self.host(row.name), reason="")
+        features = {_NODE_FEATURE.sub(lambda found: NODE_FEATURE + self.host(found[1]), word) for word in row.features}
+        reservations = frozenset(self._names.of("reservation", name) for name in row.reservations)
+        name = self.host(row.name)
+        return replace(row, name=name, reason="", features=frozenset(features), reservations=reservations)
 
     def past(self, past: LendingPast) -> LendingPast:
         """What the record knew."""
@@ -216,7 +227,8 @@ class _Mask:
         """What an order asks for."""
         if not isinstance(key, list) or len(key) <= _HOST_IN_ORDER:
             raise CodecError("an order that is none")
-        return [*key[:_HOST_IN_ORDER], self.host(str(key[_HOST_IN_ORDER]))]
+        away = sorted(self.host(str(name)) for name in key[_HOST_IN_ORDER + 1 :])
+        return [*key[:_HOST_IN_ORDER], self.host(str(key[_HOST_IN_ORDER])), *away]
 
     # -- what was remembered ---------------------------------------------------------------------------------------
 
@@ -250,6 +262,8 @@ class _Mask:
                 name: {key: self.loan(loan) for key, loan in lending["ledger"][name].items()}
                 for name in ("open", "_unsaved", "_expected")
             },
+            "past": {job: replace(past, node=self.host(past.node)) for job, past in lending["ledger"]["past"].items()},
+            "ran_on": {job: self.hosts(nodes) for job, nodes in lending["ledger"]["ran_on"].items()},
         }
         pairs = lending["slice_sharing"]["_pairs"]
         shared = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from slurm_migbatch.decide.core import Memory, Settings, decide, needed, settle
+from slurm_migbatch.decide.core import DecisionMemory, Settings, decide, needed, settle
 from slurm_migbatch.decide.recording.codec import CodecError, Json, canonical
 from slurm_migbatch.decide.recording.segments import (
     RecordedPredictions,
@@ -95,7 +95,9 @@ def replay(
             yield ReplayedRound(number, segment, known.snapshot.now, differences, unknown)
 
 
-def _decided(known: RecordedRound, memory: Memory, settings: Settings) -> tuple[Memory, tuple[Difference, ...], int]:
+def _decided(
+    known: RecordedRound, memory: DecisionMemory, settings: Settings
+) -> tuple[DecisionMemory, tuple[Difference, ...], int]:
     snapshot = known.snapshot
     needed(replace(snapshot, answers=Answers()), memory, settings)  # as a round does, which notes what it asks
     decision = decide(snapshot, memory, settings)

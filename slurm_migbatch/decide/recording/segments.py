@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from slurm_migbatch.decide.actions import Offer
 from slurm_migbatch.decide.capacity.facts import NodeFacts
-from slurm_migbatch.decide.core import Decision, Memory, Outcomes, Settings
+from slurm_migbatch.decide.core import Decision, DecisionMemory, Outcomes, Settings
 from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchOutcome
@@ -23,7 +23,7 @@ from slurm_migbatch.decide.lending.stage import OrderOutcome
 from slurm_migbatch.decide.recording import memory as memory_state
 from slurm_migbatch.decide.recording.codec import Codec, CodecError, Codes, Json, canonical
 from slurm_migbatch.decide.recording.deltas import Delta
-from slurm_migbatch.decide.snapshot import Candidate, ClusterSnapshot, PlanStatus, Predictions
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus, Predictions, WeighedProfile
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -37,7 +37,7 @@ FORMAT: Final = 1
 _QUESTIONS: Final[Mapping[str, tuple[Any, Any]]] = {
     "training_speeds": (LoanHints, dict[Profile, float]),
     "rates": (Hints, dict[Profile, float]),
-    "candidates": (Hints, tuple[Profile, tuple[Candidate, ...]] | None),
+    "candidates": (Hints, tuple[Profile, tuple[WeighedProfile, ...]] | None),
 }
 #: parts of a snapshot that are written in ways of their own
 _APART: Final = [(ClusterSnapshot, name) for name in ("jobs", "nodes", "inventory", "plans", "predictions")]
@@ -81,7 +81,7 @@ class AskedPredictions:
         self.asked.append(Asked("rates", hints, partition, answer))
         return answer
 
-    def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[Candidate]] | None:
+    def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[WeighedProfile]] | None:
         """See `Predictions`."""
         answer = self._predictions.candidates(hints, partition)
         self.asked.append(Asked("candidates", hints, partition, answer))
@@ -110,9 +110,9 @@ class RecordedPredictions:
         """See `Predictions`."""
         return self._answer("rates", hints, partition) or {}
 
-    def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[Candidate]] | None:
+    def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[WeighedProfile]] | None:
         """See `Predictions`."""
-        found: tuple[Profile, Sequence[Candidate]] | None = self._answer("candidates", hints, partition)
+        found: tuple[Profile, Sequence[WeighedProfile]] | None = self._answer("candidates", hints, partition)
         return found
 
 
@@ -122,7 +122,16 @@ class RecordedPredictions:
 def order_key(order: LoanOrder) -> Json:
     """Return what an order asks for, without its reason."""
     profile = order.profile.name if order.profile is not None else ""
-    return [order.kind.value, order.job, order.restart, order.cause.value, profile, order.signal, order.node]
+    return [
+        order.kind.value,
+        order.job,
+        order.restart,
+        order.cause.value,
+        profile,
+        order.signal,
+        order.node,
+        *order.away,
+    ]
 
 
 def change_key(change: Retype | Throttle) -> Json:
@@ -380,9 +389,9 @@ class SegmentReader:
         tables.learn_geometries(entry)
         self.segment = Segment(tables.codec.decode(entry["settings"], Settings), entry["memory"])
 
-    def memory(self, settings: Settings) -> Memory:
+    def memory(self, settings: Settings) -> DecisionMemory:
         """Return what was remembered, for decisions with these settings."""
-        memory, data = Memory(settings), self.segment.memory
+        memory, data = DecisionMemory(settings), self.segment.memory
         if data is None:
             return memory
         mine, other = self.segment.settings.lending, settings.lending

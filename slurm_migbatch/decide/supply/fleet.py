@@ -67,7 +67,7 @@ class Fleet:
         self.book = book
         self._wary = wary
         self.nodes = {node.name: node for node in nodes}
-        self.seats: list[GpuClaims] = []
+        self.all_claims: list[GpuClaims] = []
         self.by_node: dict[str, list[GpuClaims]] = {}
         self.fixed: dict[str, Counter[Profile]] = {}
         self.unexplained: dict[str, Counter[Profile]] = {}
@@ -101,7 +101,7 @@ class Fleet:
     def _admit(self, node: Node) -> None:
         held = node.unmatched()
         fixed: Counter[Profile] = Counter()
-        self.by_node[node.name] = seats = []
+        self.by_node[node.name] = all_claims = []
         short: Counter[Profile] = Counter()
         if held:
             have = Counter(slot.profile for gpu in node.gpus for slot in gpu.free.slots)
@@ -127,13 +127,13 @@ class Fleet:
                 gpu.warm,
                 wary=gpu.uuid in self._wary,
             )
-            seat = GpuClaims(len(self.seats), node.name, gpu, shape)
+            gpu_claims = GpuClaims(len(self.all_claims), node.name, gpu, shape)
             if pinned:
-                seat.until = (*seat.until, *((slot, None) for slot in pinned.slots))
-            self.seats.append(seat)
-            seats.append(seat)
+                gpu_claims.until = (*gpu_claims.until, *((slot, None) for slot in pinned.slots))
+            self.all_claims.append(gpu_claims)
+            all_claims.append(gpu_claims)
             if node.mode is Mode.OPEN and not still:
-                self._buckets[self._class[node.name]][shape].append(seat.index)
+                self._buckets[self._class[node.name]][shape].append(gpu_claims.index)
         fixed.subtract(held)
         self.fixed[node.name] = +fixed
         for profile in self.fixed[node.name]:
@@ -161,7 +161,7 @@ class Fleet:
         if best is None:
             return None
         bucket = self._buckets[where][best[2]]
-        return self.seats[bucket[0]]
+        return self.all_claims[bucket[0]]
 
     def claim(self, at: str | GpuClaims, claim: Claim) -> None:
         """Put the claim where `find` said."""
@@ -179,23 +179,23 @@ class Fleet:
         """Offer nothing of these profiles on the node but what is claimed. Not undone by `roll_back`."""
         if not self.plannable(node):
             return
-        for seat in self.by_node[node]:
-            seat.hidden = seat.hidden.union(profiles)
-            shape = seat.shape
-            spare = {slot for slot in shape.rest.slots if slot.profile in seat.hidden}
+        for gpu_claims in self.by_node[node]:
+            gpu_claims.hidden = gpu_claims.hidden.union(profiles)
+            shape = gpu_claims.shape
+            spare = {slot for slot in shape.rest.slots if slot.profile in gpu_claims.hidden}
             if spare:
                 keep = Layout(slot for slot in shape.keep.slots if slot not in spare)
                 less = self.book.shape(
                     shape.geometry, shape.used, keep, shape.warm, shape.future, shape.claims, shape.wary
                 )
                 assert less is not None
-                self.change(seat, less, seat.claims)
+                self.change(gpu_claims, less, gpu_claims.claims)
 
-    def change(self, seat: GpuClaims, shape: GpuState, claims: Sequence[Claim]) -> None:
+    def change(self, gpu_claims: GpuClaims, shape: GpuState, claims: Sequence[Claim]) -> None:
         """Change a GPU's condition and its claims, and keep the index right."""
-        old_shape, old_claims = seat.shape, seat.claims
-        self._trail.append(lambda: self._set(seat, old_shape, old_claims))
-        self._set(seat, shape, claims)
+        old_shape, old_claims = gpu_claims.shape, gpu_claims.claims
+        self._trail.append(lambda: self._set(gpu_claims, old_shape, old_claims))
+        self._set(gpu_claims, shape, claims)
 
     def commit(self) -> None:
         """Forget how to undo what was done so far."""
@@ -215,14 +215,14 @@ class Fleet:
         self.fixed[node][claim[2]] += 1
         self._fixed_at[self._class[node]][claim[2]].append(node)
 
-    def _set(self, seat: GpuClaims, shape: GpuState, claims: Sequence[Claim]) -> None:
-        kind = self._class[seat.node]
-        seat.shape, seat.claims = shape, claims
+    def _set(self, gpu_claims: GpuClaims, shape: GpuState, claims: Sequence[Claim]) -> None:
+        kind = self._class[gpu_claims.node]
+        gpu_claims.shape, gpu_claims.claims = shape, claims
         bucket = self._buckets[kind][shape]
         if not bucket:  # else the shape is in every heap: it leaves one only when its bucket is found empty
             for profile in self._heaps[kind]:
                 self._enter(kind, profile, shape)
-        heapq.heappush(bucket, seat.index)
+        heapq.heappush(bucket, gpu_claims.index)
 
     def _top(self, kind: int, profile: Profile) -> tuple[Cost, int, GpuState] | None:
         heap = self._heaps[kind].get(profile)
@@ -234,7 +234,7 @@ class Fleet:
         while heap:
             shape = heap[0][2]
             bucket = self._buckets[kind].get(shape, [])
-            while bucket and self.seats[bucket[0]].shape is not shape:
+            while bucket and self.all_claims[bucket[0]].shape is not shape:
                 heapq.heappop(bucket)
             if bucket:
                 return heap[0]
@@ -258,8 +258,8 @@ class Fleet:
     def place_on(self, node: str, slices: Sequence[Profile]) -> list[tuple[Profile, str | GpuClaims]] | None:
         """Places for all of `slices` (largest first) on one node; None where they do not all fit."""
         fixed = Counter(self.fixed[node])
-        seats = self.by_node[node] if self.plannable(node) else []
-        shapes = [seat.shape for seat in seats]
+        all_claims = self.by_node[node] if self.plannable(node) else []
+        shapes = [gpu_claims.shape for gpu_claims in all_claims]
         chosen: list[tuple[Profile, str | GpuClaims]] = []
         steps = 0
 
@@ -284,7 +284,7 @@ class Fleet:
                 step = before.add(profile)
                 assert step is not None
                 shapes[i] = step[1]
-                chosen.append((profile, seats[i]))
+                chosen.append((profile, all_claims[i]))
                 if search(index + 1):
                     return True
                 chosen.pop()

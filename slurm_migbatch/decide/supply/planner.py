@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TypeAlias
 
-from slurm_migbatch.decide.capacity.model import Demand, Mode, Node, NodePlan, Placed, Plan, Reservation
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Mode, Node, NodePlan, Placed, Reservation
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, GpuClaims
 from slurm_migbatch.decide.supply.gpu_state import GpuState, GpuStates
 from slurm_migbatch.decide.supply.het_jobs import assign
@@ -69,7 +69,7 @@ class Planner:
         preference: Sequence[Profile] = (),
         *,
         anew: bool = False,
-    ) -> Plan:
+    ) -> ClusterPlan:
         """The plan for the whole cluster.
 
         Args:
@@ -82,12 +82,12 @@ class Planner:
             anew: the preference has changed: GPUs that stand idle are offered by it and not as they were.
         """
         self._book.trim()
-        return _Round(self._book, nodes, demands, now, previous, self._share, self._most).run(
+        return _PlanRound(self._book, nodes, demands, now, previous, self._share, self._most).run(
             tuple(preference), anew=anew
         )
 
 
-class _Round:
+class _PlanRound:
     """One plan in the making."""
 
     def __init__(
@@ -120,7 +120,7 @@ class _Round:
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
         self._tries = 0
 
-    def run(self, preference: tuple[Profile, ...], *, anew: bool = False) -> Plan:
+    def run(self, preference: tuple[Profile, ...], *, anew: bool = False) -> ClusterPlan:
         for number, demand in enumerate(self.demands):
             if demand.apart is not None:
                 if number == self._components[demand.apart][-1]:
@@ -132,7 +132,7 @@ class _Round:
         for number, demand in enumerate(self.demands):
             if demand.loan and demand.apart is None:
                 self._lend(number, demand)
-        return Plan(
+        return ClusterPlan(
             nodes={node.name: self._node_plan(node, preference, anew=anew) for node in self.fleet.nodes.values()},
             reservations=tuple(self.reserver.made),
             placed=self._placed(),
@@ -146,14 +146,14 @@ class _Round:
         moving: set[int] = set()
         for name, claim in self.fleet.on_fixed:
             nodes.setdefault(claim[0], {})[name] = None
-        for seat in self.fleet.seats:
-            claims = [*seat.settled, *seat.claims]
+        for gpu_claims in self.fleet.all_claims:
+            claims = [*gpu_claims.settled, *gpu_claims.claims]
             if not claims:
                 continue
-            present = {*seat.gpu.free.slots, *seat.gpu.occupied.slots}
-            new = {slot.profile for slot in seat.shape.taken.slots if slot not in present}
+            present = {*gpu_claims.gpu.free.slots, *gpu_claims.gpu.occupied.slots}
+            new = {slot.profile for slot in gpu_claims.shape.taken.slots if slot not in present}
             for claim in claims:
-                nodes.setdefault(claim[0], {})[seat.node] = None
+                nodes.setdefault(claim[0], {})[gpu_claims.node] = None
                 if claim[2] in new:
                     moving.add(claim[0])
         return {
@@ -275,8 +275,8 @@ class _Round:
         for name in pool:
             if name in self.fleet.nodes:
                 have = Counter(self.fleet.fixed[name])
-                for seat in self.fleet.by_node[name]:
-                    have.update(slot.profile for slot in seat.shape.rest.slots)
+                for gpu_claims in self.fleet.by_node[name]:
+                    have.update(slot.profile for slot in gpu_claims.shape.rest.slots)
                 ranked.append(((need - have).total(), name))
         return [name for _, name in sorted(ranked)]
 
@@ -292,20 +292,20 @@ class _Round:
             depth: how many GPUs may be cleared for one another.
         """
         tried: set[tuple[object, ...]] = set()
-        for seat in self.fleet.seats:
-            if not seat.claims or seat.node not in pool or seat.index in spared:
+        for gpu_claims in self.fleet.all_claims:
+            if not gpu_claims.claims or gpu_claims.node not in pool or gpu_claims.index in spared:
                 continue
-            key = (seat.shape, tuple(sorted(c[2] for c in seat.claims if self._movable(c))))
+            key = (gpu_claims.shape, tuple(sorted(c[2] for c in gpu_claims.claims if self._movable(c))))
             if key in tried:
                 continue
             tried.add(key)
-            movable = sorted(c for c in seat.claims if self._movable(c))
+            movable = sorted(c for c in gpu_claims.claims if self._movable(c))
             for staying_first in (movable, sorted(movable, key=lambda c: c[2], reverse=True)):
                 self._tries += 1
                 if self._tries > _REPAIR_TRIES:
                     return False
                 mark = self.fleet.mark()
-                if self._clear(seat, profile, staying_first, spared | {seat.index}, depth):
+                if self._clear(gpu_claims, profile, staying_first, spared | {gpu_claims.index}, depth):
                     return True
                 self.fleet.roll_back(mark)
         return False
@@ -315,11 +315,11 @@ class _Round:
         return demand.apart is None and demand.nodes == 1 and len(demand.slices) == 1
 
     def _clear(
-        self, seat: GpuClaims, profile: Profile, movable: Sequence[Claim], spared: frozenset[int], depth: int
+        self, gpu_claims: GpuClaims, profile: Profile, movable: Sequence[Claim], spared: frozenset[int], depth: int
     ) -> bool:
         """Keep as many of `movable`, in order, as fit beside `profile`, and find other places for the rest."""
-        staying = [c for c in seat.claims if not self._movable(c)]
-        trial = self._with(seat.shape, [*(c[2] for c in staying), profile])
+        staying = [c for c in gpu_claims.claims if not self._movable(c)]
+        trial = self._with(gpu_claims.shape, [*(c[2] for c in staying), profile])
         if trial is None:
             return False
         leaving = []
@@ -331,7 +331,7 @@ class _Round:
                 trial = step[1]
                 staying.append(claim)
         # While the others look for a new place this GPU counts as holding the newcomer, so none of them comes back.
-        self.fleet.change(seat, trial, ())
+        self.fleet.change(gpu_claims, trial, ())
         for claim in leaving:
             pool = self.demands[claim[0]].pool
             at = self.fleet.find(pool, claim[2])
@@ -340,10 +340,10 @@ class _Round:
             if at is None:
                 return False
             self.fleet.claim(at, claim)
-        staying.extend(seat.claims)  # what came here meanwhile fits beside the newcomer
-        settled = self._with(seat.shape, [c[2] for c in staying])
+        staying.extend(gpu_claims.claims)  # what came here meanwhile fits beside the newcomer
+        settled = self._with(gpu_claims.shape, [c[2] for c in staying])
         assert settled is not None
-        self.fleet.change(seat, settled, staying)
+        self.fleet.change(gpu_claims, settled, staying)
         return True
 
     def _with(self, shape: GpuState, claims: Sequence[Profile]) -> GpuState | None:
@@ -366,13 +366,13 @@ class _Round:
         changed = False
         anew = anew and not node.unmatched()  # a job that is just starting may be on any slot
         still = node.mode is not Mode.WITHDRAWN and not self.fleet.plannable(node.name)
-        for seat in self.fleet.by_node[node.name]:
-            gpu = seat.gpu
+        for gpu_claims in self.fleet.by_node[node.name]:
+            gpu = gpu_claims.gpu
             if still or node.mode is Mode.WITHDRAWN:
                 final = self.fleet.book.unchanged(gpu.leased, gpu.free, node.mode is not Mode.WITHDRAWN)
             else:
                 final = self.fleet.book.final(
-                    seat.shape, gpu.occupied, gpu.leased, gpu.free, preference, seat.hidden, anew=anew
+                    gpu_claims.shape, gpu.occupied, gpu.leased, gpu.free, preference, gpu_claims.hidden, anew=anew
                 )
                 optional.append((final.optional, gpu.uuid))
             free.update(final.free)

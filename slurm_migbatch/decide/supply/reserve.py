@@ -63,18 +63,20 @@ class Reserver:
         if found is None:
             return False
         when, places = found
-        by_seat: dict[int, list[Slot]] = {}
-        for seat, slot in (place for some in places for place in some):
-            by_seat.setdefault(seat.index, []).append(slot)
-        for index in by_seat:
-            self._freeze(self._fleet.seats[index], ends)
-        for index, slots in by_seat.items():
-            self._block(self._fleet.seats[index], slots)
+        by_gpu: dict[int, list[Slot]] = {}
+        for gpu_claims, slot in (place for some in places for place in some):
+            by_gpu.setdefault(gpu_claims.index, []).append(slot)
+        for index in by_gpu:
+            self._freeze(self._fleet.all_claims[index], ends)
+        for index, slots in by_gpu.items():
+            self._block(self._fleet.all_claims[index], slots)
         for pool in pools:
             self._count[pool] = self._count.get(pool, 0) + 1
         at = None if when[0] else when[1]
         self.made.extend(
-            Reservation(demand.job, copy, tuple((seat.node, seat.gpu.uuid, slot) for seat, slot in some), at)
+            Reservation(
+                demand.job, copy, tuple((gpu_claims.node, gpu_claims.gpu.uuid, slot) for gpu_claims, slot in some), at
+            )
             for demand, some in zip(demands, places, strict=True)
             if some
         )
@@ -115,46 +117,46 @@ class Reserver:
             ranked = []
             for name in pool:
                 if name in self._fleet.nodes and self._fleet.plannable(name):
-                    for seat in self._fleet.by_node[name]:
-                        found = self._soonest(seat, profile, ends)
+                    for gpu_claims in self._fleet.by_node[name]:
+                        found = self._soonest(gpu_claims, profile, ends)
                         if found is not None:
-                            ranked.append((found[0], seat.index))
+                            ranked.append((found[0], gpu_claims.index))
             heapq.heapify(ranked)
             self._ranked[pool, profile] = ranked
         while ranked:
             when, index = ranked[0]
-            seat = self._fleet.seats[index]
-            found = self._soonest(seat, profile, ends)
+            gpu_claims = self._fleet.all_claims[index]
+            found = self._soonest(gpu_claims, profile, ends)
             if found is None:
                 heapq.heappop(ranked)
             elif found[0] > when:
                 heapq.heapreplace(ranked, (found[0], index))
             else:
-                return found[0], seat, found[1]
+                return found[0], gpu_claims, found[1]
         return None
 
     def _soonest(
-        self, seat: GpuClaims, profile: Profile, ends: Callable[[Claim], float | None]
+        self, gpu_claims: GpuClaims, profile: Profile, ends: Callable[[Claim], float | None]
     ) -> tuple[_When, Slot] | None:
-        geometry = seat.gpu.geometry
+        geometry = gpu_claims.gpu.geometry
         if profile not in geometry:
             return None
         best: tuple[_When, Slot] | None = None
         for slot in geometry.info(profile).slots:
-            when = self._when(seat, slot, ends)
+            when = self._when(gpu_claims, slot, ends)
             if when is not None and (best is None or (when, slot) < best):
                 best = (when, slot)
         return best
 
-    def _when(self, seat: GpuClaims, slot: Slot, ends: Callable[[Claim], float | None]) -> _When | None:
+    def _when(self, gpu_claims: GpuClaims, slot: Slot, ends: Callable[[Claim], float | None]) -> _When | None:
         """When the slot should be free; None where a reservation is in the way or the rest of the GPU forbids it."""
         mask = slot.placement.mask
-        for other in seat.reserved:
+        for other in gpu_claims.reserved:
             if other.placement.mask & mask:
                 return None
         unlimited, latest, blocked = 0, self._now, 0
-        beside = [other.profile for other in seat.reserved]
-        for other, until in self._busy(seat, ends):
+        beside = [other.profile for other in gpu_claims.reserved]
+        for other, until in self._busy(gpu_claims, ends):
             if other.placement.mask & mask:
                 blocked += other.placement.size
                 if until is None:
@@ -163,7 +165,7 @@ class Reserver:
                     latest = max(latest, until)
             else:
                 beside.append(other.profile)
-        if not seat.gpu.geometry.admits((*beside, slot.profile)):
+        if not gpu_claims.gpu.geometry.admits((*beside, slot.profile)):
             return None
         return unlimited, latest, blocked
 
@@ -180,10 +182,10 @@ class Reserver:
             return None
         if slot.profile != profile:
             return None
-        for seat in self._fleet.by_node[name]:
-            if seat.gpu.uuid == uuid and slot in seat.gpu.geometry.slots:
-                when = self._when(seat, slot, ends)
-                return None if when is None else (when, seat, slot)
+        for gpu_claims in self._fleet.by_node[name]:
+            if gpu_claims.gpu.uuid == uuid and slot in gpu_claims.gpu.geometry.slots:
+                when = self._when(gpu_claims, slot, ends)
+                return None if when is None else (when, gpu_claims, slot)
         return None
 
     def _better(self, new: _When, old: _When) -> bool:
@@ -229,7 +231,7 @@ class Reserver:
         """Last round's places, if every one of them can still be had beside the others."""
         whens = []
         kept: list[_Places] = []
-        by_seat: dict[int, list[Slot]] = {}
+        by_gpu: dict[int, list[Slot]] = {}
         taken: set[str] = set()
         for demand in demands:
             if not demand.parts:
@@ -244,11 +246,11 @@ class Reserver:
                 again = self._again(place, demand.pool, place[2].profile, ends)
                 if again is None:
                     return None
-                when, seat, slot = again
+                when, gpu_claims, slot = again
                 whens.append(when)
-                places.append((seat, slot))
-                by_node.setdefault(seat.node, []).append(slot.profile)
-                by_seat.setdefault(seat.index, []).append(slot)
+                places.append((gpu_claims, slot))
+                by_node.setdefault(gpu_claims.node, []).append(slot.profile)
+                by_gpu.setdefault(gpu_claims.index, []).append(slot)
             slices = list(demand.slices)
             if len(by_node) != demand.nodes or any(sorted(got, reverse=True) != slices for got in by_node.values()):
                 return None
@@ -256,44 +258,47 @@ class Reserver:
                 return None
             taken.update(by_node)
             kept.append(places)
-        for index, slots in by_seat.items():
-            seat = self._fleet.seats[index]
+        for index, slots in by_gpu.items():
+            gpu_claims = self._fleet.all_claims[index]
             together = Layout(slots)
-            beside = [s.profile for s, _ in self._busy(seat, ends) if not s.placement.mask & together.mask]
-            reserved = [s.profile for s in seat.reserved]
-            if not seat.gpu.geometry.admits((*beside, *reserved, *together.profiles)):
+            beside = [s.profile for s, _ in self._busy(gpu_claims, ends) if not s.placement.mask & together.mask]
+            reserved = [s.profile for s in gpu_claims.reserved]
+            if not gpu_claims.gpu.geometry.admits((*beside, *reserved, *together.profiles)):
                 return None
         return max(whens), kept
 
     def _idle(self, name: str) -> int:
         return sum(
-            seat.gpu.geometry.memory_slices - seat.shape.taken.mask.bit_count() for seat in self._fleet.by_node[name]
+            gpu_claims.gpu.geometry.memory_slices - gpu_claims.shape.taken.mask.bit_count()
+            for gpu_claims in self._fleet.by_node[name]
         )
 
     def _node_soonest(
         self, name: str, slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
     ) -> tuple[_When, _Places] | None:
         """The fewest endings, soonest first, after which all slices fit on the node; kept while its GPUs stay alike."""
-        seats = self._fleet.by_node[name]
-        stamp: _Stamp = [(seat.shape, seat.claims, seat.reserved, seat.until) for seat in seats]
+        all_claims = self._fleet.by_node[name]
+        stamp: _Stamp = [
+            (gpu_claims.shape, gpu_claims.claims, gpu_claims.reserved, gpu_claims.until) for gpu_claims in all_claims
+        ]
         known = self._soonest_on.get((name, slices))
         if known is not None and all(map(_same, known[0], stamp)):
             return known[1]
-        found = self._node_first(seats, slices, ends)
+        found = self._node_first(all_claims, slices, ends)
         self._soonest_on[name, slices] = stamp, found
         return found
 
     def _node_first(
-        self, seats: Sequence[GpuClaims], slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
+        self, all_claims: Sequence[GpuClaims], slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
     ) -> tuple[_When, _Places] | None:
-        busy = {seat.index: list(self._busy(seat, ends)) for seat in seats}
+        busy = {gpu_claims.index: list(self._busy(gpu_claims, ends)) for gpu_claims in all_claims}
         times = sorted({_order(until) for one in busy.values() for _, until in one})
         low, high = 0, len(times)
         answer: tuple[int, list[tuple[GpuClaims, Slot]]] | None = None
         while low <= high:
             middle = (low + high) // 2
             ended = times[middle - 1] if middle else -math.inf
-            places = self._fit_after(seats, busy, ended, slices)
+            places = self._fit_after(all_claims, busy, ended, slices)
             if places is None:
                 low = middle + 1
             else:
@@ -304,73 +309,75 @@ class Reserver:
         return (int(at == math.inf), max(self._now, at) if at != math.inf else self._now, 0), answer[1]
 
     def _fit_after(
-        self, seats: Sequence[GpuClaims], busy: dict[int, list[_Busy]], ended: float, slices: tuple[Profile, ...]
+        self, all_claims: Sequence[GpuClaims], busy: dict[int, list[_Busy]], ended: float, slices: tuple[Profile, ...]
     ) -> list[tuple[GpuClaims, Slot]] | None:
         layouts = [
-            Layout((*(s for s, until in busy[seat.index] if _order(until) > ended), *seat.reserved))
-            if self._compatible(seat, busy, ended)
+            Layout((*(s for s, until in busy[gpu_claims.index] if _order(until) > ended), *gpu_claims.reserved))
+            if self._compatible(gpu_claims, busy, ended)
             else None
-            for seat in seats
+            for gpu_claims in all_claims
         ]
-        wishes: list[list[Profile]] = [[] for _ in seats]
+        wishes: list[list[Profile]] = [[] for _ in all_claims]
         for profile in slices:
-            for i, seat in enumerate(seats):
+            for i, gpu_claims in enumerate(all_claims):
                 layout = layouts[i]
-                if layout is not None and _all_fit(seat.gpu.geometry, layout, [*wishes[i], profile]):
+                if layout is not None and _all_fit(gpu_claims.gpu.geometry, layout, [*wishes[i], profile]):
                     wishes[i].append(profile)
                     break
             else:
                 return None
         places: list[tuple[GpuClaims, Slot]] = []
-        for i, seat in enumerate(seats):
+        for i, gpu_claims in enumerate(all_claims):
             layout = layouts[i]
             if wishes[i] and layout is not None:
-                places.extend((seat, slot) for slot in plan_free(seat.gpu.geometry, layout, wishes[i]).slots)
+                places.extend(
+                    (gpu_claims, slot) for slot in plan_free(gpu_claims.gpu.geometry, layout, wishes[i]).slots
+                )
         return places
 
-    def _compatible(self, seat: GpuClaims, busy: dict[int, list[_Busy]], ended: float) -> bool:
+    def _compatible(self, gpu_claims: GpuClaims, busy: dict[int, list[_Busy]], ended: float) -> bool:
         mask = 0
-        for slot, until in busy[seat.index]:
+        for slot, until in busy[gpu_claims.index]:
             if _order(until) > ended:
                 mask |= slot.placement.mask
-        return not any(mask & slot.placement.mask for slot in seat.reserved)
+        return not any(mask & slot.placement.mask for slot in gpu_claims.reserved)
 
     # -- effect ------------------------------------------------------------------------------------------------
 
-    def _busy(self, seat: GpuClaims, ends: Callable[[Claim], float | None]) -> Sequence[_Busy]:
+    def _busy(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> Sequence[_Busy]:
         """Slots in use or claimed, each with its end. Claims of one profile are told apart by their order only."""
-        if not seat.claims:
-            return seat.until
+        if not gpu_claims.claims:
+            return gpu_claims.until
         until: dict[Profile, list[float | None]] = {}
-        for claim in seat.claims:
+        for claim in gpu_claims.claims:
             until.setdefault(claim[2], []).append(ends(claim))
-        return [*seat.until, *((slot, until[slot.profile].pop(0)) for slot in seat.shape.slots.slots)]
+        return [*gpu_claims.until, *((slot, until[slot.profile].pop(0)) for slot in gpu_claims.shape.slots.slots)]
 
-    def _freeze(self, seat: GpuClaims, ends: Callable[[Claim], float | None]) -> None:
+    def _freeze(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> None:
         """From now on the claims on this GPU stay where they are, so that the reserved slots can rely on it."""
-        if not seat.claims:
+        if not gpu_claims.claims:
             return
-        seat.until = self._busy(seat, ends)
-        seat.settled = (*seat.settled, *seat.claims)
-        shape = seat.shape
+        gpu_claims.until = self._busy(gpu_claims, ends)
+        gpu_claims.settled = (*gpu_claims.settled, *gpu_claims.claims)
+        shape = gpu_claims.shape
         frozen = self._fleet.book.start(
             shape.geometry, shape.taken, shape.rest, shape.warm, shape.future, wary=shape.wary
         )
-        self._fleet.change(seat, frozen, ())
+        self._fleet.change(gpu_claims, frozen, ())
 
-    def _block(self, seat: GpuClaims, slots: list[Slot]) -> None:
-        seat.reserved = (*seat.reserved, *slots)
-        reserved = Layout(seat.reserved)
-        staying = Layout(s for s, _ in seat.until if not s.placement.mask & reserved.mask)
-        geometry = seat.gpu.geometry
+    def _block(self, gpu_claims: GpuClaims, slots: list[Slot]) -> None:
+        gpu_claims.reserved = (*gpu_claims.reserved, *slots)
+        reserved = Layout(gpu_claims.reserved)
+        staying = Layout(s for s, _ in gpu_claims.until if not s.placement.mask & reserved.mask)
+        geometry = gpu_claims.gpu.geometry
         future = reserved.union(self._fleet.book.legal(geometry, reserved, staying))
-        shape = seat.shape
+        shape = gpu_claims.shape
         keep = Layout(s for s in shape.keep.slots if not s.placement.mask & reserved.mask)
         keep = self._fleet.book.legal(
             geometry, future, Layout(s for s in keep.slots if not s.placement.mask & future.mask)
         )
         blocked = self._fleet.book.start(geometry, shape.used, keep, shape.warm, future, wary=shape.wary)
-        self._fleet.change(seat, blocked, seat.claims)
+        self._fleet.change(gpu_claims, blocked, gpu_claims.claims)
 
 
 def _soonest_apart(

@@ -16,7 +16,7 @@ from slurm_migbatch.decide.capacity import sharing as sharers
 from slurm_migbatch.decide.capacity.demand import GRES, demands, profiles, slices
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.gpu_view import KnownGpu
-from slurm_migbatch.decide.capacity.model import Demand, Gpu, Mode, Node, Plan, Reservation
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Mode, Node, Reservation
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.mig.profile import Profile
@@ -79,7 +79,7 @@ class SupplyDecision:
         notes: sentences about nodes that need somebody's attention.
     """
 
-    plan: Plan
+    plan: ClusterPlan
     demands: Sequence[Demand]
     nodes: Mapping[str, Node]
     sharing: Mapping[str, sharers.Sharing] = field(default_factory=dict)
@@ -248,7 +248,7 @@ def _avoided(memory: SupplyMemory, now: float) -> dict[int, frozenset[str]]:
     return {job: frozenset(names) for job, names in memory.avoided.items()}
 
 
-def _watch_offers(snapshot: ClusterSnapshot, plan: Plan, memory: SupplyMemory, settings: SupplySettings) -> None:
+def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMemory, settings: SupplySettings) -> None:
     """Note offers that stand for a job and are not taken: Slurm knows a reason why not, and we do not."""
     now = snapshot.now
     before, memory.standing = memory.standing, {}
@@ -286,7 +286,7 @@ def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNo
     return tuple(found)
 
 
-def _unexplained(plan: Plan) -> list[str]:
+def _unexplained(plan: ClusterPlan) -> list[str]:
     return [
         f"Slurm counts {', '.join(f'{n} x {p}' for p, n in counts.items())} on {name} that neither the node nor "
         "its plan accounts for; the node's offer is left alone until it reports"
@@ -297,7 +297,7 @@ def _unexplained(plan: Plan) -> list[str]:
 class _Reasons:
     """Why nodes are rearranged, by a plan."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ClusterPlan) -> None:
         self._jobs: dict[str, list[int]] = {}
         self._reserved: dict[str, dict[int, None]] = {}
         for job, placed in plan.placed.items():

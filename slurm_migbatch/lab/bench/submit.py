@@ -39,6 +39,13 @@ _USER = "mbalice"
 _ASKED = ("--gres=mig:auto", "--comment=migbatch: model=bert-large batch=32 slo=200ms")
 _GRANTED = ("--gres=mig:1g.10gb:1", "--comment=migbatch: model=bert-large batch=32 slo=200ms")
 _MODELS = ("bert-large", "resnet50", "vit-b-16", "gpt2", "llama-3.1-8b", "unknown-model", "mobilenet-v2")
+#: what a batch job has besides, of which the service makes a digest
+_BATCH = {
+    "batch": "1",
+    "name": "train.sh",
+    "account": "physics",
+    "script": "#!/bin/bash\nmodule load cuda/12\n" + "python train.py --epoch 17 --out /scratch/run_2026-01-03\n" * 20,
+}
 #: seconds between two requests to the service
 _PACE_S = 0.002
 #: known models of a large site
@@ -117,7 +124,7 @@ def _without_advice(cluster: Cluster) -> Path:
     """A slurm.conf for clients that does not load cli_filter, which is optional and runs inside sbatch itself."""
     conf = cluster.product.etc / "plain/slurm.conf"
     conf.parent.mkdir(exist_ok=True)
-    lines = [line for line in cluster.slurm_conf.read_text().splitlines() if not line.startswith("CliFilterPlugins")]
+    lines = [line for line in cluster.conf_text().splitlines() if not line.startswith("CliFilterPlugins")]
     conf.write_text("\n".join(lines) + "\n")
     return conf
 
@@ -171,7 +178,7 @@ def _submit(cluster: Cluster, options: Sequence[str], conf: Path, count: int) ->
 
 
 def time_service(path: Path, requests: int) -> dict[str, Any]:
-    """Ask the running service as slurmctld does, over one connection; many different buckets.
+    """Ask the running service as slurmctld does, over one connection; many different buckets, every second a batch job.
 
     About 400 times a second, which is more than slurmctld can submit: every decision is also recorded, by the service
     and by other processes, and those shall have their share of the time.
@@ -181,7 +188,8 @@ def time_service(path: Path, requests: int) -> dict[str, Any]:
         link.settimeout(10.0)
         link.connect(str(path))
         for number in range(requests + 50):
-            message = protocol.encode(_request(_MODELS[number % len(_MODELS)], number).to_fields())
+            fields = _request(_MODELS[number % len(_MODELS)], number).to_fields()
+            message = protocol.encode({**fields, **_BATCH} if number % 2 else fields)
             time.sleep(_PACE_S)
             began = time.perf_counter()
             link.sendall(message)

@@ -169,6 +169,25 @@ def reports(runs: int, as_json: bool) -> None:
 
 
 @bench.command()
+@click.option("--rounds", type=click.IntRange(5, 10_000), default=50, show_default=True, help="Looks at each slice.")
+@json_option
+def sampling(rounds: int, as_json: bool) -> None:
+    """The agent's look at running jobs: memory and activity of each slice."""
+    from slurm_migbatch.lab.bench.sampling import measure
+
+    result = measure(rounds)
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    for name in ("memory", "activity"):
+        click.echo(
+            f"  {name} of a slice: median {result[name]['median_ms']:.3f} ms, p99 {result[name]['p99_ms']:.3f} ms"
+        )
+    click.echo(f"  at most {result['most_core_share']:.0%} of a core, however slow the driver is")
+    print_bars(result)
+
+
+@bench.command()
 @click.option("--runs", type=click.IntRange(min=100), default=10_000, show_default=True, help="Finished runs.")
 @click.option("--models", type=click.IntRange(100, 100_000), default=1000, show_default=True, help="Known models.")
 @json_option

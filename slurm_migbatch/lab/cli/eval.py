@@ -14,7 +14,11 @@ from slurm_migbatch.lab.cli.common import print_bars
 _folder = click.Path(exists=True, path_type=Path)
 data_option = click.option("--data", required=True, metavar="DIR", type=_folder, help="Folder of tables to score.")
 leave_option = click.option(
-    "--leave", type=click.Choice(["model", "family"]), default="model", show_default=True, help="What is left out."
+    "--leave",
+    type=click.Choice(["model", "family", "laboratory"]),
+    default="model",
+    show_default=True,
+    help="What is left out.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, its bars under 'bars'.")
 
@@ -42,7 +46,7 @@ def predictor(
     train: Path | None,
     points: int,
     level: float,
-    leave: Literal["model", "family"],
+    leave: Literal["model", "family", "laboratory"],
     quick: bool,
     blind: bool,
     as_json: bool,
@@ -66,7 +70,7 @@ def predictor(
 @click.option("--level", type=click.FloatRange(0.1, 0.98), default=0.8, show_default=True, help="Of the margin.")
 @leave_option
 @json_option
-def profiling(data: Path, level: float, leave: Literal["model", "family"], as_json: bool) -> None:
+def profiling(data: Path, level: float, leave: Literal["model", "family", "laboratory"], as_json: bool) -> None:
     """What measuring less costs: slices and broken limits of scenarios against the share of cells measured.
 
     Scenarios are ParvaGPU's where its SLO files lie below DIR, else made up from each model's largest slice.
@@ -134,6 +138,9 @@ def llm(data: Path, as_json: bool) -> None:
             f"{level} held {interval['share']:.1%} (x{interval['width']:.2f})" for level, interval in levels.items()
         )
         click.echo(f"intervals of {figure}: {shares}")
+    click.echo("mean error in % where a site has measured servers itself (wrong: its times are, by a factor)")
+    learned = [(name, f"{of['ttft']:.1f}", f"{of['tpot']:.1f}") for name, of in result["learned"].items()]
+    print_table(("measured", "ttft", "tpot"), learned)
     memory = result["memory"]
     click.echo(f"memory of Llama-3.1-8B: {memory['weights_gib']} GiB weights, {memory['runtime_gib']} GiB runtime")
     print_bars(result)
@@ -152,6 +159,7 @@ def _print_predictor(result: dict[str, Any]) -> None:
             if found[figure]:
                 click.echo(f"\n{kind}: error of {label} in %, and how often intervals held")
                 _print_errors(found[figure])
+                _print_listed(found[figure])
         if found["time"]:
             click.echo(f"\n{kind}: mean error of throughput in % by model")
             _print_models(found["time"])
@@ -189,6 +197,25 @@ def _print_errors(series: list[dict[str, Any]]) -> None:
         line += [f"{cover['mean']:.1%}" for cover in row["coverage"]]
         line += [f"x{cover['width_factor']:.2f}" for cover in row["coverage"]]
         lines.append(line)
+    print_table(header, lines)
+
+
+def _print_listed(series: list[dict[str, Any]]) -> None:
+    """Models with public facts apart from those without, where the table has both."""
+    if not all(series[0][name].get("models") for name in ("listed", "unlisted")):
+        return
+    levels = [cover["level"] for cover in series[0]["coverage"]]
+    header = ["k", "public facts", "mean", "median", "cells", "models", *(f"{level:.0%} held" for level in levels)]
+    header += [f"{level:.0%} width" for level in levels]
+    lines = []
+    for name, label in (("listed", "known"), ("unlisted", "unknown")):
+        for row in series:
+            if not (found := row[name]).get("models"):
+                continue
+            line = [str(row["k"]), label, f"{found['mape']:.1f}", f"{found['median']:.1f}"]
+            line += [str(found["points"]), str(found["models"])]
+            line += [f"{cover['mean']:.1%}" for cover in found["coverage"]]
+            lines.append(line + [f"x{cover['width_factor']:.2f}" for cover in found["coverage"]])
     print_table(header, lines)
 
 

@@ -24,16 +24,23 @@ from slurm_migbatch.lab.cli.common import (
 @data_option
 @click.option("--seeds", type=click.IntRange(1, 1000), default=10, show_default=True, help="Workloads and requests.")
 @click.option("--study/--no-study", default=True, show_default=True, help="Measure the study on whole GPUs, too.")
+@click.option(
+    "--whole",
+    type=click.IntRange(0, 1000),
+    default=1,
+    show_default=True,
+    help="Seeds whose first hours the whole decision is cross-checked on, on a simulated Slurm.",
+)
 @plot_option
 @json_option
-def lending(data: Path, seeds: int, study: bool, plot: Path | None, as_json: bool) -> None:
+def lending(data: Path, seeds: int, study: bool, whole: int, plot: Path | None, as_json: bool) -> None:
     """Training jobs on idle GPUs of inference, against training on its own half and other ways to lend (simulated)."""
     from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.experiments.lending import measure
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:
-        result = measure(data, seeds, study=study, say=progress)
+        result = measure(data, seeds, study=study, whole=whole, say=progress)
     except (NotMeasurable, TraceError) as error:
         raise Failure(str(error)) from None
     if hand_over("lending", result, as_json, plot):
@@ -71,7 +78,34 @@ def lending(data: Path, seeds: int, study: bool, plot: Path | None, as_json: boo
                 for name, way in found["ways"].items()
             ],
         )
+        if "whole" in found:
+            _print_whole(found["whole"])
     print_bars(result)
+
+
+def _print_whole(found: Mapping[str, Any]) -> None:
+    """Print what the whole decision comes to beside its round of lending, on the same jobs."""
+    click.echo(
+        f"cross-check ({found['decides']}, configuration {found['configuration']}, on a simulated Slurm): the jobs of "
+        f"the first {found['window_s'] / 3600:g} hours of {found['seeds']} seeds"
+    )
+    print_table(
+        ("decided by", "way", "mean JCT", "over half", "difference", "restarts", "delay mean", "p95"),
+        [
+            (
+                words,
+                way,
+                f"{figures['jct_s']:.0f} s",
+                f"{found['ratio'][name]:.3f}" if way == "ours" else "1",
+                f"{100 * found['difference']:+.1f} %" if (name, way) == ("whole", "ours") else "",
+                f"{figures['restarts']:.2f}",
+                f"{figures['delay_mean_s']:.2f} s",
+                f"{figures['delay_p95_s']:.2f} s",
+            )
+            for name, words in (("round", "the round of lending"), ("whole", "the whole decision"))
+            for way, figures in found[name].items()
+        ],
+    )
 
 
 def _with_interval(values: Sequence[float], digits: int) -> str:

@@ -4,7 +4,8 @@
 - `roofline`: the whole curve over the batch on the largest slice. The smallest time seen is the floor. Where the time
   at a batch is over 1.2 times the floor it is divided by the share, elsewhere the best time an item is; the result is
   never below the floor.
-- `gbm`: boosted trees on operations, parameters, slice and batch; nothing of the model is measured.
+- `gbm`: boosted trees on operations, parameters, slice and batch; nothing of the model is measured. Those that are told
+  all of the predictor's facts are `factual`.
 - `gbm ratio`: the same on slice and batch, for the ratio to the first profiled point.
 - `physics`: t = t0 + c * batch / share, fitted to the profiled points (t0 = 0 with one of them).
 - `residual gbm`: boosted trees learn from the other models by how much that form is wrong; `with facts` they are told
@@ -22,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from slurm_migbatch.lab.evaluate import factual
 from slurm_migbatch.lab.evaluate.curves import MeasuredCurves
 from slurm_migbatch.lab.evaluate.heldout import Guess, HeldOutPrediction
 from slurm_migbatch.predict.cells import Array
@@ -54,8 +56,10 @@ def guesses(
         teachers = _teachers(curves, others)
         yield _guess("linear", curves, CURVE, np.flatnonzero(curves.full), _linear(curves))
         yield _guess("roofline", curves, CURVE, np.flatnonzero(curves.full), _roofline(curves))
+        yield _guess("roofline with facts", curves, 0, (), factual.roofline(curves, teachers))
         if trees and teachers:
-            yield _guess("gbm", curves, 0, (), _plain(curves, teachers))
+            yield _guess("gbm", curves, 0, (), _plain(curves, teachers, _facts))
+            yield _guess("gbm with facts", curves, 0, (), _plain(curves, teachers, factual.told))
         wishes = [_wishes(curves, points) for points in range(1, most + 1)]
         for given in wishes:
             done = curves.nearest(given)
@@ -188,9 +192,11 @@ def _told_features(curves: MeasuredCurves, form: _Form) -> Array:
     return np.column_stack([_shape(curves), _facts(curves), np.log(form.t0 + 1e-6) * ones, np.log(form.c) * ones])
 
 
-def _plain(curves: MeasuredCurves, teachers: Sequence[MeasuredCurves]) -> Array:
+def _plain(
+    curves: MeasuredCurves, teachers: Sequence[MeasuredCurves], facts: Callable[[MeasuredCurves], Array]
+) -> Array:
     def features(measured: MeasuredCurves) -> Array:
-        return np.column_stack([_shape(measured), _facts(measured)])
+        return np.column_stack([_shape(measured), facts(measured)])
 
     rates = [np.log(teacher.batch) - teacher.logs for teacher in teachers]
     predicted = _boosted([features(teacher) for teacher in teachers], rates, features(curves))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -27,10 +27,12 @@ from slurm_migbatch.profiling.measurement import Measurement
 
 MOST_FOLDS: Final = 24
 """With more models than this several are left out at once: a fold, none of which is trained on."""
-Leave = Literal["model", "family"]
+Leave = Literal["model", "family", "laboratory"]
 Learn = Callable[[Sequence[Measurement], ModelKnowledge], Learned]
 Mask = npt.NDArray[np.bool_]
 OURS: Final = "predictor"
+EMPTY: Final = "empty store"
+"""The predictor where nothing was ever measured: public facts alone, and the same points of the model itself."""
 NOISE: Final = {"time": noise.NOISE, "memory": noise.MEMORY_NOISE}
 _NAMES: Final = ModelKnowledge()
 
@@ -76,7 +78,8 @@ class Guess:
 class HeldOutPrediction(Guess):
     """What the predictor says, with its intervals.
 
-    `seen` says that the training table has the model, from another laboratory.
+    `seen` says that the training table has the model, from another laboratory; `stranger` that it has none of the
+    model's family on the same stack.
     """
 
     belief: Belief
@@ -84,10 +87,11 @@ class HeldOutPrediction(Guess):
     pace: npt.NDArray[np.intp]
     calibration: Calibration
     seen: bool
+    stranger: bool
 
     def half_width(self, level: float) -> Array:
         """Half the width of the two-sided interval that should hold with probability `level`, in logarithms."""
-        return self.calibration.factor(level, self.points, self.pace) * self.spread
+        return self.calibration.factor(level, self.points, self.pace, stranger=self.stranger) * self.spread
 
     def held(self, level: float) -> Array:
         """1.0 where the interval of `level` holds what was measured, else 0.0."""
@@ -114,9 +118,13 @@ def folds(
 ) -> Iterator[Fold]:
     """The models of `rows` in turn, each with what is learned without it: from the other rows, or from `train`.
 
-    `leave` "family" leaves a model's whole family out. A fold is learned when it is asked for.
+    `leave` "family" leaves a model's whole family out. "laboratory" leaves out all that one laboratory measured, and
+    nothing else: another one's rows of the same model stay. A fold is learned when it is asked for.
     """
     samples = samples_of(rows, knowledge)
+    if leave == "laboratory" and train is None:
+        yield from _laboratories(rows, samples, knowledge, learn)
+        return
     family = {sample.model: sample.known.family for sample in samples}
 
     def key(name: str) -> str:
@@ -134,6 +142,21 @@ def folds(
         without = [row for row in rows if key(row.model) not in out]
         here = tuple(sample for name in sorted(out) for sample in groups[name])
         yield Fold(here, without, learn(without, knowledge), frozenset())
+
+
+def _laboratories(
+    rows: Sequence[Measurement], samples: Sequence[Sample], knowledge: ModelKnowledge, learn: Learn
+) -> Iterator[Fold]:
+    for name in sorted({laboratory(row.source) for row in rows}):
+        without = [row for row in rows if laboratory(row.source) != name]
+        here = tuple(sample for sample in samples if laboratory(sample.stack.split("|", 1)[1]) == name)
+        seen = {identity(row.model) for row in without} & {identity(sample.model) for sample in here}
+        yield Fold(here, without, learn(without, knowledge), frozenset(seen))
+
+
+def laboratory(source: str) -> str:
+    """Return whose table a source is, its first word: `MIGPerf fine-tuning` is MIGPerf's."""
+    return source.split(" ", 1)[0]
 
 
 def _elsewhere(
@@ -185,7 +208,16 @@ def outcomes(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[HeldOu
                 paces(surface, belief, cells),
                 calibration,
                 identity(sample.model) in fold.seen,
+                population.is_stranger(sample.known, sample.gpu, sample.stack),
             )
+
+
+def with_empty_store(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[Guess]:
+    """What the predictor says of a fold's samples that has learned nothing from other models."""
+    for outcome in outcomes(replace(fold, learned=Learned()), figure, most):
+        yield Guess(
+            EMPTY, outcome.sample, figure, outcome.points, outcome.done, outcome.value, outcome.logs, outcome.procs
+        )
 
 
 def by_points(found: Iterable[HeldOutPrediction]) -> Mapping[int, list[HeldOutPrediction]]:

@@ -22,8 +22,10 @@ from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.llm import names, precision
 from slurm_migbatch.predict.llm.memory import MIB, need_of, weights_mib
 from slurm_migbatch.predict.llm.names import Found
+from slurm_migbatch.predict.llm.served import ServedMeasurements, ServedPoint, load_of
 from slurm_migbatch.predict.llm.speed import SPAN, Efficiencies, Machine, Pace, pace_of, prefill_s, step_s
 from slurm_migbatch.predict.llm.workload import SHARES, Serving, Workload
+from slurm_migbatch.predict.samples import SITE
 from slurm_migbatch.workload.csvlines import CsvLine, TraceError, lines
 from slurm_migbatch.workload.gpufacts import facts_of
 
@@ -57,6 +59,10 @@ MEMORY_TARGET: Final = 8.0
 LEVELS: Final = {0.8: SPAN, 0.9: 1.6449}
 CACHE_FP8: Final = "fp8"
 """Checkpoints in 8 bits keep their cache in 8 bits (kv_cache_quant_algo of ModelOpt's)."""
+SOME: Final = (1, 3)
+"""Points of each series that a site has measured."""
+FACTORS: Final = (1.0, 3.0, 10.0)
+"""By how much a table's times are wrong."""
 ANCHOR: Final = ("meta-llama/Llama-3.1-8B", 14.96, 0.8)
 """What vLLM reports of a model in bf16: GiB of weights, GiB beside weights and cache."""
 
@@ -170,6 +176,63 @@ def _spread(residuals: Sequence[float]) -> float:
     return math.hypot(1.2533 * fmean(abs(residual) for residual in residuals), UNSEEN)
 
 
+def served(point: Point, eff: Efficiencies, factor: float = 1.0) -> ServedPoint:
+    """Return a point as a site would have measured it, or a table whose times are wrong by a factor."""
+    mine, serving = pace(point, eff), point.workload.serving
+    assert serving is not None
+    away = (math.log(factor * point.ttft / mine.ttft), math.log(factor * point.tpot / mine.tpot))
+    return ServedPoint(
+        "gpu", serving.engine, point.model, point.workload.precision.name, SITE, load_of(point.workload, 1.0), away,
+        (eff.spread_ttft, eff.spread_tpot),
+    )  # fmt: skip
+
+
+def learned(points: Sequence[Point]) -> dict[str, Any]:
+    """Return errors of each model, left out of the fit, where a site has measured: other models, some points of each of
+    its own series (the rest is scored), and the same with times that are wrong by factors of three and ten."""
+    errors: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for model in sorted({point.model for point in points}):
+        mine = [point for point in points if point.model == model]
+        others = [point for point in points if point.model != model]
+        eff = fit(others) if others else Efficiencies()
+        for name, (measured, scored) in _stores(mine, others).items():
+            for factor in FACTORS:
+                told = [served(point, eff, factor) for point in measured]
+                store = ServedMeasurements([point for point in told if point.trust > 0])
+                wrong = f", times {factor:g} wrong" if factor != 1.0 else ""
+                for figure, found in _errors(store, scored, eff).items():
+                    by_model = errors.setdefault(f"{name}{wrong}", {}).setdefault(figure, {})
+                    by_model.setdefault(model, []).extend(found)
+    return {
+        name: {figure: round(fmean(e for found in models.values() for e in found), 2) for figure, models in of.items()}
+        for name, of in errors.items()
+    }
+
+
+def _stores(mine: Sequence[Point], others: Sequence[Point]) -> dict[str, tuple[Sequence[Point], Sequence[Point]]]:
+    """Return what a site may have measured, and the points that are scored then, by name."""
+    found: dict[str, tuple[Sequence[Point], Sequence[Point]]] = {"nothing": ((), mine), "other models": (others, mine)}
+    for count in SOME:
+        chosen: list[Point] = []
+        for series in sorted({_series(point) for point in mine}):
+            of = sorted((p for p in mine if _series(p) == series), key=lambda p: load_of(p.workload, 1.0))
+            if len(of) > count:  # from the middle, and from both ends
+                chosen += [of[i] for i in sorted({round((len(of) - 1) * (n + 1) / (count + 1)) for n in range(count)})]
+        rest = [point for point in mine if all(point is not other for other in chosen)]
+        found[f"{count} of each series"] = (chosen, rest)
+        found[f"nothing, on the rest of {count}"] = ((), rest)
+    return found
+
+
+def _errors(store: ServedMeasurements, scored: Sequence[Point], eff: Efficiencies) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {"ttft": [], "tpot": []}
+    for point in scored:
+        mine, said = pace(point, eff), store.at(served(point, eff))
+        found["ttft"].append(100.0 * abs(mine.ttft * math.exp(said.ttft) / point.ttft - 1.0))
+        found["tpot"].append(100.0 * abs(mine.tpot * math.exp(said.tpot) / point.tpot - 1.0))
+    return found
+
+
 def evaluate(points: Sequence[Point]) -> dict[str, Any]:
     """Return errors of each model, left out of the fit in turn, beside a plain roofline's, and the fit on all."""
     models = sorted({point.model for point in points})
@@ -204,6 +267,7 @@ def evaluate(points: Sequence[Point]) -> dict[str, Any]:
             for figure, found in outside.items()
         },
         "memory": memory,
+        "learned": learned(points),
         "fit": {efficiency.name: round(getattr(whole, efficiency.name), 4) for efficiency in fields(whole)},
         "bars": [bar.to_dict() for bar in bars],
     }

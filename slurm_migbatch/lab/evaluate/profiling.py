@@ -21,12 +21,12 @@ from slurm_migbatch.lab.evaluate import placing
 from slurm_migbatch.lab.evaluate.curves import compute_slices
 from slurm_migbatch.lab.evaluate.heldout import Fold, Leave, folds
 from slurm_migbatch.lab.evaluate.scenarios import ServiceLoad, models_of, services
-from slurm_migbatch.predict.calibration import Calibration
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.fewshot import adapt
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.samples import Sample
+from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.predict.surface import TIME, Belief, paces
 from slurm_migbatch.profiling.measurement import Measurement
 
@@ -117,7 +117,6 @@ def evaluate(
 def stages(sample: Sample, fold: Fold, level: float) -> Iterator[Stage]:
     """What is known after 0 to 3 points, and after each share of the grid, chosen one by one by the rule."""
     prior = fold.learned.population("time", sample.kind).prior(sample.model, sample.known, sample.gpu, sample.stack)
-    calibration = fold.learned.calibration("time", sample.kind)
     count = len(sample.cells)
     wanted = [(k, f"{k} points") for k in range(min(4, count + 1))]
     wanted += [(max(1, round(share * count)), f"{share:.0%}") for share in SHARES]
@@ -127,7 +126,7 @@ def stages(sample: Sample, fold: Fold, level: float) -> Iterator[Stage]:
         if labels:
             belief = _fit(prior, sample, done)
         for label in labels:
-            yield _stage(label, sample, belief, done, calibration, level)
+            yield _stage(label, sample, belief, done, fold.learned, level)
         if n == count:
             return
         left = sorted(set(range(count)) - set(done))
@@ -142,11 +141,11 @@ def _fit(prior: Belief, sample: Sample, done: Sequence[int]) -> Belief:
     return adapt(TIME, prior, sample.cells.take(done), sample.logs[list(done)], sample.noise[list(done)])
 
 
-def _stage(
-    label: str, sample: Sample, belief: Belief, done: Sequence[int], calibration: Calibration, level: float
-) -> Stage:
+def _stage(label: str, sample: Sample, belief: Belief, done: Sequence[int], learned: Learned, level: float) -> Stage:
     value, deviation = belief.predict(TIME, sample.cells)
-    factor = calibration.factor(level, len(done), paces(TIME, belief, sample.cells))
+    stranger = learned.population("time", sample.kind).is_stranger(sample.known, sample.gpu, sample.stack)
+    calibration = learned.calibration("time", sample.kind)
+    factor = calibration.factor(level, len(done), paces(TIME, belief, sample.cells), stranger=stranger)
     half = factor * deviation
     value, half = value.copy(), half.copy()
     value[list(done)], half[list(done)] = sample.logs[list(done)], 0.0

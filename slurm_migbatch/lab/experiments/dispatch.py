@@ -34,7 +34,7 @@ import numpy as np
 from slurm_migbatch.config import Config
 from slurm_migbatch.decide.paris_elsa.partition import ways
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
-from slurm_migbatch.decide.snapshot import Candidate
+from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -118,14 +118,14 @@ class MeasuredTable:
         batch = hints.batch or 1
         return {kind: batch / s for kind, s in self._seconds.get((hints.model or "", batch), {}).items()}
 
-    def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[Candidate]] | None:
+    def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[WeighedProfile]] | None:
         """What the filter weighed: profiles from the smallest, and which keep the limits."""
         gpu = geometry(GPU)
         found = []
         for kind, rate in sorted(self.rates(hints, partition).items()):
             ok = hints.slo_us is None or 1e6 * (hints.batch or 1) / rate <= hints.slo_us
             ok = ok and (hints.deadline_s is None or (hints.items or 0) / rate <= hints.deadline_s)
-            found.append(Candidate(kind, gpu.info(kind).memory_mib, rate, ok))
+            found.append(WeighedProfile(kind, gpu.info(kind).memory_mib, rate, ok))
         granted = next((candidate.profile for candidate in found if candidate.ok), None)
         return None if granted is None else (granted, found)
 

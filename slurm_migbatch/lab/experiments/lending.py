@@ -35,7 +35,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.decide.lending.allocation import Elastic, Hysteresis
+from slurm_migbatch.decide.lending.allocation import Hysteresis, RestartCosts
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.papers.forecast import Levels
@@ -65,15 +65,15 @@ SPREAD: Final = 0.67
 TARGET_DELAY_S: Final = 8.0
 TARGET_RESTARTS: Final = 3.0
 
-AFE: Final[Mapping[str, Elastic]] = {
-    "bert": Elastic(103, 5),
-    "cifar10": Elastic(24, 3),
-    "ncf": Elastic(25, 2),
-    "deepspeech2": Elastic(18, 1),
-    "yolov3": Elastic(26, 3),
-    "imagenet": Elastic(35, 3),
+AFE: Final[Mapping[str, RestartCosts]] = {
+    "bert": RestartCosts(103, 5),
+    "cifar10": RestartCosts(24, 3),
+    "ncf": RestartCosts(25, 2),
+    "deepspeech2": RestartCosts(18, 1),
+    "yolov3": RestartCosts(26, 3),
+    "imagenet": RestartCosts(35, 3),
 }
-FREE: Final[Mapping[str, Elastic]] = dict.fromkeys(AFE, Elastic(0.0, 0.0))
+FREE: Final[Mapping[str, RestartCosts]] = dict.fromkeys(AFE, RestartCosts(0.0, 0.0))
 COLD_S: Final = (8.0, 6.0, 6.0, 6.0, 4.0, 4.0)
 """Cold starts of the authors' six inference applications."""
 
@@ -237,7 +237,7 @@ def simulate(
     learning: GoodputSpeeds,
     way: Way,
     seed: int,
-    costs: Mapping[str, Elastic] = AFE,
+    costs: Mapping[str, RestartCosts] = AFE,
 ) -> dict[str, float]:
     """One simulation and its figures; `costs` of restarts by application."""
     requests, levels = inference(load, shape, seed)
@@ -283,12 +283,13 @@ def measure(
     slices: Sequence[Load] | None = None,
     study: bool = True,
     say: Callable[[str], None] = lambda text: None,
+    whole: int = 1,
 ) -> dict[str, Any]:
     """The whole experiment on a folder with Pollux's data and a measured request trace.
 
     Seed n takes workload n (in turn) and requests of its own. `slices` are the loads of the part on MIG slices
     (`lendslices`; its own where not given), which is measured where MISO's data is there. Without `study` the study on
-    whole GPUs is left out.
+    whole GPUs is left out. `whole` seeds of the part on slices are also decided on as a whole (`lendwhole`).
 
     Raises:
         NotMeasurable: something is missing.
@@ -317,7 +318,7 @@ def measure(
         results.append(summary(load, of))
     for result in results:
         result["study"] = True
-    from slurm_migbatch.lab.experiments import lendslices  # which is made of this module
+    from slurm_migbatch.lab.experiments import lendslices, lendwhole  # which are made of this module
 
     notes = (
         []
@@ -336,13 +337,12 @@ def measure(
         notes.append("nothing on slices: the data has no MISO (job_models.json, exp_100.json, miso_*_step_times.csv)")
     else:
         arrivals = [[job.arrival for job in workload] for workload in jobs]
-        shipped = lendslices.measure(
-            miso,
-            lendslices.Moments(arrivals, shape, lendslices.philly_jobs(data)),
-            seeds,
-            lendslices.LOADS if slices is None else slices,
-            say=say,
-        )
+        moments = lendslices.Moments(arrivals, shape, lendslices.philly_jobs(data))
+        of_slices = lendslices.LOADS if slices is None else slices
+        shipped = lendslices.measure(miso, moments, seeds, of_slices, say=say)
+        by_name = {load.name: load for load in of_slices}
+        for result in shipped if whole else ():
+            result["whole"] = lendwhole.check(by_name[result["load"]], moments, miso, min(whole, seeds), say=say)
         notes.append(
             "slices: MISO's jobs on one slice each; each application of inference has bursts of its own; promise of "
             f"inference: 95 of 100 start within {lendslices.PROMISE_S:g} s"

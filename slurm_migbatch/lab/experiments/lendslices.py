@@ -56,6 +56,8 @@ from slurm_migbatch.profiling.table import read_folder
 GPU: Final = "a100-80gb"
 NODES: Final = 4
 PER_NODE: Final = 4
+TRAINING: Final = "train"
+"""The partition of training, which has the first half of the nodes to itself."""
 PROFILES: Final = tuple(
     Profile.parse(name) for name in ("1g.10gb", "2g.20gb", "1g.10gb", "3g.40gb", "1g.10gb", "2g.20gb", "1g.10gb")
 )
@@ -147,9 +149,16 @@ def miso(data: Path) -> Miso | None:
     return Miso(Curves(table, gpu), tuple(jobs))
 
 
+def config() -> Config:
+    """Return the shipped configuration with lending switched on, and training's own half named as such."""
+    shipped = Config()
+    lent = replace(shipped.lending, enabled=True, partitions=(TRAINING,), training_only=(TRAINING,))
+    return replace(shipped, lending=lent)
+
+
 def settings() -> dict[str, str]:
-    """What decides, and the digest of the configuration that it has: the shipped one, as it is rendered."""
-    return provenance(DECIDES, Config())
+    """What decides, and the digest of the configuration that it has, as it is rendered."""
+    return provenance(DECIDES, config())
 
 
 def training(found: Miso, arrivals: Sequence[float], seed: int, whole: bool = False) -> list[SimulatedJob]:
@@ -252,13 +261,29 @@ def simulate(
 ) -> dict[str, float]:
     """One simulation and its figures, named as those of `lending`."""
     requests, uses = inference(load, moments, seed)
+    return {"requests": float(len(requests)), **play(jobs, requests, uses, found, way, seed)}
+
+
+def speeds_of(found: Miso) -> Curves:
+    """MISO's speeds of training; inference runs at 1."""
+    return _Speeds(found.speeds.source, found.speeds.geometry)
+
+
+def play(
+    jobs: Sequence[SimulatedJob],
+    requests: Sequence[SimulatedJob],
+    uses: Sequence[tuple[str, float, float | None]],
+    found: Miso,
+    way: SliceWay,
+    seed: int,
+) -> dict[str, float]:
+    """One simulation of training `jobs` and inference, and its figures."""
     if not way.restarts_cost:
         jobs = [replace(job, costs=JobCosts(cold_start_s=job.costs.cold_start_s)) for job in jobs]
     decides = policy(way, uses)
     cluster = SimulatedCluster.of(geometry(GPU), NODES * PER_NODE, PER_NODE)
-    speeds = _Speeds(found.speeds.source, found.speeds.geometry)
-    result = Simulation(cluster, [*jobs, *requests], decides, speeds, seed=seed).run()
-    return {"requests": float(len(requests)), **lending.complete(lending.figures(result, decides.reclaims))}
+    result = Simulation(cluster, [*jobs, *requests], decides, speeds_of(found), seed=seed).run()
+    return lending.complete(lending.figures(result, decides.reclaims))
 
 
 def measure(

@@ -31,7 +31,7 @@ import numpy as np
 
 from slurm_migbatch.config import Config, LendingConfig
 from slurm_migbatch.daemon.settings import lending_settings
-from slurm_migbatch.decide.lending.pairs import Rules
+from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.shipped import provenance
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
@@ -63,7 +63,7 @@ FIXED: Final = (1.1, 1.3, 1.5, 1.8)
 ERRORS: Final = (0.0, 0.5, 1.0)
 """Standard deviations of the logarithm of the error of claims; 0: the trace's own."""
 USERS: Final = 1
-MARGIN: Final = 1 / Rules().of_limit
+MARGIN: Final = 1 / SharingRules().of_limit
 TARGET: Final = 1.01
 """Sharing is never to be worse by more than this than not sharing, or than sharing always."""
 ORDERS: Final[Mapping[str, Order]] = {"FIFO": by_arrival, "SJF": by_claim}
@@ -81,11 +81,11 @@ def config() -> Config:
     return replace(Config(), lending=LendingConfig(share=True))
 
 
-def rules(slowdowns: Slowdowns | None = None) -> Rules:
+def rules(slowdowns: Slowdowns | None = None) -> SharingRules:
     """The rules that migbatchd makes of the configuration; `slowdowns`: what `[lending] pairs` would name."""
     settings = lending_settings(config().lending)
     assert settings.share
-    return Rules(measured=settings.slowdowns if slowdowns is None else slowdowns)
+    return SharingRules(measured=settings.slowdowns if slowdowns is None else slowdowns)
 
 
 def settings() -> dict[str, str]:
@@ -94,7 +94,7 @@ def settings() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Source:
+class SharingSource:
     """What is drawn from: Muri's jobs, and slowdowns of both sides of each pair that Gavel measured."""
 
     jobs: tuple[SimulatedJob, ...]
@@ -116,17 +116,17 @@ class Cell:
         return f"load {self.load:g}, slowdown {'Gavel' if self.slowdown is None else f'{self.slowdown:g}'}, {claims}"
 
 
-def source(data: Path) -> Source:
+def source(data: Path) -> SharingSource:
     """Read what lies below a folder. Raises NotMeasurable, TraceError."""
     jobs = muri.read(_one(data, "cluster_trace.csv*")).jobs
     found = measured_pairs.gavel(_one(data, "physical_cluster_throughputs.csv*"))
     both = tuple((xi, found[other, one]) for (one, other), xi in sorted(found.items()) if one <= other)
     if not both or not jobs:
         raise NotMeasurable(f"{data} holds no pairs of Gavel or no jobs of Muri")
-    return Source(jobs, both)
+    return SharingSource(jobs, both)
 
 
-def draw(found: Source, cell: Cell, chance: np.random.Generator) -> list[SimulatedJob]:
+def draw(found: SharingSource, cell: Cell, chance: np.random.Generator) -> list[SimulatedJob]:
     """Jobs of one slice each, with what they claim as their estimate."""
     picks = chance.integers(len(found.jobs), size=JOBS).tolist()
     errors = np.exp(cell.error * chance.standard_normal(JOBS)).tolist()
@@ -156,7 +156,7 @@ def draw(found: Source, cell: Cell, chance: np.random.Generator) -> list[Simulat
 
 
 def slowdowns(
-    found: Source, cell: Cell, apps: Sequence[str], chance: np.random.Generator
+    found: SharingSource, cell: Cell, apps: Sequence[str], chance: np.random.Generator
 ) -> dict[tuple[str, str], float]:
     """Of every pair of applications."""
     if cell.slowdown is not None:
@@ -242,7 +242,7 @@ def all_cells() -> list[Cell]:
     return [Cell(load, xi, error) for load in LOADS for xi in (*FIXED, None) for error in ERRORS]
 
 
-def _measured(found: Source, cell: Cell, number: int, seeds: int) -> dict[str, Any]:
+def _measured(found: SharingSource, cell: Cell, number: int, seeds: int) -> dict[str, Any]:
     names = [f"{order}, {way}" for order in ORDERS for way in WAYS]
     of: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for seed in range(seeds):

@@ -65,7 +65,7 @@ class Undecided(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Service:
+class ServiceDemand:
     """A rate to serve (items a second, above 0) and the settings that keep the latency limit.
 
     One for each slice is enough (`best_settings`). `hopes` are rates above those that can be counted on.
@@ -86,7 +86,7 @@ class Service:
 
 
 @dataclass(frozen=True, order=True)
-class Placed:
+class PlacedInstance:
     """One instance: whose, how it runs, and where."""
 
     service: str
@@ -103,7 +103,7 @@ class Allocation:
     """
 
     gpus: int
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedInstance, ...]
     exact: bool
     bound: int
 
@@ -124,7 +124,7 @@ class Allocation:
         return Counter(each.setting for each in self.placed if each.service == service)
 
 
-def compose(service: Service) -> Counter[InstanceSetting]:
+def compose(service: ServiceDemand) -> Counter[InstanceSetting]:
     """ElasticBatch's configuration step for one service alone (reconstruction).
 
     The fewest instances of the setting with the highest rate for each compute slice, as a job array of one profile has
@@ -182,14 +182,18 @@ def _fewest(rates: Mapping[int, float], most: int, wanted: float) -> Counter[int
     return chosen
 
 
-def fluid(services: Iterable[Service], slices: int) -> float:
+def fluid(services: Iterable[ServiceDemand], slices: int) -> float:
     """GPUs needed if compute slices could be divided at will: a lower bound for every allocation on GPUs of `slices`
     compute slices. Raises Unservable."""
     return sum(s.rate * s.best.profile.compute / s.best.rate for s in services) / slices
 
 
 def allocate(
-    geometry: Geometry, services: Sequence[Service], *, time_limit_s: float = TIME_LIMIT_S, most_gpus: int | None = None
+    geometry: Geometry,
+    services: Sequence[ServiceDemand],
+    *,
+    time_limit_s: float = TIME_LIMIT_S,
+    most_gpus: int | None = None,
 ) -> Allocation | None:
     """The fewest GPUs that serve everything, what runs on them and where; None where `most_gpus` are too few.
 
@@ -215,14 +219,14 @@ def allocate(
 def pack(geometry: Geometry, instances: Mapping[str, Mapping[InstanceSetting, int]]) -> Allocation:
     """The fewest GPUs that hold instances chosen already (by `compose`, say); exact unless time runs out."""
     services = [
-        Service(f"{name}\x1f{i}", count * setting.rate, (setting,))
+        ServiceDemand(f"{name}\x1f{i}", count * setting.rate, (setting,))
         for name, settings in instances.items()
         for i, (setting, count) in enumerate(sorted(settings.items()))
         if count
     ]
     found = allocate(geometry, services)
     assert found is not None
-    placed = tuple(Placed(p.service.partition("\x1f")[0], p.setting, p.gpu, p.slot) for p in found.placed)
+    placed = tuple(PlacedInstance(p.service.partition("\x1f")[0], p.setting, p.gpu, p.slot) for p in found.placed)
     return Allocation(found.gpus, placed, found.exact, found.bound)
 
 
@@ -235,7 +239,7 @@ class _Solution:
 class _Programme:
     """The integer programme: first the n_sp in the order of `columns`, then the x_b."""
 
-    def __init__(self, geometry: Geometry, services: Sequence[Service]) -> None:
+    def __init__(self, geometry: Geometry, services: Sequence[ServiceDemand]) -> None:
         self.geometry = geometry
         self.services = services
         self.columns: list[tuple[int, InstanceSetting]] = []
@@ -295,13 +299,13 @@ class _Programme:
             demanded[: len(self.services)][short] += 10 * _SOLVER_TOLERANCE
         raise Undecided(f"the solver misses a rate by more than {_SOLVER_TOLERANCE:g}")
 
-    def lay_out(self, values: Any) -> tuple[int, tuple[Placed, ...]]:
+    def lay_out(self, values: Any) -> tuple[int, tuple[PlacedInstance, ...]]:
         """GPUs in use and every instance in its place: bundles are filled one by one with what they were meant for."""
         n = len(self.columns)
         waiting: dict[Profile, list[tuple[int, InstanceSetting]]] = {profile: [] for profile in self.profiles}
         for (i, setting), count in zip(self.columns, values[:n], strict=True):
             waiting[setting.profile] += [(i, setting)] * int(count)
-        placed: list[Placed] = []
+        placed: list[PlacedInstance] = []
         gpu = 0
         for counts, times in zip(self.bundles, values[n:], strict=True):
             for _ in range(int(times)):
@@ -317,7 +321,7 @@ class _Programme:
                 for slot in layout.slots:
                     slots.setdefault(slot.profile, []).append(slot)
                 for i, setting in here:
-                    placed.append(Placed(self.services[i].name, setting, gpu, slots[setting.profile].pop()))
+                    placed.append(PlacedInstance(self.services[i].name, setting, gpu, slots[setting.profile].pop()))
                 gpu += 1
         assert not any(waiting.values())
         return gpu, tuple(sorted(placed))

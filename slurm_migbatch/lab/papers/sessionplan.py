@@ -14,17 +14,26 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from slurm_migbatch.decide.paris_elsa.partition import flow, ways
-from slurm_migbatch.lab.papers.sessions import Costs, Frames, Hosted, Schedule, at_size, demand_of, framed, frames
+from slurm_migbatch.lab.papers.sessions import (
+    Frames,
+    Hosted,
+    InstanceCosts,
+    Schedule,
+    at_size,
+    demand_of,
+    framed,
+    frames,
+)
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 
 PRECISION: Final = 0.005
 """Of a load that is searched for, as a share of the demand."""
-_COSTS: Final = Costs()
+_COSTS: Final = InstanceCosts()
 
 
 @dataclass(frozen=True)
-class Plan:
+class SessionPlan:
     """How a GPU is run: layouts and their shares of the time or, where there are none, the kind of slice of each model.
 
     One layout alone is a static partition.
@@ -38,18 +47,18 @@ class Plan:
 class Carried:
     """What a plan carries: the largest load without a missed deadline, as a multiple of the demand."""
 
-    plan: Plan
+    plan: SessionPlan
     load: float
 
 
-def plans(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]) -> list[Plan]:
+def plans(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]) -> list[SessionPlan]:
     """What is tried: every layout alone, the best layouts by turns, and each model at its leanest slice."""
-    found = [Plan(held=((way, 1.0),)) for way in ways(geometry, kinds)]
+    found = [SessionPlan(held=((way, 1.0),)) for way in ways(geometry, kinds)]
     turns = frames(geometry, kinds, models)
     if len(turns) > 1:
-        found.append(Plan(held=turns))
+        found.append(SessionPlan(held=turns))
     if all(any(model.rates) for model in models):
-        found.append(Plan(sizes=tuple(_leanest(model, kinds) for model in models)))
+        found.append(SessionPlan(sizes=tuple(_leanest(model, kinds) for model in models)))
     return found
 
 
@@ -58,7 +67,7 @@ def carried(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hoste
     works, possible = demand_of(models), ways(geometry, kinds)
     asked = sum(work.share for work in works)
 
-    def of(plan: Plan) -> Carried:
+    def of(plan: SessionPlan) -> Carried:
         alone = [way for way, _ in plan.held] if len(plan.held) == 1 else possible
         bound = flow(works, alone, 1, whole=False).rate / asked
         return Carried(plan, largest(lambda load: bool(play(geometry, kinds, models, plan, load).missed), bound))
@@ -75,12 +84,12 @@ def play(
     geometry: Geometry,
     kinds: Sequence[Profile],
     models: Sequence[Hosted],
-    plan: Plan,
+    plan: SessionPlan,
     load: float = 1.0,
     sessions: int = 1,
     *,
     fill: bool = False,
-    costs: Costs = _COSTS,
+    costs: InstanceCosts = _COSTS,
 ) -> Schedule:
     """The schedule of a plan at a multiple of the demand."""
     scaled = [at_load(model, load) for model in models]

@@ -17,7 +17,8 @@ minutes to hours, and a run is some seconds or minutes of one model's batches.
 
 Which of them a GPU is run by is `sessionplan`'s choice.
 
-Times are seconds. Making an instance costs `Costs.create_s`, removing one `Costs.destroy_s`, for whoever comes next.
+Times are seconds. Making an instance costs `InstanceCosts.create_s`, removing one `InstanceCosts.destroy_s`, for
+whoever comes next.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _GRAIN_S: Final = 1e-6
 
 
 @dataclass(frozen=True)
-class Costs:
+class InstanceCosts:
     """Seconds to make and to remove an instance."""
 
     create_s: float = 0.2
@@ -76,7 +77,7 @@ class Hosted:
         return self.items / self.pieces / self.rates[kind] if self.rates[kind] else math.inf
 
 
-class Run(NamedTuple):
+class SessionRun(NamedTuple):
     """One run of a model on a slice; `due` is infinite for work out of turn."""
 
     model: int
@@ -90,7 +91,7 @@ class Run(NamedTuple):
 class Schedule:
     """All runs of some sessions, and how many instances were made; `missed` runs were late or never came to start."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[SessionRun, ...]
     created: int
     missed: int
 
@@ -126,7 +127,7 @@ class _Ledger:
 
     def __init__(self, models: Sequence[Hosted], sessions: int) -> None:
         self.models, self.length, self.horizon = models, session_s(models), sessions * session_s(models)
-        self.runs: list[Run] = []
+        self.runs: list[SessionRun] = []
         self.missed = self.created = 0
         self.spent = [0.0] * len(models)
         self._recent: deque[tuple[float, int, float]] = deque()
@@ -136,7 +137,7 @@ class _Ledger:
 
     def start(self, model: int, slot: Slot, start: float, seconds: float, due: float) -> float:
         """Write a run down; returns its end."""
-        run = Run(model, slot, start, start + seconds, due)
+        run = SessionRun(model, slot, start, start + seconds, due)
         self.runs.append(run)
         self.missed += run.end > due + _GRAIN_S
         amount = seconds * slot.profile.compute
@@ -190,7 +191,7 @@ def at_size(
     *,
     order: Order = earliest_due,
     fill: bool = False,
-    costs: Costs = Costs(),
+    costs: InstanceCosts = InstanceCosts(),
 ) -> Schedule:
     """Runs at one size for each model, each where it can be placed beside those that run; see the module.
 
@@ -250,7 +251,7 @@ def at_size(
 
 @lru_cache(maxsize=4096)
 def _place(
-    geometry: Geometry, used: Layout, idle: Layout, profile: Profile, costs: Costs
+    geometry: Geometry, used: Layout, idle: Layout, profile: Profile, costs: InstanceCosts
 ) -> tuple[Slot, float, Layout] | None:
     """Where a run can go, what making its instance costs, and which idle instances stay."""
     warm = next((slot for slot in idle if slot.profile == profile), None)
@@ -305,7 +306,7 @@ def framed(
     sessions: int,
     *,
     fill: bool = False,
-    costs: Costs = Costs(),
+    costs: InstanceCosts = InstanceCosts(),
 ) -> Schedule:
     """Runs on the slices of layouts that change by plan; see the module.
 
@@ -396,7 +397,7 @@ def demand_of(models: Sequence[Hosted]) -> list[WorkClass]:
 
 
 def _spans(
-    geometry: Geometry, kinds: Sequence[Profile], held: Frames, shortest: float, horizon: float, costs: Costs
+    geometry: Geometry, kinds: Sequence[Profile], held: Frames, shortest: float, horizon: float, costs: InstanceCosts
 ) -> list[tuple[Slot, float, float]]:
     """Each slice, from when it can run something to when it has to be free.
 

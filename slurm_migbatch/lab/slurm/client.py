@@ -28,7 +28,17 @@ _RPC: Final = {
     "cancel": "REQUEST_KILL_JOB",
 }
 _RESOURCES: Final = frozenset(
-    {"Gres", "TresPerNode", "TresPerJob", "NumNodes", "ReqNodeList", "Features", "Partition", "StartTime"}
+    {
+        "Gres",
+        "TresPerNode",
+        "TresPerJob",
+        "NumNodes",
+        "ReqNodeList",
+        "ExcNodeList",
+        "Features",
+        "Partition",
+        "StartTime",
+    }
 )
 """Keys of an update that only a pending job takes."""
 _TEXTS: Final = {
@@ -151,6 +161,12 @@ class SimulatedSlurm(Slurmctld):
 
         self._change("requeue_all", list(map(str, job_ids)), requeue)
 
+    def excluded_nodes(self, job_ids: Iterable[int | str]) -> dict[str, str]:
+        """See SlurmClient."""
+        rows = {str(name): self._named(str(name), split=False) for name in job_ids}
+        found = {name: self._facts[row[0].job_id].excluded for name, row in rows.items() if row}
+        return {name: nodes for name, nodes in found.items() if nodes}
+
     def hasten(self, job_id: int) -> None:
         """See SlurmClient."""
         self.calls["hasten"] += 1
@@ -227,9 +243,11 @@ class SimulatedSlurm(Slurmctld):
                 why = str(error)
             if why:
                 return why
-        facts.node, facts.job = need.node, need.job
+        facts.node, facts.job, facts.excluded = need.node, need.job, fields.get("ExcNodeList", facts.excluded)
         row = replace(row, **changed)
-        if row.pending and {"Gres", "TresPerNode", "TresPerJob", "ReqNodeList", "NumNodes"} & set(fields):
+        if row.pending and {"Gres", "TresPerNode", "TresPerJob", "ReqNodeList", "ExcNodeList", "NumNodes"} & set(
+            fields
+        ):
             if not self._placing.listed(self._shape(row, facts)):
                 row = replace(row, reason="BadConstraints", priority=0)
             elif row.reason in ("Resources", "ReqNodeNotAvail", "Priority", "BadConstraints"):
@@ -264,7 +282,7 @@ class SimulatedSlurm(Slurmctld):
             changed["eligible"] = None if held else row.eligible
         elif key in _TEXTS:
             changed[_TEXTS[key]] = value
-        elif key != "AdminComment":
+        elif key not in ("ExcNodeList", "AdminComment"):
             return f"Update of this parameter is not supported: {key}={value}"
         return ""
 

@@ -1,6 +1,6 @@
 """migbatchd on a simulation: submissions are answered, and rounds decide, as with the same migbatch.toml on a site.
 
-The record is in memory (`record.MemoryRecord`); nothing was lent before the simulation began.
+The record is in memory (`record.MemoryRecord`); of the time before the simulation it holds what it is given.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class ServiceController:
         predictions: the predictor; None: that of `chooser`, and without one nothing is predicted.
         chooser: chooses slices for `mig:auto`; the simulation's submissions then go through the submit filter. None:
             they are as the filter leaves them.
+        past: what the record holds of the days before; None: nothing.
 
     Attributes:
         record: the record.
@@ -38,6 +39,7 @@ class ServiceController:
         config: Config | None = None,
         predictions: Predictions | None = None,
         chooser: Chooser | None = None,
+        past: LendingPast | None = None,
     ) -> None:
         config = config or Config()
         slurm, nodes = simulation.slurm, simulation.nodes
@@ -56,7 +58,7 @@ class ServiceController:
             predictions=predictions,
             blackout=blackout_of(config.lending),
         )
-        self._observer.remember(LendingPast())
+        self._observer.remember(past or LendingPast())
         settings = settings_of(config)
         self.controller = Controller(settings, slurm, self._observer, advertiser, self.record, simulation.clock)
 

@@ -20,7 +20,7 @@ class Placing:
         self._machines = machines
         #: open nodes by a type of which they have some free
         self._having: dict[str, set[str]] = {}
-        self._pools: dict[tuple[str, str, str], tuple[tuple[NodeRecord, ...], frozenset[str]]] = {}
+        self._pools: dict[tuple[str, str, str, str], tuple[tuple[NodeRecord, ...], frozenset[str]]] = {}
         self._offered: dict[Shape, bool] = {}
         self._listed: dict[Shape, bool] = {}
         self._ready: dict[tuple[str, tuple[tuple[str, int], ...], int], tuple[int, float]] = {}
@@ -47,19 +47,21 @@ class Placing:
         self.configured()
 
     def pool(self, shape: Shape) -> tuple[NodeRecord, ...]:
-        """The nodes that a job may have by partition, features and -w, whatever their state, in order."""
+        """The nodes that a job may have by partition, features, -w and -x, whatever their state, in order."""
         return self._pool(shape)[0]
 
     def _pool(self, shape: Shape) -> tuple[tuple[NodeRecord, ...], frozenset[str]]:
-        key = (shape.partition, shape.requested, shape.features)
+        key = (shape.partition, shape.requested, shape.features, shape.excluded)
         found = self._pools.get(key)
         if found is None:
             partitions = set(shape.partition.split(","))
             requested = set(expand(shape.requested)) if shape.requested else None
+            excluded = set(expand(shape.excluded))
             machines = tuple(
                 machine
                 for machine in self._machines.values()
                 if partitions & set(machine.partitions)
+                and machine.name not in excluded
                 and (requested is None or machine.name in requested)
                 and _satisfies(shape.features, machine.features)
             )

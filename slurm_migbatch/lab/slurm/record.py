@@ -13,8 +13,8 @@ from slurm_migbatch.daemon.records import record_of
 from slurm_migbatch.decide.lending.model import Kind
 from slurm_migbatch.decide.snapshot import Answers, Questions
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
-from slurm_migbatch.store.progress import RunProgress
-from slurm_migbatch.store.work import TaskRun
+from slurm_migbatch.store.progress import RunProgressRow
+from slurm_migbatch.store.work import TaskRunRow
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.workload.loans import LOAN
 
@@ -28,7 +28,7 @@ _REPORTED = {
     "steps": "steps",
     "restored": "restored",
 }
-"""Fields of a `progress` event, and those of `RunProgress` that hold them."""
+"""Fields of a `progress` event, and those of `RunProgressRow` that hold them."""
 
 
 class MemoryRecord:
@@ -47,7 +47,7 @@ class MemoryRecord:
     def __init__(self, slurm: Slurmctld) -> None:
         self._slurm = slurm
         self._decisions: dict[str, Mapping[str, Any]] = {}
-        self._runs: dict[int, dict[int, RunProgress]] = {}
+        self._runs: dict[int, dict[int, RunProgressRow]] = {}
         self._throttles: dict[int, list[Mapping[str, Any]]] = {}
         self.actions = Counter(dict.fromkeys(("throttle", *(kind.value for kind in Kind)), 0))
 
@@ -65,7 +65,7 @@ class MemoryRecord:
             if kind not in ("start", "progress", "stop"):
                 continue
             runs, restart = self._runs.setdefault(event["job"], {}), event["restart"]
-            run = runs.get(restart) or RunProgress(event["job"], restart, *[None] * 11)
+            run = runs.get(restart) or RunProgressRow(event["job"], restart, *[None] * 11)
             if kind == "start":
                 slices = event["slices"]
                 profile = slices[0]["profile"] if len(slices) == 1 else None
@@ -107,11 +107,11 @@ class MemoryRecord:
             {name: self._decisions.get(name) for name in questions.decisions},
         )
 
-    def _tasks(self, questions: Questions) -> dict[int, list[TaskRun]]:
+    def _tasks(self, questions: Questions) -> dict[int, list[TaskRunRow]]:
         """The last run of each task that has started, those that go on last."""
         found = {
             array: [
-                TaskRun(task.row.start, task.end, task.state)
+                TaskRunRow(task.row.start, task.end, task.state)
                 for task in self._slurm.ended_tasks.get(array, ())
                 if task.row.start is not None
             ]
@@ -119,5 +119,5 @@ class MemoryRecord:
         }
         for row in self._slurm.queue.values() if found else ():
             if row.array_job in found and row.start is not None:
-                found[row.array_job].append(TaskRun(row.start, None, row.state))
+                found[row.array_job].append(TaskRunRow(row.start, None, row.state))
         return found

@@ -110,6 +110,7 @@ class Shape(NamedTuple):
     cpus: int = 0  # on each node
     array: int | None = None  # with a throttle
     het: int | None = None
+    excluded: str = ""
 
 
 @dataclass(frozen=True)

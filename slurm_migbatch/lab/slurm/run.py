@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_migbatch.install.reported import most_counts
 from slurm_migbatch.lab.slurm.client import SimulatedSlurm
 from slurm_migbatch.lab.slurm.clock import START, VirtualClock
 from slurm_migbatch.lab.slurm.nodes import NodeDelays, SimulatedNodes
@@ -18,6 +19,7 @@ from slurm_migbatch.lab.slurm.records import EndedJob, SimulatedPartition, Slurm
 from slurm_migbatch.lab.slurm.slurmctld import PRIORITY
 from slurm_migbatch.lab.slurm.work import Fixed, Work
 from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.site import WAITING
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
 
 
@@ -80,14 +82,9 @@ class SimulatedSite:
 
     def catalog(self) -> dict[str, int]:
         """What the DOWN catalog nodes list: of every profile as many as one node could have, and the waiting types."""
-        counts: dict[str, int] = {"loan": 2, "guest": 1}
+        counts = dict(WAITING)
         for node in self.nodes:
-            here: dict[str, int] = {}
-            for gpu in node.gpus:
-                for info in gpu.profiles:
-                    kind = info.profile.gres_type
-                    here[kind] = here.get(kind, 0) + info.max_instances
-            for kind, count in here.items():
+            for kind, count in most_counts(node.gpus).items():
                 counts[kind] = max(counts.get(kind, 0), count)
         return counts
 

@@ -77,6 +77,7 @@ class Facts:
         epilogs: nodes on which it is completing.
         killed: when it was last signalled to end.
         limit: the timer of its time limit.
+        excluded: nodes that it must not have.
     """
 
     submitted: float
@@ -88,6 +89,7 @@ class Facts:
     epilogs: tuple[str, ...] = ()
     killed: float = -math.inf
     limit: TimedEvent | None = None
+    excluded: str = ""
 
 
 @dataclass
@@ -363,6 +365,7 @@ class Slurmctld:
             -(-row.cpus // row.num_nodes),
             row.array_job if array is not None and array.throttle is not None else None,
             row.het_job,
+            facts.excluded,
         )
 
     def _wake(self, job: int, when: float) -> None:

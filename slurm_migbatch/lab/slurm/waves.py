@@ -13,6 +13,7 @@ from slurm_migbatch.lab.bars import quantile
 from slurm_migbatch.lab.experiments.wave import Wave, WaveRequest, WaveTraining
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
+from slurm_migbatch.lab.slurm.records import SimulatedPartition
 from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
 from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining
 from slurm_migbatch.mig.geometry import Geometry
@@ -70,7 +71,8 @@ def site(wave: Wave, lending: bool) -> SimulatedSite:
     gpu, half = geometry(wave.gpu_type), wave.nodes // 2
     names = [("gpu", *(["train"] if lending else [])) if number < half else ("train",) for number in range(wave.nodes)]
     return SimulatedSite(
-        tuple(SiteNode(f"n{number + 1}", (gpu,) * wave.gpus, parts) for number, parts in enumerate(names))
+        tuple(SiteNode(f"n{number + 1}", (gpu,) * wave.gpus, parts) for number, parts in enumerate(names)),
+        (SimulatedPartition("gpu", 10), SimulatedPartition("train", 1, preempted=True)),
     )
 
 

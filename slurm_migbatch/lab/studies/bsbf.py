@@ -71,7 +71,7 @@ BASELINES: Final = ("SJF", "SJF-FFS", "BSBF")
 
 
 @dataclass(frozen=True)
-class Source:
+class StudySource:
     """What is drawn from.
 
     Attributes:
@@ -86,7 +86,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Population:
+class TraceKind:
     """A kind of trace: `draw` makes one; `drawn` says whether it differs from draw to draw."""
 
     name: str
@@ -104,7 +104,7 @@ class Slowdowns:
     drawn: bool = True
 
 
-def source(data: Path) -> Source:
+def source(data: Path) -> StudySource:
     """Read all that lies below a folder. Raises NotMeasurable, TraceError."""
     # the published schedulers count in iterations, so what a job claims is its work
     jobs = tuple(replace(job, estimate=None) for job in muri.read(_one(data, "cluster_trace.csv*")).jobs)
@@ -120,10 +120,10 @@ def source(data: Path) -> Source:
     measured = tuple((xi, found[other, one]) for (one, other), xi in sorted(found.items()) if one <= other)
     if max(sum(mix.values()) for mix in MIXES.values()) > len(gaps) or not measured:
         raise NotMeasurable(f"{data} holds too few submissions of Philly or no pairs of Gavel")
-    return Source(jobs, pool, gaps, measured)
+    return StudySource(jobs, pool, gaps, measured)
 
 
-def populations(found: Source) -> list[Population]:
+def populations(found: StudySource) -> list[TraceKind]:
     """All kinds of traces."""
 
     def again(rng: np.random.Generator) -> list[SimulatedJob]:
@@ -134,18 +134,18 @@ def populations(found: Source) -> list[Population]:
         ]
 
     result = [
-        Population("Muri", _MURI_GPUS, lambda rng: list(found.muri), drawn=False),
-        Population("Muri, resampled", _MURI_GPUS, again),
+        TraceKind("Muri", _MURI_GPUS, lambda rng: list(found.muri), drawn=False),
+        TraceKind("Muri, resampled", _MURI_GPUS, again),
     ]
     for gpus, mix in MIXES.items():
         for load in LOADS:
             name = f"{sum(mix.values())} jobs, load {load:g}"
-            result.append(Population(name, gpus, _small(found, gpus, mix, load)))
+            result.append(TraceKind(name, gpus, _small(found, gpus, mix, load)))
     return result
 
 
 def _small(
-    found: Source, gpus: int, mix: Mapping[int, int], load: float
+    found: StudySource, gpus: int, mix: Mapping[int, int], load: float
 ) -> Callable[[np.random.Generator], list[SimulatedJob]]:
     def draw(rng: np.random.Generator) -> list[SimulatedJob]:
         needs = rng.permutation([need for need, count in mix.items() for _ in range(count)])
@@ -163,7 +163,7 @@ def _small(
     return draw
 
 
-def slowdowns(found: Source) -> list[Slowdowns]:
+def slowdowns(found: StudySource) -> list[Slowdowns]:
     """All kinds of slowdowns."""
 
     def same(value: float) -> Slowdowns:
@@ -226,7 +226,7 @@ def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda tex
     }
 
 
-def _cell(population: Population, kind: Slowdowns, number: int, seeds: int) -> dict[str, Any]:
+def _cell(population: TraceKind, kind: Slowdowns, number: int, seeds: int) -> dict[str, Any]:
     times: dict[str, list[float]] = {name: [] for name in POLICIES}
     spread: dict[str, list[float]] = {}
     for seed in range(seeds if population.drawn or kind.drawn else 1):

@@ -44,7 +44,7 @@ import numpy as np
 from slurm_migbatch.decide.paris_elsa.partition import flow, ways
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.papers.rightsize import GUARD, jain, leanest, rightsize, useful
-from slurm_migbatch.lab.papers.sessionplan import Plan, at_load, best, carried, largest, play
+from slurm_migbatch.lab.papers.sessionplan import SessionPlan, at_load, best, carried, largest, play
 from slurm_migbatch.lab.papers.sessions import (
     Hosted,
     Order,
@@ -162,7 +162,7 @@ class Mix:
         hosted = self.hosted(load, settings)
         return at_size(self.gpu, self.kinds, hosted, sizes, _sessions(fill), fill=fill, order=order)
 
-    def planned(self, plan: Plan, load: float, fill: bool) -> Schedule:
+    def planned(self, plan: SessionPlan, load: float, fill: bool) -> Schedule:
         """As one of the policy's plans."""
         hosted = self.hosted(1.0, self.best)
         return play(self.gpu, self.kinds, hosted, plan, load, _sessions(fill), fill=fill)
@@ -212,7 +212,7 @@ def schedulers(mix: Mix) -> dict[str, Scheduler]:
     return found
 
 
-def by_plan(mix: Mix, plan: Plan) -> Scheduler:
+def by_plan(mix: Mix, plan: SessionPlan) -> Scheduler:
     """One of the policy's plans."""
     return Scheduler(mix.best, lambda load, fill: mix.planned(plan, load, fill))
 

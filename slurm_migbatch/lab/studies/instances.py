@@ -33,7 +33,7 @@ from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.evaluate.heldout import Fold, folds
 from slurm_migbatch.lab.evaluate.scenarios import GUARD, services
 from slurm_migbatch.lab.evaluate.scenarios import ServiceLoad as Load
-from slurm_migbatch.lab.papers.instances import Service, allocate, compose, fewest_slices, fluid, pack
+from slurm_migbatch.lab.papers.instances import ServiceDemand, allocate, compose, fewest_slices, fluid, pack
 from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings
 from slurm_migbatch.lab.sim.gpus import geometry, models
 from slurm_migbatch.mig.geometry import Geometry
@@ -63,7 +63,7 @@ Figures = tuple[Array, Array]
 
 
 @dataclass(frozen=True)
-class Subject:
+class HeldOutModel:
     """A model that was left out of the training: its measured cells as settings, and what was learned without it."""
 
     sample: Sample
@@ -170,11 +170,11 @@ class _Bench:
             raise NotMeasurable(f"{data} has no services on one of {', '.join(models())}: name ParvaGPU's folder")
         self.gpu = count.most_common(1)[0][0]
         self.geometry: Geometry = geometry(self.gpu)
-        self.subjects: dict[str, Subject] = {}
+        self.subjects: dict[str, HeldOutModel] = {}
         for sample, fold in found:
             if sample.gpu.name == self.gpu and any(load.sample is sample for load in loads):
                 settings = tuple(_setting(self.geometry, row) for row in sample.rows)
-                self.subjects[sample.model] = Subject(sample, settings, fold, knowledge)
+                self.subjects[sample.model] = HeldOutModel(sample, settings, fold, knowledge)
         self.loads: dict[str, list[Load]] = {}
         left_out = 0
         for load in loads:
@@ -194,10 +194,12 @@ class _Bench:
 
     # -- measured --------------------------------------------------------------------------------------------------
 
-    def services(self, loads: Sequence[Load], procs: int = PROCS) -> list[Service]:
+    def services(self, loads: Sequence[Load], procs: int = PROCS) -> list[ServiceDemand]:
         """The services of a scenario with their best measured settings of at most `procs` processes."""
         return [
-            Service(load.sample.model, load.rate, tuple(best_settings(self._all(load, procs), load.limit_s).values()))
+            ServiceDemand(
+                load.sample.model, load.rate, tuple(best_settings(self._all(load, procs), load.limit_s).values())
+            )
             for load in loads
         ]
 
@@ -237,7 +239,7 @@ class _Bench:
         return found
 
     @staticmethod
-    def _fewest(service: Service) -> int:
+    def _fewest(service: ServiceDemand) -> int:
         sizes = [setting.profile.compute for setting in service.settings]
         chosen = fewest_slices([setting.rate for setting in service.settings], sizes, service.rate)
         return sum(count * sizes[i] for i, count in chosen.items())
@@ -286,7 +288,7 @@ class _Bench:
                 return
 
     def figures(self, model: str, done: tuple[int, ...], confidence: float) -> Figures:
-        """`Subject.figures`, computed once."""
+        """`HeldOutModel.figures`, computed once."""
         key = (model, done, confidence)
         if key not in self._figures:
             self._figures[key] = self.subjects[model].figures(done, confidence)
@@ -306,7 +308,7 @@ class _Bench:
 
     def replay(self, loads: Sequence[Load], done: Mapping[str, Sequence[int]], confidence: float) -> Replay:
         """Plan one scenario by what is said of each model, and replay it on the measured table."""
-        asked: list[Service] = []
+        asked: list[ServiceDemand] = []
         cells: dict[str, dict[InstanceSetting, int]] = {}
         unsure = 0
         for load in loads:
@@ -328,7 +330,7 @@ class _Bench:
                 if other is None or hopes[setting] > hopes[other]:
                     boldest[setting.profile] = setting
             settings = tuple(sorted({*best_settings(kept).values(), *boldest.values()}))
-            asked.append(Service(load.sample.model, load.rate, settings, {s: hopes[s] for s in settings}))
+            asked.append(ServiceDemand(load.sample.model, load.rate, settings, {s: hopes[s] for s in settings}))
             cells[load.sample.model] = said
         found = allocate(self.geometry, asked)
         assert found is not None

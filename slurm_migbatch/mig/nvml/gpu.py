@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +11,7 @@ import pynvml
 
 from slurm_migbatch.mig.driver import (
     Activation,
+    Activity,
     AlreadyThere,
     Busy,
     DriverError,
@@ -27,6 +28,7 @@ from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.nvml import query
 from slurm_migbatch.mig.nvml.describe import read_facts, read_geometry
 from slurm_migbatch.mig.nvml.errors import translated
+from slurm_migbatch.mig.nvml.gpm import GpmSamples
 from slurm_migbatch.mig.placement import Placement
 
 _CI_ENUMS = range(16)
@@ -41,6 +43,7 @@ class NvmlGpu:
         self._handle: Any = None
         self._geometry: dict[bool, tuple[Geometry, tuple[query.KnownProfile, ...]]] = {}
         self._ci_profiles: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._samples = GpmSamples(self._call)
         self._uuid = ""
         self._uuid = str(self._ask("its UUID", pynvml.nvmlDeviceGetUUID))
         self._name = str(self._ask("its name", pynvml.nvmlDeviceGetName))
@@ -173,6 +176,18 @@ class NvmlGpu:
             raise NotFound(pynvml.NVML_ERROR_NOT_FOUND, f"{self!r}: {what}: it has no compute instance")
         device = self._call(what, pynvml.nvmlDeviceGetHandleByUUID, instance.mig_uuid)
         return -(-int(self._call(what, pynvml.nvmlDeviceGetMemoryInfo, device).used) // _MIB)
+
+    def activity(self, instance: Instance, holder: tuple[int, int]) -> Activity | None:
+        """Return what it did since the last call for this holder; None at the first. Raises NotMig, DriverMissing."""
+        if instance.mig_uuid is None:
+            return None
+        if self._handle is None:
+            self._handle = self._call("looking it up", self._look_up)
+        return self._samples.look(self._handle, instance, holder)
+
+    def keep_activity(self, uuids: Collection[str]) -> None:
+        """Forget the samples of other instances."""
+        self._samples.keep(uuids)
 
     def holders(self, instance: Instance) -> tuple[Holder, ...]:
         """Return the processes on the instance with their names."""

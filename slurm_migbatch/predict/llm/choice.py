@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
+from slurm_migbatch.mig.geometry import ProfileInfo
 from slurm_migbatch.predict.candidate import Interval
 from slurm_migbatch.predict.llm import precision
 from slurm_migbatch.predict.llm.memory import Need, need_of, resized
 from slurm_migbatch.predict.llm.precision import Precision
-from slurm_migbatch.predict.llm.speed import TokenFigures, figures_of, machine_of
+from slurm_migbatch.predict.llm.speed import Correction, TokenFigures, figures_of, machine_of
 from slurm_migbatch.predict.llm.workload import Serving, Training, Workload
 from slurm_migbatch.workload.buckets import rate_of
-from slurm_migbatch.workload.catalog import Partition, ProfileOffer
+from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
 from slurm_migbatch.workload.hints import SERVE, Hints
 from slurm_migbatch.workload.refusal import Refusal, show
 
@@ -87,7 +88,17 @@ class Targets:
         return worst
 
 
-def figures_by_profile(workload: Workload, partition: Partition, rate: int | None) -> Mapping[str, TokenFigures]:
+class Corrects(Protocol):
+    """What measurements say of computed figures."""
+
+    def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:
+        """Return by how much the figures of a workload on a profile are to be changed."""
+        ...
+
+
+def figures_by_profile(
+    workload: Workload, partition: Partition, rate: int | None, measured: Corrects
+) -> Mapping[str, TokenFigures]:
     """Return the figures of every plain profile by GRES type, the worst where several kinds of GPUs have it."""
     found: dict[str, TokenFigures] = {}
     for kind in partition.kinds:
@@ -96,7 +107,7 @@ def figures_by_profile(workload: Workload, partition: Partition, rate: int | Non
                 continue
             machine = machine_of(kind, info)
             need = need_of(workload, info.memory_mib)
-            here = figures_of(workload, need, machine, (rate or 0) / 1000)
+            here = figures_of(workload, need, machine, (rate or 0) / 1000, measured.correction(workload, kind, info))
             seen = found.get(info.profile.gres_type)
             found[info.profile.gres_type] = here if seen is None else seen.worst(here)
     return found
@@ -204,7 +215,10 @@ def explanation(
     else:
         need = need_of(workload, offer.memory_mib)
         text += f": {gib(need.slice_mib)} of {gib(offer.memory_mib)} GiB ({need.parts})"
-    text += f". Predicted: {_speeds(workload, figures)}" if figures.has_speeds else ". No prediction of its speed"
+    measured = f" with {figures.measured} measured points" if figures.measured else ""
+    text += (
+        f". Predicted{measured}: {_speeds(workload, figures)}" if figures.has_speeds else ". No prediction of its speed"
+    )
     return text + (f". Assumed: {' '.join(workload.assumed)}" if workload.assumed else "")
 
 

@@ -87,15 +87,44 @@ class Pace:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """By how much measured times differ from computed ones (logarithms: to the first token, of each further one), and
+    the standard deviations of logarithms that are left; `points`: how many were measured of this very model."""
+
+    ttft: float = 0.0
+    tpot: float = 0.0
+    spread_ttft: float | None = None
+    spread_tpot: float | None = None
+    points: int = 0
+
+    def of(self, pace: Pace, workload: Workload) -> Pace:
+        """Return a computed pace as it is after the correction; a request takes what its tokens take."""
+        serving = workload.serving
+        if self == ASIS or serving is None or pace.tpot <= 0:
+            return pace
+        ttft, tpot = pace.ttft * math.exp(self.ttft), pace.tpot * math.exp(self.tpot)
+        outputs = max(serving.output, 1)
+        request = ttft + (outputs - 1) * tpot
+        tokens_s = serving.concurrency * outputs / request
+        return replace(pace, ttft=ttft, tpot=tpot, request=request, tokens_s=tokens_s)
+
+
+ASIS: Final = Correction()
+"""Nothing was measured."""
+
+
+@dataclass(frozen=True)
 class TokenFigures(Figures):
     """`Figures` whose batch is one request (or step of a training) and whose rate is requests (steps) a second; and
-    those of the tokens. `slice_mib` is what a slice must have for it; `has_speeds`: the speeds mean something."""
+    those of the tokens. `slice_mib` is what a slice must have for it; `has_speeds`: the speeds mean something;
+    `measured`: points of this very model that they were corrected by."""
 
     ttft_s: Interval
     tpot_s: Interval
     tokens_s: Interval
     slice_mib: int
     has_speeds: bool = True
+    measured: int = 0
 
     @property
     def tokens(self) -> Mapping[str, Interval]:
@@ -121,6 +150,7 @@ class TokenFigures(Figures):
             Interval(tokens.low, min(self.tokens_s.mid, other.tokens_s.mid), tokens.high),
             max(self.slice_mib, other.slice_mib),
             self.has_speeds,
+            min(self.measured, other.measured),
         )
 
 
@@ -201,16 +231,17 @@ def pace_of(workload: Workload, need: Need, machine: Machine, eff: Efficiencies 
 
 
 def figures_of(
-    workload: Workload, need: Need, machine: Machine, rate: float, eff: Efficiencies = DEFAULT
+    workload: Workload, need: Need, machine: Machine, rate: float, correction: Correction = ASIS
 ) -> TokenFigures:
     """Return all figures of a workload on a slice; `rate`: requests a second that come, 0 where they follow each
-    other."""
+    other; `correction`: what measurements say."""
     memory = Interval(need.used - need.doubt, need.used, need.used + need.doubt)
-    doubt = _doubt(workload, machine)
     if workload.training is not None:
+        doubt = _doubt(workload, machine)
         return _training_figures(workload, workload.training, need, machine, memory, doubt)
-    pace = pace_at(workload, need, machine, rate, eff)
-    ttft, tpot = math.hypot(eff.spread_ttft, doubt), math.hypot(eff.spread_tpot, doubt)
+    pace = pace_at(workload, need, machine, rate, correction)
+    computed = arithmetic_spread(workload, machine)
+    ttft, tpot = correction.spread_ttft or computed[0], correction.spread_tpot or computed[1]
     request = _interval(pace.request, tpot)
     return TokenFigures(
         request,
@@ -221,13 +252,20 @@ def figures_of(
         _interval(pace.tokens_s, tpot),
         need.slice_mib,
         has_speeds=workload.architecture.kind != "plain",
+        measured=correction.points,
     )
 
 
-def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, eff: Efficiencies) -> Pace:
+def arithmetic_spread(workload: Workload, machine: Machine) -> tuple[float, float]:
+    """Return the standard deviations of logarithms of computed times: to the first token, of each further one."""
+    doubt = _doubt(workload, machine)
+    return math.hypot(DEFAULT.spread_ttft, doubt), math.hypot(DEFAULT.spread_tpot, doubt)
+
+
+def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, correction: Correction = ASIS) -> Pace:
     """Return how a slice serves requests that come at a rate, by chance: as many are served at once as the rate fills
     (Little's law), and a first token waits as in a queue of one server that reads prompts (M/D/1)."""
-    full = pace_of(workload, need, machine, eff)
+    full = correction.of(pace_of(workload, need, machine), workload)
     serving = workload.serving
     if rate <= 0 or serving is None or workload.architecture.kind in ("encoder", "plain"):
         return full
@@ -238,16 +276,15 @@ def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, eff: 
         min(full.at_once.bit_length(), 5)
     ):  # about the concurrency at which as many requests are served as come
         middle = (low + high) / 2
-        pace = pace_of(
-            replace(workload, serving=replace(serving, concurrency=max(round(middle), 1))), need, machine, eff
-        )
+        fewer = replace(workload, serving=replace(serving, concurrency=max(round(middle), 1)))
+        pace = correction.of(pace_of(fewer, need, machine), fewer)
         if pace.at_once / pace.request < rate:
             low = middle
         else:
             high = middle
     pace = replace(pace, tokens_s=full.tokens_s)  # what is promised is what the slice can do
     load = min(rate / max(most, 1e-12), LATE)
-    prefill = prefill_s(workload.architecture, workload.precision, float(serving.input), machine, eff)
+    prefill = prefill_s(workload.architecture, workload.precision, float(serving.input), machine, DEFAULT)
     waits = load / (2.0 * (1.0 - load)) * prefill
     return replace(pace, ttft=pace.ttft + waits, request=pace.request + waits)
 

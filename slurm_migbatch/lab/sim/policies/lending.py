@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from slurm_migbatch.decide.lending.allocation import Elastic, Hysteresis, ReclaimCandidate, paid_worth, reclaim
+from slurm_migbatch.decide.lending.allocation import Hysteresis, ReclaimCandidate, RestartCosts, paid_worth, reclaim
 from slurm_migbatch.lab.papers.deepboot import Choice, Replica, Surge, allocate, ats_worth, displaced, serve
 from slurm_migbatch.lab.papers.forecast import Levels
 from slurm_migbatch.lab.papers.goodput import Goodput
@@ -103,7 +103,7 @@ class WholeGpuLending(Quiet):
         own: range,
         lent: range,
         learning: GoodputSpeeds,
-        elastic: Mapping[str, Elastic],
+        elastic: Mapping[str, RestartCosts],
         way: Way,
         levels: Levels,
         clock: float = 0.0,

@@ -21,7 +21,7 @@ from typing import Any, Final
 from slurm_migbatch.config.schema import ClusterConfig, LendingConfig, between, key
 from slurm_migbatch.daemon.settings import rules_of
 from slurm_migbatch.decide.capacity.spare import loss
-from slurm_migbatch.decide.lending.allocation import Elastic
+from slurm_migbatch.decide.lending.allocation import RestartCosts
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Loan, State
 from slurm_migbatch.decide.lending.model import Kind, LendingView, LoanOrder, WaitingInference
@@ -327,9 +327,9 @@ class SliceLending(Quiet):
         loans, views = {}, {}
         for elastic, run in elastic_jobs:
             job = run.job.id
-            views[job] = _job_view(job, elastic.restarts, None if elastic.seat is None else elastic.seat.slot.profile)
-            if elastic.seat is not None:
-                loans[job] = _loan(job, elastic.restarts, elastic.since, str(elastic.seat.slot.profile))
+            views[job] = _job_view(job, elastic.restarts, None if elastic.place is None else elastic.place.slot.profile)
+            if elastic.place is not None:
+                loans[job] = _loan(job, elastic.restarts, elastic.since, str(elastic.place.slot.profile))
         starts = (
             [
                 WaitingInference(run.job.id, (self._profile(sim, run),), self.pool, copies=run.job.gpus)
@@ -373,21 +373,21 @@ class SliceLending(Quiet):
             job = run.job
             if not run.places and sim.now < run.ready:
                 continue
-            seat = None
+            place = None
             if run.places:
-                (place,) = run.places
-                seat = SlotReference(self.node_of[place.gpu], place.gpu, place.slot)
+                (held,) = run.places
+                place = SlotReference(self.node_of[held.gpu], held.gpu, held.slot)
             full = job.costs.checkpoint_s + job.costs.restart_s  # migbatchd has measured it by then
             elastic = ElasticJob(
                 job.id,
                 self._of(sim, job),
                 job.user,
                 None,
-                seat,
+                place,
                 self.since.get(job.id, 0.0),
                 run.preempted + run.moves,
                 self.hits[job.id],
-                Elastic(full, full),
+                RestartCosts(full, full),
                 run.remaining(sim.now),
             )
             found.append((elastic, run))

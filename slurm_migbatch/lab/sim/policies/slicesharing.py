@@ -14,7 +14,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Final
 
-from slurm_migbatch.decide.lending.pairs import Host, Rules, Sharer, pairs
+from slurm_migbatch.decide.lending.pairs import Host, Sharer, SharingRules, pairs
 from slurm_migbatch.lab.sim.cluster import Place
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import SimulatedJob
@@ -131,7 +131,7 @@ class LivePairs(SliceQueue):
 
     def __init__(
         self,
-        rules: Rules,
+        rules: SharingRules,
         limits: Callable[[SimulatedJob], float | None],
         memory_mib: float,
         round_s: float,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.cli.checks import BAD, GOOD, ODD, Finding
+from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.versions import Release
 
@@ -101,7 +101,7 @@ def check_release(release: Release, site: SiteTraits) -> Iterator[Finding]:
 def untyped_gres(slurm_conf: str | Path, depth: int = 8) -> tuple[str, ...]:
     """Return the entries of nodes' Gres= in slurm.conf, and in what it includes, that name no type.
 
-    None where it is not here.
+    Empty where that file is not here.
     """
     path = Path(slurm_conf)
     try:

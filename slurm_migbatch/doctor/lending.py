@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from slurm_migbatch.cli.checks import BAD, GOOD, ODD, Finding
 from slurm_migbatch.config import Config
+from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
 from slurm_migbatch.site import FORGETS, WAITING
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.slurm.nodelist import expand
@@ -57,7 +57,7 @@ def _catalog(config: Config, rows: Sequence[NodeRow]) -> Iterator[Finding]:
             lacking = [f"mig:{kind}:{n}" for kind, n in WAITING.items() if row.gres.get(kind, 0) < n]
             if lacking:
                 text = f"{row.name} does not list {', '.join(lacking)}, so training jobs are refused"
-                yield Finding(BAD, "lending", text, "render slurm.conf and gres.conf again (migbatch config render)")
+                yield Finding(BAD, "lending", text, "migbatch install --role controller --apply --edit")
             else:
                 yield Finding(GOOD, "lending", f"training jobs can wait as mig:{LOAN} ({row.name} lists it)")
 
@@ -77,7 +77,7 @@ def _remembering(config: Config, rows: Sequence[NodeRow], version: tuple[int, in
     ]
     if lacking:
         text = f"{', '.join(lacking)}: {release} needs mig:{LOAN}:1 in the Gres of every node that lends"
-        yield Finding(BAD, "lending", text, "render slurm.conf and gres.conf again (migbatch config render)")
+        yield Finding(BAD, "lending", text, "migbatch install --role controller --apply --edit")
 
 
 def _partition(name: str, preempt: str, partitions: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:

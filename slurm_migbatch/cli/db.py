@@ -1,0 +1,127 @@
+"""`migbatch db`: backups of the record, the way back, and whether it is in order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+import click
+
+from slurm_migbatch.cli.common import EXIT_FAILED, HELP, Failure, config_option
+from slurm_migbatch.config import Config
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.group(context_settings=HELP)
+def db() -> None:
+    """Back up, restore, check and upgrade the record ([store] url of migbatch.toml)."""
+
+
+@db.command()
+@click.argument("file", type=_FILE)
+@config_option
+def backup(config: Config, file: Path) -> None:
+    """Write all of the record to FILE, while migbatchd runs.
+
+    FILE is new, its owner's alone, and there only once it is whole: an SQLite database, whatever kind the record is.
+    """
+    from slurm_migbatch.store.backup import back_up
+    from slurm_migbatch.store.history import HISTORY
+
+    made = back_up(config.store.url, file, HISTORY)
+    click.echo(f"{made.path}: {made.size / 1024:.0f} KiB, schema {made.schema!r}")
+
+
+@db.command()
+@click.argument("file", type=_FILE)
+@click.option("--replace", is_flag=True, help="Also where the database holds something, which is lost on a server.")
+@config_option
+def restore(config: Config, file: Path, replace: bool) -> None:
+    """Put the backup FILE in the place of the record; migbatchd is stopped meanwhile.
+
+    A backup of any kind of database fits any other. Nodes tell what they hold again once migbatchd runs.
+    """
+    from slurm_migbatch.store.history import HISTORY
+    from slurm_migbatch.store.restore import restore as put_back
+
+    if not file.exists():
+        raise Failure(f"there is no backup {file}")
+    with _stopped(config):
+        done = put_back(file, config.store.url, HISTORY, replace=replace)
+    click.echo(f"restored {file}, schema {done.schema!r}; start migbatchd, and nodes tell what they hold again")
+    if done.before is not None:
+        click.echo(f"what was there is {done.before}")
+
+
+@db.command()
+@click.argument("file", type=_FILE, required=False)
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Findings as one JSON object, for monitoring.")
+@click.option("-q", "--quiet", is_flag=True, help="Only what is not in order.")
+@click.pass_context
+def check(ctx: click.Context, config: Config, file: Path | None, as_json: bool, quiet: bool) -> None:
+    """Read the record, or the backup FILE, through; nothing is changed.
+
+    \b
+    Exit code  0  nothing to correct
+               1  something to correct (FAIL)
+    --json     {"version": 1, "findings": [{"level", "subject", "text", "advice"}]}, level: ok, warn, FAIL
+    """
+    from slurm_migbatch.cli.doctor import print_findings
+    from slurm_migbatch.doctor.record import check_record
+    from slurm_migbatch.node.findings import BAD
+    from slurm_migbatch.store.engines import file_url
+
+    store = config.store
+    url = store.url if file is None else file_url(file)
+    findings = list(check_record(url, store.keep_s, live=file is None))
+    if as_json:
+        click.echo(json.dumps({"version": 1, "findings": [found._asdict() for found in findings]}))
+    else:
+        print_findings(findings, quiet)
+    if any(found.level == BAD for found in findings):
+        ctx.exit(EXIT_FAILED)
+
+
+@db.command()
+@click.option("--no-backup", is_flag=True, help="SQLite: without the copy beside the file, which is then your matter.")
+@config_option
+def upgrade(config: Config, no_backup: bool) -> None:
+    """Bring the record to this release's schema, as migbatchd does at its start; it is stopped meanwhile."""
+    from slurm_migbatch.store.db import open_store
+    from slurm_migbatch.store.engines import sqlite_file
+    from slurm_migbatch.store.history import HISTORY
+    from slurm_migbatch.store.ownership import acting_as_owner
+
+    file = sqlite_file(config.store.url)
+    with _stopped(config), acting_as_owner(file.parent) if file is not None else nullcontext():
+        open_store(config.store.url, backup=not no_backup).close()
+    click.echo(f"schema {HISTORY[-1].name!r}")
+
+
+@contextmanager
+def _stopped(config: Config) -> Iterator[None]:
+    """Keep migbatchd of this host from running."""
+    from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
+
+    lock = InstanceLock(Path(config.daemon.run_dir))
+    new = [path for path in (lock.path, lock.path.parent) if not path.exists()]
+    try:
+        lock.acquire()
+    except AlreadyRunning as error:
+        raise Failure(str(error)) from None
+    except OSError as error:
+        raise Failure(f"{lock.path}: {error.strerror}; run this as migbatchd's user or as root") from None
+    try:
+        yield
+    finally:
+        # what root has made migbatchd could not use where it runs as another user; while it is locked, nobody waits
+        if lock.path in new:
+            lock.path.unlink()
+        lock.release()
+        if lock.path.parent in new:
+            with suppress(OSError):
+                lock.path.parent.rmdir()

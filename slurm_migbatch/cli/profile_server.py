@@ -1,0 +1,240 @@
+"""`migbatch profile run --server`: measures a language model where it is served."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from slurm_migbatch.cli.common import Failure, print_table
+from slurm_migbatch.profiling.completions import Served, ServerAddress, ServerConnection, ServerError, find
+from slurm_migbatch.profiling.device import Device, find_device
+from slurm_migbatch.profiling.ladder import LadderFindings, ServedModel, climb
+from slurm_migbatch.profiling.load import LoadEffort, LoadPoint, LoadRefused, LoadResult, Percentiles, Prompts
+from slurm_migbatch.profiling.load import measure_load as measure
+from slurm_migbatch.profiling.runner import save
+from slurm_migbatch.workload.llmhints import CHOICES
+
+if TYPE_CHECKING:
+    from slurm_migbatch.profiling.measurement import Measurement
+
+INPUTS: Final = (128, 1024)
+OUTPUTS: Final = (128,)
+"""Lengths in tokens where none are named."""
+KEY: Final = "OPENAI_API_KEY"
+_ANSWER_S: Final = 60.0
+"""How long a server may be silent before anything is measured."""
+_HEADER: Final = (
+    "AT_ONCE", "IN", "OUT", "TTFT50", "90", "99_MS", "TPOT50", "90", "99_MS", "TOKENS/S", "REQ/S", "N", "FAILED",
+)  # fmt: skip
+_NOBODY_MIB: Final = 64.0
+"""Memory below which nothing is served from a device."""
+
+
+@dataclass(frozen=True)
+class ServerRun:
+    """What was asked for: `url` of the server, `model` as jobs write it, what `profile run` has of other options."""
+
+    url: str
+    model: str
+    family: str
+    engine: str | None
+    precision: str
+    served_name: str | None
+    concurrency: Sequence[int]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    effort: LoadEffort
+    total_seconds: float
+    device: str | None
+    source: str
+    quiet: bool
+    as_json: bool
+
+
+def run_server(asked: ServerRun, table: Path, earlier: Sequence[Measurement]) -> None:
+    """Measure the server and print what was found; raises Failure."""
+    try:
+        address = ServerAddress.parse(asked.url)
+    except ValueError as error:
+        raise click.UsageError(f"--server: {error}") from None
+    if not address.is_here():
+        raise Failure(
+            f"{address.host} is no address of this host: run the command where the server runs, in its job, so that "
+            "the rows say on which slice"
+        )
+    device = find_device(asked.device, os.environ)
+    try:
+        served = find(address, asked.served_name, os.environ.get(KEY, ""), _ANSWER_S)
+    except ServerError as error:
+        raise Failure(f"--server: {error}") from None
+    subject = _subject(asked, device, served)
+    points = [LoadPoint(c, i, o) for i in asked.inputs for o in asked.outputs for c in asked.concurrency]
+    possible = [point for point in points if served.longest is None or point.tokens <= served.longest]
+    if not possible:
+        raise Failure(f"the server takes sequences of at most {served.longest} tokens: give less --inputs or --outputs")
+    watch = _Lines(asked.quiet)
+    watch.begins(subject, served, len(possible))
+    try:
+        found = climb(
+            subject,
+            possible,
+            _Measuring(served, asked.effort, device),
+            earlier,
+            partial(save, table),
+            watch,
+            time.monotonic() + asked.total_seconds,
+        )
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; what was measured is in {table}, and --resume goes on from there", err=True)
+        raise
+    found.left += [point for point in points if point not in possible]
+    if asked.as_json:
+        click.echo(json.dumps(_json(subject, served, found, table)))
+    else:
+        _print(found, table, len(earlier))
+    if not found.rows:
+        raise Failure(f"nothing was measured: {found.refused[0][1]}" if found.refused else "nothing was measured")
+
+
+def _subject(asked: ServerRun, device: Device, served: Served) -> ServedModel:
+    engine = asked.engine or served.engine
+    if not engine:
+        raise click.UsageError(f"the server does not say what it is: give --engine {'|'.join(CHOICES['engine'])}")
+    return ServedModel(device, asked.model, engine, asked.precision, asked.family or "decoder", asked.source)
+
+
+class _Measuring:
+    """Measures a point on a server; the words that make a length are asked for once for each length."""
+
+    def __init__(self, served: Served, effort: LoadEffort, device: Device) -> None:
+        self._served, self._effort, self._device = served, effort, device
+        self._prompts: dict[int, Prompts] = {}
+
+    def __call__(self, point: LoadPoint) -> tuple[LoadResult, float | None]:
+        """Return the result, and the MiB in use on the device."""
+        salt = secrets.token_hex(8)
+        if point.inputs not in self._prompts:
+            line: ServerConnection = self._served.line(self._effort.timeout)
+            try:
+                self._prompts[point.inputs] = Prompts.asked(self._served, line, point.inputs, salt)
+            except ServerError as error:
+                raise LoadRefused(str(error), {str(error): 1}) from None
+            finally:
+                line.close()
+        result = measure(self._served, point, self._prompts[point.inputs], self._effort, salt)
+        return result, self._memory_mib()
+
+    def _memory_mib(self) -> float | None:
+        if self._device.is_cpu:
+            return None
+        from slurm_migbatch.mig.nvml.visible import VisibleDevice
+
+        with VisibleDevice(self._device.visible) as visible:
+            used = visible.usage().used
+        if used < _NOBODY_MIB:
+            raise Failure(
+                f"only {used:.0f} MiB are in use on {self._device}: the server runs elsewhere; give its --device"
+            )
+        return used
+
+
+class _Lines:
+    """Progress as plain lines."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+
+    def begins(self, subject: ServedModel, served: Served, points: int) -> None:
+        """Say what is measured."""
+        if not self._quiet:
+            words = f"{subject.model} served by {subject.engine} at {served.address} on {subject.device}"
+            click.echo(f"{words}: {points} points at most", err=True)
+
+    def starts(self, point: LoadPoint) -> None:
+        """Print nothing yet."""
+
+    def ends(self, point: LoadPoint, outcome: LoadResult | LoadRefused) -> None:
+        """Print one line for the point."""
+        if self._quiet:
+            return
+        if isinstance(outcome, LoadRefused):
+            click.echo(f"{point}: no figures: {outcome}", err=True)
+            return
+        tpot = "" if outcome.tpot is None else f", {_ms(outcome.tpot.p50)} ms a token"
+        errors = f", {outcome.failed} failed" if outcome.failed else ""
+        click.echo(
+            f"{point}: first token {_ms(outcome.ttft.p50)} ms{tpot}, {outcome.tokens_s:.4g} tokens/s{errors}", err=True
+        )
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1000 * seconds:.4g}"
+
+
+def _print(found: LadderFindings, table: Path, earlier: int) -> None:
+    lines = [
+        (
+            str(row.point.concurrency),
+            str(row.inputs),
+            str(row.outputs),
+            *(_ms(row.ttft.at[share]) for share in (0.5, 0.9, 0.99)),
+            *(_ms(row.tpot.at[share] if row.tpot else None) for share in (0.5, 0.9, 0.99)),
+            f"{row.tokens_s:.4g}",
+            f"{row.requests_s:.4g}",
+            str(row.request.count),
+            str(row.failed),
+        )
+        for row in found.results
+    ]
+    print_table(_HEADER, lines)
+    for point, error in found.refused:
+        click.echo(f"no figures for {point}: {error}")
+    if found.left:
+        click.echo(f"not tried: {len(found.left)} points (the server refused a smaller load, takes no such lengths, or "
+                   "the time was over; --resume tries again)")  # fmt: skip
+    if any(row.outputs != row.point.outputs or row.inputs != row.point.inputs for row in found.results):
+        click.echo("lengths that the server really had are shown where it did not keep to those asked for")
+    click.echo(f"{table}: {len(found.results)} new rows" + (f", {earlier} were there" if earlier else ""))
+
+
+def _json(subject: ServedModel, served: Served, found: LadderFindings, table: Path) -> dict[str, Any]:
+    def times(of: Percentiles | None) -> dict[str, float] | None:
+        return None if of is None else {"mean": of.mean, **{f"p{100 * share:g}": t for share, t in of.at.items()}}
+
+    device = subject.device
+    return {
+        "model": subject.model,
+        "engine": subject.engine,
+        "precision": subject.precision or None,
+        "server": {"url": str(served.address), "name": served.name, "api": served.form, "longest": served.longest},
+        "device": {"gpu": device.gpu, "uuid": device.visible or None, "profile": device.profile or None},
+        "table": str(table),
+        "rows": [row.to_dict() for row in found.rows],
+        "points": [
+            {
+                "concurrency": result.point.concurrency,
+                "input": result.inputs,
+                "output": result.outputs,
+                "requests": result.request.count,
+                "seconds": result.seconds,
+                "ttft_s": times(result.ttft),
+                "tpot_s": times(result.tpot),
+                "request_s": times(result.request),
+                "requests_per_s": result.requests_s,
+                "tokens_per_s": result.tokens_s,
+                "errors": dict(result.errors),
+            }
+            for result in found.results
+        ],
+        "refused": [{**point._asdict(), "why": str(error), "errors": error.errors} for point, error in found.refused],
+        "left": [point._asdict() for point in found.left],
+    }

@@ -1,0 +1,40 @@
+"""Marks of a configuration, by which two hosts tell whether they have the same one without saying what it holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, Final
+
+from slurm_migbatch.config.schema import Config
+
+_OWN: Final[Mapping[str, frozenset[str]]] = {
+    "cluster": frozenset({"slurm_bin", "slurm_conf", "backend"}),
+    "node_api": frozenset({"listen", "munge_socket"}),
+    "query": frozenset({"listen", "munge_socket"}),
+    "store": frozenset({"url"}),  # one database may be named in several ways: its identity is the key
+    "daemon": frozenset({"run_dir", "log_level"}),
+}
+"""Keys by section that may differ between hosts."""
+
+
+def marks(config: Config, identity: str) -> dict[str, str]:
+    """Return a mark for each section and for the release; equal where the contents and the database are.
+
+    Args:
+        config: of one host.
+        identity: of its database, which nobody else knows; so what a section holds cannot be guessed by its mark.
+    """
+    texts: dict[str, Any] = {name: values for name, values in dataclasses.asdict(config).items() if name != "path"}
+    for section, own in _OWN.items():
+        texts[section] = {key: value for key, value in texts[section].items() if key not in own}
+    texts["release"] = version("slurm-migbatch")
+    return {name: _mark(identity, f"{name} {json.dumps(values, sort_keys=True)}") for name, values in texts.items()}
+
+
+def _mark(identity: str, text: str) -> str:
+    return hmac.new(identity.encode(), text.encode(), hashlib.sha256).hexdigest()[:16]

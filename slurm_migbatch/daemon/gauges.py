@@ -1,0 +1,35 @@
+"""Figures of slices and of waiting jobs for /metrics, from what nodes and Slurm have told.
+
+Labels are profiles and states only: no job, user or GPU, of which there are too many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from statistics import median
+
+from slurm_migbatch.daemon.metrics import Labels
+from slurm_migbatch.decide.capacity.facts import NodeFacts
+from slurm_migbatch.slurm.client import JobRow
+
+
+def slices_by_state(nodes: Mapping[str, NodeFacts]) -> Mapping[Labels, float]:
+    """Count slices by profile and state: held by one job, shared by two, idle, zombie."""
+    found: Counter[Labels] = Counter()
+    for gpu in (gpu for node in nodes.values() for gpu in node.gpus):
+        shared = {slot for slot, _ in gpu.guests}
+        found.update((slot.profile.name, "shared" if slot in shared else "held") for slot, _ in gpu.leases)
+        found.update((slot.profile.name, "idle") for slot in gpu.warm)
+        found.update((slot.profile.name, "zombie") for slot in gpu.zombies)
+    return {labels: float(count) for labels, count in found.items()}
+
+
+def waits(jobs: Iterable[JobRow], now: float) -> Mapping[Labels, float]:
+    """Return the longest and the median wait in seconds of pending jobs that ask for slices; 0 where none waits.
+
+    A job counts from when it could start; one that waits for another job, for its time or for its user does not count.
+    """
+    since = [job.eligible for job in jobs if job.pending and "mig:" in job.gres and job.eligible is not None]
+    seconds = [now - began for began in since if began <= now] or [0.0]
+    return {("longest",): max(seconds), ("median",): median(seconds)}

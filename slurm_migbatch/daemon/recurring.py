@@ -1,0 +1,122 @@
+"""What recurring jobs used, kept in step with the record and handed to the process that answers submissions.
+
+Runs come in the order of lessons, each once it has ended, and again when more is known of it. Only the newest runs of
+each job are kept, and only the jobs that ran last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from slurm_migbatch.daemon.log import FaultReporter
+from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.predict.recurring import WINDOW, PastRun
+from slurm_migbatch.store.recurring import RecurringRun
+
+log = logging.getLogger(__name__)
+
+MOST_JOBS: Final = 10_000
+"""Recurring jobs whose runs are remembered, those that ran last."""
+_BEHIND: Final = 100_000
+"""Lessons that are looked at when the service starts."""
+_AT_ONCE: Final = 500
+_LABEL: Final = "runs of recurring jobs"
+_EVERY_S: Final = 5.0
+"""Seconds between two looks at the record where no run is heard to have ended."""
+_SOON_S: Final = 0.3
+"""Least seconds between two looks."""
+
+
+def past_run(row: RecurringRun) -> PastRun:
+    """Return a run of the record as the predictor takes it."""
+    profile = (row.profile or "").replace("+", ".")
+    return PastRun(row.run, profile, row.ended, row.peak_mib, row.sm, row.dram, row.engine)
+
+
+class RecurringJobs:
+    """The newest runs of each recurring job, by its key."""
+
+    def __init__(self, most: int = MOST_JOBS) -> None:
+        self._runs: dict[str, list[PastRun]] = {}
+        self._most = most
+
+    def take(self, rows: Iterable[RecurringRun]) -> dict[str, list[list[Any]]]:
+        """Take in runs; return what changed, as `listed` has it."""
+        changed: dict[str, None] = {}
+        for row in rows:
+            if not row.recurring or not row.ended or row.profile is None:
+                continue
+            run = past_run(row)
+            known = [past for past in self._runs.pop(row.recurring, []) if past.run != row.run]
+            self._runs[row.recurring] = sorted([*known, run], key=lambda past: past.run)[-WINDOW:]
+            changed[row.recurring] = None
+        while len(self._runs) > self._most:
+            del self._runs[next(iter(self._runs))]
+        return {key: self._rows(key) for key in changed if key in self._runs}
+
+    def listed(self) -> Mapping[str, list[list[Any]]]:
+        """Return the runs of all jobs, JSON-able."""
+        return {key: self._rows(key) for key in self._runs}
+
+    def past(self, key: str) -> Sequence[PastRun]:
+        """Return the runs of one job, the newest last."""
+        return self._runs.get(key, ())
+
+    def _rows(self, key: str) -> list[list[Any]]:
+        return [run.to_list() for run in self._runs[key]]
+
+
+class RecurringWatch:
+    """Reads ended runs from the record as they come."""
+
+    def __init__(
+        self,
+        writer: StoreWriter,
+        told: Callable[[Mapping[str, list[list[Any]]]], None],
+        ended: Callable[[Sequence[RecurringRun]], None] = lambda rows: None,
+    ) -> None:
+        """`told` gets what changed of recurring jobs; `ended` every new row, but those of before the start."""
+        self._writer, self._told, self._ended = writer, told, ended
+        self.jobs = RecurringJobs()
+        self._reached: int | None = None
+        self._nudged = asyncio.Event()
+        self._fault = FaultReporter("runs of recurring jobs cannot be read", "jobs get the site's default", log)
+
+    def nudge(self) -> None:
+        """Look soon: a run has ended."""
+        self._nudged.set()
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            self._nudged.clear()
+            wait = _EVERY_S
+            try:
+                await self._look()
+            except Exception as error:
+                wait = self._fault.failed(error)
+            else:
+                self._fault.succeeded()
+            await asyncio.sleep(_SOON_S)
+            try:
+                await asyncio.wait_for(self._nudged.wait(), wait)
+            except asyncio.TimeoutError:
+                continue
+
+    async def _look(self) -> None:
+        first = self._reached is None
+        newest = await asyncio.wrap_future(self._writer.call(lambda store: store.newest_lesson(), _LABEL))
+        reached = max(0, newest - _BEHIND) if self._reached is None else self._reached
+        while reached < newest:
+            since = reached
+            read = self._writer.call(lambda store, since=since: store.recurring_runs(since, _AT_ONCE), _LABEL)  # type: ignore[misc]
+            rows = await asyncio.wrap_future(read)
+            reached = rows[-1].number if rows else newest
+            if changed := self.jobs.take(rows):
+                self._told(changed)
+            if rows and not first:
+                self._ended(rows)
+        self._reached = reached

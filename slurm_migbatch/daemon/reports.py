@@ -1,0 +1,54 @@
+"""What is not in order on nodes, by their own agents' checks: the latest of each, in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_migbatch.node.findings import Finding
+
+#: nodes of which reports are kept; Slurm itself has fewer
+MOST_NODES = 65536
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """One node's report: when it came (unix s), how far the node's clock is ahead (s), what it found."""
+
+    came: float
+    ahead: float
+    findings: tuple[Finding, ...]
+
+
+class ReportBoard:
+    """The latest report of each node. Used by one event loop; read by any thread."""
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self._lock = threading.Lock()
+        self._reports: dict[str, NodeReport] = {}
+
+    def keep(self, node: str, sent: float, findings: tuple[Finding, ...]) -> float:
+        """Keep a node's report, sent at that moment of its clock; returns the moment of this one."""
+        now = self._wall()
+        with self._lock:
+            if node in self._reports or len(self._reports) < MOST_NODES:
+                self._reports[node] = NodeReport(now, sent - now, findings)
+        return now
+
+    def to_dict(self) -> Mapping[str, Any]:
+        """Return all reports in the form of JSON, by node, each with its age in seconds."""
+        now = self._wall()
+        with self._lock:
+            reports = dict(self._reports)
+        return {
+            node: {
+                "age": max(now - report.came, 0.0),
+                "ahead": report.ahead,
+                "findings": [found._asdict() for found in report.findings],
+            }
+            for node, report in sorted(reports.items())
+        }

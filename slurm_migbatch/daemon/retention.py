@@ -1,0 +1,76 @@
+"""Removing what is older than [store] keep, while nothing else waits for the database.
+
+Every hour it goes through the record once, in short transactions of `store.retention` with pauses between them that are
+several times as long, so that most of the writer's time is free whatever is to be removed. A pass that a restart cuts
+short is made up for by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.log import FaultReporter
+from slurm_migbatch.daemon.metrics import Metrics
+from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.store.retention import PruneCursor
+
+log = logging.getLogger(__name__)
+
+FIRST_S: Final = 120.0
+"""Seconds after the start: submissions, nodes and the queue come first."""
+EVERY_S: Final = 3600.0
+"""Seconds between two passes."""
+_SHARE: Final = 4.0
+"""Pauses are so many times as long as what was removed took."""
+_PAUSE_S: Final = 0.05
+
+
+class Retention:
+    """Removes old records; `removed` counts them by table."""
+
+    def __init__(
+        self, config: Config, writer: StoreWriter, metrics: Metrics, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._keep_s, self._lessons = config.store.keep_s, config.learning.runs
+        self._writer, self._clock = writer, clock
+        self._fault = FaultReporter("old records cannot be removed", "they stay until that works", log, longest=EVERY_S)
+        self.removed = metrics.counter("migbatch_store_removed_total", "Records removed for their age.", "table")
+
+    async def run(self, first_s: float = FIRST_S, every_s: float = EVERY_S) -> None:
+        """Remove for ever."""
+        wait = first_s
+        while True:
+            await asyncio.sleep(wait)
+            try:
+                await self.once()
+            except Exception as error:
+                wait = max(self._fault.failed(error), every_s)
+            else:
+                self._fault.succeeded()
+                wait = every_s
+
+    async def once(self) -> Counter[str]:
+        """Go through the record once; return what was removed, by table."""
+        before, total = self._clock() - self._keep_s, Counter[str]()
+        going: PruneCursor | None = PruneCursor()
+        while going is not None:
+            while len(self._writer):
+                await asyncio.sleep(_PAUSE_S)
+            began, step = time.monotonic(), going
+            work = self._writer.call(lambda store, step=step: store.prune(before, self._lessons, step), "old records")  # type: ignore[misc]
+            rows, going = await asyncio.wrap_future(work)
+            found = {table: count for table, count in rows.items() if count}
+            total.update(found)
+            for table, count in found.items():
+                self.removed.labels(table).inc(count)
+            if found:
+                await asyncio.sleep(max(_PAUSE_S, _SHARE * (time.monotonic() - began)))
+        if total:
+            log.info("records older than [store] keep were removed", extra=dict(sorted(total.items())))
+        return total

@@ -1,0 +1,108 @@
+"""Jobs with the hint retry=oom whose slice was too small: run once more, on a larger one.
+
+A job is sent back once: only a first run counts. It keeps its id and its environment. What it gets is what its runs
+ask for (`predict.recurring`), within its own min and max. Job arrays, heterogeneous jobs and jobs of several slices are
+left alone. Slurm up to 23.02 does not forget what a job asked for before (`workload.loans`): there only the
+next submission gets more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from slurm_migbatch.daemon.ports import Slurm
+from slurm_migbatch.daemon.recurring import past_run
+from slurm_migbatch.decide.dispatch.retype import regranted
+from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.recurring import PastRun, RecurringJob, RunsPolicy, need_of, pick, ran_out
+from slurm_migbatch.predict.selection import limits_of
+from slurm_migbatch.site import FORGETS
+from slurm_migbatch.slurm.client import JobRow, SlurmError
+from slurm_migbatch.store.recurring import RecurringRun
+from slurm_migbatch.workload.catalog import ProfileOffer, SiteCatalog
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.refusal import Refusal
+
+log = logging.getLogger(__name__)
+
+
+def larger(row: RecurringRun, past: Sequence[PastRun], catalog: SiteCatalog, policy: RunsPolicy) -> ProfileOffer | None:
+    """Return the slice on which a run is to be tried again; None where it did not run out or there is none larger.
+
+    Args:
+        past: runs of the same job with this one as the newest; this one alone where the job is not known again.
+    """
+    names = [name for name in row.partition.split(",") if name in catalog]
+    if not names or row.profile is None or not past:
+        return None
+    partition = catalog.view(names)
+    held = partition.offers.get(past[-1].profile)
+    if held is None or not ran_out(past[-1], held.memory_mib):
+        return None
+    try:
+        limits = limits_of(Hints(min=row.low or None, max=row.high or None), partition)
+    except Refusal:  # profiles that the partition has no more
+        return None
+    allowed = [offer for offer in partition.plain if limits.within(offer) and offer.memory_mib > held.memory_mib]
+    need = need_of(past, partition.offers, policy.runs) if allowed else None
+    return None if need is None else pick(RecurringJob("", tuple(past)), need, allowed, policy)[0]
+
+
+def changes(row: JobRow, profile: Profile) -> dict[str, str]:
+    """Return the update that gives a waiting job of one slice another profile.
+
+    Raises:
+        ValueError: its comment has no marker of one slice, or no room for another.
+    """
+    try:
+        grant = parse_comment(row.comment)
+    except GrantError as error:
+        raise ValueError(str(error)) from None
+    if grant is None or grant.total != 1:
+        raise ValueError("it has no grant of one slice")
+    fields = regranted(row, Grant([(profile, 1)], grant.decision))
+    if fields is None:
+        raise ValueError("its comment has no room for another marker")
+    return fields
+
+
+class OomRetries:
+    """Sends jobs back whose runs have ended so."""
+
+    def __init__(self, client: Slurm, catalog: Callable[[], SiteCatalog], policy: RunsPolicy) -> None:
+        self._client, self._catalog, self._policy = client, catalog, policy
+        self._tried: set[int] = set()
+
+    def due(
+        self, rows: Sequence[RecurringRun], past: Callable[[str], Sequence[PastRun]]
+    ) -> list[tuple[RecurringRun, ProfileOffer]]:
+        """Return the runs that are to be tried again, each once, and on what.
+
+        Args:
+            past: returns the runs of a recurring job by its key.
+        """
+        found = []
+        for row in rows:
+            if not row.retry or row.restart or row.slices != 1 or not row.single or row.run in self._tried:
+                continue
+            run = past_run(row)
+            known = [other for other in past(row.recurring) if other.run < row.run] if row.recurring else []
+            offer = larger(row, [*known, run], self._catalog(), self._policy)
+            if offer is not None:
+                self._tried.add(row.run)
+                found.append((row, offer))
+        return found
+
+    def send(self, row: RecurringRun, offer: ProfileOffer) -> str:
+        """Requeue one job; return what went wrong, empty where nothing did. Blocks."""
+        try:
+            if self._client.version() < FORGETS:
+                return "this release of Slurm cannot give a job another slice"
+            self._client.requeue_ended(row.job, update=lambda job: changes(job, offer.profile))
+        except (SlurmError, ValueError) as error:
+            log.warning("job %d ran out of memory and cannot be run again: %s", row.job, error)
+            return str(error)
+        log.info("job %d ran out of memory on %s and runs again on %s", row.job, row.profile, offer.profile)
+        return ""

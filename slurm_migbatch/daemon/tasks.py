@@ -1,0 +1,23 @@
+"""Loops that go on for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from slurm_migbatch.daemon.log import FaultReporter
+
+log = logging.getLogger(__name__)
+
+
+async def keep(name: str, loop: Callable[[], Awaitable[None]]) -> None:
+    """Run a loop for ever; what it did not foresee is logged with its traceback, and it starts again."""
+    fault = FaultReporter(f"internal error in {name}", "please report it with the log", log, longest=60.0)
+    while True:
+        try:
+            await loop()
+        except Exception as error:
+            if not fault.open:
+                log.exception("internal error in %s", name)
+            await asyncio.sleep(fault.failed(error))

@@ -1,0 +1,301 @@
+"""Which of two migbatchd is active: the one whose slurmctld is primary, and that holds the term in the database.
+
+With several SlurmctldHost migbatchd follows slurmctld: `scontrol ping` says which of them answer, in their order, and
+the first that does is the primary or about to be (tried on 22.05, 24.11 and 26.05: a primary that is back asks for
+control, and `scontrol takeover` ends the one before). That slurmctld answers requests too tells a primary from one that
+still waits. slurmctld's own programs (SlurmctldPrimaryOnProg, SlurmctldPrimaryOffProg) make that quicker.
+
+Either may be wrong for a while, so nothing is done without a term (`store.terms`) that has not run out on this host's
+own clock, counted from before the database was asked. The database fences what is written; commands to Slurm are held
+back by `TermKeeper.check`.
+
+With one SlurmctldHost there is nothing to follow. SQLite serves one host: with several SlurmctldHost the first of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from slurm_migbatch.daemon.addresses import controllers
+from slurm_migbatch.daemon.log import FaultReporter
+from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.store.terms import TermState
+
+log = logging.getLogger(__name__)
+
+TERM_S: Final = 7.0
+"""Seconds that a term lasts unless it is renewed, which it is about every second."""
+LOOK_S: Final = 1.0
+"""Seconds between two looks."""
+PING_S: Final = 3.0
+"""Seconds that the active one waits for `scontrol ping`, which waits long for a host that is switched off."""
+PATIENCE_S: Final = 10.0
+"""Seconds after which the active one asks again what was not answered in time."""
+ALONE_S: Final = 60.0
+"""Seconds between two looks whether there is a second slurmctld by now."""
+
+
+class ActiveRole(Protocol):
+    """Whether this migbatchd is the active one."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it is to serve nodes, users and submissions."""
+
+    @property
+    def why(self) -> str:
+        """Why it is not, as a sentence for those who ask here."""
+
+    def acts(self) -> bool:
+        """Tell whether it may change something in Slurm at this moment."""
+
+    def told(self, primary: bool) -> None:
+        """Take in slurmctld's word that it has become the primary of this host, or is it no more."""
+
+
+class AlwaysActive:
+    """The only one."""
+
+    active = True
+    why = ""
+
+    def acts(self) -> bool:
+        """Always."""
+        return True
+
+    def told(self, primary: bool) -> None:
+        """Change nothing."""
+
+
+class PrimaryClient(Protocol):
+    """What is asked of Slurm; both may raise SlurmError."""
+
+    def settings(self) -> Mapping[str, str]:
+        """Return the primary's configuration, keys in lower case."""
+
+    def ping(self, timeout: float | None = None) -> Mapping[str, bool]:
+        """Return which slurmctld answer, by the names of SlurmctldHost, in their order."""
+
+
+class TermStore(Protocol):
+    """The database, as far as terms go."""
+
+    def take_term(self, holder: str, seconds: float, mine: int = 0) -> TermState:
+        """See `store.db.Store`."""
+
+    def give_term(self, mine: int) -> None:
+        """See `store.db.Store`."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class TermKeeper:
+    """Finds out whether this migbatchd is the active one, and keeps its term.
+
+    Attributes:
+        active, why: see ActiveRole.
+        number: the term that this process has; 0 for none.
+        on_change: called in the event loop after `active` has changed.
+    """
+
+    def __init__(
+        self,
+        slurm: PrimaryClient,
+        open_store: Callable[[], TermStore] | None,
+        host: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Set up. `open_store` opens a database that several hosts can use; None where it is SQLite."""
+        self._slurm, self._open, self._clock = slurm, open_store, clock
+        self.host = host or socket.gethostname()
+        self.active = open_store is None
+        self.why = "slurmctld has not said yet which host is its primary"
+        self.number = 0
+        self.on_change: Callable[[], None] = lambda: None
+        self._sole = False  # no term is needed
+        self._until = self._names_due = self._ping_due = 0.0
+        self._names: tuple[str, ...] = ()
+        self._primary: bool | None = None  # slurmctld's own word
+        self._store: TermStore | None = None
+        self._nudged = asyncio.Event()
+        self._fault = FaultReporter(
+            "the term of the active migbatchd", "nothing is changed in Slurm until the database answers", log
+        )
+        self._odd = ""
+
+    # -- what others ask -------------------------------------------------------------------------------------------
+
+    def acts(self) -> bool:
+        """Tell whether this process may change something in Slurm at this moment."""
+        return self.active and (self._sole or (self.number > 0 and self._clock() < self._until))
+
+    def check(self) -> None:
+        """Raise SlurmError where this process may not change anything in Slurm."""
+        if not self.acts():
+            raise SlurmError(
+                f"nothing is changed in Slurm by migbatchd on {self.host}: {self.why or 'its term is over'}"
+            )
+
+    def told(self, primary: bool) -> None:
+        """Take in what slurmctld's own program said."""
+        log.info("slurmctld of this host %s the primary", "has become" if primary else "is no more")
+        self._primary = primary
+        if not primary and self.number:
+            self._stand_by("slurmctld of this host is not the primary")
+            self.on_change()
+        self._nudged.set()
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            self._nudged.clear()
+            before = self.active
+            wait = await asyncio.to_thread(self.look)
+            if self.active != before:
+                log.info("this migbatchd is %s", "active" if self.active else f"standing by: {self.why}")
+                self.on_change()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._nudged.wait(), wait)
+
+    def look(self) -> float:
+        """Ask whom there is to ask, and become active or stand by; the seconds until the next look."""
+        if self.number and not self.active:
+            return LOOK_S  # the service ends first, see `resign`
+        if self.number:
+            self._take()
+        if not self._know_names():
+            return LOOK_S
+        if len(self._names) < 2:
+            self._sole = self.active = True
+            return ALONE_S
+        if self._sole and self._open is not None:
+            self._stand_by("slurm.conf names a second slurmctld now")  # what runs has no term
+        self._sole = False
+        if self.host not in self._names and self.host.partition(".")[0] not in self._names:
+            self._refuse(f"this host, {self.host}, is none of slurm.conf's SlurmctldHost ({', '.join(self._names)})")
+            return ALONE_S
+        if self._open is None:
+            self._without_database()
+            return ALONE_S
+        self._follow(self._named())
+        return LOOK_S
+
+    def _know_names(self) -> bool:
+        """Learn slurm.conf's SlurmctldHost, once where there are several; return whether they are known."""
+        if self._names and (len(self._names) > 1 or self._clock() < self._names_due):
+            return True
+        try:
+            self._names = tuple(controllers(self._slurm.settings())) or (self.host,)
+        except SlurmError as error:
+            log.debug("it is not known how many slurmctld there are: %s", error)
+        self._names_due = self._clock() + ALONE_S / 2
+        return bool(self._names)
+
+    def _without_database(self) -> None:
+        """Let the first host alone be active: each host has an SQLite of its own."""
+        advice = "[store] url must name MariaDB or PostgreSQL for both to share one record (docs/install.md)"
+        if self._mine(self._names[0]):
+            self._sole = self.active = True
+            self._warn(
+                f"slurm.conf has several SlurmctldHost, and SQLite serves one host: no other takes over; {advice}"
+            )
+        else:
+            self._refuse(f"migbatchd runs on {self._names[0]} alone, because SQLite serves one host: {advice}")
+
+    def _named(self) -> str | None:
+        """Return the first slurmctld that answers; None where that cannot be said now."""
+        if self._clock() < self._ping_due:
+            return None
+        try:
+            answering = self._slurm.ping(PING_S if self.number else None)
+        except SlurmError as error:
+            log.debug("which slurmctld is the primary is not known: %s", error)
+            self._ping_due = self._clock() + PATIENCE_S if self.number else 0.0
+            return None
+        return next((name for name, up in answering.items() if up), None)
+
+    def _follow(self, named: str | None) -> None:
+        if named is not None and not self._mine(named):
+            self._primary = None  # what it said is past
+            self._stand_by(f"slurmctld's primary is {named}")
+        elif self._primary is False:
+            self._stand_by("slurmctld of this host is not the primary")
+        elif not self.number and (named is not None or self._primary) and self._answers():
+            self._take()
+
+    def _answers(self) -> bool:
+        """Return whether a slurmctld answers requests: one that only stands ready refuses them."""
+        try:
+            self._slurm.settings()
+        except SlurmError as error:
+            self.why = f"slurmctld does not answer: {error}"
+            return False
+        return True
+
+    def _mine(self, name: str) -> bool:
+        return name in (self.host, self.host.partition(".")[0])
+
+    # -- the term --------------------------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        """Renew the term, or take one where none is held."""
+        assert self._open is not None
+        asked = self._clock()
+        try:
+            if self._store is None:
+                self._store = self._open()
+            state = self._store.take_term(self.host, TERM_S, self.number)
+        except Exception as error:
+            self._fault.failed(error)
+            self.why = "the database does not answer"
+            return
+        self._fault.succeeded()
+        if self.number and state.number != self.number:
+            log.warning("term %d is over: another migbatchd has taken over, or this one was away too long", self.number)
+            self._stand_by(f"migbatchd on {state.holder} has taken over")
+            return
+        if not state.mine:
+            self.why = f"migbatchd on {state.holder} is active"
+            return
+        self._until = asked + TERM_S
+        if not self.number:
+            log.info("term %d begins", state.number)
+            self.number, self.active, self.why = state.number, True, ""
+
+    def _stand_by(self, why: str) -> None:
+        self.active, self.why = False, why
+
+    def _refuse(self, why: str) -> None:
+        self._stand_by(why)
+        self._warn(why)
+
+    def _warn(self, text: str) -> None:
+        if text != self._odd:
+            log.warning("%s", text)
+        self._odd = text
+
+    def resign(self) -> None:
+        """Give the term back, after everything has ended that acted in it; may block."""
+        number, self.number, self._until = self.number, 0, 0.0
+        if number and self._store is not None:
+            try:
+                self._store.give_term(number)
+            except Exception as error:
+                log.warning("term %d could not be given back, it ends by itself: %s", number, error)
+
+    def close(self) -> None:
+        """Give the term back and let go of the database; may block."""
+        self.resign()
+        self.active = False
+        if self._store is not None:
+            self._store.close()
+            self._store = None

@@ -1,0 +1,209 @@
+"""The checks of the host that runs migbatchd and slurmctld."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from sqlalchemy import select
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.doctor import controllers, lending, lua, nodes, paths, service, settings, slurmfiles
+from slurm_migbatch.doctor.catalog import check_catalog
+from slurm_migbatch.doctor.database import check_file
+from slurm_migbatch.doctor.disks import check_disks, look
+from slurm_migbatch.doctor.leaving import check_leaving
+from slurm_migbatch.doctor.programs import Reader, reader
+from slurm_migbatch.doctor.releases import SiteTraits, check_release, untyped_gres
+from slurm_migbatch.doctor.reports import HeardReport, causes, check_reports, read_reports, summary
+from slurm_migbatch.install import scripts
+from slurm_migbatch.install.files import read
+from slurm_migbatch.install.slurmconf import load
+from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
+from slurm_migbatch.query.site import QuerySite
+from slurm_migbatch.slurm.client import NodeRow, SlurmError
+from slurm_migbatch.slurm.versions import parse_release
+from slurm_migbatch.store.engines import sqlite_file
+from slurm_migbatch.store.errors import StoreError
+from slurm_migbatch.store.models import Node
+
+
+def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = False) -> Iterator[Finding]:
+    """Yield all findings, from the ground up.
+
+    Args:
+        config: of migbatchd.
+        rendering: renders the Lua scripts.
+        everywhere: tell all that the nodes found; without it how much that is.
+    """
+    yield from _packages()
+    if not config.path:
+        advice = "migbatch install --role controller --apply"
+        yield Finding(ODD, "migbatch.toml", "there is none, defaults are used", advice)
+    yield from paths.check_paths(config, reader(config.cluster.slurm_user))
+    yield from paths.check_credentials(config, _daemon(config))
+    yield from paths.check_metrics_token(config, _daemon(config))
+    here = controllers.this_one(config)
+    reports: Mapping[str, HeardReport] | None = None
+    if here.standby:
+        yield Finding(GOOD, "migbatchd", f"stands by: {here.standby}")
+        if everywhere:
+            yield Finding(UNKNOWN, "nodes", "what they found is told to the active migbatchd", "run this on its host")
+    else:
+        try:
+            reports = read_reports(QuerySite(config).daemon("/v1/findings"))
+        except (OSError, ValueError) as error:
+            reports = {}
+            text = f"what nodes found cannot be asked at {config.daemon.api_socket}: {error}"
+            advice = "as root, with migbatchd running (systemctl status migbatchd) and of this release"
+            yield Finding(UNKNOWN, "nodes", text, advice)
+    yield from _slurm(config, rendering, here, reports, everywhere)
+    yield from _disks(config)
+    if not here.standby:
+        yield from service.check_service(config)
+
+
+def _daemon(config: Config) -> Reader | None:
+    """Return who migbatchd runs as, by its socket."""
+    try:
+        return reader(Path(config.daemon.api_socket).stat().st_uid)
+    except OSError:
+        return None
+
+
+def _disks(config: Config) -> Iterator[Finding]:
+    needed_mib = {config.daemon.run_dir: 16, str(Path(config.submit.table).parent): 16}
+    if file := sqlite_file(config.store.url):
+        needed_mib[str(file.parent)] = 128
+        if file.exists():
+            yield from check_file(str(file), _daemon(config))
+    yield from check_disks(look(place, place, needed) for place, needed in needed_mib.items())
+
+
+def needed() -> Iterator[str]:
+    """Yield the packages that the extra `controller` brings, as this installation's own metadata names them."""
+    for line in requires("slurm-migbatch") or ():
+        found = re.match(r"[\w.-]+", line)
+        if found and 'extra == "controller"' in line and "python_version" not in line:
+            yield found[0]
+
+
+def _packages() -> Iterator[Finding]:
+    text = f"Python {sys.version.split()[0]}, slurm-migbatch {version('slurm-migbatch')}"
+    yield Finding(GOOD, "installation", text)
+    for package in needed():
+        try:
+            yield Finding(GOOD, package, version(package))
+        except PackageNotFoundError:
+            yield Finding(BAD, package, "is not installed", "pip install 'slurm-migbatch[controller]'")
+
+
+def _slurm(
+    config: Config,
+    rendering: lua.Rendering,
+    here: controllers.DaemonState,
+    reports: Mapping[str, HeardReport] | None,
+    everywhere: bool,
+) -> Iterator[Finding]:
+    """Check what Slurm says, and what it reads; `reports`: of the nodes, None where they tell another migbatchd."""
+    client = QuerySite(config).slurm()
+    try:
+        number = client.version()
+        rows = client.nodes()
+    except SlurmError as error:
+        yield _no_slurm(error)
+        return
+    yield Finding(GOOD, "Slurm", f"{number[0]}.{number[1]:02d}, {len(rows)} nodes")
+    conf = settings.parse_slurm_config(_scontrol(config, "show", "config"))
+    yield from _release(config, conf)
+    yield from settings.check_slurm_conf(conf)
+    yield from _controllers(config, conf, here)
+    yield from _files(config, conf, rows, rendering, active=not here.standby)
+    try:
+        with QuerySite(config).record() as store:
+            inventory = store.inventory()
+            held = store.leases()
+            with store.reading() as connection:
+                seen = {row.node: row.seen for row in connection.execute(select(Node.node, Node.seen))}
+    except StoreError as error:
+        yield Finding(BAD, "database", str(error), "start migbatchd once; it makes the database")
+        inventory, seen, held = {}, {}, []
+    else:
+        yield Finding(GOOD, "record", f"{len(inventory)} nodes have reported")
+    yield from nodes.check_nodes(rows, inventory, seen, time.time(), config, causes(reports or {}))
+    if reports is not None:
+        yield from (check_reports if everywhere else summary)(reports, nodes.mig_nodes(rows, config))
+    try:
+        yield from nodes.check_orphans(held, client.jobs(), time.time())
+    except SlurmError as error:
+        yield Finding(BAD, "Slurm's queue", str(error), "see what squeue says")
+    if config.lending.enabled:
+        partitions = lending.parse_partitions(_scontrol(config, "-o", "show", "partition"))
+        yield from lending.check_lending(config, conf, rows, partitions, number)
+
+
+def _controllers(config: Config, conf: Mapping[str, str], here: controllers.DaemonState) -> Iterator[Finding]:
+    hosts = controllers.others(conf, socket.gethostname())
+    urls = {name: service.url_of(address, config.node_api.port, "/healthz") for name, address in hosts.items()}
+    there = {name: controllers.ask(url) for name, url in urls.items()}
+    yield from controllers.check_controllers(config, conf, here, there)
+
+
+def _files(
+    config: Config, shown: Mapping[str, str], rows: Sequence[NodeRow], rendering: lua.Rendering, *, active: bool
+) -> Iterator[Finding]:
+    """Check the files of Slurm's on this host; `active`: whether its migbatchd knows the site as it is now."""
+    yield from lua.check_posix()
+    path = shown.get("slurm_conf", "")
+    if not path:
+        return
+    conf = load(path, read)
+    mig = nodes.mig_nodes(rows, config)
+    yield from check_catalog(conf, config.cluster.catalog_nodes, mig)
+    yield from slurmfiles.check_autodetect(slurmfiles.beside(conf, "gres.conf"), mig)
+    slurm_user = reader(config.cluster.slurm_user)
+    yield from lua.check_script(
+        str(Path(path).with_name(lua.JOB_SUBMIT)), rendering, slurm_user, users=False, known=active
+    )
+    if "lua" in scripts.cli_filters(shown.get("clifilterplugins", "")):
+        yield from lua.check_script(
+            str(Path(path).with_name(lua.CLI_FILTER)), rendering, slurm_user, users=True, known=active
+        )
+
+
+def _release(config: Config, conf: Mapping[str, str]) -> Iterator[Finding]:
+    release_text = conf.get("slurm_version")  # slurmctld's own; the commands may be of another
+    try:
+        release = parse_release(f"slurm {release_text}" if release_text else _scontrol(config, "version"))
+    except SlurmError as error:
+        yield Finding(ODD, "Slurm release", str(error), "check that `scontrol show config` works here")
+        return
+    yield from check_release(release, SiteTraits(conf, untyped_gres(conf.get("slurm_conf", ""))))
+
+
+def leaving(config: Config) -> Iterator[Finding]:
+    """Yield which jobs keep mig from being taken out of slurm.conf."""
+    try:
+        jobs = QuerySite(config).slurm().jobs()
+    except SlurmError as error:
+        yield _no_slurm(error)
+        return
+    yield from check_leaving(jobs)
+
+
+def _no_slurm(error: SlurmError) -> Finding:
+    return Finding(BAD, "Slurm", str(error), "check [cluster] slurm_bin and slurm_conf, and that slurmctld runs")
+
+
+def _scontrol(config: Config, *arguments: str) -> str:
+    program = f"{config.cluster.slurm_bin}/scontrol" if config.cluster.slurm_bin else "scontrol"
+    env = {**os.environ, **({"SLURM_CONF": config.cluster.slurm_conf} if config.cluster.slurm_conf else {})}
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=30, env=env, check=False)
+    return done.stdout

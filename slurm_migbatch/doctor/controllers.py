@@ -1,0 +1,144 @@
+"""Whether the migbatchd of two controllers can stand in for each other."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.addresses import controllers
+from slurm_migbatch.doctor.service import fetch, service_url
+from slurm_migbatch.install.scripts import PRIMARY
+from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+
+_SUBJECT: Final = "controllers"
+_BEAT_S: Final = 120.0
+"""Seconds after which slurmctld's primary must have written its sign of life again; it does so every few."""
+
+
+@dataclass(frozen=True)
+class DaemonState:
+    """What a migbatchd says of itself.
+
+    Attributes:
+        silent: why it says nothing; empty where it does.
+        standby: why it stands by; empty where it is the active one.
+        marks: of its configuration.
+    """
+
+    silent: str = ""
+    standby: str = ""
+    marks: Mapping[str, str] = field(default_factory=dict)
+
+
+def ask(url: str) -> DaemonState:
+    """Ask the migbatchd at a URL for its health."""
+    try:
+        body = fetch(url)
+    except urllib.error.HTTPError as error:
+        body = error.read()
+    except (OSError, ValueError) as error:
+        return DaemonState(silent=str(getattr(error, "reason", error)))
+    try:
+        said: dict[str, Any] = json.loads(body)
+        return DaemonState("", str(said.get("standby", "")), {str(k): str(v) for k, v in said.get("marks", {}).items()})
+    except (ValueError, AttributeError, TypeError):
+        return DaemonState(silent="what answers is not migbatchd")
+
+
+def this_one(config: Config) -> DaemonState:
+    """Ask the migbatchd of this host."""
+    return ask(service_url(config, "/healthz"))
+
+
+def others(conf: Mapping[str, str], host: str) -> dict[str, str]:
+    """Return the other hosts of slurmctld with their addresses, by `scontrol show config`."""
+    mine = (host, host.partition(".")[0])
+    return {name: address for name, address in controllers(conf).items() if name not in mine}
+
+
+def check_controllers(
+    config: Config, conf: Mapping[str, str], here: DaemonState, there: Mapping[str, DaemonState]
+) -> Iterator[Finding]:
+    """Check this host against the other controllers.
+
+    Args:
+        config: of this host.
+        conf: `scontrol show config`, keys in lower case.
+        here: what migbatchd of this host says.
+        there: what those of the others say, by host; empty where there are none.
+    """
+    if not there:
+        return
+    if config.store.url.startswith("sqlite"):
+        text = f"slurm.conf names {', '.join(there)} too, but SQLite serves one host: no other takes over"
+        advice = "let [store] url on both name one database in MariaDB or PostgreSQL (docs/install.md), or live with it"
+        yield Finding(ODD, _SUBJECT, text, advice)
+        return
+    wrong = [*_state(conf), *_programs(conf)]
+    for host, state in there.items():
+        wrong += _other(host, here, state)
+    yield from wrong
+    if not wrong:
+        yield Finding(GOOD, _SUBJECT, f"this one and {', '.join(there)} can stand in for each other")
+
+
+def _state(conf: Mapping[str, str]) -> Iterator[Finding]:
+    beat = Path(conf.get("statesavelocation", "")) / "heartbeat"
+    try:
+        age = time.time() - beat.stat().st_mtime
+    except PermissionError:
+        return
+    except OSError:
+        age = None
+    if age is None or age > _BEAT_S:
+        since = "no sign" if age is None else f"no sign for {age:.0f} s"
+        text = f"StateSaveLocation {beat.parent} has {since} of slurmctld's primary here"
+        yield Finding(
+            BAD, _SUBJECT, text, "both hosts must reach one directory there; without it nothing is taken over"
+        )
+
+
+def _programs(conf: Mapping[str, str]) -> Iterator[Finding]:
+    for key, name in zip(("SlurmctldPrimaryOnProg", "SlurmctldPrimaryOffProg"), PRIMARY, strict=True):
+        path = conf.get(key.lower(), "")
+        if not path:
+            text = f"{key} is not set: migbatchd learns of a takeover some seconds later"
+            yield Finding(ODD, _SUBJECT, text, "migbatch install --role controller --edit --apply sets it")
+        elif Path(path).name == name and not Path(path).exists():
+            text = f"{key}={path} is not on this host"
+            yield Finding(BAD, _SUBJECT, text, "bring /etc/slurm here from the other controller")
+
+
+def _other(host: str, here: DaemonState, there: DaemonState) -> Iterator[Finding]:
+    if there.silent:
+        lost = "so that slices are not supplied" if here.standby else "so that it would not take over"
+        text = f"migbatchd on {host} does not answer, {lost}: {there.silent}"
+        yield Finding(BAD, _SUBJECT, text, f"on {host}: systemctl status migbatchd; and the firewall between the two")
+        return
+    if here.silent:
+        return  # its own checks say so
+    if bool(here.standby) == bool(there.standby):
+        both = "both stand by" if here.standby else "both are active"
+        text = f"migbatchd of this host and of {host}: {both}"
+        advice = "this passes within seconds after a takeover; if it stays, [store] url must name one database on both"
+        yield Finding(BAD, _SUBJECT, f"{text}{f': {here.standby}' if here.standby else ''}", advice)
+    if not (here.marks and there.marks):
+        return
+    differing = [name for name, mark in here.marks.items() if there.marks.get(name) != mark]
+    if len(differing) == len(here.marks):
+        text = f"migbatchd of {host} has another database: what one records the other does not know"
+        yield Finding(BAD, _SUBJECT, text, "let [store] url in migbatch.toml name the same on both; restart migbatchd")
+        return
+    sections = ", ".join(f"[{name}]" for name in differing if name != "release")
+    if sections:
+        text = f"migbatch.toml here and on {host} differ in {sections}: a takeover changes what is decided"
+        yield Finding(BAD, _SUBJECT, text, "make them the same, then on both: systemctl reload migbatchd")
+    if "release" in differing:
+        text = f"slurm-migbatch here and on {host} are of different releases"
+        yield Finding(BAD, _SUBJECT, text, "install one release on both")

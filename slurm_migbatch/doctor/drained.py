@@ -1,0 +1,45 @@
+"""Whether Slurm has drained a node because of a hook, and what that hook said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+
+SUBJECT: Final = "drained"
+_BY_HOOK: Final = re.compile(r"migbatch:|.*\b(?:pro|epi)log\b", re.IGNORECASE)
+
+
+def by_hook(reason: str) -> bool:
+    """Return whether a node's Reason= is that of a hook, or of slurmd about one."""
+    return _BY_HOOK.match(reason) is not None
+
+
+def read(shown: str) -> tuple[str, str]:
+    """Return State= and Reason= of one node in the output of `scontrol -o show node`."""
+    state = re.search(r"(?:\A|\s)State=(\S+)", shown)
+    reason = re.search(r"\sReason=(.*?)(?: \[[^\]]*@[^\]]*\])?\s*(?:\n|\Z|\s\w+=)", shown)
+    return state[1] if state else "", reason[1].strip() if reason else ""
+
+
+def check_drained(node: str, state: str, reason: str, failure: str) -> Iterator[Finding]:
+    """Check that Slurm starts jobs on a node.
+
+    Args:
+        node: its name.
+        state: such as `IDLE+DRAIN`.
+        reason: Slurm's.
+        failure: what the last hook that failed there said; empty where none did.
+    """
+    words = set(re.findall(r"[A-Z_]+", state.upper()))
+    if not words & {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL"}:
+        yield Finding(GOOD, SUBJECT, f"{node} is {state.lower()}")
+        return
+    resume = f"scontrol update NodeName={node} State=RESUME once the cause is gone"
+    if not by_hook(reason):
+        yield Finding(ODD, SUBJECT, f"{node} is {state.lower()}: {reason or 'no reason given'}", resume)
+        return
+    cause = f"; the hook said: {failure}" if failure else ""
+    yield Finding(BAD, SUBJECT, f"{node} is {state.lower()}: {reason}{cause}", resume)

@@ -1,0 +1,186 @@
+"""GPUs of a node: whether they are cut, and which processes keep them from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from slurm_migbatch.mig.driver import DriverError, Gpu, NotMig
+from slurm_migbatch.node.config import NodeConfig
+from slurm_migbatch.node.findings import BAD, GOOD, Finding
+
+SLURM: Final = ("slurmd", "slurmstepd")
+_CURES: Final = {
+    "nv-hostengine": "systemctl stop nvidia-dcgm",
+    "dcgm-exporter": "systemctl stop dcgm-exporter",
+    "nvidia-persiste": "systemctl stop nvidia-persistenced",
+    "nvsm_core": "systemctl stop nvsm",
+    "Xorg": "stop the display server",
+    **dict.fromkeys(SLURM, "put Environment=HWLOC_COMPONENTS=-opencl into the [Service] of slurmd and restart it"),
+}
+"""What to do about a process by its name, of which the kernel keeps 15 characters."""
+
+
+@dataclass(frozen=True)
+class CheckedGpu:
+    """One GPU.
+
+    Attributes:
+        uuid, index, name: as NVML has them.
+        device: its device file.
+        managed: whether node.conf's Gpus= leaves it to migbatch.
+        capable: whether it knows MIG at all.
+        on, later: MIG now, and after the next reset.
+        problem: the driver's error instead of all this.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    device: str
+    managed: bool = True
+    capable: bool = True
+    on: bool = True
+    later: bool = True
+    problem: str = ""
+
+    @property
+    def cut(self) -> bool:
+        """Whether jobs get slices of it."""
+        return self.managed and self.capable
+
+    def __str__(self) -> str:
+        """`GPU 0 (GPU-12345678, NVIDIA H100)`."""
+        return f"GPU {self.index} ({self.uuid[:12]}, {self.name})"
+
+
+@dataclass(frozen=True)
+class DeviceHolder:
+    """A process that has the device of a GPU open; `device` is that file."""
+
+    pid: int
+    name: str
+    device: str
+
+
+def gather(found: Iterable[Gpu], config: NodeConfig) -> list[CheckedGpu]:
+    """Read the GPUs of a host."""
+    return [_gather(gpu, config) for gpu in found]
+
+
+def _gather(gpu: Gpu, config: NodeConfig) -> CheckedGpu:
+    try:
+        minor = gpu.minor
+    except DriverError as error:
+        return CheckedGpu(gpu.uuid, gpu.index, gpu.name, "", problem=str(error))
+    facts = (gpu.uuid, gpu.index, gpu.name, f"{config.dev_root}/nvidia{minor}")
+    managed = config.manages(gpu.uuid, minor)
+    try:
+        gpu.geometry()
+        on, later = gpu.mig_mode()
+    except NotMig:
+        return CheckedGpu(*facts, managed, capable=False, on=False, later=False)
+    except DriverError as error:
+        return CheckedGpu(*facts, managed, problem=str(error))
+    return CheckedGpu(*facts, managed, on=on, later=later)
+
+
+def holders(devices: Iterable[str], names: Sequence[str] = (), proc: str = "/proc") -> Iterator[DeviceHolder]:
+    """Yield processes of this host that have one of these devices open; ours are left out.
+
+    Args:
+        devices: device files.
+        names: look at root's processes of these names only; empty: at all.
+        proc: where the kernel shows processes.
+    """
+    wanted = {}
+    for device in devices:
+        try:
+            wanted[_identity(os.stat(device))] = device  # noqa: PTH116
+        except OSError:
+            continue
+    for place in sorted(Path(proc).iterdir()) if wanted else ():
+        if not place.name.isdigit() or int(place.name) == os.getpid():
+            continue
+        try:
+            name = (place / "comm").read_text(errors="replace").strip()
+            # by name root's alone: anybody may call a process slurmd, and have it open as many files as he likes
+            if (names and (name not in names or place.stat().st_uid != 0)) or _is_ours(place):
+                continue
+            for device in {wanted[key] for entry in (place / "fd").iterdir() if (key := _open(entry)) in wanted}:
+                yield DeviceHolder(int(place.name), name, device)
+        except OSError:
+            continue  # it has ended
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    """Return what a device file is: its numbers, whatever it is called, or of a plain file where it lies."""
+    return (0, 0, status.st_rdev) if status.st_rdev else (status.st_dev, status.st_ino, 0)
+
+
+def _open(entry: Path) -> tuple[int, int, int] | None:
+    try:
+        return _identity(entry.stat())
+    except OSError:
+        return None
+
+
+def _is_ours(place: Path) -> bool:
+    words = (place / "cmdline").read_bytes().split(b"\0")
+    return any(word in (b"slurm_migbatch.cli", b"node") or word.endswith(b"/migbatch") for word in words[1:4])
+
+
+def check_gpus(gpus: Sequence[CheckedGpu], holding: Sequence[DeviceHolder]) -> Iterator[Finding]:
+    """Check that MIG is on where slices are to be made, and name what blocks it."""
+    if not any(gpu.managed for gpu in gpus):
+        text = "the driver shows no GPU that node.conf leaves to migbatch"
+        yield Finding(BAD, "GPUs", text, "see nvidia-smi -L, and Gpus= in node.conf")
+    for gpu in gpus:
+        if gpu.managed:
+            yield from _mode(gpu, [holder for holder in holding if holder.device == gpu.device])
+    for holder in holding:
+        if holder.name in SLURM:
+            text = f"{holder.name} ({holder.pid}) has {holder.device} open, as hwloc's OpenCL does: slices stay busy"
+            yield Finding(BAD, holder.name, text, _CURES[holder.name])
+
+
+def _mode(gpu: CheckedGpu, holding: Sequence[DeviceHolder]) -> Iterator[Finding]:
+    subject = f"GPU {gpu.index}"
+    if gpu.problem:
+        advice = f"see dmesg and nvidia-smi -i {gpu.uuid}; drain the node before a reset"
+        yield Finding(BAD, subject, f"{gpu}: {gpu.problem}", advice)
+    elif not gpu.capable:
+        yield Finding(GOOD, subject, f"{gpu} knows no MIG, and is not cut")
+    elif gpu.on and gpu.later:
+        yield Finding(GOOD, subject, f"{gpu}: MIG is on")
+    elif gpu.on:
+        advice = f"nvidia-smi -i {gpu.uuid} -mig 1"
+        yield Finding(BAD, subject, f"{gpu}: MIG will be off after the next reset", advice)
+    elif gpu.later:
+        advice = f"stop what uses it, then: nvidia-smi --gpu-reset -i {gpu.uuid}"
+        yield Finding(BAD, subject, f"{gpu}: MIG is on only after a reset{_blocked(holding)}", _freed(holding, advice))
+    else:
+        text = f"{gpu}: MIG is off, so that no slice can be made{_blocked(holding)}"
+        yield Finding(BAD, subject, text, _freed(holding, "migbatch node init"))
+
+
+def _blocked(holding: Sequence[DeviceHolder]) -> str:
+    named = ", ".join(f"{holder.name} ({holder.pid})" for holder in holding[:8])
+    return f"; {named} hold{'s' if len(holding) == 1 else ''} it" if holding else ""
+
+
+def _freed(holding: Sequence[DeviceHolder], then: str) -> str:
+    cures = dict.fromkeys(_CURES.get(holder.name, f"end process {holder.pid}") for holder in holding[:8])
+    return "; ".join([*cures, then])
+
+
+def check_helper(path: str) -> Iterator[Finding]:
+    """Check that users cannot have nvidia-modprobe reset the owners of devices; `path`: of a setuid one, or empty."""
+    if path:
+        text = f"{path} is setuid: users can have it open the devices of others' slices"
+        yield Finding(BAD, "nvidia-modprobe", text, f"chmod u-s {path}")
+    else:
+        yield Finding(GOOD, "nvidia-modprobe", "is not setuid")

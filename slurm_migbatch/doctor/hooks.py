@@ -1,0 +1,135 @@
+"""Prolog, Epilog and TaskProlog of a node: whether slurmd runs ours, and whether only root can change them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from slurm_migbatch.doctor.programs import HostProgram, look, programs_of
+from slurm_migbatch.install import scripts
+from slurm_migbatch.install.slurmconf import Conf
+from slurm_migbatch.node.findings import BAD, GOOD, Finding
+
+HOOKS: Final = (("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task_prolog"))
+_INSTALL: Final = "migbatch install --role node --edit --apply"
+_BY_CONTROLLER: Final = "on the controller: migbatch install --role controller --edit --apply; then its /etc/slurm here"
+_OURS: Final = re.compile(r"^ {4}from slurm_migbatch\.node\.\w+ import main$", re.MULTILINE)
+_CALLED: Final = re.compile(r"^\[ (?:! )?-e (/\S+) \] \|\|", re.MULTILINE)
+_PATHS: Final = re.compile(r"^PATHS = \((.*)\)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class HookFacts:
+    """One hook.
+
+    Attributes:
+        key: of slurm.conf.
+        values: what slurm.conf has for it, and slurmd runs.
+        programs: what these are on this host.
+        hook: ours, by the path that one of the programs names, else by the directory of hooks.
+        broken: what it loads and is not there.
+        several: whether Slurm runs all of several values, so that the controller adds ours.
+    """
+
+    key: str
+    values: tuple[str, ...]
+    programs: tuple[HostProgram, ...]
+    hook: HostProgram
+    broken: str = ""
+    several: bool = False
+
+
+def gather(conf: Conf, directory: str, *, several: bool) -> list[HookFacts]:
+    """Read the hooks of this host.
+
+    Args:
+        conf: slurm.conf.
+        directory: where `migbatch install` puts hooks.
+        several: whether Slurm runs all of several values, instead of the last.
+    """
+    return [_gather(conf, key, f"{directory}/{name}", several) for key, name in HOOKS]
+
+
+def _gather(conf: Conf, key: str, usual: str, several: bool) -> HookFacts:
+    values = [token.value for line in conf.lines if not line.record and (token := line.get(key.lower()))]
+    several = several and key in scripts.SEVERAL
+    values = values if several else values[-1:]
+    programs = [look(path) for value in values for path in programs_of(value)]
+    hook = next((program for program in programs if is_ours(program)), None)
+    if hook is None:
+        named = [path for program in programs for path in _CALLED.findall(program.text or "")]
+        hook = look(next((path for path in named if Path(path).name == Path(usual).name), usual))
+    return HookFacts(key, tuple(values), tuple(programs), hook, _broken(hook), several)
+
+
+def is_ours(program: HostProgram) -> bool:
+    """Return whether a program is one of our hooks."""
+    return program.text is not None and _OURS.search(program.text) is not None
+
+
+def _broken(hook: HostProgram) -> str:
+    found = _PATHS.search(hook.text or "")
+    if found is None or 'f"' in found[1]:
+        return ""
+    missing = [path for path in re.findall(r'"([^"]+)"', found[1]) if not Path(path).is_dir()]
+    return ", ".join(missing)
+
+
+def check_hooks(facts: Sequence[HookFacts]) -> Iterator[Finding]:
+    """Check that slurmd runs our hooks, and that these can run."""
+    for hook in facts:
+        wrong = [*_called(hook), *_sound(hook)]
+        yield from wrong or [Finding(GOOD, hook.key, f"runs {hook.hook.path}")]
+
+
+def _called(facts: HookFacts) -> Iterator[Finding]:
+    ours = facts.hook.path
+    if not facts.values:
+        text = f"slurm.conf has no {facts.key}=: no job gets a slice here"
+        yield Finding(BAD, facts.key, text, f"set {facts.key}={ours}, or run migbatch install --role controller --edit")
+        return
+    shown = ", ".join(facts.values)
+    there = [program for program in facts.programs if program.text is not None]
+    if not there:
+        yield Finding(BAD, facts.key, f"{shown} is not on this host", f"put it there, or run {_INSTALL}")
+        return
+    calling = [program for program in there if program.path == ours or scripts.calls_hook(program.text or "", ours)]
+    if not calling:
+        line = f"add to {there[-1].path} below its first line: {scripts.hook_line(ours)}"
+        by_hand = not any(map(scripts.is_pattern, facts.values)) and scripts.is_shell(there[-1].text or "")
+        advice = _BY_CONTROLLER if facts.several else line if by_hand else _INSTALL
+        yield Finding(BAD, facts.key, f"{shown} does not run {ours}: jobs start without slices", advice)
+    for program in calling:
+        if program.path != ours:
+            yield from _runs(facts.key, program)
+
+
+def _sound(facts: HookFacts) -> Iterator[Finding]:
+    if facts.hook.text is None:
+        text = f"{facts.hook.path} is missing: jobs get no slices here"
+        yield Finding(BAD, facts.key, text, "migbatch install --role node --apply")
+        return
+    yield from _runs(facts.key, facts.hook)
+    if not is_ours(facts.hook):
+        text = f"{facts.hook.path} is not as migbatch writes it"
+        advice = f"mv {facts.hook.path} {facts.hook.path}.old, then migbatch install --role node --apply"
+        yield Finding(BAD, facts.key, text, advice)
+    elif facts.broken:
+        text = f"{facts.hook.path} loads {facts.broken}, which is not there"
+        yield Finding(BAD, facts.key, text, f"rm {facts.hook.path}, then migbatch install --role node --apply")
+
+
+def _runs(key: str, program: HostProgram) -> Iterator[Finding]:
+    if not program.executable:
+        text = f"{program.path} is not executable: slurmd fails and drains the node"
+        yield Finding(BAD, key, text, f"chmod 755 {program.path}")
+    if program.insecure:
+        yield Finding(BAD, key, f"others than root can change what root runs: {program.insecure}", _secured(program))
+
+
+def _secured(program: HostProgram) -> str:
+    place = program.insecure.partition(" ")[0]
+    return f"chown root {place}; chmod go-w {place}"

@@ -1,0 +1,158 @@
+"""Whether a node and migbatchd reach and believe each other, and their clocks agree."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import ssl
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+from urllib.parse import urlsplit
+
+from slurm_migbatch.node.auth import AuthError, Signer, make_signer
+from slurm_migbatch.node.config import NodeConfig
+from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
+from slurm_migbatch.node.findings import BAD, GOOD, Finding, tell
+
+CLOCK_S: Final = 5.0
+"""Seconds that clocks may differ; munge refuses credentials from five minutes on."""
+_ANSWER_S: Final = 5.0
+_MOST: Final = 1 << 16
+
+
+@dataclass(frozen=True)
+class LinkFacts:
+    """What came of asking migbatchd.
+
+    Attributes:
+        url: its URL by node.conf, or several; empty: none is set.
+        silent: those of several at which nobody answers, while another does.
+        unreachable: why nothing answers there.
+        stranger: something answers that is not migbatchd.
+        signer: why no credential could be made.
+        refused: why a signed message was refused, or its answer not believed.
+        ahead: seconds that this host's clock is ahead of the controller's; None where that is not known.
+    """
+
+    url: str
+    silent: tuple[str, ...] = ()
+    unreachable: str = ""
+    stranger: bool = False
+    signer: str = ""
+    refused: str = ""
+    ahead: float | None = None
+
+
+def gather(config: NodeConfig, findings: Sequence[Finding]) -> LinkFacts:
+    """Ask migbatchd as the agent does, by telling it what was found."""
+    if not config.controllers:
+        return LinkFacts("")
+    looks = [_look(url) for url in config.controllers]
+    for facts in looks:
+        if facts.stranger:
+            return facts
+    silent = tuple(facts.url for facts in looks if facts.unreachable)
+    if len(silent) == len(looks):
+        return looks[0]
+    return replace(_tell(config, findings), silent=silent)
+
+
+def _look(url: str) -> LinkFacts:
+    try:
+        return LinkFacts(url, stranger=not _is_migbatchd(url))
+    except (OSError, http.client.HTTPException) as error:
+        return LinkFacts(url, unreachable=getattr(error, "strerror", None) or str(error) or type(error).__name__)
+
+
+def _tell(config: NodeConfig, findings: Sequence[Finding]) -> LinkFacts:
+    url = ", ".join(config.controllers)
+    try:
+        signer: Signer = make_signer(
+            config.auth, munge_socket=config.munge_socket, token_file=config.token_file, uids=config.peer_uids
+        )
+        signer.sign(b"", config.node)
+    except AuthError as error:
+        return LinkFacts(url, signer=str(error))
+    try:
+        return LinkFacts(
+            url, ahead=tell(ControllerClient(config.controllers, signer, config.node), config.node, findings)
+        )
+    except ControllerError as error:
+        return LinkFacts(url, refused=str(error))
+
+
+def _is_migbatchd(url: str) -> bool:
+    """Return whether what listens is migbatchd, whatever its health. Raises OSError, HTTPException."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        link: http.client.HTTPConnection = http.client.HTTPSConnection(
+            host, parts.port, timeout=_ANSWER_S, context=context
+        )
+    else:
+        link = http.client.HTTPConnection(host, parts.port, timeout=_ANSWER_S)
+    try:
+        link.request("GET", f"{parts.path.rstrip('/')}/healthz")
+        found = json.loads(link.getresponse().read(_MOST))
+    except ValueError:
+        return False
+    finally:
+        link.close()
+    return isinstance(found, dict) and isinstance(found.get("checks"), dict)
+
+
+def check_link(config: NodeConfig, facts: LinkFacts) -> Iterator[Finding]:
+    """Check that events and plans go through."""
+    subject = "controller"
+    place = f"{config.etc}/node.conf"
+    if not facts.url:
+        advice = f"set Controller=http://<host of migbatchd>:6830 in {place}, then: systemctl restart migbatch-node"
+        yield Finding(BAD, subject, "node.conf names no Controller=: nobody learns of this node's slices", advice)
+    elif facts.unreachable:
+        advice = (
+            f"see that migbatchd runs there, that its [node_api] port is that in Controller= of {place}, and that "
+            "no firewall is between"
+        )
+        yield Finding(BAD, subject, f"nobody answers at {facts.url}: {facts.unreachable}", advice)
+    elif facts.stranger:
+        advice = f"set Controller= in {place} to [node_api] port of migbatch.toml, 6830 unless changed"
+        yield Finding(BAD, subject, f"what answers at {facts.url} is not migbatchd", advice)
+    elif facts.signer:
+        yield Finding(BAD, "credentials", facts.signer, _mended(config, facts.signer))
+    elif facts.refused:
+        yield Finding(BAD, "credentials", facts.refused, _mended(config, facts.refused))
+    else:
+        yield Finding(GOOD, subject, f"{facts.url} believes this node, and it that")
+    for url in facts.silent:
+        text = f"nobody answers at {url}, so that no other would take over"
+        yield Finding(BAD, subject, text, "see that migbatchd runs there, standing by: systemctl status migbatchd")
+    if facts.ahead is not None:
+        yield from check_clock("this host", facts.ahead)
+
+
+def check_clock(whose: str, ahead: float) -> Iterator[Finding]:
+    """Check that a clock is the controller's within `CLOCK_S`; `ahead`: seconds."""
+    if abs(ahead) > CLOCK_S:
+        text = f"{whose} is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the controller"
+        yield Finding(BAD, "clock", text, "synchronize both (systemctl status chronyd): munge and Slurm need it")
+    else:
+        yield Finding(GOOD, "clock", f"{whose} and the controller agree to {abs(ahead):.1f} s")
+
+
+def _mended(config: NodeConfig, why: str) -> str:
+    if re.search(r"\b(?:expired|future|clock)", why):
+        return "synchronize the clocks of this host and the controller"
+    if " 403 " in why:
+        return "correct NodeAddr= of this node in slurm.conf, or set [node_api] check_addresses = false"
+    if config.auth == "token":
+        return (
+            f"on the controller: migbatch node key {config.node}; put its line into {config.token_file} here, then: "
+            f"chown root {config.token_file}; chmod 600 {config.token_file}; systemctl restart migbatch-node"
+        )
+    return (
+        "systemctl status munge here and there; both need the same /etc/munge/munge.key, and [node_api] auth = 'munge' "
+        "in migbatch.toml"
+    )

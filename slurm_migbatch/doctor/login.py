@@ -1,0 +1,39 @@
+"""The checks of a host on which users work. Standard library only, as its extra brings no more than click."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from slurm_migbatch.doctor import queries, slurmfiles
+from slurm_migbatch.install.hosts import slurm_conf
+from slurm_migbatch.node.auth import AuthError, MungeSigner
+from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN, Finding
+from slurm_migbatch.query.login import LOGIN_CONF, LoginError, find_servers
+
+
+def examine(path: str = "", config: str = "") -> Iterator[Finding]:
+    """Yield all findings of this host; `path`: slurm.conf, `config`: login.conf, where they are elsewhere."""
+    conf = slurm_conf(path, "" if path else os.environ.get("SLURM_CONF", ""))
+    if conf is None:
+        text = "this host has none where Slurm looks for it"
+        yield Finding(UNKNOWN, "slurm.conf", text, "name it with --slurm-conf; a configless host has none to check")
+    else:
+        yield from slurmfiles.check_cli_filter(conf)
+    try:
+        servers = find_servers(config)
+    except LoginError as error:
+        yield Finding(BAD, "login.conf", str(error), f"write Servers=http://<controller>:6831 to {LOGIN_CONF}")
+        return
+    yield Finding(GOOD, "login.conf", f"{', '.join(servers.urls)} (named by {servers.source})")
+    advice = f"see that migbatchd runs there with [query] enabled, on this port ({servers.source}), and its firewall"
+    for url in servers.urls:
+        yield from queries.check_answers(url, advice, f"correct Servers= in {LOGIN_CONF}")
+    try:
+        signer = MungeSigner(servers.munge_socket, None)
+        signer.verify(signer.sign(b"", ""), b"", "")
+    except AuthError as error:
+        text = f"{error}: nobody here can prove who asks"
+        yield Finding(BAD, "munge", text, "systemctl enable --now munge, with the cluster's /etc/munge/munge.key")
+    else:
+        yield Finding(GOOD, "munge", "makes credentials")

@@ -1,0 +1,110 @@
+"""The scripts that slurmctld and the user commands load."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from slurm_migbatch.doctor.programs import Reader, unreadable
+from slurm_migbatch.install import scripts
+from slurm_migbatch.install.files import read
+from slurm_migbatch.node.conf import insecure
+from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
+from slurm_migbatch.submit import shim
+
+#: (name, module): what a script of that name holds if it is rendered now
+Rendering = Callable[[str, bool], str]
+JOB_SUBMIT: Final = shim.JOB_SUBMIT
+CLI_FILTER: Final = shim.CLI_FILTER
+BESIDE: Final[Mapping[str, str]] = {shim.JOB_SUBMIT: "migbatch_submit.lua", shim.CLI_FILTER: "migbatch_cli_filter.lua"}
+"""Where ours is where a site has a script of its own that loads it."""
+_INSTALL: Final = "migbatch install --role controller --apply"
+_KNOWN: Final = re.compile(r"^M\.BUILT_IN = .*$", re.MULTILINE)
+
+
+class RenderingError(RuntimeError):
+    """A script cannot be rendered; the message says why and what to do."""
+
+
+def check_script(
+    path: str, rendering: Rendering, slurm_user: Reader | None, *, users: bool, known: bool = True
+) -> Iterator[Finding]:
+    """Check that a script is as it would be rendered now, or that the site's own loads one that is.
+
+    Args:
+        path: of job_submit.lua or cli_filter.lua.
+        rendering: renders ours.
+        slurm_user: who slurmctld runs as; None where this host does not know him.
+        users: whether every user has to read it.
+        known: whether `rendering` knows the site as it is now.
+    """
+    name = Path(path).name
+    text = read(path)
+    if text is None:
+        yield Finding(BAD, path, "is missing", _INSTALL)
+        return
+    places = [path]
+    if not text.startswith(scripts.OURS):
+        ours = str(Path(path).with_name(BESIDE[name]))
+        if not scripts.calls_lua(text, ours):
+            lines = scripts.call_lua("", ours).strip().replace("\n", "; ")
+            yield Finding(BAD, path, "is the site's own and does not load ours", f"{_INSTALL} --edit, or add: {lines}")
+            return
+        places.append(ours)
+        path = ours
+    wrong = [*_access(places, slurm_user, users)]
+    try:
+        if known or read(path) is None:
+            wrong += _differs(path, rendering(name, path != places[0]))
+    except RenderingError as error:
+        wrong.append(Finding(UNKNOWN, path, f"what it should hold is not known: {error}", "see migbatchd's log"))
+    yield from wrong or [Finding(GOOD, path, "as it would be rendered now" if known else "is there and safe")]
+
+
+def _differs(path: str, wanted: str) -> Iterator[Finding]:
+    text = read(path)
+    again = f"mv {path} {path}.old, then {_INSTALL}"
+    if text is None:
+        yield Finding(BAD, path, "is missing: every submission fails", _INSTALL)
+    elif _KNOWN.sub("", text) != _KNOWN.sub("", wanted):
+        text = "is not as this release renders it: it was edited, or migbatch.toml or migbatch were changed since"
+        yield Finding(BAD, path, text, f"migbatch install --role controller shows the difference; {again}")
+    elif text != wanted:
+        text = "has the profiles of an earlier site, with which submissions are answered while migbatchd is away"
+        yield Finding(ODD, path, text, _INSTALL)
+
+
+def _access(places: list[str], slurm_user: Reader | None, users: bool) -> Iterator[Finding]:
+    for place in (place for place in places if Path(place).exists()):
+        owner = slurm_user.uid if slurm_user else 0
+        if reason := insecure(place, owner):
+            yield Finding(BAD, place, reason, f"slurmctld runs it: chown root {place}; chmod go-w {place}")
+        who = None if users else slurm_user
+        if (users or slurm_user) and (closed := unreadable(place, who)):
+            name = who.name if who else "users"
+            yield Finding(BAD, place, f"{name} cannot read it: {closed}", f"chmod a+r {place}")
+
+
+def check_posix() -> Iterator[Finding]:
+    """Check that a Lua of this host reaches unix sockets."""
+    for lua in ("lua5.1", "lua5.3", "lua5.4", "lua"):
+        try:
+            done = subprocess.run(
+                [lua, "-e", 'require "posix"'], capture_output=True, text=True, timeout=10, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0:
+            yield Finding(GOOD, "lua-posix", f"found by {lua}")
+            return
+    # slurmctld brings Lua's library alone, and a host may have no program of it
+    for folder in ("/usr/share/lua", "/usr/local/share/lua"):
+        for place in sorted(Path(folder).glob("5.*/posix/init.lua")):
+            yield Finding(GOOD, "lua-posix", f"is in {place.parent}")
+            return
+    text = "no Lua here finds the module posix"
+    advice = "install lua-posix for slurmctld's Lua; until then submissions use the compiled table only"
+    yield Finding(ODD, "lua-posix", text, advice)

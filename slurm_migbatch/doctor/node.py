@@ -1,0 +1,169 @@
+"""The checks of a compute node. The standard library, pynvml and what hooks have: the agent runs them too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from slurm_migbatch.doctor import disks, drained, gpus, hooks, jobmaps, link, slurmfiles
+from slurm_migbatch.doctor.programs import unreadable
+from slurm_migbatch.install import scripts
+from slurm_migbatch.install.hosts import slurm_conf
+from slurm_migbatch.install.slurmconf import Conf
+from slurm_migbatch.mig.driver import DriverError
+from slurm_migbatch.node import conf as node_conf
+from slurm_migbatch.node import failure, unwritable
+from slurm_migbatch.node.caps import helper_is_setuid
+from slurm_migbatch.node.conf import ConfError, insecure
+from slurm_migbatch.node.config import NodeConfig, load
+from slurm_migbatch.node.disk_reserve import RESERVE
+from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN, Finding
+from slurm_migbatch.node.gpus import Gpus
+from slurm_migbatch.node.scontrol import ScontrolError, query
+from slurm_migbatch.node.status import agent_answers
+
+_JOURNAL_MIB: Final = 2 * RESERVE >> 20
+_RUN_MIB: Final = 1
+_AS_ROOT: Final = "run migbatch doctor as root"
+
+
+@dataclass(frozen=True)
+class NodePlaces:
+    """Where things are on a node.
+
+    Attributes:
+        etc: directory of node.conf.
+        hooks: directory of the hook programs.
+        slurm_conf: slurm.conf; empty: where node.conf says, or where Slurm looks.
+        name: the node's name in Slurm; empty: the host's.
+    """
+
+    etc: str = "/etc/migbatch"
+    hooks: str = "/etc/migbatch/hooks"
+    slurm_conf: str = ""
+    name: str = ""
+
+
+def examine(places: NodePlaces) -> Iterator[Finding]:
+    """Yield all findings of this node, for who works there; migbatchd is told them too."""
+    try:
+        environ = {b"SLURMD_NODENAME": places.name.encode()} if places.name else dict(os.environb)
+        config = load(places.etc, node_conf.node_name(environ))
+    except ConfError as error:
+        yield Finding(BAD, "node.conf", str(error), "migbatch install --role node --apply writes one to start from")
+        return
+    driver = Gpus(config)
+    try:
+        found = [*_settings(config), *_local(places, config, driver), *_agent(config), *_drained(config)]
+    finally:
+        driver.reset()
+    yield from found
+    if os.geteuid() != 0:
+        yield Finding(UNKNOWN, "controller", "only root can speak for a node", _AS_ROOT)
+    else:
+        yield from link.check_link(config, link.gather(config, found))
+
+
+def examine_quietly(places: NodePlaces, config: NodeConfig, driver: Gpus) -> list[Finding]:
+    """Return all findings of this node for its agent. Slurm is asked only where a hook has failed."""
+    found = [*_settings(config), *_local(places, config, driver)]
+    return found + (list(_drained(config)) if failure.last(config.run_dir) else [])
+
+
+def _settings(config: NodeConfig) -> Iterator[Finding]:
+    path = f"{config.etc}/{node_conf.NAME}"
+    reason = insecure(path)
+    if reason:
+        yield Finding(BAD, "node.conf", reason, f"chown root {path}; chmod go-w {path} {config.etc}")
+    elif closed := unreadable(path, None):
+        text = f"TaskProlog, which users run, cannot read it: {closed}"
+        yield Finding(BAD, "node.conf", text, f"chmod a+rX {config.etc} {path}")
+    else:
+        yield Finding(GOOD, "node.conf", path)
+
+
+def _local(places: NodePlaces, config: NodeConfig, driver: Gpus) -> Iterator[Finding]:
+    whole: list[str] = []
+    yield from _gpus(config, driver, whole)
+    yield from gpus.check_helper(helper_is_setuid())
+    given = places.slurm_conf or config.slurm_conf
+    conf = slurm_conf(given, "" if given else os.environ.get("SLURM_CONF", ""))
+    if conf is None:
+        advice = "name it with --slurm-conf, or SlurmConf= in node.conf"
+        yield Finding(UNKNOWN, "slurm.conf", "this host has none where Slurm looks for it", advice)
+    else:
+        yield from _slurm(places, config, conf, whole)
+    rooms = (("journal and spool", config.state_dir, _JOURNAL_MIB), ("hand-offs", config.run_dir, _RUN_MIB))
+    yield from disks.check_disks(disks.look(*room) for room in rooms)
+    yield from _journal(config)
+    yield from jobmaps.check_job_maps(config)
+
+
+def _gpus(config: NodeConfig, driver: Gpus, whole: list[str]) -> Iterator[Finding]:
+    """Check the GPUs; the devices of those that are not cut are added to `whole`."""
+    try:
+        found = gpus.gather(driver.all(), config)
+    except DriverError as error:
+        text = f"the driver does not answer: {error}"
+        yield Finding(BAD, "GPUs", text, "see nvidia-smi, dmesg, and NvmlLibrary= in node.conf")
+        return
+    whole += [gpu.device for gpu in found if not gpu.cut]
+    idle = [gpu.device for gpu in found if gpu.cut and not (gpu.on and gpu.later)]
+    held = [
+        *gpus.holders(idle),
+        *gpus.holders([gpu.device for gpu in found if gpu.cut and gpu.device not in idle], gpus.SLURM),
+    ]
+    yield from gpus.check_gpus(found, held)
+
+
+def _slurm(places: NodePlaces, config: NodeConfig, conf: Conf, whole: list[str]) -> Iterator[Finding]:
+    several = _release(config) >= scripts.SEVERAL["Prolog"]
+    yield from hooks.check_hooks(hooks.gather(conf, places.hooks, several=several))
+    yield from slurmfiles.check_autodetect(slurmfiles.beside(conf, "gres.conf"), [config.node])
+    yield from slurmfiles.check_cgroup(conf, slurmfiles.beside(conf, "cgroup.conf"), whole)
+    yield from slurmfiles.check_cli_filter(conf)
+
+
+def _release(config: NodeConfig) -> tuple[int, ...]:
+    try:
+        words = query(config, "scontrol", ["--version"], config.scontrol_timeout).split()
+    except ScontrolError:
+        return ()
+    return tuple(int(part) for part in words[-1].split("-")[0].split(".")[:2] if part.isdigit()) if words else ()
+
+
+def _agent(config: NodeConfig) -> Iterator[Finding]:
+    if os.geteuid() != 0:
+        yield Finding(UNKNOWN, "agent", "only root can ask it", _AS_ROOT)
+    elif agent_answers(config):
+        yield Finding(GOOD, "agent", "answers")
+    else:
+        text = "does not run: nobody reports this node, and hooks are slow"
+        yield Finding(BAD, "agent", text, "systemctl enable --now migbatch-node, then: journalctl -u migbatch-node")
+
+
+def _journal(config: NodeConfig) -> Iterator[Finding]:
+    faults = 0
+    with suppress(OSError):
+        run = os.open(config.run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            faults = unwritable.load(run).hooks
+        finally:
+            os.close(run)
+    if faults:
+        text = f"the last {faults} hooks could not write the journal in {config.state_dir}"
+        yield Finding(BAD, "journal", text, f"see that its disk has room and is writable: df {config.state_dir}")
+
+
+def _drained(config: NodeConfig) -> Iterator[Finding]:
+    said = failure.last(config.run_dir)
+    try:
+        text = query(config, "scontrol", ["-o", "show", "node", config.node], config.scontrol_timeout)
+    except ScontrolError as error:
+        yield Finding(UNKNOWN, drained.SUBJECT, str(error), "see ScontrolPath= and SlurmConf= in node.conf")
+        return
+    state, reason = drained.read(text)
+    yield from drained.check_drained(config.node, state, reason, said)

@@ -1,0 +1,121 @@
+"""What slurmctld says of nodes and of the catalog, beside what nodes reported."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.audit import orphans
+from slurm_migbatch.doctor.drained import check_drained
+from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.nodelist import expand, fold
+from slurm_migbatch.store.queries import LeaseRow
+from slurm_migbatch.workload.catalog import NODE_FEATURE
+
+#: seconds that a run must have had its slices before Slurm's queue is held against it
+PATIENCE_S = 60.0
+#: seconds without a word of a node's agent, which says something every 20 s
+SILENCE_S = 60.0
+INSTALL = "migbatch install --role controller --apply --edit"
+
+
+def mig_nodes(rows: Sequence[NodeRow], config: Config) -> frozenset[str]:
+    """Return the names of the nodes that have slices, without the catalog's."""
+    catalog = expand(config.cluster.catalog_nodes)
+    return frozenset(row.name for row in rows if any(kind != "none" for kind in row.gres) and row.name not in catalog)
+
+
+def check_nodes(
+    rows: Sequence[NodeRow],
+    inventory: Mapping[str, object],
+    seen: Mapping[str, float],
+    now: float,
+    config: Config,
+    causes: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Finding]:
+    """Check that the nodes are registered, valid and report to migbatchd.
+
+    Args:
+        rows: nodes as Slurm shows them.
+        inventory: GPUs by node.
+        seen: when each node reported last (unix s).
+        now: this moment.
+        config: names the catalog.
+        causes: by node, what its last hook said that failed.
+    """
+    catalog = expand(config.cluster.catalog_nodes)
+    mig = [row for row in rows if row.name in mig_nodes(rows, config)]
+    if not mig:
+        yield Finding(BAD, "MIG nodes", "no node has mig in its Gres", INSTALL)
+    for row in mig:
+        if row.invalid:
+            text = f"slurmctld refuses its registration: {row.reason or 'gres counts differ'}"
+            advice = "gres.conf, slurm.conf and live counts must have one sum; restart slurmd after correcting them"
+            yield Finding(BAD, row.name, text, advice)
+        elif not row.open:
+            state = "+".join(sorted(row.states))
+            for found in check_drained(row.name, state, row.reason, causes.get(row.name, "")):
+                yield found._replace(subject=row.name)
+        if row.name not in inventory:
+            text = "has reported no GPUs"
+            advice = "start `migbatch node agent` there (systemctl status migbatch-node) and look at its log"
+            yield Finding(BAD, row.name, text, advice)
+        elif (silent := now - seen.get(row.name, 0.0)) > SILENCE_S:
+            text = f"its agent has been silent for {silent:.0f} s"
+            yield Finding(BAD, row.name, text, f"on {row.name}: systemctl status migbatch-node, and migbatch doctor")
+        else:
+            yield Finding(GOOD, row.name, f"{sum(row.gres.values())} counts, {len(row.used)} types in use")
+    for name in catalog:
+        yield from _catalog(rows, mig, name)
+    yield from _names(rows, mig, catalog)
+
+
+def check_orphans(held: Sequence[LeaseRow], jobs: Sequence[JobRow], now: float) -> Iterator[Finding]:
+    """Check for runs that hold slices though Slurm has ended them."""
+    old = [row for row in held if row.since is not None and now - row.since > PATIENCE_S]
+    found = sorted(orphans(((row.node, row.job, row.restart) for row in old), jobs))
+    for orphan in found:
+        text = f"job {orphan.job} run {orphan.restart} holds slices, though Slurm no longer has it there"
+        advice = (
+            f"if this is still so in a minute, run `migbatch node reconcile` on {orphan.node}; is its agent running?"
+        )
+        yield Finding(ODD, orphan.node, text, advice)
+    if not found:
+        yield Finding(GOOD, "leases", f"{len(held)} slices are held, all by jobs that Slurm has")
+
+
+def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iterator[Finding]:
+    row = next((row for row in rows if row.name == name), None)
+    if row is None:
+        text = f"there is no node {name} that lists every profile"
+        advice = f"without it, jobs are refused while no node offers their profile: {INSTALL}"
+        yield Finding(BAD, "catalog node", text, advice)
+        return
+    if row.open:
+        yield Finding(
+            BAD, "catalog node", f"{name} is not down", f"scontrol update NodeName={name} State=DOWN Reason=catalog"
+        )
+    lacking = sorted({kind for other in mig for kind in other.gres} - set(row.gres) - {"none"})
+    outside = sorted({p for other in mig for p in other.partitions} - set(row.partitions))
+    if lacking:
+        yield Finding(BAD, "catalog node", f"{name} does not list {', '.join(lacking)}", INSTALL)
+    if outside:
+        yield Finding(BAD, "catalog node", f"{name} is not in partition {', '.join(outside)}", "add it to Nodes= there")
+    if not (row.open or lacking or outside):
+        yield Finding(GOOD, "catalog node", f"{name} lists {len(row.gres)} types")
+
+
+def _names(rows: Sequence[NodeRow], mig: Sequence[NodeRow], catalog: Collection[str]) -> Iterator[Finding]:
+    """Check the features by which a job that names nodes waits for them."""
+    known = [row.features for row in rows if row.name in catalog]
+    lacking = sorted(
+        row.name for row in mig if not all(NODE_FEATURE + row.name in features for features in (row.features, *known))
+    )
+    if lacking:
+        text = f"{fold(lacking)} or the catalog node lacks the feature {NODE_FEATURE}<name>"
+        advice = f"jobs that name these nodes are refused while they do not offer the profile: {INSTALL}"
+        yield Finding(ODD, "node features", text, f"{advice}, then restart slurmctld")
+    elif mig:
+        yield Finding(GOOD, "node features", "jobs may name nodes and wait for them")

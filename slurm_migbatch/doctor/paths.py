@@ -1,0 +1,84 @@
+"""Who can change or read the files that root and slurmctld act on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.doctor.programs import Reader, unreadable
+from slurm_migbatch.node.auth import AuthError, make_signer
+from slurm_migbatch.node.conf import insecure
+from slurm_migbatch.node.findings import BAD, GOOD, Finding
+
+
+def check_paths(config: Config, slurm_user: Reader | None) -> Iterator[Finding]:
+    """Check that nobody else can change what root and slurmctld act on, and that SlurmUser can read it."""
+    for path in (config.path, config.submit.table):
+        if not path or not Path(path).exists():
+            continue
+        wrong = insecure(path, slurm_user.uid if slurm_user else 0)
+        if wrong:
+            yield Finding(BAD, path, wrong, f"slurmctld and root act on it: chown root {path}; chmod go-w {path}")
+        else:
+            yield Finding(GOOD, path, "safe")
+    if slurm_user is None:
+        text = f"this host has no user {config.cluster.slurm_user}"
+        yield Finding(BAD, "SlurmUser", text, "set [cluster] slurm_user in migbatch.toml to SlurmUser of slurm.conf")
+        return
+    closed = [*_closed(config, slurm_user)]
+    yield from closed or [Finding(GOOD, "SlurmUser", f"{slurm_user.name} reads what slurmctld needs")]
+
+
+def _closed(config: Config, slurm_user: Reader) -> Iterator[Finding]:
+    for path in (config.submit.table, str(Path(config.submit.socket).parent)):
+        if Path(path).exists() and (closed := unreadable(path, slurm_user)):
+            text = f"{slurm_user.name} cannot read {path}, which slurmctld needs: {closed}"
+            yield Finding(BAD, "SlurmUser", text, f"chmod a+rX {closed.partition(' ')[0]}")
+
+
+def check_metrics_token(config: Config, daemon: Reader | None) -> Iterator[Finding]:
+    """Check the token by which other hosts read the metrics; `daemon`: see `check_credentials`."""
+    path = Path(config.node_api.metrics_token_file)
+    if not config.node_api.metrics_token_file:
+        return
+    name = daemon.name if daemon else "root"
+    mend = f"openssl rand -hex 32 > {path}; chmod 600 {path}; chown {name} {path}; systemctl reload migbatchd"
+    try:
+        status = path.stat()
+    except OSError as error:
+        yield Finding(BAD, str(path), f"[node_api] metrics_token_file: {error.strerror}", mend)
+        return
+    if status.st_mode & 0o077 or (daemon is not None and status.st_uid != daemon.uid):
+        yield Finding(BAD, str(path), f"is to be readable by {name} only, or migbatchd refuses it", mend)
+    else:
+        yield Finding(GOOD, str(path), "is the metrics' token, private")
+
+
+def check_credentials(config: Config, daemon: Reader | None) -> Iterator[Finding]:
+    """Check that migbatchd can prove who it is, and check who a node is.
+
+    Args:
+        config: says how.
+        daemon: who migbatchd runs as; None where that is not known.
+    """
+    api = config.node_api
+    mend = "systemctl enable --now munge, with the cluster's /etc/munge/munge.key"
+    if api.auth == "token":
+        path = Path(api.token_file)
+        mend = f"openssl rand -hex 32 > {path}; chmod 600 {path}; then a key for each node: migbatch node key NODE"
+        if path.exists() and path.stat().st_mode & 0o077:
+            yield Finding(BAD, str(path), "others can read the nodes' secret", f"{mend} again")
+            return
+        if path.exists() and daemon is not None and path.stat().st_uid != daemon.uid:
+            text = f"does not belong to {daemon.name}, as whom migbatchd runs and refuses it"
+            yield Finding(BAD, str(path), text, f"chown {daemon.name} {path}")
+            return
+    try:
+        signer = make_signer(api.auth, munge_socket=api.munge_socket, token_file=api.token_file, uids=(os.geteuid(),))
+        signer.verify(signer.sign(b"", "doctor"), b"", "doctor")
+    except AuthError as error:
+        yield Finding(BAD, "credentials", str(error), mend)
+    else:
+        yield Finding(GOOD, "credentials", f"{api.auth} works")

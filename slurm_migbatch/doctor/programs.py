@@ -1,0 +1,106 @@
+"""Programs and files of a host as a check sees them: their text, and who may run, read and change them."""
+
+from __future__ import annotations
+
+import glob
+import grp
+import os
+import pwd
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_migbatch.install.files import read
+from slurm_migbatch.install.scripts import is_pattern
+from slurm_migbatch.node.conf import insecure
+
+
+@dataclass(frozen=True)
+class HostProgram:
+    """One file that root runs.
+
+    Attributes:
+        path: where it is.
+        text: what it holds; None where there is no such file, or it cannot be read.
+        executable: whether root may run it.
+        insecure: why others than root could change it, as a sentence; empty where they cannot.
+    """
+
+    path: str
+    text: str | None = None
+    executable: bool = False
+    insecure: str = ""
+
+
+def look(path: str) -> HostProgram:
+    """Read a program of this host."""
+    try:
+        text, mode = read(path), Path(path).stat().st_mode
+    except OSError:
+        return HostProgram(path)
+    return HostProgram(path, text, bool(mode & 0o111) and stat.S_ISREG(mode), insecure(path))
+
+
+def programs_of(value: str) -> tuple[str, ...]:
+    """Return the paths that Slurm runs for a value of Prolog= or Epilog=, which may be a pattern."""
+    return tuple(sorted(glob.glob(value))) if is_pattern(value) else (value,)  # noqa: PTH207 - an absolute pattern
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A user who has to read files: name, uid and groups."""
+
+    name: str
+    uid: int
+    groups: frozenset[int]
+
+
+def reader(user: str | int) -> Reader | None:
+    """Return a user of this host by name or uid; None where there is none."""
+    try:
+        entry = pwd.getpwnam(user) if isinstance(user, str) else pwd.getpwuid(user)
+    except KeyError:
+        return None
+    groups = {entry.pw_gid, *(group.gr_gid for group in grp.getgrall() if entry.pw_name in group.gr_mem)}
+    return Reader(entry.pw_name, entry.pw_uid, frozenset(groups))
+
+
+def unreadable(path: str, who: Reader | None) -> str:
+    """Return which part of a path keeps a user from reading it, with its mode; empty where nothing does.
+
+    Args:
+        path: a file or directory.
+        who: the user; None for any user of the host, by the permissions of others alone.
+    """
+    return closed_to(path, who, 0o4)
+
+
+def closed_to(path: str, who: Reader | None, wanted: int) -> str:
+    """Return the same for other permissions of the path itself; `wanted`: 4 to read, 2 to write."""
+    if who is not None and who.uid == 0:
+        return ""
+    for place in [*reversed(Path(path).parents), Path(path)]:
+        last = place == Path(path)
+        try:
+            status = place.stat()
+        except OSError as error:
+            return f"{place}: {error.strerror}"
+        needed = 0o1 if not last else wanted | 0o1 if stat.S_ISDIR(status.st_mode) else wanted
+        if _bits(status, who) & needed != needed:
+            return f"{place} (mode {status.st_mode & 0o7777:04o}, owner {_owner(status.st_uid)})"
+    return ""
+
+
+def _bits(status: os.stat_result, who: Reader | None) -> int:
+    if who is not None and status.st_uid == who.uid:
+        return status.st_mode >> 6
+    if who is not None and status.st_gid in who.groups:
+        return status.st_mode >> 3
+    return status.st_mode
+
+
+def _owner(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

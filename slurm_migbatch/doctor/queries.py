@@ -1,0 +1,45 @@
+"""Whether the service for users' questions answers. Standard library only: login nodes ask this too."""
+
+from __future__ import annotations
+
+import http
+import http.client
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from slurm_migbatch.node.findings import BAD, GOOD, Finding
+from slurm_migbatch.query.protocol import PATH
+
+#: how the answer begins of a migbatchd that stands by
+STANDS_BY = b'{"error":"this migbatchd stands by'
+_MOST = 65536
+
+
+def check_answers(url: str, advice: str, stranger: str) -> Iterator[Finding]:
+    """Check that the query service listens at a URL, and that it is this one.
+
+    Args:
+        url: such as http://ctl1:6831.
+        advice: what to do where nobody answers.
+        stranger: what to do where another program does.
+    """
+    parts = urlsplit(url)
+    make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = make(parts.hostname or "", parts.port, timeout=5)
+    place = f"{parts.hostname} port {parts.port}"
+    try:
+        connection.request("POST", PATH, b"")
+        response = connection.getresponse()
+        status, body = response.status, response.read(_MOST)
+    except (OSError, http.client.HTTPException) as error:
+        text = f"nobody answers at {place}: {getattr(error, 'strerror', None) or error}"
+        yield Finding(BAD, "query service", text, advice)
+        return
+    finally:
+        connection.close()
+    if status == http.HTTPStatus.UNAUTHORIZED:
+        yield Finding(GOOD, "query service", place)
+    elif status == http.HTTPStatus.SERVICE_UNAVAILABLE and body.startswith(STANDS_BY):
+        yield Finding(GOOD, "query service", f"{place}: that migbatchd stands by")
+    else:
+        yield Finding(BAD, "query service", f"what answers at {place} is another program", stranger)

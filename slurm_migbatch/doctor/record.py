@@ -1,0 +1,103 @@
+"""Whether the record is whole, of this release's schema, and has room: what `migbatch db check` looks at."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+from slurm_migbatch.store import soundness
+from slurm_migbatch.store.backup import size_of
+from slurm_migbatch.store.engines import make_engine, sqlite_file
+from slurm_migbatch.store.errors import NewerDatabaseError, StoreError
+from slurm_migbatch.store.history import HISTORY
+from slurm_migbatch.store.migrations import applied, pending
+
+_MIB = 1 << 20
+_LEAST_MIB = 128
+_LATE_S = 7 * 86400.0
+_RESTORE = "restore a backup (migbatch db restore), or rebuild the file: sqlite3 OLD .recover | sqlite3 NEW"
+
+
+def check_record(url: str, keep_s: float = math.inf, *, live: bool = True) -> Iterator[Finding]:
+    """Read the database at `url` through. `live`: it is migbatchd's own, not a backup; `keep_s`: [store] keep."""
+    try:
+        engine = make_engine(url, readonly=True)
+    except StoreError as error:
+        yield Finding(BAD, "database", str(error), "see [store] url of migbatch.toml")
+        return
+    try:
+        with engine.connect() as connection, connection.begin():
+            yield from _damages(connection)
+            yield from _schema(connection, keep_s if live else math.inf)
+            yield from _room(connection, sqlite_file(url) if live else None)
+    except SQLAlchemyError as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        yield Finding(BAD, "database", f"cannot be read through: {cause}", _RESTORE)
+    finally:
+        engine.dispose()
+
+
+def _damages(connection: Connection) -> Iterator[Finding]:
+    found = list(soundness.damages(connection))
+    for text in found:
+        yield Finding(BAD, "integrity", text, _RESTORE)
+    if not found:
+        yield Finding(GOOD, "integrity", "read through, nothing wrong found")
+
+
+def _schema(connection: Connection, keep_s: float) -> Iterator[Finding]:
+    try:
+        waiting = pending(connection, HISTORY)
+    except NewerDatabaseError as error:
+        yield Finding(BAD, "schema", str(error), "upgrade, or restore a backup of before")
+        return
+    present = applied(connection)
+    if not present:
+        yield Finding(BAD, "schema", "holds no record of migbatch", "see [store] url; migbatchd makes it at its start")
+        return
+    if waiting:
+        text = f"{present[-1]!r}; this release has {waiting[-1]!r}"
+        yield Finding(ODD, "schema", text, "start migbatchd, or run migbatch db upgrade: it is brought up to date then")
+        return
+    yield Finding(GOOD, "schema", repr(present[-1]))
+    found = [*soundness.differences(connection), *soundness.strays(connection)]
+    for text in found:
+        yield Finding(BAD, "tables", text, "restore a backup (migbatch db restore)")
+    if not found:
+        yield Finding(GOOD, "tables", "as this release makes them; nothing refers to what is not there")
+    yield from _age(connection, keep_s)
+
+
+def _age(connection: Connection, keep_s: float) -> Iterator[Finding]:
+    oldest = soundness.oldest_end(connection)
+    if oldest is None:
+        return
+    days = (time.time() - oldest) / 86400
+    if time.time() - oldest > keep_s + _LATE_S:
+        text = f"goes back {days:.0f} days, [store] keep says {keep_s / 86400:.0f}; what is still in use stays longer"
+        yield Finding(ODD, "age", text, "see whether migbatchd runs and what it logs of old records")
+    else:
+        yield Finding(GOOD, "age", f"goes back {days:.0f} days")
+
+
+def _room(connection: Connection, file: Path | None) -> Iterator[Finding]:
+    spare = soundness.spare_bytes(connection)
+    if file is None or spare is None:
+        return
+    size = size_of(file)
+    disk = os.statvfs(file)
+    free = disk.f_bavail * disk.f_frsize
+    text = f"{size // _MIB} MiB, {spare // _MIB} of them free for new rows; {free // _MIB} MiB free beside it"
+    if free < _LEAST_MIB * _MIB:
+        yield Finding(BAD, "room", text, f"free {_LEAST_MIB} MiB below {file.parent}")
+    elif free < size:
+        yield Finding(ODD, "room", text, "an upgrade writes a backup of the file's size beside it")
+    else:
+        yield Finding(GOOD, "room", text)

@@ -1,0 +1,82 @@
+"""What nodes' own checks found, as their agents told migbatchd."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from slurm_migbatch.doctor.drained import SUBJECT
+from slurm_migbatch.doctor.link import CLOCK_S, check_clock
+from slurm_migbatch.node.findings import BAD, GOOD, Finding
+
+SILENCE_S: Final = 120.0
+"""Seconds after which a report is old: nodes send one a minute, unless CheckEvery= says otherwise."""
+
+
+@dataclass(frozen=True)
+class HeardReport:
+    """One node's report: its age and how far the node's clock is ahead, in seconds, and what is not in order."""
+
+    age: float
+    ahead: float
+    findings: tuple[Finding, ...]
+
+
+def read_reports(body: bytes) -> dict[str, HeardReport]:
+    """Read migbatchd's answer at /v1/findings. Raises ValueError."""
+    try:
+        return {
+            node: HeardReport(row["age"], row["ahead"], tuple(Finding(**found) for found in row["findings"]))
+            for node, row in json.loads(body)["nodes"].items()
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"what migbatchd answers is not understood: {error!r}") from None
+
+
+def causes(reports: Mapping[str, HeardReport]) -> dict[str, str]:
+    """Return what nodes say of their being drained by a hook."""
+    return {
+        node: found.text.partition("; the hook said: ")[2]
+        for node, report in reports.items()
+        for found in report.findings
+        if found.subject == SUBJECT
+    }
+
+
+def summary(reports: Mapping[str, HeardReport], nodes: Collection[str]) -> Iterator[Finding]:
+    """Yield how many things are to correct on each of these nodes."""
+    for node in sorted(nodes):
+        report = reports.get(node)
+        if report is None or report.age > SILENCE_S:
+            continue
+        wrong = [found for found in report.findings if found.level == BAD]
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        if wrong:
+            text = f"its own checks found {wrong[0].subject}: {wrong[0].text}{more}"
+            yield Finding(BAD, node, text, "migbatch doctor --nodes says what to do")
+        if abs(report.ahead) > CLOCK_S:
+            yield from (found._replace(subject=node) for found in check_clock("its clock", report.ahead))
+
+
+def check_reports(reports: Mapping[str, HeardReport], nodes: Collection[str]) -> Iterator[Finding]:
+    """Yield all that nodes found, and which are silent.
+
+    Args:
+        reports: the latest of each node.
+        nodes: the MIG nodes that Slurm knows.
+    """
+    for node in sorted({*nodes, *reports}):
+        report = reports.get(node)
+        if report is None or report.age > SILENCE_S:
+            since = f"for {report.age:.0f} s" if report else "since migbatchd was started"
+            advice = f"on {node}: systemctl status migbatch-node, and migbatch doctor"
+            yield Finding(BAD, node, f"its agent has told nothing of its checks {since}", advice)
+            continue
+        for found in report.findings:
+            text = f"{found.text} ({report.age:.0f} s ago)"
+            yield found._replace(subject=f"{node}: {found.subject}", text=text)
+        yield from (found._replace(subject=f"{node}: clock") for found in check_clock("its clock", report.ahead))
+        if not any(found.level == BAD for found in report.findings):
+            yield Finding(GOOD, node, f"nothing to correct there {report.age:.0f} s ago")

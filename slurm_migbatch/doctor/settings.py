@@ -1,0 +1,89 @@
+"""What slurmctld runs with, by `scontrol show config`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+
+#: seconds that a hook may take by default (node.conf HookDeadline); slurmd must wait longer
+_HOOK_DEADLINE_S = 30
+_EDIT = "migbatch install --role controller --apply --edit"
+
+
+def parse_slurm_config(text: str) -> dict[str, str]:
+    """Parse `scontrol show config`, keys in lower case."""
+    found = {}
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if equals and re.fullmatch(r"\s*[A-Za-z][\w\[\]]*\s*", key):
+            found[key.strip().lower()] = "" if value.strip() == "(null)" else value.strip()
+    return found
+
+
+def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
+    """Check that slurmctld runs with what migbatch needs."""
+    types = conf.get("grestypes", "").split(",")
+    missing = [word for word in ("mig", "gpu") if word not in types]
+    if "mig" in missing:
+        yield Finding(BAD, "GresTypes", "holds no mig", f"set GresTypes=gpu,mig ({_EDIT})")
+    elif missing:
+        yield Finding(
+            ODD, "GresTypes", "holds no gpu", "without it, --gpus is refused before the submit filter sees it"
+        )
+    else:
+        yield Finding(GOOD, "GresTypes", conf["grestypes"])
+    plugins = conf.get("jobsubmitplugins", "")
+    if "lua" in plugins.split(","):
+        yield Finding(GOOD, "JobSubmitPlugins", plugins)
+    else:
+        yield Finding(BAD, "JobSubmitPlugins", "lua is not loaded", "set JobSubmitPlugins=lua and restart slurmctld")
+    for key in ("Prolog", "Epilog", "TaskProlog"):
+        value = next((v for k, v in conf.items() if re.fullmatch(rf"{key.lower()}(\[\d+\])?", k) and v), "")
+        if value:
+            yield Finding(GOOD, key, value)  # what it does is seen on the nodes, which have it
+        else:
+            yield Finding(BAD, key, "is not set: no job gets a slice", f"{_EDIT}, then restart every slurmd")
+    yield from _prolog_flags(conf)
+    yield from _timeout(conf)
+    if conf.get("jobrequeue") == "0":
+        yield Finding(
+            ODD, "JobRequeue", "is 0", "jobs cannot be requeued after a misfit or a GPU failure; set JobRequeue=1"
+        )
+    if conf.get("accountingstoragetype", "").endswith("slurmdbd") and "gres/mig" not in conf.get(
+        "accountingstoragetres", ""
+    ):
+        advice = "add gres/mig (and gres/mig:<profile> for each profile) for fairshare and sreport"
+        yield Finding(ODD, "AccountingStorageTRES", "does not count slices", advice)
+
+
+def _prolog_flags(conf: Mapping[str, str]) -> Iterator[Finding]:
+    key = "PrologFlags"
+    present = conf.get("prologflags", "")
+    flags = {word.strip().lower() for word in present.split(",")}
+    wrong = []
+    if not flags & {"alloc", "contain"}:
+        wrong.append(("has no Alloc, so that nodes without a first step get no slices", "add Alloc,DeferBatch to it"))
+    if "deferbatch" not in flags:
+        wrong.append(("has no DeferBatch: batch scripts start before the slices of all their nodes are made", "add it"))
+    if "serial" in flags:
+        wrong.append(("has Serial: the hooks of a node wait for each other, past their time limit", "take Serial out"))
+    if "runinjob" in flags:
+        text = "has RunInJob: the Prolog runs inside the job's own fence and can make no slice"
+        wrong.append((text, "take RunInJob out"))
+    for text, advice in wrong:
+        change = f"{advice} ({_EDIT}), then restart slurmctld and every slurmd"
+        yield Finding(BAD, key, f"{present or 'none'}: {text}", change)
+    if not wrong:
+        yield Finding(GOOD, key, present)
+
+
+def _timeout(conf: Mapping[str, str]) -> Iterator[Finding]:
+    words = [conf.get(key, "") for key in ("prologepilogtimeout", "prologtimeout")]
+    found = next((re.match(r"(\d+)", word) for word in words if re.match(r"\d+", word)), None)
+    if found and int(found[1]) != 65534 and int(found[1]) <= _HOOK_DEADLINE_S:
+        text = f"slurmd kills hooks after {found[1]} s, before their own deadline"
+        yield Finding(BAD, "PrologEpilogTimeout", text, "set it to at least 60, or lower HookDeadline in node.conf")
+    else:
+        yield Finding(GOOD, "PrologEpilogTimeout", f"{found[1]} s" if found else "unlimited")

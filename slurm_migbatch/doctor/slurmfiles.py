@@ -1,0 +1,104 @@
+"""What gres.conf, cgroup.conf and slurm.conf say of MIG nodes, read as Slurm reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+from slurm_migbatch.doctor.programs import unreadable
+from slurm_migbatch.install import scripts
+from slurm_migbatch.install.files import read
+from slurm_migbatch.install.hosts import CLI_FILTER
+from slurm_migbatch.install.slurmconf import Conf, Line, load
+from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
+
+_DETECTS: Final = frozenset({"nvml", "full"})
+
+
+def beside(conf: Conf, name: str) -> Conf:
+    """Read a file beside slurm.conf; without lines where there is none."""
+    return load(str(Path(conf.main).with_name(name)), read)
+
+
+def check_autodetect(gres: Conf, nodes: Collection[str]) -> Iterator[Finding]:
+    """Check that Slurm does not look for slices itself on MIG nodes."""
+    everywhere = next(
+        (line for line in reversed(gres.lines) if line.get("autodetect") and not line.get("nodename")), None
+    )
+    own: dict[str, Line] = {}
+    for line in gres.lines:
+        names, detect = line.get("nodename"), line.get("autodetect")
+        if names and detect:
+            own.update(dict.fromkeys(_expanded(names.value), line))
+    wrong: dict[tuple[str, int, str], list[str]] = {}
+    for node in sorted(nodes):
+        said = own.get(node, everywhere)
+        detect = said.get("autodetect") if said else None
+        if said and detect and detect.value.lower() in _DETECTS:
+            wrong.setdefault((said.path, said.number, detect.value), []).append(node)
+    for (path, number, value), members in wrong.items():
+        text = f"{path}:{number}: AutoDetect={value} counts the slices of {fold(members)} when slurmd starts"
+        yield Finding(
+            BAD,
+            "gres.conf",
+            f"{text}, and drains it when they change",
+            f"add to gres.conf: NodeName={fold(members)} AutoDetect=off (migbatch install --role controller does)",
+        )
+    if not wrong:
+        yield Finding(GOOD, "gres.conf", "AutoDetect is off for MIG nodes")
+
+
+def _expanded(names: str) -> tuple[str, ...]:
+    try:
+        return expand(names)
+    except NodeListError:
+        return ()
+
+
+def check_cgroup(conf: Conf, cgroup: Conf, whole: Collection[str]) -> Iterator[Finding]:
+    """Check who may open GPUs. Slices are fenced by the owners of their devices; whole GPUs by cgroups alone.
+
+    Args:
+        conf: slurm.conf.
+        cgroup: cgroup.conf.
+        whole: devices of GPUs of this node that are not cut.
+    """
+    plugin = "task/cgroup" in conf.value("TaskPlugin").lower().split(",") or "cgroup" in conf.value(
+        "TaskPlugin"
+    ).lower().split(",")
+    fenced = plugin and cgroup.value("ConstrainDevices").lower() in ("yes", "true", "1")
+    if fenced:
+        yield Finding(GOOD, "cgroup.conf", "ConstrainDevices=yes")
+        return
+    advice = "set TaskPlugin=task/cgroup in slurm.conf and ConstrainDevices=yes in cgroup.conf"
+    if whole:
+        text = (
+            f"devices are not constrained: every job can open {', '.join(sorted(whole))}, which Slurm hands out whole"
+        )
+        yield Finding(BAD, "cgroup.conf", text, advice)
+    else:
+        text = "devices are not constrained; slices are fenced by the owners of their devices all the same"
+        yield Finding(ODD, "cgroup.conf", text, f"for a second fence {advice}")
+
+
+def check_cli_filter(conf: Conf) -> Iterator[Finding]:
+    """Check that every srun of this host finds the script that slurm.conf has it load."""
+    words = scripts.cli_filters(conf.value("CliFilterPlugins"))
+    if "lua" not in words:
+        return
+    path = str(Path(conf.main).with_name(CLI_FILTER))
+    text = read(path)
+    closed = unreadable(path, None) if text is not None else ""
+    if text is None:
+        said = f"{path} is missing: every srun, salloc and sbatch of this host fails"
+        yield Finding(BAD, CLI_FILTER, said, f"copy the controller's {path} here")
+    elif closed:
+        said = f"users cannot read it, and their srun, salloc and sbatch fail: {closed}"
+        yield Finding(BAD, CLI_FILTER, said, f"chmod a+r {path}")
+    elif text == scripts.DOES_NOTHING:
+        said = f"{path} changes nothing: srun and salloc with mig:auto or --gpus are refused from this host"
+        yield Finding(ODD, CLI_FILTER, said, f"copy the controller's {path} here")
+    else:
+        yield Finding(GOOD, CLI_FILTER, path)

@@ -1,0 +1,60 @@
+"""The site as its nodes reported it: what the files that Slurm reads are rendered from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from slurm_migbatch.decide.capacity.demand import FILLER
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.site import WAITING, NodeLine, Site, spare
+from slurm_migbatch.slurm.nodelist import fold
+
+
+def describe(
+    gpus: Mapping[str, Sequence[Geometry]], version: tuple[int, int], catalog: str, lending: Collection[str] = ()
+) -> Site:
+    """Return the site that fills the templates, with the Lua scripts and without hooks. Equal nodes share one line.
+
+    Args:
+        gpus: those of each node that are cut by MIG; every node has one at least.
+        version: release of Slurm.
+        catalog: host list of the catalog nodes.
+        lending: partitions whose training jobs are lent idle slices.
+    """
+    every: dict[str, int] = {}
+    most = {name: most_counts(geometries) for name, geometries in gpus.items()}
+    for counts in most.values():
+        for profile, number in counts.items():
+            every[profile] = max(every.get(profile, 0), number)
+    alike: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    for name, geometries in gpus.items():
+        base = base_counts(geometries)
+        own = {kind: base.get(kind, 0) for kind in every if kind in most[name]}
+        row = {**own, FILLER: 0, **(spare(version) if lending else {})}
+        alike.setdefault(tuple(row.items()), []).append(name)
+    return Site(
+        version=version,
+        nodes=[NodeLine(fold(names), dict(found)) for found, names in alike.items()],
+        catalog=NodeLine(catalog, {**every, FILLER: 0, **WAITING}),
+        lends=bool(lending),
+        job_submit=True,
+        cli_filter=True,
+    )
+
+
+def base_counts(geometries: Iterable[Geometry]) -> dict[str, int]:
+    """Return slurm.conf's counts: each GPU full of the profile that fits most often, which always can be placed."""
+    found: dict[str, int] = {}
+    for geometry in geometries:
+        info = max(geometry.profiles, key=lambda i: (i.max_instances, not i.profile.suffix, -i.memory_slices))
+        found[info.profile.gres_type] = found.get(info.profile.gres_type, 0) + info.max_instances
+    return found
+
+
+def most_counts(geometries: Iterable[Geometry]) -> Mapping[str, int]:
+    """Return the most of each profile that a node with these GPUs could ever offer."""
+    found: dict[str, int] = {}
+    for geometry in geometries:
+        for info in geometry.profiles:
+            found[info.profile.gres_type] = found.get(info.profile.gres_type, 0) + info.max_instances
+    return found

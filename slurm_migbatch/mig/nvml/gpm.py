@@ -1,0 +1,85 @@
+"""What a slice really does, by NVML's GPU performance monitoring (GPM): Hopper and later.
+
+A metric is told between two samples of one GPU instance. The last sample of each instance is kept, so each look costs
+one sample and one computation, and tells what was done since the look before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any, Final
+
+import pynvml
+
+from slurm_migbatch.mig.driver import Activity, DriverError, Instance
+
+Call = Callable[..., Any]
+"""`NvmlGpu._call`: what is done in words, a function of NVML and its arguments."""
+
+_SM, _TENSOR, _DRAM = 2, 5, 10
+"""NVML_GPM_METRIC_SM_UTIL, _ANY_TENSOR_UTIL and _DRAM_BW_UTIL, percent."""
+LEAST_S: Final = 0.1
+"""NVML wants samples that are further apart than this."""
+
+
+class GpmSamples:
+    """The last sample of each instance of one GPU, by the UUID of its MIG device, with who held it and when it was."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._last: dict[str, tuple[Any, float, tuple[int, int]]] = {}
+
+    def look(self, device: Any, instance: Instance, holder: tuple[int, int]) -> Activity | None:
+        """Return what the instance did since the last look for this holder; None at the first. Raises DriverError."""
+        uuid = instance.mig_uuid or ""
+        before = self._last.get(uuid)
+        if before is not None and before[2] != holder:
+            self.forget(uuid)
+            before = None
+        now = time.monotonic()
+        if before is not None and now - before[1] < LEAST_S:
+            return None
+        what = f"the activity of {instance}"
+        sample = self._call(what, pynvml.nvmlGpmSampleAlloc)
+        try:
+            self._call(what, pynvml.nvmlGpmMigSampleGet, device, instance.gi_id, sample)
+            found = None if before is None else self._between(what, before[0], sample, now - before[1])
+        except DriverError:
+            self._free(sample)
+            self.forget(uuid)
+            raise
+        self.forget(uuid)
+        self._last[uuid] = sample, now, holder
+        return found
+
+    def keep(self, uuids: Collection[str]) -> None:
+        """Free the samples of all other instances."""
+        for uuid in [uuid for uuid in self._last if uuid not in uuids]:
+            self.forget(uuid)
+
+    def forget(self, uuid: str) -> None:
+        """Free the sample of an instance, if there is one."""
+        if (known := self._last.pop(uuid, None)) is not None:
+            self._free(known[0])
+
+    @staticmethod
+    def _free(sample: Any) -> None:
+        with suppress(pynvml.NVMLError):  # the library was closed in between
+            pynvml.nvmlGpmSampleFree(sample)
+
+    def _between(self, what: str, first: Any, second: Any, seconds: float) -> Activity | None:
+        wanted = (_SM, _TENSOR, _DRAM)
+        asked = pynvml.c_nvmlGpmMetricsGet_t(version=pynvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=len(wanted))
+        asked.sample1, asked.sample2 = first, second
+        for place, metric in enumerate(wanted):
+            asked.metrics[place].metricId = metric
+        answer = self._call(what, pynvml.nvmlGpmMetricsGet, asked)
+        told = answer.metrics[: len(wanted)]
+        if any(metric.nvmlReturn != pynvml.NVML_SUCCESS for metric in told):
+            return None
+        shares = [metric.value / 100.0 for metric in told]
+        if not all(0.0 <= share <= 1.05 for share in shares):  # a NaN is none either
+            return None
+        return Activity(seconds, *(min(share, 1.0) for share in shares))

@@ -1,0 +1,53 @@
+"""What checks of an installation found, as node and controller tell it each other and `migbatch doctor` prints it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
+
+GOOD: Final = "ok"
+ODD: Final = "warn"
+BAD: Final = "FAIL"
+UNKNOWN: Final = "unknown"
+"""Of a check that could not be made."""
+PATH: Final = "/node/v1/findings"
+MOST: Final = 64
+"""Findings that one node tells of."""
+LONGEST: Final = 500
+"""Characters of each text of a finding."""
+
+
+class Finding(NamedTuple):
+    """One result: `level` is ok, warn, FAIL or unknown; `advice` says what to do unless it is ok."""
+
+    level: str
+    subject: str
+    text: str
+    advice: str = ""
+
+
+def told(findings: Iterable[Finding]) -> list[dict[str, str]]:
+    """Return what a node tells its controller: what is not in order, the worst first, within bounds."""
+    order = {BAD: 0, UNKNOWN: 1, ODD: 2}
+    wrong = sorted((found for found in findings if found.level in order), key=lambda found: order[found.level])
+    return [{key: text[:LONGEST] for key, text in found._asdict().items()} for found in wrong[:MOST]]
+
+
+def tell(client: ControllerClient, node: str, findings: Iterable[Finding]) -> float:
+    """Tell the controller what was found; returns how many seconds this host's clock is ahead of its.
+
+    Raises:
+        ControllerError: it cannot be reached, refuses, or does not answer as it should.
+    """
+    before = time.time()
+    body = client.post(PATH, {"node": node, "sent": before, "findings": told(findings)})
+    after = time.time()
+    try:
+        now = float(json.loads(body)["now"])
+    except (ValueError, KeyError, TypeError):
+        raise ControllerError("the controller's answer to findings names no time") from None
+    return (before + after) / 2 - now

@@ -1,0 +1,233 @@
+"""Tell the site's GPU exporters which job has which slice, in the files that they read; off unless configured.
+
+- `JobMapDir`: dcgm-exporter's `--hpc-job-mapping-dir`. A file `<gpu>.<gi>` (NVML's index of the GPU, id of the GPU
+  instance) has one job id a line; two where two trainings share the slice.
+- `GpustatDir`: jobstats' `/run/gpustat`. A file `MIG-<uuid>` says `JOBID UID`; of two jobs it can name the first only.
+
+Ids of GPU instances are used again, so a file goes before its slice does, and is written when the slice is its job's.
+What the files say follows from the journal alone: whoever changes who holds what calls `sync` afterwards, and a hook
+that was killed in between is made up for by the next one or by the agent. Files with other names are left as they are.
+
+No fault here is one of the job: it is kept in `problem`, for the log. A directory is used only where it is root's alone
+and lies in RunDir's file system, so that what keeps a hook waiting there would have done so anyway.
+"""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH116
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+
+from slurm_migbatch.node import conf, effects, paths
+from slurm_migbatch.node.config import NodeConfig
+from slurm_migbatch.node.deadline import Deadline, TooLate, locked
+from slurm_migbatch.node.journal import Journal, JournalError, JournalSlice
+from slurm_migbatch.node.paths import Paths, PathsError
+
+LOCK = "job-maps"
+WAIT_S = 0.5
+"""How long a hook waits for another one that writes these files."""
+MOST_FILES = 4096
+"""Entries of a directory that are looked at; more are not of these programs."""
+MOST_BYTES = 4096
+_SLICE = re.compile(r"[0-9]+\.[0-9]+", re.ASCII)
+_MIG = re.compile(r"MIG-[0-9A-Fa-f-]{36}", re.ASCII)
+Files = Mapping[str, bytes]
+
+
+class _JobMapError(RuntimeError):
+    """A directory cannot be used; the message says which, why, and what to do."""
+
+
+class JobMaps:
+    """The job maps of one node. `problem` says why they are not up to date; empty where they are."""
+
+    def __init__(self, config: NodeConfig, node_paths: Paths) -> None:
+        self._slices = config.job_map_dir
+        self._gpustat = config.gpustat_dir
+        self._lock = node_paths.lock
+        self._device = os.fstat(node_paths.run).st_dev
+        self.problem = ""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any is configured."""
+        return bool(self._slices or self._gpustat)
+
+    def sync(self, journal: Journal, indices: Mapping[str, int] | None = None, *, dry: bool = False) -> list[str]:
+        """Make the files say what the journal says. Returns what was (or would be) done, as sentences; never raises.
+
+        `indices` has NVML's index of each GPU by UUID. Without it, where the driver is not to be asked, no file
+        `<gpu>.<gi>` is made, but the jobs that no longer hold anything here are removed from those that exist.
+        """
+        return self._follow(lambda: _held(journal), indices, dry) if self.wanted else []
+
+    def empty(self) -> None:
+        """Remove what is said of any slice, as nothing survives a boot; never raises."""
+        if self.wanted:
+            self._follow(list, None, False)
+
+    def _follow(
+        self, held: Callable[[], Sequence[JournalSlice]], indices: Mapping[str, int] | None, dry: bool
+    ) -> list[str]:
+        done: list[str] = []
+        try:
+            with locked(self._lock, [LOCK], Deadline(WAIT_S)):
+                rows = held()
+                if self._gpustat:
+                    done += self._update(self._gpustat, _MIG, lambda _: _owners(rows), dry)
+                if self._slices and indices is not None:
+                    done += self._update(self._slices, _SLICE, lambda _: _jobs(rows, indices), dry)
+                elif self._slices:
+                    done += self._update(self._slices, _SLICE, lambda now: _remaining(rows, now), dry)
+        except (OSError, JournalError, PathsError, TooLate, _JobMapError) as error:
+            self.problem = str(error)
+            return []
+        self.problem = ""
+        return done
+
+    def clear(self, gpu: int, gi: int, mig_uuid: str | None) -> None:
+        """Remove what is said of a GPU instance that is about to be destroyed or to be another job's; never raises."""
+        entries = ((self._slices, _SLICE, f"{gpu}.{gi}"), (self._gpustat, _MIG, mig_uuid or ""))
+        for path, form, name in entries:
+            if not path or not form.fullmatch(name):
+                continue
+            try:
+                with _opened(path, self._device) as handle:
+                    _unlink(handle, name)
+            except (OSError, PathsError, _JobMapError) as error:
+                self.problem = str(error)
+
+    def _update(self, path: str, form: re.Pattern[str], wanted: Callable[[Files], Files], dry: bool) -> list[str]:
+        with _opened(path, self._device) as handle:
+            names = _names(path, handle)
+            now = {name: _read(handle, name) for name in names if form.fullmatch(name)}
+            files = wanted(now)
+            stale = sorted(now.keys() - files.keys())
+            new = sorted(name for name, text in files.items() if now.get(name) != text)
+            if not dry:
+                unfinished = [
+                    name for name in names if name[0] == "." and name[-1] == "~" and form.fullmatch(name[1:-1])
+                ]
+                for name in [*stale, *unfinished]:
+                    _unlink(handle, name)
+                for name in new:
+                    _write(handle, name, files[name])
+        return [f"{path}/{name}: removed" for name in stale] + [f"{path}/{name}: written" for name in new]
+
+
+def problems(config: NodeConfig) -> list[str]:
+    """Say which directories cannot be used and why, as sentences; one that is missing is made by the next hook."""
+    found = []
+    for path in filter(None, (config.job_map_dir, config.gpustat_dir)):
+        try:
+            device = os.stat(config.run_dir).st_dev
+            if os.path.lexists(path):
+                with _opened(path, device) as handle:
+                    _names(path, handle)
+            else:
+                _check_above(path)
+        except (OSError, PathsError, _JobMapError) as error:
+            found.append(str(error))
+    return found
+
+
+@contextmanager
+def _opened(path: str, device: int) -> Iterator[int]:
+    """Open the directory, which must be of the file system `device`; make it where it is missing."""
+    _check_above(path)
+    handle = paths.public(path)
+    try:
+        if os.fstat(handle).st_dev != device:
+            raise _JobMapError(f"{path} is not used: it must lie in the file system of RunDir, as /run does")
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _check_above(path: str) -> None:
+    above = conf.insecure(path.rpartition("/")[0] or "/")
+    if above:
+        raise _JobMapError(f"{path} is not used: {above}")
+
+
+def _names(path: str, handle: int) -> list[str]:
+    with os.scandir(handle) as entries:
+        names = [entry.name for entry in islice(entries, MOST_FILES + 1)]
+    if len(names) > MOST_FILES:
+        raise _JobMapError(f"{path} has more than {MOST_FILES} entries; use a directory for job maps alone")
+    return names
+
+
+def _held(journal: Journal) -> list[JournalSlice]:
+    """Return the slices of running jobs, second holders last."""
+    running = {(run.job, run.restart) for run in journal.runs("state='running'")}
+    rows = [row for row in journal.slices("state='held'") if (row.job, row.restart) in running]
+    return sorted(rows, key=lambda row: (row.beside is not None, row.job or 0))
+
+
+def _jobs(rows: Sequence[JournalSlice], indices: Mapping[str, int]) -> Files:
+    files: dict[str, bytes] = {}
+    for row in rows:
+        if row.gi is not None and row.gpu in indices:
+            name = f"{indices[row.gpu]:d}.{row.gi:d}"
+            files[name] = files.get(name, b"") + b"%d\n" % (row.job or 0)
+    return files
+
+
+def _remaining(rows: Sequence[JournalSlice], now: Files) -> Files:
+    """Return the files as they are, less the jobs that hold nothing."""
+    holders = {b"%d\n" % (row.job or 0) for row in rows}
+    kept = {name: b"".join([line for line in text.splitlines(True) if line in holders]) for name, text in now.items()}
+    return {name: text for name, text in kept.items() if text}
+
+
+def _owners(rows: Sequence[JournalSlice]) -> Files:
+    files: dict[str, bytes] = {}
+    for row in rows:
+        if row.mig_uuid is not None and _MIG.fullmatch(row.mig_uuid):
+            files.setdefault(row.mig_uuid, b"%d %d\n" % (row.job or 0, row.uid or 0))
+    return files
+
+
+def _read(directory: int, name: str) -> bytes:
+    """Return the file's text; nothing of what is no plain file of ours, so that it is replaced."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(name, flags, dir_fd=directory)
+    except OSError:
+        return b""
+    try:
+        return os.read(handle, MOST_BYTES) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
+    finally:
+        os.close(handle)
+
+
+def _write(directory: int, name: str, text: bytes) -> None:
+    """Write the file at once: its readers see the old text or the new one."""
+    temporary = f".{name}~"
+    effects.point("job map write")
+    with suppress(FileNotFoundError):
+        os.unlink(temporary, dir_fd=directory)
+    handle = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=directory
+    )
+    try:
+        os.write(handle, text)
+        os.fchmod(handle, 0o644)
+    finally:
+        os.close(handle)
+    effects.point("job map rename")
+    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+def _unlink(directory: int, name: str) -> None:
+    effects.point("job map unlink")
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=directory)

@@ -1,0 +1,296 @@
+"""What servers of language models were measured to do, against the arithmetic of `speed`.
+
+Each measured point is a pair of logarithms: measured over computed time to the first token, and of each further one.
+What is off is the sum of effects of the engine, of the model, of the model on that engine, of its precision there, and
+of the load, the last alike for like loads and slices (partial pooling: a Gaussian process whose covariance is the sum
+of theirs). With nothing measured the arithmetic stands; a point pulls its own series (one model in one precision by one
+engine) nearly all the way, others by what they share.
+
+A table may be wrong. A point whose figures contradict each other teaches nothing, and none does beyond a distance from
+the arithmetic (`LIMIT`); what lies far off counts less. One model alone tells nothing of an engine: what it shows may
+be its own. Memory is no part of this: what an engine takes is not need (`memory`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.cells import Array, GpuSpec, shares_of
+from slurm_migbatch.predict.llm.memory import need_of
+from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, arithmetic_spread, pace_of
+from slurm_migbatch.predict.llm.workload import Workload, workload_of
+from slurm_migbatch.predict.samples import OWN_TABLES, SITE
+from slurm_migbatch.profiling.measurement import SERVE, Measurement
+from slurm_migbatch.workload.gpufacts import facts_of, short_name
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.llmhints import CHOICES, LlmHints
+from slurm_migbatch.workload.refusal import Refusal
+
+FIGURES: Final = ("ttft", "tpot")
+OF_ENGINE: Final = 0.10
+OF_MODEL: Final = 0.05
+OF_BOTH: Final = 0.15
+OF_SERIES: Final = 0.35
+OF_LOAD: Final = 0.35
+"""Shares of the variance that a computed figure has (`speed.arithmetic_spread`), by what it comes from. In the 92
+measurements of NVIDIA's sample most of what a model is off is common to its series, in time to the first token about
+four fifths (variances; `migbatch eval llm` shows what follows)."""
+REACH: Final = (1.0, 1.0, 1.0, 0.7)
+"""Logarithms of concurrency, tokens in, tokens out and share of the GPU over which loads are alike."""
+ELSEWHERE: Final = 0.5
+"""What another laboratory's points have in common with a site's."""
+UNNAMED: Final = 0.7
+"""How far points of any engine count for a job that names none."""
+NOISE: Final = 0.05
+TAIL: Final = 4.0
+"""Degrees of freedom of the noise: a point unlike its series counts less."""
+LIMIT: Final = 45.0
+DOUBTED: Final = {"ttft": 0.6, "tpot": 0.35}
+"""Squared distance from the arithmetic at which a point teaches nothing, and its unit for each figure: a factor of ten
+in both is beyond it."""
+AGREE: Final = 2.0
+"""Factor by which a request's time may differ from the sum of its tokens', and still speak of the same thing."""
+LEAST: Final = {"ttft": 0.15, "tpot": 0.06}
+"""Standard deviation of logarithms that stays however much was measured: what days and prompts differ by."""
+MOST_POINTS: Final = 120
+"""Points on one GPU that are kept, of every series an even choice."""
+_ROUNDS: Final = 3
+
+
+@dataclass(frozen=True)
+class ServedPoint:
+    """One measured point: what it is of, under which load and on which share of the GPU (logarithms), how far off the
+    arithmetic it is, and the spread that the arithmetic claims there."""
+
+    gpu: str
+    engine: str
+    model: str
+    precision: str
+    source: str
+    load: tuple[float, float, float, float]
+    away: tuple[float, float]
+    spread: tuple[float, float]
+
+    @property
+    def series(self) -> tuple[str, str, str, str]:
+        """What it shares most with."""
+        return (self.source, self.engine, self.model, self.precision)
+
+    @property
+    def trust(self) -> float:
+        """How far it is believed: from 1 near the arithmetic to 0 at LIMIT (Tukey's biweight)."""
+        units = [DOUBTED[figure] for figure in FIGURES]
+        far = sum((away / unit) ** 2 for away, unit in zip(self.away, units, strict=True))
+        return max(0.0, 1.0 - far / LIMIT) ** 2
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON-able form."""
+        return {
+            "of": [self.gpu, self.engine, self.model, self.precision, self.source],
+            "load": list(self.load),
+            "away": list(self.away),
+            "spread": list(self.spread),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ServedPoint:
+        """Read `to_dict`'s form; raises KeyError, TypeError or ValueError where it is none."""
+        gpu, engine, model, precision, source = (str(word) for word in data["of"])
+        load = _numbers(data["load"], 4)
+        away, spread = _numbers(data["away"], 2), _numbers(data["spread"], 2)
+        if min(spread) <= 0 or max(map(abs, (*load, *away, *spread))) > 50:
+            raise ValueError("a served point is out of range")
+        return cls(
+            gpu, engine, model, precision, source, (load[0], load[1], load[2], load[3]), (away[0], away[1]),
+            (spread[0], spread[1]),
+        )  # fmt: skip
+
+
+def _numbers(values: Any, count: int) -> list[float]:
+    found = [float(value) for value in values]
+    if len(found) != count or not all(math.isfinite(value) for value in found):
+        raise ValueError(f"{count} finite numbers are needed")
+    return found
+
+
+def points_of(rows: Iterable[Measurement]) -> list[ServedPoint]:
+    """Return the believable points of a table's rows of servers, in a stable order, at most MOST_POINTS of a GPU."""
+    found = [point for row in rows if row.kind == SERVE and (point := _point(row)) is not None and point.trust > 0]
+    kept: list[ServedPoint] = []
+    for gpu in sorted({point.gpu for point in found}):
+        series: dict[tuple[str, ...], list[ServedPoint]] = {}
+        for point in found:
+            if point.gpu == gpu:
+                series.setdefault(point.series, []).append(point)
+        each = max(MOST_POINTS // len(series), 1)
+        for _, mine in sorted(series.items())[:MOST_POINTS]:
+            mine = sorted(mine, key=lambda point: (point.load, point.away))
+            kept += [
+                mine[i] for i in sorted({*np.linspace(0, len(mine) - 1, min(each, len(mine))).astype(int).tolist()})
+            ]
+    return kept
+
+
+def _point(row: Measurement) -> ServedPoint | None:
+    if row.ttft_s is None or row.tpot_s is None or not row.output or not row.input_size or not _agrees(row):
+        return None
+    engine = row.engine if row.engine in CHOICES["engine"] else None
+    plain = row.precision in ("bf16", "fp16", "fp32")
+    llm = LlmHints(
+        engine=engine,
+        dtype=row.precision if plain else None,
+        quantization=row.precision if row.precision and not plain else None,
+        max_num_seqs=row.batch,
+        output=row.output,
+    )
+    try:
+        workload = workload_of(Hints(model=row.model, input=row.input_size, input_unit="tok", llm=llm))
+    except Refusal:
+        return None
+    if workload is None or workload.architecture.kind not in ("decoder", "both"):
+        return None
+    if facts_of(row.gpu) is None:
+        return None
+    gpu = GpuSpec.of_rows([row])
+    sm, memory = shares_of(row, gpu)
+    mib = 1024.0 * (Profile.parse(row.profile).memory_gb if row.profile else gpu.memory_gb)
+    machine = Machine(gpu.facts.tflops * 1e12 * sm, gpu.facts.bandwidth_gbs * 1e9 * memory, mib, sliced=sm < 1.0)
+    pace = pace_of(workload, need_of(workload, int(machine.mib)), machine)
+    away = (math.log(row.ttft_s / pace.ttft), math.log(row.tpot_s / pace.tpot))
+    source = SITE if row.source.startswith(OWN_TABLES) else row.source
+    return ServedPoint(
+        gpu_of(row.gpu), row.engine, workload.model.name, workload.precision.name, source, load_of(workload, sm), away,
+        arithmetic_spread(workload, machine),
+    )  # fmt: skip
+
+
+def gpu_of(name: str) -> str:
+    """Return the name of a GPU's model without its memory: by how much it differs from the arithmetic has little to do
+    with that."""
+    return short_name(name.replace("-", " "), 0).removesuffix("-0gb")
+
+
+def _agrees(row: Measurement) -> bool:
+    """Return whether a row's figures speak of the same requests."""
+    assert row.ttft_s is not None and row.tpot_s is not None and row.output is not None
+    if row.latency_s is None:
+        return True
+    ratio = row.latency_s / (row.ttft_s + (row.output - 1) * row.tpot_s)
+    rate = 1.0 if row.throughput_per_s is None else row.throughput_per_s * row.latency_s / row.batch
+    return 1 / AGREE <= ratio <= AGREE and 1 / AGREE <= rate <= AGREE
+
+
+def load_of(workload: Workload, share: float) -> tuple[float, float, float, float]:
+    """Return where a load lies: logarithms of its concurrency, tokens in and out, and the share of the GPU."""
+    serving = workload.serving
+    assert serving is not None
+    return (
+        math.log(serving.concurrency), math.log(max(serving.input, 1)), math.log(max(serving.output, 1)),
+        math.log(share),
+    )  # fmt: skip
+
+
+class ServedMeasurements:
+    """Corrects computed figures by measured points. Without points it leaves them as they are."""
+
+    def __init__(self, points: Sequence[ServedPoint] = ()) -> None:
+        self.points = tuple(points)
+        by_gpu: dict[str, list[ServedPoint]] = {}
+        for point in self.points:
+            by_gpu.setdefault(point.gpu, []).append(point)
+        self._by_gpu = {gpu: _Process(mine) for gpu, mine in by_gpu.items()}
+
+    def correction(self, workload: Workload, gpu: str, machine: Machine, share: float) -> Correction:
+        """Return by how much the figures of a workload on a share of a GPU are to be changed."""
+        serving = workload.serving
+        if gpu not in self._by_gpu or serving is None or workload.architecture.kind not in ("decoder", "both"):
+            return ASIS
+        model, precision = workload.model.name, workload.precision.name
+        spread = arithmetic_spread(workload, machine)
+        load = load_of(workload, share)
+        return self.at(ServedPoint(gpu, serving.engine, model, precision, SITE, load, (0.0, 0.0), spread))
+
+    def at(self, asked: ServedPoint) -> Correction:
+        """Return the same for a place where a point could be; how far that one is off does not count."""
+        process = self._by_gpu.get(asked.gpu)
+        return ASIS if process is None else process.correction(asked)
+
+    def misses(self, points: Iterable[ServedPoint]) -> dict[tuple[str, str, str], list[float]]:
+        """Return how far points are off what is predicted of them, by figure, model and GPU."""
+        found: dict[tuple[str, str, str], list[float]] = {}
+        for point in points:
+            said = self.at(point)
+            for figure, away, shift in zip(FIGURES, point.away, (said.ttft, said.tpot), strict=True):
+                found.setdefault((figure, point.model, point.gpu), []).append(away - shift)
+        return found
+
+
+class _Process:
+    """The points on one kind of GPU."""
+
+    def __init__(self, points: Sequence[ServedPoint]) -> None:
+        self._points = points
+        self._load = np.array([point.load for point in points]) / REACH
+        self._away = np.array([point.away for point in points])
+        self._spread = np.array([point.spread for point in points])
+        self._trust = np.array([point.trust for point in points])
+        models: dict[str, set[str]] = {}
+        for point in points:
+            models.setdefault(point.engine, set()).add(point.model)
+        # what one model shows may be its own; that several agree by chance is ever less likely
+        self._of_engine = {engine: OF_ENGINE * (1.0 - 1.0 / len(names)) ** 2 for engine, names in models.items()}
+
+    def correction(self, asked: ServedPoint) -> Correction:
+        alike = self._alike(asked)
+        if not alike.any():
+            return ASIS
+        of = (asked.model, asked.precision)
+        own = sum((p.model, p.precision) == of and asked.engine in ("", p.engine) for p in self._points)
+        shifts, spreads = [], []
+        for place, figure in enumerate(FIGURES):
+            inverse, weights = self._solved[place]
+            here = alike * self._spread[:, place] * asked.spread[place]
+            shifts.append(float(here @ weights))
+            left = asked.spread[place] ** 2 - float(here @ inverse @ here)
+            spreads.append(math.sqrt(max(left, LEAST[figure] ** 2)))
+        return Correction(shifts[0], shifts[1], spreads[0], spreads[1], own)
+
+    @cached_property
+    def _solved(self) -> list[tuple[Array, Array]]:
+        """For each figure the inverse of the points' covariance with its noise, and that times what they are off."""
+        alike = np.array([self._alike(point) for point in self._points])
+        found = []
+        for place in range(len(FIGURES)):
+            spread, off = self._spread[:, place], self._away[:, place]
+            covariance = alike * np.outer(spread, spread)
+            weight = np.ones(len(off))
+            for _ in range(_ROUNDS):
+                inverse = np.linalg.inv(covariance + np.diag(NOISE**2 / (self._trust * weight)))
+                # each point against what the others say of it
+                missed = (inverse @ off) ** 2 / inverse.diagonal()
+                weight = np.minimum((TAIL + 1.0) / (TAIL + missed), 1.0) ** 2
+            inverse = np.linalg.inv(covariance + np.diag(NOISE**2 / (self._trust * weight)))
+            found.append((inverse, inverse @ off))
+        return found
+
+    def _alike(self, asked: ServedPoint) -> Array:
+        """Return what each point has in common with another: 1 for itself under the same load."""
+        engine = [self._of_engine.get(p.engine, 0.0) * (p.engine == asked.engine) for p in self._points]
+        model = np.array([p.model == asked.model for p in self._points], dtype=np.float64)
+        same = np.array([1.0 if p.engine == asked.engine else UNNAMED * (asked.engine == "") for p in self._points])
+        exact = np.array([p.precision == asked.precision for p in self._points], dtype=np.float64)
+        near = np.exp(-0.5 * np.sum((self._load - np.array(asked.load) / REACH) ** 2, axis=1))
+        source = np.array([1.0 if p.source == asked.source else ELSEWHERE for p in self._points])
+        own = model * same
+        # what lies far off teaches others less than itself
+        shared = (np.array(engine) + OF_MODEL * model) * self._trust * asked.trust
+        parts = shared + own * (OF_BOTH + exact * (OF_SERIES + OF_LOAD * near))
+        found: Array = source * parts
+        return found

@@ -1,0 +1,367 @@
+"""A server with OpenAI's API as a client sees it: which form of request it takes, and when the tokens of one come.
+
+Requests ask for a stream (server-sent events), for as many tokens as wanted whatever the model would do, and for the
+counts of tokens; servers that refuse such words are asked without. Standard library only: this runs on compute nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+FORMS: Final = ("completions", "chat/completions")
+WISHES: Final[Sequence[Mapping[str, Any]]] = (
+    {"ignore_eos": True, "stream_options": {"include_usage": True}},
+    {"stream_options": {"include_usage": True}},
+    {"ignore_eos": True},
+    {},
+)
+"""What is asked for beside OpenAI's first API; the first that a server takes counts."""
+NOT_THERE: Final = (404, 405, 501)
+NOT_SO: Final = (400, 422)
+_LONGEST_LINE: Final = 1 << 20
+_LONGEST_BODY: Final = 1 << 22
+_PROBE: Final = 4
+_MOST_SAID: Final = 200
+_OWNERS: Final = {
+    "vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "library": "ollama", "tensorrt_llm": "trtllm",
+    "trtllm": "trtllm", "transformers": "transformers",
+}  # fmt: skip
+"""What engines write under `owned_by`, as `engine=` has them."""
+
+
+class ServerError(Exception):
+    """A request that failed; the message says how. `status`: of HTTP, 0 where it did not come to one."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Cancelled(Exception):
+    """The request was given up from here."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One request: when it was sent, when its first and its last token came (seconds of one clock), and how many
+    tokens it took in (None: the server did not tell) and made."""
+
+    sent: float
+    first: float
+    last: float
+    inputs: int | None
+    outputs: int
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first token."""
+        return self.first - self.sent
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds of each further token; None where there was one only."""
+        return (self.last - self.first) / (self.outputs - 1) if self.outputs > 1 else None
+
+    @property
+    def whole(self) -> float:
+        """Seconds from end to end."""
+        return self.last - self.sent
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Where a server listens. `path` is what comes before `/completions`."""
+
+    host: str
+    port: int
+    path: str
+    secure: bool
+
+    @classmethod
+    def parse(cls, url: str) -> ServerAddress:
+        """Read a URL, with or without its `/v1`; raises ValueError."""
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("write it as http://localhost:8000")
+        if parts.username or parts.password:
+            raise ValueError("a key is given in the environment variable OPENAI_API_KEY")
+        secure = parts.scheme == "https"
+        path = parts.path.rstrip("/") or "/v1"
+        return cls(parts.hostname, parts.port or (443 if secure else 80), path, secure)
+
+    def is_here(self) -> bool:
+        """Return whether it is an address of this host."""
+        try:
+            found = socket.getaddrinfo(self.host, 0, type=socket.SOCK_STREAM)
+        except OSError:
+            return False
+        for family, kind, protocol, _, address in found:
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as trial:
+                trial.bind(address)
+                return True
+        return False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.secure else ''}://{host}:{self.port}{self.path}"
+
+
+class ServerConnection:
+    """One connection to a server, kept open from request to request; for one thread, but any may `cut` it."""
+
+    def __init__(self, address: ServerAddress, key: str, timeout: float) -> None:
+        self._address, self._key, self._timeout = address, key, timeout
+        self._connection: http.client.HTTPConnection | None = None
+        self._cut = False
+
+    def get(self, path: str) -> Any:
+        """Return what a GET answers; raises ServerError."""
+        answer = self._request("GET", path, None)
+        body = answer.read(_LONGEST_BODY)
+        if answer.status != 200:
+            raise self._refused(answer.status, body)
+        return _json(body)
+
+    def post(self, path: str, order: Mapping[str, Any]) -> http.client.HTTPResponse:
+        """Send a request and return the beginning of its answer; raises ServerError."""
+        answer = self._request("POST", path, json.dumps(order).encode())
+        if answer.status != 200:
+            raise self._refused(answer.status, answer.read(_LONGEST_BODY))
+        return answer
+
+    def lines(self, answer: http.client.HTTPResponse) -> Any:
+        """Yield the lines of a stream as they come; raises ServerError."""
+        try:
+            while line := answer.readline(_LONGEST_LINE):
+                yield line
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self._broken(error) from None
+        if self._cut:  # which ends a stream without a word
+            raise Cancelled
+
+    def cut(self) -> None:
+        """End whatever goes on, from any thread."""
+        self._cut = True
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _request(self, method: str, path: str, body: bytes | None) -> http.client.HTTPResponse:
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream, application/json"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        kept = self._connection is not None
+        while True:
+            if self._cut:
+                raise Cancelled
+            connection = self._connection or self._open()
+            try:
+                connection.request(method, f"{self._address.path}/{path}", body, headers)
+                return connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                # a server may close a connection that was idle; that is no failure of the request
+                if kept and isinstance(error, (ConnectionError, http.client.BadStatusLine)) and not self._cut:
+                    kept = False
+                    continue
+                raise self._broken(error) from None
+
+    def _open(self) -> http.client.HTTPConnection:
+        address = self._address
+        if address.secure:
+            context = ssl.create_default_context()
+            self._connection = http.client.HTTPSConnection(
+                address.host, address.port, timeout=self._timeout, context=context
+            )
+        else:
+            self._connection = http.client.HTTPConnection(address.host, address.port, timeout=self._timeout)
+        return self._connection
+
+    def _broken(self, error: Exception) -> Exception:
+        self.close()
+        if self._cut:
+            return Cancelled()
+        text = "it took too long" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        return ServerError(f"{self._address}: {said(text)}")
+
+    def _refused(self, status: int, body: bytes) -> ServerError:
+        self.close()
+        text = body.decode("utf-8", "replace")
+        with contextlib.suppress(ServerError, KeyError, TypeError, AttributeError):
+            told = _json(body)
+            text = str((told.get("error") or {}).get("message") or told.get("message") or told.get("detail") or text)
+        return ServerError(f"status {status}: {said(text)}", status)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that answers: the model's name there, the engine (empty: it does not tell), the longest sequence
+    (None: it does not tell), and how it is asked."""
+
+    address: ServerAddress
+    name: str
+    engine: str = ""
+    longest: int | None = None
+    form: str = FORMS[0]
+    wishes: Mapping[str, Any] = field(default_factory=dict)
+    key: str = field(default="", repr=False)
+
+    def line(self, timeout: float) -> ServerConnection:
+        """Return a connection of its own, which gives a silent server up after so many seconds."""
+        return ServerConnection(self.address, self.key, timeout)
+
+    def ask(self, line: ServerConnection, prompt: str, outputs: int) -> Answered:
+        """Make the model answer a prompt in so many tokens; raises ServerError and Cancelled."""
+        sent = time.perf_counter()
+        order = {"model": self.name, "max_tokens": outputs, "temperature": 0, "stream": True, **self.wishes}
+        if self.form == "completions":
+            order["prompt"] = prompt
+        else:
+            order["messages"] = [{"role": "user", "content": prompt}]
+        stream = line.lines(line.post(self.form, order))
+        return _timed(stream, sent, outputs, line)
+
+
+def find(address: ServerAddress, name: str | None, key: str, timeout: float) -> Served:
+    """Return the server at an address: which model, and how it is asked. `name`: of several models the one to ask.
+
+    Raises:
+        ServerError: nobody answers there, or not in a way that is known.
+    """
+    line = ServerConnection(address, key, timeout)
+    try:
+        model = _model(line, name)
+        found = Served(
+            address,
+            str(model.get("id") or name),
+            _OWNERS.get(str(model.get("owned_by") or "").lower(), ""),
+            _longest(model),
+            key=key,
+        )
+        return _asked(found, line)
+    finally:
+        line.close()
+
+
+def _model(line: ServerConnection, name: str | None) -> Mapping[str, Any]:
+    try:
+        told = line.get("models")
+        models = [model for model in told.get("data", []) if isinstance(model, Mapping) and model.get("id")]
+    except ServerError as error:
+        if name is None or error.status not in NOT_THERE:
+            raise
+        return {"id": name}
+    except AttributeError:
+        models = []
+    chosen = [model for model in models if name in (None, model["id"])]
+    if len(chosen) == 1:
+        return chosen[0]
+    if name is not None and not chosen:
+        return {"id": name}  # an alias, or an adapter that is loaded when asked for
+    names = ", ".join(said(str(model["id"])) for model in models[:8])
+    raise ServerError(f"it serves {len(models)} models ({names}): say which with --served-name")
+
+
+def _longest(model: Mapping[str, Any]) -> int | None:
+    """Return the longest sequence: vLLM and SGLang say `max_model_len`, llama.cpp `n_ctx` of a slot."""
+    meta = model.get("meta")
+    for told in (model.get("max_model_len"), meta.get("n_ctx") if isinstance(meta, Mapping) else None):
+        if isinstance(told, int) and told > 0:
+            return told
+    return None
+
+
+def _asked(served: Served, line: ServerConnection) -> Served:
+    last: ServerError | None = None
+    for form in FORMS:
+        for wishes in WISHES:
+            found = Served(served.address, served.name, served.engine, served.longest, form, wishes, served.key)
+            try:
+                found.ask(line, "one two three", _PROBE)
+                return found
+            except ServerError as error:
+                last = error
+                if error.status in NOT_SO:
+                    continue
+                if error.status in NOT_THERE:
+                    break
+                raise
+    raise last or ServerError("it takes no request")
+
+
+def _timed(stream: Any, sent: float, outputs: int, line: ServerConnection) -> Answered:
+    first = last = 0.0
+    chunks, usage, ended = 0, None, False
+    for raw in stream:
+        now = time.perf_counter()
+        if not raw.startswith(b"data:"):
+            continue
+        data = raw[5:].strip()
+        if data == b"[DONE]":
+            ended = True  # of the body the end follows, and with it the connection is free again
+            continue
+        event = _json(data)
+        if not isinstance(event, Mapping) or event.get("error"):
+            line.close()
+            told = event.get("error") if isinstance(event, Mapping) else event
+            raise ServerError(f"its stream broke off: {said(str(told))}")
+        usage = event.get("usage") or usage
+        choices = event.get("choices")
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
+            continue
+        last, ended = now, ended or choices[0].get("finish_reason") is not None
+        if _is_token(choices[0]):
+            chunks += 1
+            first = first or now
+        if chunks > 4 * outputs + 64:
+            line.close()
+            raise ServerError(f"it makes more than the {outputs} tokens that it was asked for")
+    if chunks and not ended:
+        raise ServerError("its stream broke off")
+    if not chunks:
+        raise ServerError("its stream held no token: does it stream (text/event-stream)?")
+    inputs, made = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens"))
+    return Answered(sent, first, last, inputs, made or chunks)
+
+
+def _is_token(choice: Mapping[str, Any]) -> bool:
+    """Return whether a chunk carries a token: some texts are empty, as part of a character is; a role is none."""
+    delta = choice.get("delta")
+    if isinstance(delta, Mapping):
+        said = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
+        return bool(said) or ("role" not in delta and choice.get("finish_reason") is None)
+    return bool(choice.get("text")) or choice.get("finish_reason") is None
+
+
+def said(text: str) -> str:
+    """Return a server's words for a message: printable, in one line, not too many."""
+    line = " ".join(text.split())
+    return "".join(char if char.isprintable() else "?" for char in line[:_MOST_SAID])
+
+
+def _count(usage: Any, name: str) -> int | None:
+    found = usage.get(name) if isinstance(usage, Mapping) else None
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        raise ServerError(f"it answers what is no JSON: {said(data[:80].decode('utf-8', 'replace'))}") from None

@@ -1,0 +1,125 @@
+"""Goes through the loads of a server: for each pair of lengths ever more requests at once, until it refuses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from slurm_migbatch.profiling.device import Device
+from slurm_migbatch.profiling.load import LoadPoint, LoadRefused, LoadResult
+from slurm_migbatch.profiling.measurement import SERVE, TEXT_LENGTHS, Measurement
+
+_DIGITS: Final = 6
+"""Significant digits that are written; measuring is far from better."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What the rows of a run have in common: the device, the model's name in jobs, engine and precision of weights."""
+
+    device: Device
+    model: str
+    engine: str
+    precision: str = ""
+    family: str = "decoder"
+    source: str = ""
+
+    def owns(self, row: Measurement) -> bool:
+        """Return whether an earlier row is of this model by this engine on such a device."""
+        return row.kind == SERVE and (row.gpu, row.profile, row.model, row.engine, row.precision) == (
+            self.device.gpu, self.device.profile, self.model, self.engine, self.precision
+        )  # fmt: skip
+
+    def row(self, found: LoadResult, memory_mib: float | None = None) -> Measurement:
+        """Return the row of a result."""
+        device = self.device
+        source = [self.source, f"driver {device.driver}" if device.driver else ""]
+        tpot = found.tpot
+        return Measurement(
+            gpu=device.gpu,
+            model=self.model,
+            family=self.family,
+            kind=SERVE,
+            profile=device.profile,
+            compute_slices=device.compute_slices,
+            memory_slices=device.memory_slices,
+            sm_count=device.sm_count,
+            batch=found.point.concurrency,
+            input_size=found.inputs,
+            throughput_per_s=_rounded(found.requests_s),
+            latency_s=_rounded(found.request.mean),
+            latency_p99_s=_rounded(found.request.p99),
+            memory_mib=_rounded(memory_mib),
+            source=" ".join(part for part in source if part)[: TEXT_LENGTHS["source"]],
+            engine=self.engine,
+            precision=self.precision,
+            output=found.outputs,
+            ttft_s=_rounded(found.ttft.p50),
+            ttft_p99_s=_rounded(found.ttft.p99),
+            tpot_s=_rounded(tpot.p50) if tpot else None,
+            tpot_p99_s=_rounded(tpot.p99) if tpot else None,
+        )
+
+
+@dataclass
+class LadderFindings:
+    """What a run found. `rows`: all of this model on this device; `results` and `refused` of this run; `left`: what
+    was not tried, for a smaller load was refused or the time was over."""
+
+    rows: list[Measurement] = field(default_factory=list)
+    results: list[LoadResult] = field(default_factory=list)
+    refused: list[tuple[LoadPoint, LoadRefused]] = field(default_factory=list)
+    left: list[LoadPoint] = field(default_factory=list)
+
+
+class LadderObserver(Protocol):
+    """Receives the progress of a run."""
+
+    def starts(self, point: LoadPoint) -> None:
+        """Report that a point is about to be measured."""
+
+    def ends(self, point: LoadPoint, outcome: LoadResult | LoadRefused) -> None:
+        """Report that it was."""
+
+
+def climb(
+    subject: ServedModel,
+    points: Sequence[LoadPoint],
+    measure: Callable[[LoadPoint], tuple[LoadResult, float | None]],
+    earlier: Sequence[Measurement],
+    save: Callable[[Sequence[Measurement]], None],
+    watch: LadderObserver,
+    end: float,
+) -> LadderFindings:
+    """Measure the points that `earlier` lacks; `save` gets `earlier` and all new rows after each. No point begins after
+    `end` of the monotonic clock. What `measure` raises but LoadRefused goes through."""
+    kept = list(earlier)
+    found = LadderFindings([row for row in earlier if subject.owns(row)])
+    seen = {(row.batch, row.input_size, row.output) for row in found.rows}
+    for point in sorted(points, key=lambda point: (point.inputs, point.outputs, point.concurrency)):
+        if tuple(point) in seen:
+            continue
+        refused = any(point.tokens >= other.tokens and point[0] >= other.concurrency for other, _ in found.refused)
+        if refused or time.monotonic() >= end:
+            found.left.append(point)
+            continue
+        watch.starts(point)
+        try:
+            result, memory_mib = measure(point)
+        except LoadRefused as error:
+            found.refused.append((point, error))
+            watch.ends(point, error)
+            continue
+        row = subject.row(result, memory_mib)
+        found.rows.append(row)
+        found.results.append(result)
+        save([*kept, row])
+        kept.append(row)
+        watch.ends(point, result)
+    return found
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,298 @@
+"""Loads a server with so many requests at once, each followed by another, and says how it did.
+
+Figures are those of the steady state: a request counts that was sent while every place was taken and had been before,
+and the load is kept up until the last of those that count has ended. Prompts are words by chance, no two alike, so that
+no cache of prefixes answers for the model; how many words make a length is asked of the server first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Final, NamedTuple
+
+from slurm_migbatch.profiling.completions import Answered, Cancelled, Served, ServerConnection, ServerError
+from slurm_migbatch.profiling.timing import P99_SAMPLE
+
+SHARES: Final = (0.5, 0.9, 0.95, 0.99)
+"""Percentiles that are told."""
+MOST_ERRORS: Final = 0.05
+"""Share of failed requests from which a point is no measurement."""
+EXACT: Final = 0.1
+"""How far lengths may be off what was asked for, and still be called so."""
+PAUSE_S: Final = 0.2
+"""What one place waits after a failed request."""
+_TOLD: Final = 8
+_LOOK_S: Final = 0.02
+_LATER_S: Final = 10.0
+_FEWEST: Final = 16
+"""Words of the shortest prompt by which lengths are asked for; the others stay within what a server takes even where it
+counts bytes."""
+_WORDS: Final = """
+about above after again begin black board bring build carry cause check class clear close color could cross
+drive early earth eight enter every field final first force found front given great green group heard heart
+heavy horse house human known large learn leave level light might money month music never night north often
+order other paper piece place plain plant point power press
+""".split()  # noqa: SIM905
+"""Common words of five letters: a token each for most tokenizers, alike for those that count bytes."""
+
+
+class LoadPoint(NamedTuple):
+    """What is asked of the server at once: requests, tokens that each comes with, tokens that each makes."""
+
+    concurrency: int
+    inputs: int
+    outputs: int
+
+    def __str__(self) -> str:
+        return f"{self.concurrency} at once, {self.inputs} tokens in, {self.outputs} out"
+
+    @property
+    def tokens(self) -> int:
+        """The longest sequence."""
+        return self.inputs + self.outputs
+
+
+@dataclass(frozen=True)
+class LoadEffort:
+    """How long a point is measured: `warmup` requests before, at least (and one at each place); `repeats` that count
+    and `min_seconds`, at least; none that counts is sent after `max_seconds`; `timeout` ends all."""
+
+    warmup: int = 3
+    repeats: int = 20
+    min_seconds: float = 1.0
+    max_seconds: float = 30.0
+    timeout: float = 900.0
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Times in seconds: how many, their mean, and those of SHARES. The 99th is None where there are too few."""
+
+    count: int
+    mean: float
+    at: Mapping[float, float]
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Percentiles:
+        """Summarize at least one time."""
+        ordered = sorted(times)
+        last = len(ordered) - 1
+        found = {}
+        for share in SHARES:
+            place = share * last
+            low = int(place)
+            found[share] = ordered[low] + (ordered[min(low + 1, last)] - ordered[low]) * (place - low)
+        return cls(len(ordered), fmean(ordered), found)
+
+    @property
+    def p50(self) -> float:
+        """The middle."""
+        return self.at[0.5]
+
+    @property
+    def p99(self) -> float | None:
+        """The 99th percentile, where there are times enough for one."""
+        return self.at[0.99] if self.count >= P99_SAMPLE else None
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """How a server did at a point: `inputs` and `outputs` are the lengths that it really had (middle ones), `errors`
+    what went wrong and how often."""
+
+    point: LoadPoint
+    inputs: int
+    outputs: int
+    ttft: Percentiles
+    tpot: Percentiles | None
+    request: Percentiles
+    requests_s: float
+    tokens_s: float
+    seconds: float
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> int:
+        """Requests that failed."""
+        return sum(self.errors.values())
+
+
+class LoadRefused(Exception):
+    """A point that gave no figures; the message says why. `errors`: what went wrong and how often."""
+
+    def __init__(self, text: str, errors: Mapping[str, int] | None = None) -> None:
+        super().__init__(text)
+        self.errors = dict(errors or {})
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of a length in tokens: `tokens` = `beside` + `each` * words, as the server counts."""
+
+    each: float = 1.0
+    beside: float = 0.0
+
+    def words(self, tokens: int) -> int:
+        """Return the words that make about so many tokens."""
+        return max(round((tokens - self.beside) / self.each), 1)
+
+    def make(self, tokens: int, number: int, salt: str) -> str:
+        """Return the prompt of a number, which no other number and salt has."""
+        drawn = hashlib.shake_256(f"{salt}/{number}".encode()).digest(self.words(tokens))
+        return " ".join(_WORDS[byte % len(_WORDS)] for byte in drawn)
+
+    @classmethod
+    def asked(cls, served: Served, line: ServerConnection, tokens: int, salt: str) -> Prompts:
+        """Ask the server how many tokens so many words are; where it does not tell, a word is one token."""
+        counts: list[tuple[int, int]] = []
+        for number, words in enumerate((_FEWEST, max(tokens // 8, 2 * _FEWEST))):
+            found = served.ask(line, cls().make(words, number, f"{salt}/lengths"), 2)
+            if found.inputs is None:
+                return cls()
+            counts.append((words, found.inputs))
+        (less, few), (more, many) = counts
+        each = (many - few) / (more - less)
+        return cls(each, few - each * less) if each > 0 else cls()
+
+
+class _Loop:
+    """The places of one point: each a thread with a connection, which sends one request after the other."""
+
+    def __init__(
+        self, served: Served, point: LoadPoint, prompts: Prompts, effort: LoadEffort, salt: str, end: float
+    ) -> None:
+        self._served, self._point, self._prompts, self._salt = served, point, prompts, salt
+        self._effort = effort
+        self._lock = threading.Lock()
+        self._sent = self._warmed = 0
+        self._began: float | None = None
+        self._over = threading.Event()
+        self._closed = False
+        self._waiting = 0
+        self.counted: list[Answered] = []
+        self.errors: Counter[str] = Counter()
+        self.early: Counter[str] = Counter()
+        left = max(end - time.monotonic(), 0.0) + _LATER_S  # lines are cut at the end, before they give up
+        self._lines = [served.line(left) for _ in range(point.concurrency)]
+        self._threads = [
+            threading.Thread(target=self._place, args=(line,), name=f"request-{i}", daemon=True)
+            for i, line in enumerate(self._lines)
+        ]
+
+    def run(self, end: float) -> float:
+        """Load the server until all that counts has ended, or `end` of the monotonic clock; returns the seconds."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            while time.monotonic() < end and not self._is_enough():
+                time.sleep(_LOOK_S)
+        finally:
+            self._over.set()
+            for line in self._lines:
+                line.cut()
+            for thread in self._threads:
+                thread.join()
+            for line in self._lines:
+                line.close()
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def _is_enough(self) -> bool:
+        with self._lock:
+            if self._began is None:
+                return self.early.total() >= max(self._point.concurrency, self._effort.warmup)
+            spent = time.monotonic() - self._began
+            done = len(self.counted) + self.errors.total()
+            enough = done >= self._effort.repeats and spent >= self._effort.min_seconds
+            if enough or spent >= self._effort.max_seconds:
+                self._closed = True
+            return self._closed and self._waiting == 0 and done > 0
+
+    def _place(self, line: ServerConnection) -> None:
+        first = True
+        while not self._over.is_set():
+            with self._lock:
+                counts = self._began is not None and not self._closed
+                number, self._sent = self._sent, self._sent + 1
+                self._waiting += counts
+            prompt = self._prompts.make(self._point.inputs, number, self._salt)
+            try:
+                answered = self._served.ask(line, prompt, self._point.outputs)
+            except Cancelled:
+                with self._lock:
+                    self._waiting -= counts
+                return
+            except ServerError as error:
+                self._note_error(str(error), counts)
+                self._over.wait(PAUSE_S)
+                continue
+            with self._lock:
+                self._waiting -= counts
+                if counts:
+                    self.counted.append(answered)
+                self._warm(first)
+            first = False
+
+    def _note_error(self, text: str, counts: bool) -> None:
+        with self._lock:
+            self._waiting -= counts
+            if self._began is not None and not counts:
+                return
+            # before it begins, a server may still be ending what it was asked for last
+            errors = self.errors if counts else self.early
+            errors[text if len(errors) < _TOLD or text in errors else "other errors"] += 1
+
+    def _warm(self, first: bool) -> None:
+        """Count what has ended before the measuring begins: one request at each place, and `warmup` in all."""
+        if self._began is not None:
+            return
+        self._warmed += first or self._warmed >= self._point.concurrency
+        if self._warmed >= max(self._point.concurrency, self._effort.warmup):
+            self._began = time.monotonic()
+
+
+def measure_load(
+    served: Served,
+    point: LoadPoint,
+    prompts: Prompts,
+    effort: LoadEffort,
+    salt: str,
+) -> LoadResult:
+    """Measure one point; raises LoadRefused where it gives no figures."""
+    end = time.monotonic() + effort.timeout
+    loop = _Loop(served, point, prompts, effort, salt, end)
+    seconds = loop.run(end)
+    answered = loop.counted
+    errors = dict((loop.errors if answered else loop.errors or loop.early).most_common())
+    failed = sum(errors.values())
+    if failed and failed > MOST_ERRORS * (failed + len(answered)):
+        worst = next(iter(errors))
+        raise LoadRefused(f"{failed} of {failed + len(answered)} requests failed: {worst}", errors)
+    if not answered:
+        raise LoadRefused(f"no request ended within {effort.timeout:g} s", errors)
+    whole = Percentiles.of([one.whole for one in answered])
+    tpots = [one.tpot for one in answered if one.tpot is not None and one.tpot > 0]
+    made = [one.outputs for one in answered]
+    taken = [one.inputs for one in answered if one.inputs is not None]
+    requests_s = point.concurrency / whole.mean  # Little's law: all places are always taken
+    return LoadResult(
+        point,
+        _about(point.inputs, median(taken) if taken else point.inputs),
+        _about(point.outputs, median(made)),
+        Percentiles.of([one.ttft for one in answered]),
+        Percentiles.of(tpots) if tpots else None,
+        whole,
+        requests_s,
+        requests_s * fmean(made),
+        seconds,
+        errors,
+    )
+
+
+def _about(asked: int, found: float) -> int:
+    return asked if abs(found / asked - 1.0) <= EXACT else max(round(found), 1)

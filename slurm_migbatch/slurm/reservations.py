@@ -1,0 +1,72 @@
+"""Slurm's active reservations: which nodes they hold, for whom, and which jobs are in them.
+
+Looked at only while a node is reserved, by one more command each for nodes and for jobs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.nodelist import NodeListError, expand
+
+RESERVED: Final = "RESERVED"
+"""Node flag (scontrol's spelling) of a node that an active reservation holds."""
+COMMAND: Final = ("scontrol", "--oneliner", "show", "reservation")
+#: of a reservation that takes in jobs which do not ask for it
+_MAGNETIC: Final = "MAGNETIC"
+_KEY: Final = re.compile(r"(?:^|(?<= ))(ReservationName|Nodes|Flags|State|TRES)=(\S*)")
+_CPUS: Final = re.compile(r"(?:^|,)cpu=(\d{1,9})(?:,|$)")
+
+
+@dataclass(frozen=True)
+class NodeReservation:
+    """An active reservation of nodes. `cpus` is how many it holds; None where Slurm does not say."""
+
+    name: str
+    nodes: frozenset[str]
+    flags: frozenset[str] = frozenset()
+    cpus: int | None = None
+
+
+def parse(output: str) -> list[NodeReservation]:
+    """Return the active reservations from the output of `COMMAND`, without lines that are not understood."""
+    found = []
+    for line in output.splitlines():
+        values = dict(_KEY.findall(line))
+        try:
+            nodes = frozenset(expand(values.get("Nodes", "").replace("(null)", "")))
+        except NodeListError:
+            continue
+        if values.get("State") == "ACTIVE" and values.get("ReservationName") and nodes:
+            cpus = _CPUS.search(values.get("TRES", ""))
+            flags = frozenset(values.get("Flags", "").split(","))
+            found.append(NodeReservation(values["ReservationName"], nodes, flags, int(cpus[1]) if cpus else None))
+    return found
+
+
+def of_nodes(rows: Sequence[NodeRow], reservations: Iterable[NodeReservation]) -> list[NodeRow]:
+    """Return the rows with the reservations that hold each node, and whether it is closed to all other jobs."""
+    cpus = {row.name: row.cpus for row in rows}
+    names: dict[str, set[str]] = {}
+    closed: set[str] = set()
+    for reservation in reservations:
+        whole = reservation.cpus is None or reservation.cpus >= sum(cpus.get(name, 0) for name in reservation.nodes)
+        if whole and _MAGNETIC not in reservation.flags:
+            closed |= reservation.nodes
+        for name in reservation.nodes:
+            names.setdefault(name, set()).add(reservation.name)
+    return [
+        replace(row, reservations=frozenset(names.get(row.name, ())), set_aside=row.name in closed)
+        if row.name in names
+        else row
+        for row in rows
+    ]
+
+
+def of_jobs(rows: Sequence[JobRow], named: Mapping[int, str]) -> list[JobRow]:
+    """Return the rows with the reservation that each job asks for, by job id."""
+    return [replace(row, reservation=named[row.job_id]) if named.get(row.job_id) else row for row in rows]

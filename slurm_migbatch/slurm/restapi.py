@@ -1,0 +1,192 @@
+"""Slurm's REST API: requests to slurmrestd over a unix socket or HTTP, and which of its versions is spoken.
+
+slurmrestd offers several versions of its API at once, named in the path (v0.0.42), of which each Slurm release knows
+four or so: 24.11 has 40 to 42, 26.05 has 42 to 45. What is read and sent here has the same names in all of them, and
+the newest is taken; `REQUEUE` and `DEFAULT_PARTITION` say what only the later ones can do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import pwd
+import re
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.slurm.restaddress import RestAddress
+
+#: versions that are spoken, the best first
+VERSIONS: Final = (45, 44, 43, 42, 41, 40)
+#: the first version in which jobs can be requeued
+REQUEUE: Final = 45
+#: the first version in which a partition says that it is the default
+DEFAULT_PARTITION: Final = 45
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
+
+
+class RestError(SlurmError):
+    """slurmrestd passed on that Slurm refuses.
+
+    Attributes:
+        number: Slurm's number of the error.
+        words: Slurm's words.
+    """
+
+    def __init__(self, message: str, number: int, words: str) -> None:
+        super().__init__(message, stderr=words)
+        self.number, self.words = number, words
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class RestApi:
+    """One slurmrestd.
+
+    Args:
+        address: `unix:/PATH`, `http://HOST:PORT` or `https://HOST:PORT`.
+        token_file: a file with a token of auth/jwt, read again for each request; empty: slurmrestd knows the peer of
+            its socket (rest_auth/local).
+        user: as whom to ask: whose the token is. Without a token it is the user of this process.
+        timeout: seconds in which slurmrestd has to accept, to answer, and to go on with its answer.
+    """
+
+    def __init__(self, address: str, token_file: str = "", user: str = "slurm", timeout: float = 20.0) -> None:
+        self.address = address
+        self._where = RestAddress.parse(address)
+        self._token_file = token_file
+        self._user = user if token_file else pwd.getpwuid(os.geteuid()).pw_name
+        self._timeout = timeout
+        self._version = 0
+        #: requests so far, for reports and tests
+        self.requests = 0
+
+    @property
+    def version(self) -> int:
+        """The version that is spoken: 42 for v0.0.42; found out by the first request.
+
+        Raises:
+            SlurmError: slurmrestd does not answer, or offers none that is known here.
+        """
+        if not self._version:
+            tried = (number for number in VERSIONS if self._send("GET", f"v0.0.{number}/ping/", None) is not None)
+            self._version = next(tried, 0)
+        if not self._version:
+            raise SlurmError(
+                f"slurmrestd at {self.address} offers none of the API versions v0.0.{VERSIONS[-1]} to "
+                f"v0.0.{VERSIONS[0]}; Slurm 23.11 and later do, with the plugin openapi/slurmctld (slurmrestd -s)"
+            )
+        return self._version
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: str) -> dict[str, Any]:
+        """Return the answer to a request such as `ask("GET", "jobs/")`.
+
+        Raises:
+            RestError: Slurm refuses.
+            SlurmError: slurmrestd does not answer, or what is no answer.
+        """
+        where = f"v0.0.{self.version}/{quote(path)}" + (f"?{urlencode(query)}" if query else "")
+        try:
+            found = self._send(method, where, body)
+        except RestError:
+            raise
+        except SlurmError:
+            self._version = 0  # another release of it may be there next time
+            raise
+        if found is None:
+            self._version = 0
+            raise SlurmError(f"slurmrestd at {self.address} does not know {method} {where}")
+        return found
+
+    def _send(self, method: str, where: str, body: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Return the answer to a request; None where slurmrestd does not know the path."""
+        self.requests += 1
+        # named, so that slurmrestd refuses rather than ask as somebody who does not see every job
+        headers = {"X-SLURM-USER-NAME": self._user, "Content-Type": "application/json", "Accept": "application/json"}
+        if token := self._token():
+            headers["X-SLURM-USER-TOKEN"] = token
+        # texts of users may hold bytes that are no UTF-8
+        data = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogateescape")
+        connection = self._connection()
+        try:
+            with contextlib.closing(connection):
+                connection.request(method, f"/slurm/{where}", data, headers)
+                answer = connection.getresponse()
+                text = answer.read().decode("utf-8", "surrogateescape")
+        except TimeoutError:
+            raise SlurmError(
+                f"slurmrestd at {self.address} did not answer within {self._timeout:g} s; are it and slurmctld running "
+                "and not overloaded?"
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise SlurmError(f"slurmrestd at {self.address} cannot be asked: {error or type(error).__name__}") from None
+        return self._understood(method, where, answer.status, text)
+
+    def _understood(self, method: str, where: str, status: int, text: str) -> dict[str, Any] | None:
+        if status == http.client.UNAUTHORIZED:
+            how = (
+                f"it refuses the token in {self._token_file}; write a new one of {self._user}'s there (scontrol token)"
+                if self._token_file
+                else f"it does not take this for {self._user}; give it a token ([cluster] slurmrestd_token)"
+            )
+            raise SlurmError(f"slurmrestd at {self.address} answered {status}: {how}", stderr=text[:2000])
+        try:
+            found = json.loads(text, strict=False)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            if status == http.client.NOT_FOUND:
+                return None
+            raise SlurmError(f"slurmrestd answered {method} {where} with {status} and what is no JSON: {text[:200]!r}")
+        if errors := found.get("errors"):
+            first = errors[0] if isinstance(errors, list) and isinstance(errors[0], dict) else {}
+            words = str(first.get("error") or first.get("description") or errors)
+            raise RestError(
+                f"slurmrestd answered {method} {where}: {words} ({first.get('description', '')})",
+                int(first.get("error_number") or 0),
+                words,
+            )
+        if status >= http.client.BAD_REQUEST:
+            raise SlurmError(f"slurmrestd answered {method} {where} with {status}: {text[:200]!r}")
+        return found
+
+    def _connection(self) -> http.client.HTTPConnection:
+        where = self._where
+        if where.path:
+            return _UnixConnection(where.path, self._timeout)
+        kind = http.client.HTTPSConnection if where.scheme == "https" else http.client.HTTPConnection
+        return kind(where.host, where.port, timeout=self._timeout)
+
+    def _token(self) -> str:
+        if not self._token_file:
+            return ""
+        try:
+            with Path(self._token_file).open(encoding="ascii") as file:
+                status = os.fstat(file.fileno())
+                text = file.read(65536).strip().removeprefix("SLURM_JWT=")
+        except (OSError, ValueError) as error:
+            raise SlurmError(f"the token for slurmrestd in {self._token_file} cannot be read: {error}") from None
+        if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o077:
+            raise SlurmError(f"{self._token_file} must be a file of this user's that nobody else may read (chmod 600)")
+        if not _TOKEN.fullmatch(text):
+            raise SlurmError(
+                f"{self._token_file} holds no token; `scontrol token username={self._user} lifespan=...` makes one"
+            )
+        return text

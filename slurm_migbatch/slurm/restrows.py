@@ -1,0 +1,203 @@
+"""What Slurm's REST API shows of jobs, nodes, partitions and reservations, read into rows.
+
+Numbers come as `{"set": true, "infinite": false, "number": 3}` where Slurm knows "none" and "no limit". The job list
+holds jobs that have ended, too, as long as slurmctld remembers them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from slurm_migbatch.slurm import gres as gres_list
+from slurm_migbatch.slurm.client import UNREAD, Diag, JobRow, NodeRow, RpcCount, SlurmError
+from slurm_migbatch.slurm.listing import JOB_STATES, count_tasks
+from slurm_migbatch.slurm.nodelist import NodeListError, expand
+from slurm_migbatch.slurm.reservations import NodeReservation
+
+#: flags of a job's state in the order in which squeue shows one of them instead of the state below
+_FLAGS: Final = (
+    "COMPLETING",
+    "STAGE_OUT",
+    "CONFIGURING",
+    "RESIZING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "SPECIAL_EXIT",
+    "STOPPED",
+    "REVOKED",
+    "RESV_DEL_HOLD",
+    "SIGNALING",
+)
+_LISTED: Final = frozenset(JOB_STATES.split(","))
+_THROTTLE: Final = re.compile(r"%(\d+)\Z")
+_ODD: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, NodeListError)
+
+
+def jobs(found: Mapping[str, Any], now: float, *, reserved: bool) -> list[JobRow]:
+    """Return the jobs that wait or hold something; one whose record is not understood is UNREAD.
+
+    Args:
+        found: the answer to `jobs/`.
+        now: this moment, unix seconds.
+        reserved: whether to tell which reservation a job asks for.
+
+    Raises:
+        SlurmError: there is no list of jobs.
+    """
+    rows = []
+    for record in records(found, "jobs"):
+        states = record.get("job_state") or []
+        if not _LISTED.intersection(states) and states:
+            continue
+        job_id = record.get("job_id")
+        if not isinstance(job_id, int):
+            raise SlurmError(f"slurmrestd shows a job without an id: {str(record)[:200]}")
+        try:
+            rows.append(_job(job_id, record, states, now, reserved))
+        except _ODD as error:
+            rows.append(JobRow(job_id, state=UNREAD, reason=f"{type(error).__name__}: {error}"))
+    return rows
+
+
+def records(found: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return a list of records of an answer; raises SlurmError where it is none."""
+    listed = found.get(name)
+    if not isinstance(listed, list) or not all(isinstance(record, dict) for record in listed):
+        raise SlurmError(f"slurmrestd answered without a list of {name}: {str(found)[:200]}")
+    return listed
+
+
+def _job(job_id: int, job: Mapping[str, Any], states: Sequence[str], now: float, reserved: bool) -> JobRow:
+    state = next((flag for flag in _FLAGS if flag in states), states[0])
+    waiting = job["array_task_string"]
+    task = waiting or (str(job["array_task_id"]["number"]) if job["array_task_id"]["set"] else None)
+    if waiting and "..." in waiting:
+        raise ValueError("slurmrestd cuts lists of array tasks; set SLURM_BITSTR_LEN=0 in its environment")
+    throttle = _THROTTLE.search(waiting)
+    limit = job["time_limit"]
+    end = _time(job["end_time"])
+    endless = limit["infinite"] or not limit["set"]
+    return JobRow(
+        job_id=job_id,
+        array_job=_number(job["array_job_id"]) if task is not None else None,
+        array_task=task,
+        het_job=_number(job["het_job_id"]) or None,
+        uid=int(job["user_id"]),
+        user=job["user_name"],
+        account=job["account"],
+        partition=job["partition"],
+        name=job["name"],
+        state=state,
+        reason=job["state_description"] or job["state_reason"],
+        priority=_number(job["priority"]),
+        submit=_time(job["submit_time"]) or 0.0,
+        start=_time(job["start_time"]),
+        end=None if limit["infinite"] and end and end > now else end,  # as squeue writes it
+        time_limit_s=None if endless else int(limit["number"]) * 60,
+        nodes=expand(job["nodes"]),
+        num_nodes=max(1, _number(job["node_count"])),
+        requested_nodes=job["required_nodes"],
+        gres=job["tres_per_node"],
+        comment=job["comment"],
+        restarts=int(job["restart_cnt"]),
+        eligible=_time(job["eligible_time"]),
+        features=job["features"],
+        cpus=_number(job["cpus"]),
+        tasks=count_tasks(task) if task is not None and state == "PENDING" else 1,
+        throttle=int(throttle[1]) if throttle else None,
+        reservation=job["resv_name"] if reserved else "",
+    )
+
+
+def nodes(found: Mapping[str, Any], unread: Callable[[str, str], object]) -> list[NodeRow]:
+    """Return the rows of the answer to `nodes/`, without those that cannot be read; `unread` is told of these.
+
+    Raises:
+        SlurmError: there is none that can be read.
+    """
+    rows: list[NodeRow] = []
+    for record in records(found, "nodes"):
+        try:
+            rows.append(_node(record))
+        except _ODD as error:
+            unread(str(record.get("name")), f"{type(error).__name__}: {error}")
+    if not rows:
+        raise SlurmError(f"slurmrestd shows no node that can be read: {str(found)[:200]}")
+    return rows
+
+
+def _node(node: Mapping[str, Any]) -> NodeRow:
+    name, states = node["name"], node["state"]
+    if not name or not states:
+        raise ValueError("it has no name, or no state")
+    configured = gres_list.parse(node["gres"])
+    return NodeRow(
+        name=name,
+        states=frozenset(states),
+        gres={g.type: g.count for g in configured if g.name == "mig" and g.type is not None},
+        used=gres_list.counts(node["gres_used"], "mig"),
+        other_gres=",".join(str(g) for g in configured if g.name != "mig"),
+        partitions=tuple(node["partitions"]),
+        reason=node["reason"].strip(),
+        features=frozenset(node["active_features"]),
+        cpus=int(node["cpus"]),
+        cpus_used=int(node["alloc_cpus"]),
+    )
+
+
+def tiers(found: Mapping[str, Any]) -> dict[str, int]:
+    """Return the tier of each partition from the answer to `partitions/`; raises SlurmError."""
+    try:
+        return {part["name"]: int(part["priority"]["tier"]) for part in records(found, "partitions")}
+    except _ODD as error:
+        raise SlurmError(f"what slurmrestd shows of partitions is not understood: {error!r}") from None
+
+
+def default_partition(found: Mapping[str, Any]) -> str:
+    """Return the default partition from the answer to `partitions/`, empty where there is none; raises SlurmError."""
+    parts = records(found, "partitions")
+    return next((str(part.get("name")) for part in parts if "DEFAULT" in (part.get("flags") or ())), "")
+
+
+def reservations(found: Mapping[str, Any], now: float) -> list[NodeReservation]:
+    """Return the active reservations from the answer to `reservations/`; raises SlurmError."""
+    rows = []
+    for record in records(found, "reservations"):
+        try:
+            held = frozenset(expand(record["node_list"]))
+            if held and _number(record["start_time"]) <= now < _number(record["end_time"]):
+                cpus = re.search(r"(?:^|,)cpu=(\d{1,9})(?:,|$)", record["tres"])
+                flags = frozenset(record["flags"])
+                rows.append(NodeReservation(record["name"], held, flags, int(cpus[1]) if cpus else None))
+        except _ODD as error:
+            raise SlurmError(f"what slurmrestd shows of reservations is not understood: {error!r}") from None
+    return rows
+
+
+def diag(found: Mapping[str, Any]) -> Diag:
+    """Return the counts from the answer to `diag/`; raises SlurmError."""
+    try:
+        statistics = found["statistics"]
+        return Diag(
+            _counts(statistics["rpcs_by_message_type"], "message_type"), _counts(statistics["rpcs_by_user"], "user")
+        )
+    except _ODD as error:
+        raise SlurmError(f"what slurmrestd shows of remote procedure calls is not understood: {error!r}") from None
+
+
+def _counts(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, RpcCount]:
+    return {row[name]: RpcCount(int(row["count"]), int(row["total_time"]) / 1e6) for row in rows}
+
+
+def _number(value: Mapping[str, Any] | int) -> int:
+    """Return a number; 0 where there is none."""
+    if isinstance(value, int):
+        return value
+    return int(value["number"]) if value["set"] else 0
+
+
+def _time(value: Mapping[str, Any] | int) -> float | None:
+    return float(_number(value)) or None

@@ -1,0 +1,220 @@
+"""SlurmClient over slurmrestd, Slurm's REST API, and over Slurm's commands for what it cannot do.
+
+Tried with slurmrestd of 24.11.5 (API versions 40 to 42) and 26.05.5 (42 to 45). What goes by Slurm's commands:
+
+- changes of single array tasks ("123_4"): `POST job/` refuses them ("Submit job update against Array Job's JobID
+  instead of array task id"), and a task that shares its array's record has no id of its own;
+- `requeue` before version 45, the default partition before version 45, and updates of other fields than `_FIELDS`;
+- squeue's `gres_texts`, what nodes jobs exclude, and what `daemon.ended.HistoryClient` asks.
+
+What it does as the commands do: `Gres` of nodes and of jobs, comments with any bytes, throttles of arrays, holds,
+signals to the whole job and to single tasks, reservations.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from slurm_migbatch.slurm import reservations, restrows
+from slurm_migbatch.slurm.cli import CliClient, check_fields, check_signal, checked_job
+from slurm_migbatch.slurm.client import Diag, JobRow, NodeRow, SlurmError, SlurmRefused
+from slurm_migbatch.slurm.order import in_order
+from slurm_migbatch.slurm.restapi import DEFAULT_PARTITION, REQUEUE, RestApi, RestError
+from slurm_migbatch.slurm.versions import parse_version
+
+#: Slurm's numbers of errors
+_UNKNOWN_JOB: Final = 2017
+_DONE: Final = 2021
+_WAITS: Final = 2024
+#: the numbers of what slurmctld refuses; others tell that nobody was there to refuse anything
+_REFUSALS: Final = range(2000, 4000)
+#: what of a job is changed by the API, by scontrol's names
+_FIELDS: Final = frozenset({"Gres", "Comment", "AdminComment", "Name", "StartTime", "ArrayTaskThrottle"})
+_SOON: Final = re.compile(r"now(?:\+(\d{1,9}))?")
+
+
+class SlurmrestdClient(CliClient):
+    """`SlurmClient` over slurmrestd; see the module.
+
+    Args:
+        bin_dir, slurm_conf, timeout: as for `CliClient`; the time limit holds for slurmrestd too.
+        address, token_file, user: as for `RestApi`; the user must be root or SlurmUser, who see every job.
+    """
+
+    def __init__(
+        self,
+        bin_dir: str | Path | None = None,
+        slurm_conf: str | Path | None = None,
+        timeout: float = 20.0,
+        *,
+        address: str,
+        token_file: str = "",
+        user: str = "slurm",
+    ) -> None:
+        super().__init__(bin_dir, slurm_conf, timeout)
+        self.api = RestApi(address, token_file, user, timeout)
+
+    def probe(self) -> str:
+        """Ask slurmrestd; return why it cannot be used, or an empty string."""
+        try:
+            self.jobs()
+            self.nodes()
+            self.version()
+        except SlurmError as error:
+            return str(error)
+        return ""
+
+    # -- observe -----------------------------------------------------------------------------------------------
+
+    def jobs(self) -> list[JobRow]:
+        """List jobs by two requests; see SlurmClient."""
+        tiers = restrows.tiers(self.api.ask("GET", "partitions/"))
+        found, now = self.api.ask("GET", "jobs/", flags="ALL"), time.time()
+        rows = [row.of_its_run(now) for row in restrows.jobs(found, now, reserved=self._reserved)]
+        return in_order(self._known(rows), tiers)
+
+    def nodes(self) -> list[NodeRow]:
+        """List nodes by one request, and by one more while some are reserved; see SlurmClient."""
+        odd: dict[str, str] = {}
+        rows = restrows.nodes(self.api.ask("GET", "nodes/"), odd.__setitem__)
+        self._odd_nodes.name(odd)
+        self._reserved = any(reservations.RESERVED in row.states for row in rows)
+        if not self._reserved:
+            return rows
+        return reservations.of_nodes(rows, restrows.reservations(self.api.ask("GET", "reservations/"), time.time()))
+
+    def default_partition(self) -> str:
+        """See SlurmClient."""
+        if self.api.version < DEFAULT_PARTITION:
+            return super().default_partition()
+        return restrows.default_partition(self.api.ask("GET", "partitions/"))
+
+    def diag(self) -> Diag:
+        """Read counters by one request; see SlurmClient."""
+        return restrows.diag(self.api.ask("GET", "diag/"))
+
+    def version(self) -> tuple[int, int]:
+        """Release of slurmrestd; asked once."""
+        if self._version is None:
+            found = self.api.ask("GET", "ping/")
+            try:
+                self._version = parse_version(f"slurm {found['meta']['slurm']['release']}")
+            except (KeyError, TypeError):
+                raise SlurmError(f"slurmrestd does not say which release it is: {str(found)[:200]}") from None
+        return self._version
+
+    # -- change ------------------------------------------------------------------------------------------------
+
+    def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
+        """Update jobs by a request each, and by scontrol those of which the API cannot change all; see SlurmClient."""
+        for job, fields in updates.items():
+            checked_job(job)
+            check_fields(fields)
+        refused: dict[str, str] = {}
+        others = {}
+        for job, fields in updates.items():
+            if not (job.isdigit() and _FIELDS.issuperset(fields) and _spoken(fields)):
+                others[job] = fields
+            elif fields and (why := self._changed("POST", f"job/{job}", _description(fields))):
+                refused[job] = why
+        try:
+            super().update_jobs(others)
+        except SlurmRefused as error:
+            refused |= error.refused
+        if refused:
+            raise SlurmRefused(refused, len(updates))
+
+    def requeue_all(self, job_ids: Iterable[int | str]) -> None:
+        """Requeue jobs by a request each; see SlurmClient."""
+        jobs = [checked_job(job) for job in job_ids]
+        if self.api.version < REQUEUE:
+            super().requeue_all(jobs)
+            return
+        refused = {}
+        for job in jobs:
+            body = {"jobs": [job], "flags": ["Incomplete"]}
+            if why := self._changed("POST", "jobs/requeue", body, harmless=(_WAITS, _DONE)):
+                refused[job] = why
+        if refused:
+            raise SlurmRefused(refused, len(jobs))
+
+    def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
+        """Signal jobs and array tasks by one request; see SlurmClient."""
+        check_signal(name)
+        named = [checked_job(job) for job in job_ids]
+        if not named:
+            return
+        self._signal({"jobs": named, "signal": name, "job_state": ["RUNNING"], "flags": ["FULL_JOB"] if full else []})
+
+    def hold(self, job_id: int) -> None:
+        """Keep a pending job from starting."""
+        self._change_or_raise(f"job/{int(job_id)}", {"hold": True})
+
+    def release(self, job_id: int) -> None:
+        """Undo `hold`."""
+        self._change_or_raise(f"job/{int(job_id)}", {"hold": False})
+
+    def cancel(self, job_id: int) -> None:
+        """End a job for good; one that has gone already is no error."""
+        self._signal({"jobs": [str(int(job_id))], "signal": "KILL"})
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    def _offer(self, offers: Sequence[tuple[Sequence[str], str]]) -> dict[int, str]:
+        answers = [self._changed("POST", "nodes/", {"name": list(nodes), "gres": gres}) for nodes, gres in offers]
+        return {number: why for number, why in enumerate(answers) if why}
+
+    def _change_or_raise(self, path: str, body: Mapping[str, Any]) -> None:
+        self.before_change()
+        self.api.ask("POST", path, body)
+
+    def _signal(self, body: Mapping[str, Any]) -> None:
+        self.before_change()
+        if refused := _not_signalled(self.api.ask("DELETE", "jobs/", body)):
+            raise SlurmRefused(refused, len(body["jobs"]))
+
+    def _changed(self, method: str, path: str, body: Mapping[str, Any], harmless: Sequence[int] = ()) -> str:
+        """Return why Slurm refuses a change, empty where it does not."""
+        self.before_change()
+        try:
+            self.api.ask(method, path, body)
+        except RestError as error:
+            if error.number not in _REFUSALS:
+                raise
+            return "" if error.number in harmless else error.words
+        return ""
+
+
+def _not_signalled(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return which jobs Slurm refused to signal, of those that run or may run, and its words."""
+    refused = {}
+    for status in restrows.records(found, "status"):
+        error = status.get("error") or {}
+        number, words = error.get("code"), str(error.get("message") or error.get("string"))
+        if number and number not in (_UNKNOWN_JOB, _DONE) and "filter state" not in words:
+            refused[str(status.get("step_id"))] = words
+    return refused
+
+
+def _spoken(fields: Mapping[str, str]) -> bool:
+    """Return whether the values can be said in the API's terms."""
+    throttle = fields.get("ArrayTaskThrottle", "0")
+    return throttle.isdigit() and _SOON.fullmatch(fields.get("StartTime", "now")) is not None
+
+
+def _description(fields: Mapping[str, str]) -> dict[str, Any]:
+    """Return a job description of the API's that changes these fields of scontrol's."""
+    plain = {"Comment": "comment", "AdminComment": "admin_comment", "Name": "name"}
+    body: dict[str, Any] = {plain[key]: value for key, value in fields.items() if key in plain}
+    if "Gres" in fields:
+        entries = [entry.removeprefix("gres:").removeprefix("gres/") for entry in fields["Gres"].split(",") if entry]
+        body["tres_per_node"] = ",".join(f"gres/{entry}" for entry in entries)
+    if "ArrayTaskThrottle" in fields:
+        body["array"] = fields["ArrayTaskThrottle"]
+    if match := _SOON.fullmatch(fields.get("StartTime", "")):
+        body["begin_time"] = {"set": True, "infinite": False, "number": int(time.time()) + int(match[1] or 0)}
+    return body

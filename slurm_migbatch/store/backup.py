@@ -1,0 +1,212 @@
+"""Backups: one SQLite file of everything, whatever kind the database is.
+
+Of an SQLite database it is a copy by SQLite's online backup, which needs nothing stopped: in WAL mode writers go on
+while it reads one state. Of a server it is that state through one repeatable-read transaction, table by table. Its own
+dump programs are quicker and know more (users, grants); this one can be restored to any of the three kinds, and needs
+no program that the controller may lack.
+
+A backup appears under its name only when it is whole, read through and on the disk; it is its owner's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from slurm_migbatch.store.engines import BUSY_TIMEOUT_S, make_engine, private_engine, readable_mode, sqlite_file
+from slurm_migbatch.store.errors import StoreError
+from slurm_migbatch.store.migrations import RECORD, Migration, applied, migrate, pending
+from slurm_migbatch.store.transfer import copy_rows
+
+_MIB = 1 << 20
+
+
+class BackupFacts(NamedTuple):
+    """A backup: where it is, its size, and the last step of its schema."""
+
+    path: Path
+    size: int
+    schema: str
+
+
+def back_up(url: str, target: Path, history: tuple[Migration, ...]) -> BackupFacts:
+    """Write the database at `url` to a new file, while it is in use.
+
+    Raises:
+        StoreError: the file is there already, there is no room for it, or the database cannot be read or is damaged.
+    """
+    file = sqlite_file(url)
+
+    def fill(part: Path) -> None:
+        if file is not None:
+            copy_file(file, part)
+        else:
+            _dump(url, part, history)
+
+    if file is not None and file.exists():
+        _need_room(target, size_of(file))
+    return _publish(target, fill)
+
+
+def keep_before_upgrade(file: Path, last: str) -> Path:
+    """Write a copy of an SQLite database beside it, named by its schema; raises StoreError."""
+    number = last.partition(" ")[0]
+    for attempt in range(1, 1000):
+        end = f"-{attempt}" if attempt > 1 else ""
+        target = file.with_name(f"{file.name}.schema-{number}{end}")
+        if target.exists():
+            continue
+        try:
+            _need_room(target, size_of(file))
+            return _publish(target, lambda part: copy_file(file, part)).path
+        except StoreError as error:
+            raise StoreError(
+                f"{file} is of an older release, and the backup before its upgrade failed: {error}; make room, or take "
+                "one elsewhere (migbatch db backup FILE) and go on by `migbatch db upgrade --no-backup`"
+            ) from None
+    raise StoreError(f"there are too many backups beside {file}; remove those that you do not need")
+
+
+def size_of(file: Path) -> int:
+    """Return the bytes of an SQLite file and its log."""
+    total = 0
+    for path in (file, file.with_name(f"{file.name}-wal")):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy an SQLite database in use into an empty file of one's own, as one state of it.
+
+    Raises:
+        StoreError, sqlite3.Error: it cannot be read, or there is no room.
+    """
+    mode = readable_mode(source)
+    path = f"file:{quote(str(source))}?{mode}"
+    with (
+        closing(sqlite3.connect(path, uri=True, timeout=BUSY_TIMEOUT_S)) as live,
+        closing(sqlite3.connect(target, isolation_level=None)) as copy,
+    ):
+        copy.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
+        copy.execute("PRAGMA synchronous=OFF")
+        live.backup(copy)  # all pages in one step: a reader, which in WAL mode holds up nobody
+        copy.execute("PRAGMA journal_mode=DELETE").fetchall()
+
+
+def schema_of(file: Path) -> str:
+    """Read an SQLite file through; return the last step of its schema.
+
+    Raises:
+        StoreError: it is damaged, or no record of ours.
+    """
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(file))}?{readable_mode(file)}", uri=True)) as connection:
+            found = [row[0] for row in connection.execute("PRAGMA integrity_check(5)")]
+            if found != ["ok"]:
+                raise StoreError(f"{file} is damaged: {found[0]}")
+            try:
+                (last,) = connection.execute(f"SELECT max(name) FROM {RECORD.name}").fetchone()  # noqa: S608 - ours
+            except sqlite3.OperationalError:
+                last = None
+    except sqlite3.Error as error:
+        raise StoreError(f"{file} is damaged: {error}") from None
+    if last is None:
+        raise StoreError(f"{file} is no record of migbatch")
+    return str(last)
+
+
+def sync(path: Path) -> None:
+    """Bring a file or a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _dump(url: str, part: Path, history: tuple[Migration, ...]) -> None:
+    engine = make_engine(url, readonly=True)
+    try:
+        one_state = engine.execution_options(isolation_level="REPEATABLE READ")
+        with one_state.connect() as source, source.begin():
+            pending(source, history)
+            present = applied(source)
+            if not present:
+                raise StoreError("the database is empty; migbatchd makes its tables at its first start")
+            copy = private_engine(part)
+            try:
+                migrate(copy, [step for step in history if step.name in present])
+                with copy.connect() as target, target.begin():
+                    if target.dialect.has_table(target, "identity"):
+                        target.execute(text("DELETE FROM identity"))
+                    copy_rows(source, target)
+            finally:
+                copy.dispose()
+    finally:
+        engine.dispose()
+
+
+def _need_room(target: Path, size: int) -> None:
+    try:
+        free = shutil.disk_usage(target.parent).free
+    except OSError as error:
+        raise StoreError(f"cannot write {target}: {error.strerror}") from None
+    if free < size:
+        raise StoreError(f"{target.parent} has {free // _MIB} MiB left, the backup needs {size // _MIB + 1}")
+
+
+def _publish(target: Path, fill: Callable[[Path], None]) -> BackupFacts:
+    """Let `fill` write a new file, read it through, and give it its name; nothing is left where that fails."""
+    try:
+        with _part(target) as part:
+            fill(part)
+            schema = schema_of(part)
+            sync(part)
+            size = part.stat().st_size
+            _name(part, target)
+    except FileExistsError:
+        raise StoreError(f"{target} is there already, and a backup overwrites nothing: choose another name") from None
+    except OSError as error:
+        raise StoreError(f"cannot write {target}: {error.strerror}") from None
+    except (sqlite3.Error, SQLAlchemyError) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        raise StoreError(f"the backup {target} failed: {cause}") from None
+    return BackupFacts(target, size, schema)
+
+
+@contextmanager
+def _part(target: Path) -> Iterator[Path]:
+    """Make a file beside `target` under a name of its own, which is gone at the end."""
+    if os.path.lexists(target):
+        raise FileExistsError(target)
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        yield part
+    finally:
+        for name in (part, part.with_name(f"{part.name}-journal")):
+            name.unlink(missing_ok=True)
+
+
+def _name(part: Path, target: Path) -> None:
+    """Give the file its name, unless somebody else has taken it meanwhile."""
+    try:
+        os.link(part, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: the name is taken first
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        part.replace(target)
+    sync(target.parent)

@@ -1,0 +1,34 @@
+"""Acting as the owner of a directory.
+
+Where root follows names in a directory that somebody else may change, that user can lead it to any other file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def acting_as_owner(directory: Path, group: int | None = None) -> Iterator[None]:
+    """Take the rights of a directory's owner, where this is root and the owner is not; they are the whole process's.
+
+    Args:
+        group: what files that are made belong to; None: the directory's group.
+    """
+    status = directory.stat() if directory.exists() else None
+    if status is None or os.geteuid() != 0 or status.st_uid == 0:
+        yield
+        return
+    groups, own = os.getgroups(), os.getegid()
+    os.setgroups([])
+    os.setegid(status.st_gid if group is None else group)
+    os.seteuid(status.st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(own)
+        os.setgroups(groups)

@@ -1,0 +1,119 @@
+"""Ended runs of recurring jobs, as `predict.recurring` looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, func, select
+
+from slurm_migbatch.store import clean
+from slurm_migbatch.store.models import Decision, Run
+
+_DONE: Final = frozenset({"COMPLETED", "TIMEOUT"})
+_CUT: Final = frozenset({"CANCELLED", "PREEMPTED", "DEADLINE", "REVOKED"})
+
+
+@dataclass(frozen=True)
+class RecurringRun:
+    """One run of a job that the submit filter knows again.
+
+    Attributes:
+        number: its place in the order of lessons; `run` is the same when it comes once more.
+        recurring: which job, as `submit.script.recurring_key` names it; empty where it is known by its decision only.
+        single: it is no part of a job array or of a heterogeneous job.
+        decision: id of the submit filter's decision.
+        profile: of its slices, as the record writes it; None where they were not alike.
+        ended: "done", "oom", "failed" or "cut", or empty where nobody knows.
+        peak_mib, sm, dram: see `predict.recurring.PastRun`; None also of a run that shared its slice.
+        engine: by the submit filter's word.
+        retry: the user wants it run again where its slice was too small.
+        partition: where it ran.
+        slices: how many it held.
+        low, high: the smallest and the largest profile that its user wants; empty: any.
+    """
+
+    number: int
+    run: int
+    job: int
+    restart: int
+    single: bool
+    recurring: str
+    decision: str
+    profile: str | None
+    ended: str
+    peak_mib: float | None
+    sm: float | None
+    dram: float | None
+    engine: str
+    retry: bool
+    partition: str = ""
+    slices: int = 1
+    low: str = ""
+    high: str = ""
+
+
+def recurring_runs(connection: Connection, since: int, limit: int) -> list[RecurringRun]:
+    """Return ended runs after a lesson number, in order: those that the submit filter can know again."""
+    statement = (
+        select(
+            Run.lesson, Run.id, Run.job_id, Run.restart, Run.array_job, Run.het_job, Run.partition, Run.profile,
+            Run.slice_count, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
+            Decision.id.label("decision"), Decision.recurring, Decision.hints, Decision.facts,
+        )
+        .join(Decision, Decision.id == Run.decision)
+        .where(Run.lesson > max(since, 0))
+        .order_by(Run.lesson)
+        .limit(limit)
+    )  # fmt: skip
+    return [_run(row) for row in connection.execute(statement)]
+
+
+def newest_lesson(connection: Connection) -> int:
+    """Return the number of the newest lesson; 0 where there is none."""
+    return max(connection.scalar(select(func.max(Run.lesson))) or 0, 0)
+
+
+def _run(row: Any) -> RecurringRun:
+    measured = row.measured_facts if isinstance(row.measured_facts, dict) else {}
+    hints: Mapping[str, Any] = row.hints if isinstance(row.hints, dict) else {}
+    facts: Mapping[str, Any] = row.facts if isinstance(row.facts, dict) else {}
+    alone = measured.get("shared") is not True
+    profile = (row.profile or "").partition(":")[0]
+    return RecurringRun(
+        number=row.lesson,
+        run=row.id,
+        job=row.job_id,
+        restart=row.restart,
+        single=row.array_job is None and row.het_job is None,
+        recurring=row.recurring or "",
+        decision=row.decision,
+        profile=profile if profile and "," not in (row.profile or "") else None,
+        ended=_ended(row, measured),
+        peak_mib=row.measured_memory_mib if alone else None,
+        sm=_share(measured.get("sm")) if alone else None,
+        dram=_share(measured.get("dram")) if alone else None,
+        engine=clean.text(facts.get("engine"), 16) or "",
+        retry=hints.get("retry") == "oom",
+        partition=row.partition or "",
+        slices=row.slice_count,
+        low=clean.text(hints.get("min"), 24) or "",
+        high=clean.text(hints.get("max"), 24) or "",
+    )
+
+
+def _ended(row: Any, measured: Mapping[str, Any]) -> str:
+    failed = bool(row.exit_code or row.signal)
+    if row.state in _DONE:
+        return "done"
+    if row.state in _CUT:
+        return "cut"
+    if row.state in ("FAILED", "REQUEUED") and failed:
+        return "oom" if measured.get("oom") is True else "failed"
+    return ""
+
+
+def _share(value: Any) -> float | None:
+    number = clean.real(value)
+    return number if number is not None and 0 <= number <= 1 else None

@@ -1,0 +1,66 @@
+"""Whether a database is whole: what its own checks say, its tables, and what refers to what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sqlalchemy import Connection, exists, func, inspect, select, text
+
+from slurm_migbatch.store.models import OPEN, Base, Lease, Run
+
+_MOST = 20
+
+
+def damages(connection: Connection) -> Iterator[str]:
+    """Yield what the database itself finds wrong with its files; of PostgreSQL, which tables cannot be read."""
+    if connection.dialect.name == "sqlite":
+        found = connection.scalars(text(f"PRAGMA integrity_check({_MOST})")).all()
+        yield from (line for line in found if line != "ok")
+        return
+    names = sorted(inspect(connection).get_table_names())
+    if connection.dialect.name == "postgresql":
+        for name in names:
+            connection.execute(text(f'SELECT count(*) FROM "{name}"'))  # noqa: S608 - the names of its own tables
+        return
+    for name in names:
+        for row in connection.execute(text(f"CHECK TABLE `{name}`")).mappings():
+            if row["Msg_type"] in ("error", "warning") or (row["Msg_type"] == "status" and row["Msg_text"] != "OK"):
+                yield f"{name}: {row['Msg_text']}"
+
+
+def differences(connection: Connection) -> Iterator[str]:
+    """Yield what the tables lack of what this release has."""
+    inspector = inspect(connection)
+    names = set(inspector.get_table_names())
+    for name, table in Base.metadata.tables.items():
+        if name not in names:
+            yield f"table {name} is missing"
+            continue
+        columns = {column["name"] for column in inspector.get_columns(name)}
+        for column in table.columns:
+            if column.name not in columns:
+                yield f"column {name}.{column.name} is missing"
+        indexes = {index["name"] for index in inspector.get_indexes(name)}
+        for index in table.indexes:
+            if index.name not in indexes:
+                yield f"index {index.name} of {name} is missing"
+
+
+def strays(connection: Connection) -> Iterator[str]:
+    """Yield rows that refer to what is not there."""
+    lost = connection.scalar(select(func.count()).select_from(Lease).where(~exists().where(Run.id == Lease.run_id)))
+    if lost:
+        yield f"{lost} leases belong to no run"
+
+
+def oldest_end(connection: Connection) -> float | None:
+    """Return when the run ended that did so first, unix seconds."""
+    return connection.scalar(select(func.min(Run.ended)).where(Run.span_class > OPEN))
+
+
+def spare_bytes(connection: Connection) -> int | None:
+    """Return how much of an SQLite file is free for new rows; None of a server."""
+    if connection.dialect.name != "sqlite":
+        return None
+    pages = connection.scalar(text("PRAGMA freelist_count")) or 0
+    return int(pages) * int(connection.scalar(text("PRAGMA page_size")) or 0)

@@ -1,0 +1,71 @@
+"""The term of the active migbatchd: of several that share a database, one holds it, and only it writes.
+
+One row holds the number of the present term, who has it and until when, by the server's clock, so that the clocks of
+hosts need not agree. A term that nobody renews can be taken over, under the next number. Whoever writes reads the
+number in the same transaction (a fencing token: Kleppmann, Designing Data-Intensive Applications, 2017, section 8.4),
+so a process that was stopped for a while and wakes up in another's term changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlalchemy import Connection, select, text, update
+from sqlalchemy.orm import Session
+
+from slurm_migbatch.store.errors import StoreError
+from slurm_migbatch.store.models import Term
+
+_ROW = 1
+_CLOCKS = {
+    "sqlite": "SELECT (julianday('now') - 2440587.5) * 86400.0",
+    "postgresql": "SELECT extract(epoch FROM clock_timestamp())",
+}
+_CLOCK = "SELECT timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6)) / 1000000.0"
+
+
+class TermOverError(StoreError):
+    """Another migbatchd has taken over: nothing is written here any more."""
+
+
+class TermState(NamedTuple):
+    """The present term: its number, the host that has it ("" for none), and whether it is the caller's."""
+
+    number: int
+    holder: str
+    mine: bool
+
+
+def take_term(session: Session, holder: str, seconds: float, mine: int) -> TermState:
+    """Renew term `mine`, or take the next one where the present one is over or the holder's own; see Store."""
+    row = session.scalar(select(Term).where(Term.id == _ROW).with_for_update())
+    now = server_time(session.connection())
+    if row is None:
+        session.add(Term(id=_ROW, number=1, holder=holder, until=now + seconds))
+        return TermState(1, holder, True)
+    if mine and row.number == mine:
+        row.until = now + seconds
+        return TermState(mine, holder, True)
+    # the lock of the run directory keeps a second process of this host away
+    if row.until > now and row.holder != holder:
+        return TermState(row.number, row.holder, False)
+    row.number, row.holder, row.until = row.number + 1, holder, now + seconds
+    return TermState(row.number, holder, True)
+
+
+def give_term(session: Session, mine: int) -> None:
+    """End term `mine` before its time; nothing where it is over."""
+    session.execute(update(Term).where(Term.id == _ROW, Term.number == mine).values(holder="", until=0.0))
+
+
+def check_term(session: Session, mine: int) -> None:
+    """Keep the term from being taken over until the transaction ends. Raises TermOverError where that has happened."""
+    row = session.execute(select(Term.number, Term.holder).where(Term.id == _ROW).with_for_update(read=True)).first()
+    if row is None or row.number != mine:
+        holder = row.holder if row is not None else ""
+        raise TermOverError(f"migbatchd on {holder or 'another host'} is the active one now; nothing is written here")
+
+
+def server_time(connection: Connection) -> float:
+    """Return the database server's clock, unix seconds."""
+    return float(connection.scalar(text(_CLOCKS.get(connection.dialect.name, _CLOCK))) or 0.0)

@@ -1,0 +1,92 @@
+"""Every row of one database into another of the same schema, whatever kinds the two are."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, Final
+
+from sqlalchemy import (
+    JSON,
+    Column,
+    Connection,
+    Double,
+    MetaData,
+    Numeric,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    func,
+    insert,
+    select,
+    text,
+    type_coerce,
+)
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.types import TypeEngine
+
+from slurm_migbatch.store.migrations import RECORD
+
+_AT_ONCE: Final = 1000
+
+
+def tables_of(connection: Connection) -> list[Table]:
+    """Return the tables as they are, but that which says how they were made, in the order in which they can be filled.
+
+    JSON is text there, so that it is copied to the letter, and an absent document stays told from one that is `null`.
+    """
+    found = MetaData()
+    found.reflect(connection)
+    return [table for table in found.sorted_tables if table.name != RECORD.name]
+
+
+def copy_rows(source: Connection, target: Connection) -> int:
+    """Copy all rows; returns their number. Both are inside a transaction, and the target's tables are empty."""
+    total = 0
+    for table in tables_of(target):
+        total += _copy(table, source, target)
+        _go_on_counting(table, target)
+    return total
+
+
+def _copy(table: Table, source: Connection, target: Connection) -> int:
+    plain = Table(table.name, MetaData(), *(Column(c.name, _type(c)) for c in table.columns))
+    names = [column.name for column in plain.columns]
+    rows = source.execute(
+        select(*(_read(column, source) for column in plain.columns)), execution_options={"yield_per": _AT_ONCE}
+    )
+    statement = insert(plain).values({column.name: _write(column, target) for column in plain.columns})
+    total = 0
+    while chunk := list(islice(rows, _AT_ONCE)):
+        target.execute(statement, [dict(zip(names, row, strict=True)) for row in chunk])
+        total += len(chunk)
+    return total
+
+
+def _type(column: Column[Any]) -> TypeEngine[Any]:
+    # MariaDB's own would make decimals, with ten digits behind the point
+    return Double() if isinstance(column.type, Numeric) else column.type.as_generic()
+
+
+def _read(column: Column[Any], source: Connection) -> ColumnElement[Any]:
+    if not isinstance(column.type, JSON):
+        return column
+    # its driver takes JSON apart by itself
+    return cast(column, Text) if source.dialect.name == "postgresql" else type_coerce(column, Text)
+
+
+def _write(column: Column[Any], target: Connection) -> ColumnElement[Any]:
+    if not isinstance(column.type, JSON):
+        return bindparam(column.name, type_=column.type)
+    value = bindparam(column.name, type_=Text())
+    return cast(value, JSON) if target.dialect.name == "postgresql" else value
+
+
+def _go_on_counting(table: Table, target: Connection) -> None:
+    """Let PostgreSQL number new rows after those that came with their numbers; the others do so by themselves."""
+    if target.dialect.name != "postgresql" or "id" not in table.columns:
+        return
+    highest = target.scalar(select(func.max(table.columns["id"])))
+    if isinstance(highest, int):
+        sequence = text("SELECT setval(pg_get_serial_sequence(:name, 'id'), :highest)")
+        target.execute(sequence, {"name": table.name, "highest": highest})

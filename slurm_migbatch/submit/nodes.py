@@ -1,0 +1,164 @@
+"""Which nodes a job may have by --nodelist, --exclude and --constraint, and whether they can ever hold what it asks.
+
+Slurm refuses a job that names nodes which do not offer its profile at the moment, because it looks at these alone. So
+a node list becomes a constraint: each MIG node has a feature of its own (`workload.catalog.NODE_FEATURE`), the catalog
+nodes have all of them, and the job waits. `gres_templates/migbatch_core.lua.j2` holds the same steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from slurm_migbatch.submit.request import JobRequest
+from slurm_migbatch.workload.catalog import MigNode, SiteCatalog
+from slurm_migbatch.workload.holding import can_hold
+from slurm_migbatch.workload.refusal import Refusal, show
+
+READ: Final = 512
+"""Bytes of a node list or constraint that are looked at; of a longer one nothing is said, and Slurm has it as it is."""
+MOST_NAMED: Final = 32
+"""Nodes of a list that becomes a constraint."""
+
+_SIMPLE = re.compile(r"[A-Za-z0-9_.=:-]+(?:(?:&[A-Za-z0-9_.=:-]+)*|(?:\|[A-Za-z0-9_.=:-]+)*)")
+_ITEM = re.compile(r"([A-Za-z0-9_.-]*)(?:\[([0-9,-]+)\])?")
+_RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
+
+
+@dataclass(frozen=True)
+class NodeChoice:
+    """The nodes that a job may have, and what is to change so that it waits for them.
+
+    Attributes:
+        nodes: None where nothing is known of them, or the job may have any of its partitions.
+        changes: fields of the job.
+        note: a sentence for the user, empty for none.
+    """
+
+    nodes: tuple[MigNode, ...] | None = None
+    changes: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+def listed(text: str) -> tuple[str, ...] | None:
+    """Return the names of a short node list, each once; None where it is longer or of another form."""
+    names: dict[str, None] = {}
+    start = 0
+    for end in [*_commas(text), len(text)]:
+        item = _ITEM.fullmatch(text[start:end])
+        start = end + 1
+        if item is None or not item[0]:
+            return None
+        numbers = [""]
+        if item[2] is not None:
+            parts = [_numbers(part) for part in item[2].split(",")]
+            numbers = [number for part in parts if part is not None for number in part]
+            if None in parts:
+                return None
+        if len(names) + len(numbers) > MOST_NAMED:
+            return None
+        names.update(dict.fromkeys(item[1] + number for number in numbers))
+    return tuple(names)
+
+
+def _commas(text: str) -> list[int]:
+    """Return where the commas are that stand in no bracket."""
+    depth, found = 0, []
+    for at, char in enumerate(text):
+        if char == "[":
+            depth += 1
+        elif char == "]":
+            depth -= 1
+        elif char == "," and depth == 0:
+            found.append(at)
+    return found
+
+
+def _numbers(part: str) -> list[str] | None:
+    match = _RANGE.fullmatch(part)
+    if match is None:
+        return None
+    low, high = int(match[1]), int(match[2] or match[1])
+    if high < low or high - low >= MOST_NAMED:
+        return None
+    return [str(number).zfill(len(match[1])) for number in range(low, high + 1)]
+
+
+def is_simple(constraint: str) -> bool:
+    """Return whether a constraint is features joined by & alone, or by | alone."""
+    return _SIMPLE.fullmatch(constraint) is not None
+
+
+def satisfies(node: MigNode, constraint: str) -> bool:
+    """Return whether a node has what a constraint asks for; only simple ones are judged, of others Slurm is."""
+    if not is_simple(constraint):
+        return True
+    words = re.split(r"[&|]", constraint)
+    return not node.features.isdisjoint(words) if "|" in constraint else node.features.issuperset(words)
+
+
+def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str], note: str) -> NodeChoice:
+    """Return the nodes that a request allows; raises Refusal where there are none.
+
+    `note` tells of a list that stays Slurm's.
+    """
+    asked, excluded, constraint = (_short(text) for text in (request.req_nodes, request.exc_nodes, request.features))
+    if not catalog.nodes or not (asked or excluded or constraint):
+        return NodeChoice()
+    without = listed(excluded) or ()
+    nodes = tuple(
+        node
+        for node in catalog.nodes.values()
+        if not node.partitions.isdisjoint(partitions) and node.name not in without and satisfies(node, constraint)
+    )
+    names = listed(asked) if asked else None
+    if names is None:
+        if not nodes:
+            raise Refusal("nodes_none", ",".join(partitions))
+        return NodeChoice(nodes, {}, note if asked else "")
+    by_name = {node.name: node for node in nodes}
+    if strange := next((name for name in names if name not in by_name), None):
+        raise Refusal("node_other", show(strange), ",".join(partitions))
+    chosen = tuple(by_name[name] for name in names)
+    if (request.min_nodes or 1) > len(names):
+        raise Refusal("nodes_more", str(request.min_nodes), str(len(names)))
+    if (constraint and not is_simple(constraint)) or not all(node.named for node in chosen):
+        return NodeChoice(chosen, {}, note)
+    changes = {"req_nodes": "", "features": "|".join(node.feature for node in chosen)}
+    if len(names) > 1 and (request.min_nodes or 0) < len(names):
+        changes["min_nodes"] = str(len(names))
+    return NodeChoice(chosen, changes)
+
+
+def _short(text: str | None) -> str:
+    return text if text is not None and len(text) <= READ else ""
+
+
+def check_room(
+    slices: Mapping[str, int], choice: NodeChoice, catalog: SiteCatalog, names: Collection[str], wanted: int
+) -> None:
+    """Raise Refusal where fewer than `wanted` of the nodes can ever hold these slices at once.
+
+    Those of the partitions `names`, where the job chooses none.
+    """
+    if not catalog.nodes:
+        return
+    shapes = Counter(
+        node.gpus
+        for node in (catalog.nodes.values() if choice.nodes is None else choice.nodes)
+        if not node.partitions.isdisjoint(names)
+    )
+    kinds = catalog.kinds
+    able = 0
+    for gpus, count in shapes.items():
+        if can_hold([kinds[name].room for name in gpus], slices):
+            able += count
+    if able >= wanted:
+        return
+    asked = ",".join(f"mig:{kind}:{count}" for kind, count in slices.items())
+    if not able:
+        raise Refusal("room_none", asked)
+    raise Refusal("room_few", str(able), asked, str(wanted))

@@ -1,0 +1,92 @@
+"""What a batch script tells of a job: a digest by which it is known again, and the engine that it names.
+
+The shim passes the first bytes of the script with a submission. They are replaced by these two before anything else
+looks at the request, and are kept nowhere. The text is the user's: what is done here takes a time proportional to its
+length, and whatever it says, it can only make his own jobs look alike or different.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+MOST_BYTES: Final = 8192
+"""Bytes of a script that the shim passes; what comes after them makes no difference."""
+# each is a plain alternation or class, which is looked for in one pass whatever the text
+_NUMBERS = re.compile(rb"[0-9][0-9.:/_-]*")
+_DATES = re.compile(
+    rb"(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?\b"
+    rb"|(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sep(?:tember)?"
+    rb"|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)\b"
+)
+_ENGINES: Final = {
+    b"vllm": "vllm",
+    b"sglang": "sglang",
+    b"trtllm": "trtllm",
+    b"tensorrt_llm": "trtllm",
+    b"text-generation-launcher": "tgi",
+    b"jax": "jax",
+    b"flax": "jax",
+    b"tensorflow": "tensorflow",
+    b"keras": "tensorflow",
+}
+"""Programs that take a fixed share of the GPU's memory when they start, by the words that name them."""
+_ENGINE = re.compile(rb"(?:" + b"|".join(map(re.escape, _ENGINES)) + rb")(?![a-z0-9])")
+_GROWING: Final = {
+    "jax": re.compile(rb"XLA_PYTHON_CLIENT_PREALLOCATE=[\"']?(?:false|0)|XLA_PYTHON_CLIENT_ALLOCATOR=[\"']?platform"),
+    "tensorflow": re.compile(rb"TF_FORCE_GPU_ALLOW_GROWTH=[\"']?(?:true|1)|TF_GPU_ALLOCATOR=[\"']?cuda_malloc_async"),
+}
+"""Settings with which they take what they need only."""
+
+
+def digest(script: bytes) -> str:
+    """Return 20 hexadecimal digits of a script, equal for scripts that differ in numbers, dates and comments only.
+
+    Options of sbatch (`#SBATCH`) are comments here: what of them says which job it is, is in the request.
+    """
+    return blake2b(_DATES.sub(b"0", _NUMBERS.sub(b"0", _code(script))), digest_size=10).hexdigest()
+
+
+def engine(script: bytes) -> str:
+    """Return what in a script takes a fixed share of its slice's memory; empty where nothing is known to."""
+    text = _code(script)
+    lowered = text.lower()
+    for found in _ENGINE.finditer(lowered):
+        if not lowered[max(found.start() - 1, 0) : found.start()].isalnum():
+            name = _ENGINES[found[0]]
+            grows = _GROWING.get(name)
+            return "" if grows is not None and grows.search(text) else name
+    return ""
+
+
+def _code(script: bytes) -> bytes:
+    """Return a script's first bytes without comments, empty lines and blanks at the ends of lines."""
+    lines = (line.strip() for line in script[:MOST_BYTES].split(b"\n"))
+    return b"\n".join(line for line in lines if line and not line.startswith(b"#"))
+
+
+def fold(name: str) -> str:
+    """Return a job's name with its numbers and dates folded."""
+    return _DATES.sub(b"0", _NUMBERS.sub(b"0", name.encode("latin-1"))).decode("latin-1")
+
+
+def condense(request: bytes) -> bytes:
+    """Return a request with its `script` replaced by `digest` and `engine`; any other as it is."""
+    start = request.find(b"\nscript=")
+    if start < 0:
+        return request
+    end = request.find(b"\n", start + 1)
+    if end < 0:
+        return request
+    script = unquote_to_bytes(request[start + len(b"\nscript=") : end])
+    named = engine(script)
+    told = f"\ndigest={digest(script)}" + (f"\nengine={named}" if named else "")
+    return request[:start] + told.encode("ascii") + request[end:]
+
+
+def recurring_key(uid: int, account: str, partition: str, name: str, digest: str) -> str:
+    """Return the name of a recurring job in the record: who, for which account, where, called what, doing what."""
+    told = "\0".join((str(uid), account, partition, fold(name), digest))
+    return blake2b(told.encode("latin-1", "replace"), digest_size=10).hexdigest()

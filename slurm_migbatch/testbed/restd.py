@@ -1,0 +1,67 @@
+"""slurmrestd of a test bed: Slurm's REST API on a unix socket, for whoever has root's token.
+
+slurmrestd neither runs as root nor as SlurmUser, which is root here, so it runs as nobody, and a token (auth/jwt) tells
+slurmctld whose request it passes on.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+from pathlib import Path
+from typing import Final
+
+from .running_cluster import RunningCluster, write_private
+
+NAME: Final = "slurmrestd"
+_USER: Final = "nobody"
+_DAY_S: Final = 86400
+
+
+def key(directory: Path) -> Path:
+    """Return the file of the key that tokens are signed with."""
+    return directory / "etc/jwt.key"
+
+
+def token_file(directory: Path) -> Path:
+    """Return the file that holds root's token."""
+    return directory / "etc/rest-token"
+
+
+def address(directory: Path) -> str:
+    """Return where slurmrestd listens, as migbatch.toml names it."""
+    return f"unix:{directory}/rest/socket"
+
+
+def options(directory: Path) -> dict[str, str]:
+    """Return the lines of slurm.conf that let slurmctld make and accept tokens."""
+    return {"AuthAltTypes": "auth/jwt", "AuthAltParameters": f"jwt_key={key(directory)}"}
+
+
+def offered(root: Path | None) -> bool:
+    """Return whether the Slurm in `root` (None: the machine's) has slurmrestd, tokens, and an API that is spoken."""
+    plugins = ("auth_jwt.so", "data_parser_v0_0_42.so")
+    found = all(any(Path(f"{root or ''}/usr/lib").glob(f"*/slurm*/{plugin}")) for plugin in plugins)
+    return found and Path(f"{root or ''}/usr/sbin/{NAME}").exists()
+
+
+def start(cluster: RunningCluster) -> None:
+    """Start slurmrestd, wait until it listens, and write root's token; it may have been killed before."""
+    entry = pwd.getpwnam(_USER)
+    place = Path(address(cluster.directory).removeprefix("unix:"))
+    place.parent.mkdir(mode=0o755, exist_ok=True)
+    place.unlink(missing_ok=True)
+    os.chown(place.parent, entry.pw_uid, entry.pw_gid)
+    user = ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups", "--"]
+    program = [cluster.root.locate(NAME), "-s", "openapi/slurmctld", "-a", "rest_auth/jwt", f"unix:{place}"]
+    env = {"SLURM_JWT": "daemon", "SLURM_BITSTR_LEN": "0"}  # tokens, and lists of array tasks in full
+    cluster.spawn(NAME, [*user, *program], env, in_root=True)
+    cluster.wait(NAME, lambda: _listens(place))
+    said = cluster.run(["scontrol", "token", "username=root", f"lifespan={_DAY_S}"]).stdout
+    write_private(token_file(cluster.directory), said.partition("=")[2].strip().encode())
+
+
+def _listens(place: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(place)) == 0

@@ -1,0 +1,138 @@
+"""Whether the GPUs of one node can ever hold the slices that a job asks for together.
+
+Layouts of a GPU are known by footprints: profiles with the same placements and compute slices take each other's
+places. What is left out (media engines that variants of a profile share) makes the answer too generous, never too
+strict. A search over several GPUs ends after `STEPS`, and then says that they fit: the job waits, as it would
+without the question.
+`gres_templates/migbatch_core.lua.j2` has the same search, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from slurm_migbatch.mig.geometry import Geometry, ProfileInfo
+
+STEPS: Final = 50
+"""GPUs that one search looks at."""
+
+Need = tuple[tuple[str, int], ...]
+"""GRES types and how many of each, in the order of the request."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one profile takes of a GPU: the number of its footprint, compute and memory slices, and its limit."""
+
+    number: int
+    compute: int
+    memory: int
+    most: int
+
+
+@dataclass(frozen=True)
+class GpuRoom:
+    """What one GPU can hold: its profiles by GRES type, and how many of each footprint its fullest layouts have."""
+
+    footprints: Mapping[str, Footprint]
+    layouts: tuple[tuple[int, ...], ...]
+    compute: int
+    memory: int
+
+    def without(self, layout: Sequence[int], need: Need) -> Need:
+        """Return what is left of `need` once this GPU, in this layout, has taken what it can."""
+        room, left = list(layout), dict(need)
+        known = [(self.footprints[kind].most, place, kind) for place, (kind, _) in enumerate(need) if self.has(kind)]
+        for most, _, kind in sorted(known):  # those of which a GPU takes few come first
+            number = self.footprints[kind].number
+            taken = min(room[number], left[kind], most)
+            room[number] -= taken
+            left[kind] -= taken
+        return tuple((kind, count) for kind, count in left.items() if count)
+
+    def has(self, kind: str) -> bool:
+        """Return whether the GPU has a profile of this GRES type."""
+        return kind in self.footprints
+
+
+@lru_cache(maxsize=256)
+def room_of(geometry: Geometry) -> GpuRoom:
+    """Return what a GPU of this geometry can hold."""
+    numbers: dict[tuple[object, ...], int] = {}
+    footprints: dict[str, Footprint] = {}
+    for info in geometry.profiles:
+        number = numbers.setdefault((info.placements, info.compute_slices), len(numbers))
+        footprints[info.profile.gres_type] = Footprint(
+            number, info.compute_slices, info.memory_slices, info.max_instances
+        )
+    first = {footprints[info.profile.gres_type].number: info for info in reversed(geometry.profiles)}
+    most = [max(each.most for each in footprints.values() if each.number == number) for number in range(len(numbers))]
+    found = set(_layouts([first[number] for number in range(len(numbers))], geometry.compute_slices, most))
+    fullest = [
+        layout
+        for layout in found
+        if not any(other != layout and all(a <= b for a, b in zip(layout, other, strict=True)) for other in found)
+    ]
+    layouts = tuple(sorted(fullest, reverse=True))
+    return GpuRoom(footprints, layouts, geometry.compute_slices, geometry.memory_slices)
+
+
+def _layouts(infos: Sequence[ProfileInfo], compute: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the counts by footprint of every layout that a GPU may have."""
+    slots = [(number, place.mask) for number, info in enumerate(infos) for place in info.placements]
+    seen: set[tuple[tuple[int, ...], int, int]] = set()
+    stack = [((0,) * len(infos), 0, compute, 0)]
+    while stack:
+        counts, mask, free, start = stack.pop()
+        yield counts
+        for at in range(start, len(slots)):
+            number, bits = slots[at]
+            if mask & bits or infos[number].compute_slices > free or counts[number] >= most[number]:
+                continue
+            more = (*counts[:number], counts[number] + 1, *counts[number + 1 :])
+            state = (more, mask | bits, at + 1)
+            if state not in seen:
+                seen.add(state)
+                stack.append((more, mask | bits, free - infos[number].compute_slices, at + 1))
+
+
+def can_hold(gpus: Sequence[GpuRoom], need: Mapping[str, int]) -> bool:
+    """Return whether these GPUs, all of them empty, could hold so many slices of each GRES type at once."""
+    return _Search(gpus).holds(0, tuple(need.items()))
+
+
+class _Search:
+    def __init__(self, gpus: Sequence[GpuRoom]) -> None:
+        self._gpus, self._steps = gpus, 0
+
+    def holds(self, at: int, need: Need) -> bool:
+        if not need:
+            return True
+        if at == len(self._gpus) or not self._within(self._gpus[at:], need):
+            return False
+        self._steps += 1
+        if self._steps > STEPS:
+            return True
+        gpu, tried = self._gpus[at], {need}
+        for layout in gpu.layouts:
+            left = gpu.without(layout, need)
+            if left not in tried:
+                tried.add(left)
+                if self.holds(at + 1, left):
+                    return True
+        return len(tried) == 1 and self.holds(at + 1, need)
+
+    @staticmethod
+    def _within(gpus: Sequence[GpuRoom], need: Need) -> bool:
+        """Return whether the bare sums allow it."""
+        compute = memory = 0
+        for kind, count in need:
+            able = [gpu.footprints[kind] for gpu in gpus if gpu.has(kind)]
+            if count > sum(each.most for each in able):
+                return False
+            compute += count * min(each.compute for each in able)
+            memory += count * min(each.memory for each in able)
+        return compute <= sum(gpu.compute for gpu in gpus) and memory <= sum(gpu.memory for gpu in gpus)

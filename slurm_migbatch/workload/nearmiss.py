@@ -1,0 +1,70 @@
+"""Hints that are nearly right: keys that are misspelt, and comments that hold hints where none are read.
+
+`gres_templates/migbatch_core.lua.j2` has the same steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from slurm_migbatch.workload.refusal import lower
+
+LONGEST_KEY: Final = 24
+"""Bytes of a key that is compared with others."""
+OTHER_WORDS: Final = {
+    "memory": "mem",
+    "vram": "mem",
+    "gpu_mem": "mem",
+    "batch_size": "batch",
+    "latency": "slo",
+    "quant": "quantization",
+    "context": "max_model_len",
+}
+"""What people write who mean a key."""
+_SEPARATORS = re.compile(r"[ ;,]")
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """Return the key that is probably meant; empty where none is near: two typing errors, one in a short key."""
+    word = lower(key)
+    if len(word) > LONGEST_KEY:
+        return ""
+    if word in OTHER_WORDS:
+        return OTHER_WORDS[word]
+    found, least = "", 3
+    for candidate in known:
+        most = 1 if len(candidate) <= 4 else 2
+        if abs(len(candidate) - len(word)) <= most:
+            distance = _distance(word, candidate)
+            if distance <= most and distance < least:
+                found, least = candidate, distance
+    return found
+
+
+def _distance(one: str, two: str) -> int:
+    """Count the insertions, deletions, replacements and swaps of neighbours between two words (Damerau, 1964)."""
+    before: list[int] = []
+    last = list(range(len(two) + 1))
+    for i, a in enumerate(one, 1):
+        row = [i]
+        for j, b in enumerate(two, 1):
+            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == two[j - 2] and one[i - 2] == b:
+                cost = min(cost, before[j - 2] + 1)
+            row.append(cost)
+        before, last = last, row
+    return last[-1]
+
+
+def unread_pair(text: str, known: Collection[str]) -> str:
+    """Return the first `key=value` with a known key in a comment that is not read for hints; empty for none."""
+    if "=" not in text:
+        return ""
+    for token in _SEPARATORS.split(text):
+        head, equals, value = token.partition("=")
+        key = lower(head.rpartition(":")[2])
+        if value and key in known:
+            return key + equals + value
+    return ""

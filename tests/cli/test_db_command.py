@@ -1,0 +1,221 @@
+"""`migbatch db`, and what commands say of a database that is read-only, full, damaged, older or newer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from slurm_migbatch.cli.common import run
+from slurm_migbatch.cli.main import cli
+from slurm_migbatch.daemon.lock import InstanceLock
+from slurm_migbatch.store.backup import back_up
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.engines import make_engine
+from slurm_migbatch.store.history import HISTORY
+from tests.support.old_schemas import make_old
+from tests.support.store_events import Node, states
+
+
+class Site:
+    """A configuration with a record in a directory of its own."""
+
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str], run_dir: Path | None = None) -> None:
+        self.directory, self._capsys = directory, capsys
+        self.file = directory / "state" / "migbatch.db"
+        self.url = f"sqlite:///{self.file}"
+        self.run_dir = run_dir or directory / "run"
+        self.config = directory / "migbatch.toml"
+        self.config.write_text(
+            f"[store]\nurl = '{self.url}'\n[daemon]\nrun_dir = '{self.run_dir}'\n[cluster]\nslurm_bin = '{directory}'\n"
+        )
+
+    def __call__(self, *words: str) -> tuple[int, str, str]:
+        """Exit code, output and errors of a command."""
+        code = run(cli, "migbatch", [*words, "-c", str(self.config)])
+        told = self._capsys.readouterr()
+        return code, told.out, told.err
+
+    def levels(self, *words: str) -> tuple[int, dict[str, str]]:
+        """Exit code and the level of each finding of `db check`."""
+        code, out, _ = self("db", "check", "--json", *words)
+        found = json.loads(out)
+        assert found["version"] == 1
+        assert all(finding["advice"] for finding in found["findings"] if finding["level"] != "ok")
+        return code, {finding["subject"]: finding["level"] for finding in found["findings"]}
+
+
+@pytest.fixture
+def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Site:
+    return Site(tmp_path, capsys)
+
+
+def test_there_and_back(site: Site) -> None:
+    with open_store(site.url) as store:
+        node = Node(store)
+        node.send(node.start(100, 7))
+        lock = InstanceLock(site.run_dir)
+        lock.acquire()  # a backup is taken while migbatchd runs
+        code, out, _ = site("db", "backup", str(site.directory / "b.db"))
+        assert (code, out.count("\n")) == (0, 1) and f"schema '{HISTORY[-1].name[:4]}" in out
+        assert site("db", "backup", str(site.directory / "b.db"))[0] == 1
+        node.send(node.start(101, 8))
+    code, _, err = site("db", "restore", "--replace", str(site.directory / "b.db"))
+    assert code == 1 and err.startswith(f"migbatch: error: migbatchd is already running as process {os.getpid()}")
+    lock.release()
+    code, _, err = site("db", "restore", str(site.directory / "b.db"))
+    assert code == 1 and "is not empty" in err and err.count("\n") == 1
+    code, out, err = site("db", "restore", "--replace", str(site.directory / "b.db"))
+    assert (code, err) == (0, "") and "what was there is" in out
+    with open_store(site.url) as store:
+        assert [job for job, _, _ in states(store)] == [7]
+    assert "there is no backup" in site("db", "restore", str(site.directory / "nope.db"))[2]
+
+
+def test_what_root_locks_it_leaves_as_it_was(site: Site) -> None:
+    """migbatchd runs as SlurmUser perhaps, and could not use what root has made."""
+    back = site.directory / "b.db"
+    open_store(site.url).close()
+    back_up(site.url, back, HISTORY)
+    assert site("db", "restore", "--replace", str(back))[0] == 0
+    assert not site.run_dir.exists()
+    site.run_dir.mkdir()
+    lock = InstanceLock(site.run_dir)
+    lock.acquire()
+    lock.release()
+    assert site("db", "upgrade")[0] == 0
+    assert [path.name for path in site.run_dir.iterdir()] == ["migbatchd.pid"]
+
+
+def test_check_of_what_is_in_order(site: Site) -> None:
+    make_old(site.url, len(HISTORY))
+    code, found = site.levels()
+    assert code == 0
+    assert found == {"integrity": "ok", "schema": "ok", "tables": "ok", "age": "warn", "room": "ok"}
+    back_up(site.url, site.directory / "b.db", HISTORY)
+    code, found = site.levels(str(site.directory / "b.db"))
+    assert (code, found) == (0, {"integrity": "ok", "schema": "ok", "tables": "ok", "age": "ok"})
+    code, out, _ = site("db", "check", "-q")
+    assert code == 0 and "age: goes back" in out and "integrity" not in out
+
+
+def test_check_of_schemas_that_are_not_todays(site: Site) -> None:
+    assert site.levels() == (1, {"database": "FAIL"})
+    make_old(site.url, 4)
+    assert site.levels() == (0, {"integrity": "ok", "schema": "warn", "room": "ok"})
+    assert site("db", "upgrade")[1] == f"schema {HISTORY[-1].name!r}\n"
+    assert site.levels()[1]["schema"] == "ok"
+    assert [path.name for path in site.file.parent.glob("*.schema-*")] == ["migbatch.db.schema-0004"]
+    engine = make_engine(site.url, readonly=False)
+    with engine.begin() as connection:
+        connection.execute(text("DROP INDEX ix_runs_lesson"))
+        connection.execute(text("ALTER TABLE runs DROP COLUMN warm"))
+    assert site.levels()[1]["tables"] == "FAIL"
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO schema_migrations VALUES ('0999 tomorrow', 1.0)"))
+    engine.dispose()
+    assert site.levels() == (1, {"integrity": "ok", "schema": "FAIL", "room": "ok"})
+    for words in (("show", "12"), ("db", "upgrade"), ("model", "show")):
+        code, _, err = site(*words)
+        assert code == 1 and err.count("\n") == 1 and "'0999 tomorrow'" in err, words
+
+
+def test_check_of_what_is_damaged(site: Site) -> None:
+    make_old(site.url, len(HISTORY))
+    with closing(sqlite3.connect(site.file)) as raw, raw:
+        raw.execute("DELETE FROM runs WHERE id = 5")
+    assert site.levels() == (1, {"integrity": "ok", "schema": "ok", "tables": "FAIL", "room": "ok"})
+    data = bytearray(site.file.read_bytes())
+    page = int.from_bytes(data[16:18], "big")
+    for at in range(4, len(data) // page):
+        data[at * page : at * page + 64] = os.urandom(64)
+    site.file.write_bytes(data)
+    code, found = site.levels()
+    assert code == 1 and "FAIL" in (found.get("integrity"), found.get("database"))
+    code, _, err = site("show", "41")
+    assert code == 1 and err.count("\n") == 1 and "malformed" in err
+
+
+def test_servers_are_checked_too(site: Site, tmp_path: Path) -> None:
+    """Left to tests/store for what differs; here, that a server that is not there is one finding."""
+    site.config.write_text("[store]\nurl = 'mariadb://x@127.0.0.1:1/x'\n")
+    assert site.levels() == (1, {"database": "FAIL"})
+    code, _, err = site("db", "backup", str(tmp_path / "b.db"))
+    assert code == 1 and err.count("\n") == 1
+
+
+@contextmanager
+def small_disk() -> Iterator[Path]:
+    """A file system of four megabytes."""
+    with tempfile.TemporaryDirectory() as directory:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", directory], check=True)
+        try:
+            yield Path(directory)
+        finally:
+            subprocess.run(["umount", "-l", directory], check=True)
+
+
+def fill(directory: Path) -> None:
+    with (directory / "ballast").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+
+
+READING = (("show", "41"), ("loans",), ("db", "check"), ("model", "show"))
+
+
+@pytest.mark.slurm
+def test_a_full_and_a_read_only_disk_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reading goes on where the record is whole on the disk; what has to write says what is wrong, in one line."""
+    with small_disk() as disk:
+        site = Site(disk, capsys, tmp_path / "run")
+        make_old(site.url, len(HISTORY))
+        back_up(site.url, tmp_path / "b.db", HISTORY)
+        fill(disk)
+        for words in READING:
+            code, _, err = site(*words)
+            assert code in (0, 1) and err.count("\n") <= 1, (words, err)
+            assert "Traceback" not in err
+        code, _, err = site("db", "backup", str(disk / "b.db"))
+        assert code == 1 and err.count("\n") == 1 and "MiB left" in err
+        code, _, err = site("db", "restore", "--replace", str(tmp_path / "b.db"))
+        assert code == 1 and err.count("\n") == 1, err
+        left = {path.name for path in site.file.parent.iterdir()}
+        assert left <= {"migbatch.db", "migbatch.db-wal", "migbatch.db-shm"}
+        (disk / "ballast").unlink()
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        for words in READING:
+            code, _, err = site(*words)
+            assert code in (0, 1) and err.count("\n") <= 1, (words, err)
+        assert site("db", "backup", str(tmp_path / "c.db"))[0] == 0
+        writing = (("backup", str(disk / "b.db")), ("restore", "--replace", str(tmp_path / "b.db")))
+        for words in (("db", *line) for line in writing):
+            code, _, err = site(*words)
+            assert code == 1 and err.count("\n") == 1 and "ead-only" in err, (words, err)
+
+
+@pytest.mark.slurm
+def test_a_log_that_a_killed_migbatchd_left_on_a_read_only_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its rows are not in the file yet, and a reader that may not write cannot bring them there."""
+    with small_disk() as disk:
+        site = Site(disk, capsys, tmp_path / "run")
+        with open_store(site.url) as store:
+            node = Node(store)
+            node.send(node.start(100, 7))
+            shutil.copytree(site.file.parent, tmp_path / "killed")
+        shutil.copytree(tmp_path / "killed", site.file.parent, dirs_exist_ok=True)
+        (site.file.parent / "migbatch.db-shm").unlink(missing_ok=True)
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        code, _, err = site("show", "7")
+        assert code == 1 and err.count("\n") == 1 and "cannot read the database" in err

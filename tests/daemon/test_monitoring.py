@@ -1,0 +1,102 @@
+"""Alert rules and dashboard name what migbatchd exposes, and nothing else.
+
+The rules are read line by line, as there is no YAML reader here; promtool, where it is installed, reads them whole.
+"""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_migbatch import monitoring
+from slurm_migbatch.cli.config import config
+from tests.support.exposition import LABELS, parsed, scrape
+
+EXPR = re.compile(r"^ +expr: (.+)$", re.MULTILINE)
+METRIC = re.compile(r"\b(migbatch_[a-z_]+)(?:\{([^}]*)\})?")
+GROUPED = re.compile(r"\bby \(([^)]*)\)")
+SHOWN = re.compile(r"\{\{ ?\$?(?:labels\.)?(\w+)")
+
+
+def rules():
+    return monitoring.text(monitoring.RULES)
+
+
+def dashboard():
+    return json.loads(monitoring.text(monitoring.DASHBOARD))
+
+
+def targets():
+    return [target for panel in dashboard()["panels"] for target in panel["targets"]]
+
+
+def expressions():
+    return [*EXPR.findall(rules()), *(target["expr"] for target in targets())]
+
+
+def used(expr):
+    """(family, labels in its selector) of each metric in an expression."""
+    for name, selector in METRIC.findall(expr):
+        yield name.removesuffix("_bucket"), set(re.findall(r"(\w+)=~?\"", selector))
+
+
+def test_each_expression_names_metrics_and_labels_that_there_are(running):
+    exposed = parsed(scrape(running.port)[1]).keys()
+    assert len(expressions()) > 15
+    for expr in expressions():
+        found = list(used(expr))
+        assert found, expr
+        for name, selected in found:
+            assert name in exposed, expr
+            assert selected <= LABELS[name], expr
+        labels = {label for name, _ in found for label in LABELS[name]} | {"le"}
+        for group in GROUPED.findall(expr):
+            assert {label.strip() for label in group.split(",")} <= labels, expr
+
+
+def test_what_the_issue_of_operation_lists_is_shown():
+    shown = {name for expr in expressions() for name, _ in used(expr)}
+    for name in ("slices", "wait_seconds", "node_events_total", "loans", "healthy", "node_silence_seconds"):
+        assert f"migbatch_{name}" in shown
+    assert {"misfit", "zombie", "fault"} <= set(re.findall(r"[a-z]+", " ".join(expressions())))
+
+
+def test_rules_have_what_prometheus_wants():
+    blocks = rules().split("- alert: ")[1:]
+    names = [block.split("\n")[0] for block in blocks]
+    assert len(set(names)) == len(names) == len(EXPR.findall(rules()))
+    for block in blocks:
+        (expr,) = EXPR.findall(block)
+        assert re.search(r"^ +labels: \{severity: (critical|warning|info)\}$", block, re.MULTILINE)
+        assert 'summary: "' in block and 'description: "' in block
+        for label in re.findall(r"\$labels\.(\w+)", block):
+            assert all(label in LABELS[name] for name, _ in used(expr)), block
+
+
+def test_the_dashboard_has_what_grafana_wants():
+    board = dashboard()
+    assert {"uid", "title", "schemaVersion", "panels", "templating", "time"} <= board.keys()
+    (source,) = board["templating"]["list"]
+    assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+    for panel in panels:
+        assert panel["datasource"]["uid"] == "${datasource}" and panel["type"] in ("timeseries", "stat")
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) > 0
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells) and max(x for x, _ in cells) < 24
+    for target in targets():
+        legend = {label for name, _ in used(target["expr"]) for label in LABELS[name]}
+        assert set(SHOWN.findall(target["legendFormat"])) <= legend
+
+
+@pytest.mark.parametrize(("what", "name"), [("prometheus", monitoring.RULES), ("grafana", monitoring.DASHBOARD)])
+def test_one_command_prints_them(what, name):
+    done = CliRunner().invoke(config, ["render", what])
+    assert done.exit_code == 0 and done.output == monitoring.text(name)

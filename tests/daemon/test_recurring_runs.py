@@ -1,0 +1,169 @@
+"""What migbatchd makes of ended runs of recurring jobs: what the filter is told, and which jobs run once more."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_migbatch.daemon.ended import HistoryClient
+from slurm_migbatch.daemon.recurring import RecurringJobs
+from slurm_migbatch.daemon.retrying import OomRetries, changes
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.recurring import DONE, FAILED, OUT_OF_MEMORY, WINDOW, PastRun, RunsPolicy
+from slurm_migbatch.slurm.client import JobRow, SlurmError
+from slurm_migbatch.store.recurring import RecurringRun
+from tests.support.gpu_kinds import SITE
+
+
+def row(run: int, ended: str = DONE, key: str = "k", profile: str | None = "1g.10gb", **more) -> RecurringRun:
+    facts = {"peak_mib": 9700.0, "sm": None, "dram": None, "engine": "", "retry": True, "partition": "gpu", **more}
+    facts = {"restart": 0, "single": True, "decision": "d", **facts}
+    return RecurringRun(number=run, run=run, job=100 + run, recurring=key, profile=profile, ended=ended, **facts)
+
+
+def test_the_newest_runs_of_the_newest_jobs_are_kept() -> None:
+    jobs = RecurringJobs(most=2)
+    changed = jobs.take([row(number) for number in range(WINDOW + 5)])
+    assert [run[0] for run in changed["k"]] == list(range(5, WINDOW + 5))
+    jobs.take([row(100, key="b"), row(101, key="k"), row(102, key="c")])
+    assert set(jobs.listed()) == {"k", "c"}
+
+
+def test_a_run_of_which_more_is_known_takes_its_own_place() -> None:
+    jobs = RecurringJobs()
+    jobs.take([row(1, FAILED), row(2), row(3)])
+    jobs.take([row(1, OUT_OF_MEMORY)])
+    assert [(run.run, run.ended) for run in jobs.past("k")] == [(1, OUT_OF_MEMORY), (2, DONE), (3, DONE)]
+
+
+def test_runs_that_tell_nothing_are_left_out() -> None:
+    assert RecurringJobs().take([row(1, ""), row(2, key=""), row(3, profile=None)]) == {}
+
+
+def test_profiles_are_named_as_gres_types() -> None:
+    jobs = RecurringJobs()
+    jobs.take([row(1, profile="1g.10gb+me")])
+    assert jobs.past("k")[0].profile == "1g.10gb.me"
+
+
+class Client:
+    """A Slurm that does what it is asked for, or refuses."""
+
+    def __init__(self, version=(24, 11), error: str = "") -> None:
+        self._version, self._error = version, error
+        self.asked: list = []
+
+    def version(self):
+        return self._version
+
+    def requeue_ended(self, job_id, *, update):
+        if self._error:
+            raise SlurmError(self._error)
+        comment = "migbatch: retry=oom [mig:1g.10gb:1#abc]"
+        self.asked.append((job_id, update(JobRow(job_id, gres="gres/mig:1g.10gb:1,gres/nic:1", comment=comment))))
+
+
+def retries(client=None):
+    return OomRetries(client or Client(), lambda: SITE, RunsPolicy(3))
+
+
+def due(*rows, past=()):
+    return [offer.profile.name for _, offer in retries().due(rows, lambda key: past)]
+
+
+def test_a_run_that_ran_out_is_tried_again_once() -> None:
+    done = [PastRun(-number, "1g.10gb", DONE, 7000.0) for number in (3, 2, 1)]
+    again = retries()
+    assert [offer.profile.name for _, offer in again.due([row(1, FAILED)], lambda key: done)] == ["1g.20gb"]
+    assert again.due([row(1, FAILED)], lambda key: done) == []
+    assert due(row(1, OUT_OF_MEMORY, peak_mib=100.0), past=done) == ["1g.20gb"]
+    assert due(row(1, FAILED, key="")) == ["7g.80gb"]  # nothing else is known of it
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"retry": False},
+        {"restart": 1},
+        {"single": False},
+        {"slices": 2},
+        {"peak_mib": 3000.0},
+        {"peak_mib": None},
+        {"ended": DONE},
+        {"profile": None},
+        {"partition": "other"},
+        {"high": "1g.10gb"},
+        {"profile": "7g.80gb", "peak_mib": 80_000.0},
+        {"engine": "vllm"},
+    ],
+)
+def test_any_other_is_not(more) -> None:
+    assert due(row(1, **{"ended": FAILED, **more})) == []
+
+
+def test_its_bounds_hold() -> None:
+    assert due(row(1, FAILED, key="", high="3g.40gb")) == ["3g.40gb"]
+
+
+def test_a_job_is_given_another_slice_and_keeps_the_rest() -> None:
+    client = Client()
+    ((found, offer),) = retries(client).due([row(1, FAILED)], lambda key: ())
+    assert retries(client).send(found, offer) == ""
+    update = {"Gres": "nic:1,mig:7g.80gb:1", "Comment": "migbatch: retry=oom [mig:7g.80gb:1#abc]"}
+    assert client.asked == [(101, update)]
+
+
+class Commands(HistoryClient):
+    """The client of commands, which notes what it would run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run: list[tuple[str, ...]] = []
+
+    def jobs(self):
+        return [JobRow(7, state="PENDING")] if any("requeuehold" in words for words in self.run) else []
+
+    def update_jobs(self, updates):
+        self.before_change()
+        self.run.append(("update", *updates))
+
+    def hasten(self, job_id):
+        self.before_change()
+
+    def _run(self, program, *arguments):
+        self.run.append((program, *arguments))
+        return ""
+
+
+def test_who_is_not_active_sends_no_job_back() -> None:
+    client = Commands()
+    client.requeue_ended(7, update=lambda row: {"Gres": "mig:2g.20gb:1"})
+    hold, release = ("scontrol", "requeuehold", "7"), ("scontrol", "release", "7")
+    assert client.run == [hold, ("update", "7"), release]
+    allowed = 0
+
+    def standing_by():
+        nonlocal allowed
+        allowed -= 1
+        if allowed < 0:
+            raise SlurmError("another migbatchd is active")
+
+    client.before_change = standing_by
+    for allowed, expected in ((0, []), (1, [hold, release])):  # noqa: B007 - `standing_by` counts it
+        client.run.clear()
+        with pytest.raises(SlurmError, match="another"):
+            client.requeue_ended(7, update=lambda row: {"Gres": "mig:2g.20gb:1"})
+        assert client.run == expected, "what it holds it lets go"
+
+
+def test_what_slurm_refuses_is_told() -> None:
+    (offer,) = [offer for offer in SITE.view(("gpu",)).plain if offer.profile.name == "7g.80gb"]
+    assert retries(Client(error="Invalid job id")).send(row(1), offer) == "Invalid job id"
+    old = Client(version=(22, 5))
+    assert "cannot give a job another slice" in retries(old).send(row(1), offer)
+    assert old.asked == []
+
+
+@pytest.mark.parametrize("comment", ["", "mine", "[mig:1g.10gb:2#abc]", "[mig:1g.10gb:1,2g.20gb:1#abc]"])
+def test_a_job_without_a_grant_of_one_slice_is_left_as_it_is(comment: str) -> None:
+    with pytest.raises(ValueError, match="one slice"):
+        changes(JobRow(1, gres="gres/mig:1g.10gb:1", comment=comment), Profile.parse("2g.20gb"))

@@ -1,0 +1,357 @@
+"""States of a controller that are half wrong, by files and by what nodes tell; none where all is well."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_migbatch.cli.doctor import doctor
+from slurm_migbatch.config import Config, StoreConfig
+from slurm_migbatch.config.marks import marks
+from slurm_migbatch.daemon import messages
+from slurm_migbatch.daemon.reports import ReportBoard
+from slurm_migbatch.doctor import catalog, controllers, database, lua, nodes, paths, reports, settings
+from slurm_migbatch.doctor.programs import Reader, reader, unreadable
+from slurm_migbatch.doctor.roles import roles
+from slurm_migbatch.install import scripts
+from slurm_migbatch.install.files import read
+from slurm_migbatch.install.slurmconf import load
+from slurm_migbatch.node.findings import BAD, GOOD, LONGEST, MOST, ODD, UNKNOWN, Finding
+from slurm_migbatch.slurm.client import NodeRow
+from slurm_migbatch.store.engines import sqlite_file
+
+NOBODY = Reader("nobody", 65534, frozenset({65534}))
+
+
+def wrong(findings) -> list[str]:
+    """What is to correct, as `subject: text -> advice`."""
+    found = list(findings)
+    assert all(each.advice for each in found if each.level != GOOD)
+    return [f"{each.subject}: {each.text} -> {each.advice}" for each in found if each.level == BAD]
+
+
+def one(findings) -> str:
+    (found,) = wrong(findings)
+    return found
+
+
+# --- slurm.conf
+
+NODES = """NodeName=DEFAULT State=UNKNOWN
+NodeName=h[1-2] NodeAddr=10.0.0.[1-2] Sockets=2 CoresPerSocket=8 RealMemory=200000 Feature=h100,nvlink Gres=mig:none:7
+NodeName=c1 CPUs=128 RealMemory=900000 Features=big
+NodeName=no-mig-slice-free NodeAddr=127.0.0.1 Port=1 Sockets=2 CoresPerSocket=8 RealMemory=200000 \\
+ Features=h100,nvlink,more,mig_node_h1,mig_node_h2
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("NodeAddr=127.0.0.1 Port=1", "Port=1", "NodeAddr=127.0.0.1"),
+        ("Port=1 Sockets=2 CoresPerSocket=8", "Port=1", "Sockets=2"),
+        ("RealMemory=200000 \\", "\\", "RealMemory=200000"),
+        ("Features=h100,nvlink,more", "Features=h100", "Features=h100,nvlink"),
+        (",mig_node_h1", "", "mig_node_h1"),
+    ],
+)
+def test_a_catalog_without_address_size_or_features(tmp_path: Path, old: str, new: str, said: str) -> None:
+    def look(text: str) -> list[str]:
+        (tmp_path / "slurm.conf").write_text(text)
+        conf = load(str(tmp_path / "slurm.conf"), read)
+        return wrong(catalog.check_catalog(conf, "no-mig-slice-free", frozenset({"h1", "h2"})))
+
+    assert look(NODES) == []
+    assert old in NODES
+    found = look(NODES.replace(old, new))
+    assert any(said in each for each in found) and all("migbatch install --role controller" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("DeferBatch", "has no Alloc"),
+        ("Alloc", "has no DeferBatch"),
+        ("Alloc,DeferBatch,Serial", "has Serial"),
+        ("Contain,DeferBatch,RunInJob", "has RunInJob"),
+    ],
+)
+def test_prolog_flags(flags: str, said: str) -> None:
+    conf = {"grestypes": "gpu,mig", "jobsubmitplugins": "lua", "prolog": "/p", "epilog": "/e", "taskprolog": "/t"}
+    for fine in ("Alloc,DeferBatch", "Contain,DeferBatch,X11"):
+        assert wrong(settings.check_slurm_conf({**conf, "prologflags": fine})) == []
+    assert said in one(settings.check_slurm_conf({**conf, "prologflags": flags}))
+
+
+# --- scripts
+
+
+def test_a_script_of_the_site_that_loads_ours(tmp_path: Path) -> None:
+    """Ours lies beside it; what is left out of ours, or is of an earlier site, is told apart."""
+
+    def rendering(name: str, module: bool) -> str:
+        assert name == "job_submit.lua" and module
+        return "-- Written by migbatch\nM.BUILT_IN = {1}\nreturn M\n"
+
+    site, ours = tmp_path / "job_submit.lua", tmp_path / "migbatch_submit.lua"
+    site.write_text("return slurm.SUCCESS\n")
+
+    def look() -> list[Finding]:
+        return list(lua.check_script(str(site), rendering, reader("root"), users=False))
+
+    assert "does not load ours" in one(look())
+    site.write_text(scripts.call_lua(site.read_text(), str(ours)))
+    assert "is missing: every submission fails" in one(look())
+    ours.write_text(rendering("job_submit.lua", True))
+    assert [each.level for each in look()] == [GOOD]
+    ours.write_text(rendering("job_submit.lua", True).replace("{1}", "{2}"))
+    assert [each.level for each in look()] == [ODD]
+    ours.write_text(rendering("job_submit.lua", True).replace("return M", "return nil"))
+    assert "is not as this release renders it" in one(look())
+    ours.write_text(rendering("job_submit.lua", True))
+    ours.chmod(0o666)
+    assert f"chmod go-w {ours}" in one(look())
+
+
+# --- who may read and write
+
+
+def test_what_slurm_user_cannot_read(open_tmp_path: Path) -> None:
+    folder = open_tmp_path / "state"
+    folder.mkdir()
+    (folder / "table.lua").write_text("return {}\n")
+    submit = dataclasses.replace(Config().submit, table=str(folder / "table.lua"), socket=str(folder / "submit.sock"))
+    config = dataclasses.replace(Config(), submit=submit)
+    assert wrong(paths.check_paths(config, NOBODY)) == []
+    folder.chmod(0o700)
+    found = wrong(paths.check_paths(config, NOBODY))
+    assert all(f"chmod a+rX {folder}" in each for each in found) and len(found) == 2
+    assert wrong(paths.check_paths(config, Reader("root", 0, frozenset()))) == []
+    assert "has no user" in one(paths.check_paths(config, None))
+    os.chown(folder, 0, 65534)
+    folder.chmod(0o750)
+    assert unreadable(str(folder / "table.lua"), NOBODY) == ""
+
+
+def test_a_token_that_is_missing_or_open(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    api = dataclasses.replace(Config().node_api, auth="token", token_file=str(token))
+    config = dataclasses.replace(Config(), node_api=api)
+    assert "openssl rand -hex 32" in one(paths.check_credentials(config, None))
+    token.write_text("a" * 64)
+    token.chmod(0o600)
+    assert wrong(paths.check_credentials(config, reader(0))) == []
+    assert f"chown nobody {token}" in one(paths.check_credentials(config, NOBODY))
+    token.chmod(0o640)
+    assert "others can read the nodes' secret" in one(paths.check_credentials(config, None))
+
+
+def test_munge_that_does_not_run(tmp_path: Path) -> None:
+    api = dataclasses.replace(Config().node_api, munge_socket=str(tmp_path / "none"))
+    said = one(paths.check_credentials(dataclasses.replace(Config(), node_api=api), None))
+    assert "munge" in said and "systemctl enable --now munge" in said
+
+
+@contextmanager
+def read_only(place: Path) -> Iterator[None]:
+    subprocess.run(["mount", "--bind", str(place), str(place)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(place)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_database_that_is_read_only(open_tmp_path: Path) -> None:
+    file = open_tmp_path / "record/migbatch.db"
+    file.parent.mkdir()
+    file.touch()
+    assert sqlite_file(f"sqlite:///{file}") == file
+    assert wrong(database.check_file(str(file), reader(0))) == []
+    assert "runs as nobody" in one(database.check_file(str(file), NOBODY))
+    file.parent.chmod(0o777)
+    file.chmod(0o666)
+    assert wrong(database.check_file(str(file), NOBODY)) == []
+    with read_only(file.parent):
+        assert "is read-only: Read-only file system" in one(database.check_file(str(file), reader(0)))
+
+
+# --- nodes
+
+
+def row(state: str = "IDLE", reason: str = "") -> NodeRow:
+    return NodeRow("n1", frozenset(state.split("+")), {"1g.10gb": 7}, {}, ("gpu",), reason)
+
+
+CATALOG = NodeRow("no-mig-slice-free", frozenset({"DOWN"}), {"1g.10gb": 14, "none": 0}, {}, ("gpu",))
+
+
+def test_an_agent_that_is_silent_for_more_than_a_minute() -> None:
+    def look(silent: float) -> list[str]:
+        return wrong(nodes.check_nodes([row(), CATALOG], {"n1": []}, {"n1": 1000.0}, 1000.0 + silent, Config()))
+
+    assert look(59.0) == []
+    assert "n1: its agent has been silent for 61 s" in one_of(look(61.0))
+
+
+def one_of(found: list[str]) -> str:
+    (only,) = found
+    return only
+
+
+def test_a_node_that_a_hook_has_drained() -> None:
+    def look(reason: str) -> list[str]:
+        rows, causes = [row("IDLE+DRAIN", reason), CATALOG], {"n1": "prolog exited with 11: no directory"}
+        return wrong(nodes.check_nodes(rows, {"n1": []}, {"n1": 1000.0}, 1000.0, Config(), causes))
+
+    assert look("new memory") == []
+    assert "the hook said: prolog exited with 11" in one_of(look("Prolog error"))
+
+
+def told(**more: object) -> bytes:
+    return json.dumps({"node": "n1", "sent": 1000.0, "findings": [], **more}).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        told(findings={}),
+        told(findings=[{"level": "ok", "subject": "s", "text": "t", "advice": "a"}]),
+        told(findings=[{"level": "FAIL", "subject": "s", "text": 1, "advice": "a"}]),
+        told(findings=[{"level": ["FAIL"], "subject": "s", "text": "t", "advice": "a"}]),
+        told(findings=[{"level": "FAIL", "subject": "s", "text": "t" * (LONGEST + 1), "advice": "a"}]),
+        told(findings=[{"level": "FAIL", "subject": "s", "text": "t", "advice": "a"}] * (MOST + 1)),
+        told(sent="now"),
+        told(sent=None),
+        told(node="n2"),
+    ],
+)
+def test_what_a_node_may_not_tell(body: bytes) -> None:
+    with pytest.raises(messages.MessageError):
+        messages.read_findings("n1", body)
+
+
+def test_what_nodes_tell_is_shown_and_cannot_act_on_a_terminal() -> None:
+    now = [1000.0]
+    board = ReportBoard(lambda: now[0])
+    for node, sent, text in (("n1", 1000.0, "a\x1b[2Jb\n"), ("n2", 1300.0, ""), ("n3", 1000.0, "")):
+        rows = [{"level": "FAIL", "subject": "Prolog", "text": text, "advice": "do"}] if text else []
+        message = messages.read_findings(node, told(node=node, sent=sent, findings=rows))
+        assert board.keep(node, message.sent, message.findings) == 1000.0
+    now[0] = 1100.0
+    board.keep("n4", 1100.0, (Finding(UNKNOWN, "drained", "who knows", "look"),))
+    now[0] = 1125.0
+    board.keep("n1", 1125.0, messages.read_findings("n1", told(findings=[
+        {"level": "FAIL", "subject": "Prolog", "text": "a\x1b[2Jb\n", "advice": "do"}])).findings)  # fmt: skip
+    heard = reports.read_reports(json.dumps({"nodes": board.to_dict()}).encode())
+    found = list(reports.check_reports(heard, ["n1", "n4", "n9"]))
+    said = wrong(found)
+    assert "n1: Prolog: a?[2Jb? (0 s ago) -> do" in said
+    assert [each.partition(":")[0] for each in said if "told nothing" in each] == ["n2", "n3", "n9"]
+    assert any(each.level == UNKNOWN and each.subject == "n4: drained" for each in found)
+    assert one(reports.summary(heard, ["n1", "n4"])).startswith("n1: its own checks found Prolog")
+
+
+def test_a_clock_of_a_node_that_differs() -> None:
+    board = ReportBoard(lambda: 1000.0)
+    board.keep("n1", 1060.0, ())
+    heard = reports.read_reports(json.dumps({"nodes": board.to_dict()}).encode())
+    for found in (reports.check_reports(heard, ["n1"]), reports.summary(heard, ["n1"])):
+        assert "its clock is 60 s ahead of the controller" in one(found)
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]", b"{}", b"no", b'{"nodes": {"n1": {}}}', b'{"nodes": {"n1": {"findings": [1]}}}']
+)
+def test_an_answer_that_is_none(body: bytes) -> None:
+    with pytest.raises(ValueError):
+        reports.read_reports(body)
+
+
+# --- the command
+
+
+def test_what_a_host_is(tmp_path: Path) -> None:
+    toml, node, login = (tmp_path / name for name in ("migbatch.toml", "node.conf", "login.conf"))
+
+    def found() -> list[str]:
+        return list(roles(str(toml), str(node), str(login)))
+
+    assert found() == ["controller"]  # the packages of that extra are installed here
+    login.touch()
+    assert found() == ["login"]
+    node.touch()
+    assert found() == ["node", "login"]
+    toml.touch()
+    assert found() == ["controller", "node", "login"]
+
+
+def test_exit_codes(tmp_path: Path) -> None:
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("CliFilterPlugins=lua\n")
+    etc = ["--role", "node", "--etc", str(tmp_path)]
+    done = CliRunner().invoke(doctor, [*etc, "--json"])
+    assert done.exit_code == 1 and json.loads(done.output)["roles"] == ["node"]
+    for usage in (["--role", "printer"], ["--role", "node", "--nodes"], ["--nothing"]):
+        assert CliRunner().invoke(doctor, usage).exit_code == 2
+    assert "could not be made" in CliRunner().invoke(doctor, ["--help"]).output
+
+
+# --- two controllers
+
+PROGRAMS = ("slurmctldprimaryonprog", "slurmctldprimaryoffprog")
+ACTIVE = controllers.DaemonState(marks={"supply": "1", "lending": "2", "release": "3"})
+STANDBY = dataclasses.replace(ACTIVE, standby="slurmctld's primary is ctl")
+
+
+def pair(tmp_path: Path, there: controllers.DaemonState, **conf: str) -> list[str]:
+    """What is to correct on the first of two, whose migbatchd is active."""
+    (tmp_path / "heartbeat").touch()
+    programs = {key: str(tmp_path / name) for key, name in zip(PROGRAMS, scripts.PRIMARY, strict=True)}
+    for path in programs.values():
+        Path(path).touch()
+    config = dataclasses.replace(Config(), store=StoreConfig("mariadb://db1/migbatch"))
+    shown = {"statesavelocation": str(tmp_path), **programs, **conf}
+    return wrong(controllers.check_controllers(config, shown, ACTIVE, {"ctl2": there}))
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        (STANDBY, ""),
+        (controllers.DaemonState(silent="Connection refused"), "does not answer, so that it would not take over"),
+        (ACTIVE, "both are active"),
+        (dataclasses.replace(STANDBY, marks={**ACTIVE.marks, "supply": "x"}), "differ in [supply]"),
+        (dataclasses.replace(STANDBY, marks={**ACTIVE.marks, "release": "x"}), "different releases"),
+        (dataclasses.replace(STANDBY, marks=dict.fromkeys(ACTIVE.marks, "x")), "another database"),
+    ],
+)
+def test_two_controllers_that_cannot_stand_in_for_each_other(
+    tmp_path: Path, there: controllers.DaemonState, said: str
+) -> None:
+    found = pair(tmp_path, there)
+    assert len(found) == bool(said) and all(said in each for each in found)
+
+
+def test_what_slurmctld_needs_on_both_hosts(tmp_path: Path) -> None:
+    (found,) = pair(tmp_path, STANDBY, statesavelocation=str(tmp_path / "elsewhere"))
+    assert "has no sign of slurmctld's primary" in found
+    (found,) = pair(tmp_path, STANDBY, slurmctldprimaryonprog=f"{tmp_path}/gone/{next(iter(scripts.PRIMARY))}")
+    assert "SlurmctldPrimaryOnProg" in found and "is not on this host" in found
+
+
+def test_marks_tell_what_differs_and_nothing_else() -> None:
+    mine = marks(Config(), "database")
+    other = dataclasses.replace(Config(), node_api=dataclasses.replace(Config().node_api, listen="10.0.0.1"))
+    assert marks(other, "database") == mine, "addresses are each host's own"
+    retry = dataclasses.replace(Config(), recurring=dataclasses.replace(Config().recurring, retry=False))
+    assert {name for name, mark in marks(retry, "database").items() if mine[name] != mark} == {"recurring"}
+    assert not set(marks(Config(), "another").values()) & set(mine.values())

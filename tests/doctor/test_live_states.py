@@ -1,0 +1,234 @@
+"""Half-wrong states of a cluster that runs: each is made, named by doctor, and mended; then nothing is to correct."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_migbatch.install.scripts import SEVERAL
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.slurm
+USER = "mbalice"
+
+
+@pytest.fixture(scope="module")
+def bed(slurm_root: str) -> Iterator[Cluster]:
+    with Cluster(nodes=1, gpus=1, slurm_root=slurm_root, migbatch="all", node_conf={"CheckEvery": "1"}) as running:
+        yield running
+
+
+def doctor(bed: Cluster, *options: str, code: int | None = None) -> dict[str, Any]:
+    """What doctor says on the controller, or with `--role`; its exit code is held against it."""
+    if "--role" not in options:
+        options = ("-c", str(bed.product.config), *options)
+    line = [sys.executable, "-m", "slurm_migbatch.cli", "doctor", "--json", *options]
+    done = subprocess.run(
+        bed.daemons.group.enter(line), env=bed.client_env(inside=False), cwd="/", capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    said: dict[str, Any] = json.loads(done.stdout)
+    levels = {each["level"] for each in said["findings"]}
+    assert done.returncode == (1 if "FAIL" in levels else 2 if "unknown" in levels else 0), done.stderr
+    assert all(each["advice"] for each in said["findings"] if each["level"] != "ok")
+    assert code is None or done.returncode == code
+    return said
+
+
+def wrong(bed: Cluster, *options: str) -> list[str]:
+    """What is to correct, as `subject: text -> advice`."""
+    return [
+        "{subject}: {text} -> {advice}".format(**each)
+        for each in doctor(bed, *options)["findings"]
+        if each["level"] == "FAIL"
+    ]
+
+
+def on_node(bed: Cluster, *options: str, etc: Path | None = None) -> list[str]:
+    return wrong(bed, "--role", "node", "--node", "n1", "--etc", str(etc or bed.product.etc), *options)
+
+
+def named(found: list[str], *words: str) -> bool:
+    return any(all(word in each for word in words) for each in found)
+
+
+def in_order(bed: Cluster) -> None:
+    """Wait until nothing is to correct, on the controller and by the node's own checks."""
+    found: list[str] = []
+
+    def nothing() -> bool:
+        found[:] = wrong(bed, "--nodes")
+        return not found
+
+    try:
+        eventually(nothing, 60.0)
+    except AssertionError:
+        raise AssertionError(found) from None
+
+
+@contextmanager
+def edited(path: Path, change: Callable[[str], str]) -> Iterator[None]:
+    """A file with another text; its mode stays."""
+    text = path.read_text()
+    new = change(text)
+    assert new != text
+    path.write_text(new)
+    try:
+        yield
+    finally:
+        path.write_text(text)
+
+
+def test_a_healthy_site(bed: Cluster) -> None:
+    in_order(bed)
+    said = doctor(bed, "--nodes", code=0)
+    assert said["roles"] == ["controller"] and said["version"] == 1
+    assert on_node(bed) == []
+
+
+@pytest.mark.parametrize("name", ["job_submit.lua", "cli_filter.lua"])
+def test_lua_scripts(bed: Cluster, name: str) -> None:
+    script = bed.product.etc / name
+    with edited(script, lambda text: text.replace("local core", "local  core")):
+        assert named(wrong(bed), f"/{name}: is not as this release renders it", "migbatch install --role controller")
+    away = script.rename(script.with_suffix(".away"))
+    try:
+        assert named(wrong(bed), f"/{name}: is missing", "migbatch install --role controller --apply")
+    finally:
+        away.rename(script)
+    with edited(script, lambda _: "function slurm_job_submit(a, b, c) return slurm.SUCCESS end\n"):
+        assert named(wrong(bed), "is the site's own and does not load ours", "dofile(")
+    assert wrong(bed) == []
+
+
+def test_hooks(bed: Cluster) -> None:
+    hooks = bed.directory / "hooks"
+    for mode, words in ((0o644, "is not executable"), (0o775, "others than root can change")):
+        (hooks / "prolog").chmod(mode)
+        assert named(on_node(bed), "Prolog: ", words, f"{hooks}/prolog")
+        (hooks / "prolog").chmod(0o755)
+    with edited(hooks / "epilog", lambda _: "#!/bin/sh\nexit 0\n"):
+        assert named(on_node(bed), "Epilog: ", f"{hooks}/epilog is not as migbatch writes it")
+    epilog = bed.product.etc / "migbatch-epilog"
+    with edited(epilog, lambda _: "#!/bin/sh\nexit 0\n"):
+        advice = "install --role controller" if bed.root.version() >= SEVERAL["Epilog"] else f"add to {epilog}"
+        assert named(on_node(bed), "Epilog: ", f"{epilog} does not run", advice)
+        # the node's agent finds it too, and the controller hears of it
+        assert eventually(lambda: named(wrong(bed), "n1: its own checks found", "Epilog"))
+        assert named(wrong(bed, "--nodes"), "n1: Epilog: ", "does not run", "s ago", advice)
+    in_order(bed)
+
+
+def test_files_of_slurm(bed: Cluster) -> None:
+    with edited(bed.product.etc / "migbatch-gres.conf", lambda text: text.replace("AutoDetect=off", "AutoDetect=nvml")):
+        for found in (wrong(bed), on_node(bed)):
+            assert named(found, "gres.conf: ", "AutoDetect=nvml", "NodeName=n1 AutoDetect=off")
+    ours = bed.product.etc / "migbatch.conf"
+    for path, old, new, key in (
+        (ours, " NodeAddr=127.0.0.1 Port=1 ", " ", "NodeAddr"),
+        (ours, " Port=1 CPUs=64 ", " Port=1 ", "CPUs"),
+        (ours, " RealMemory=500000", " RealMemory=1", "RealMemory"),
+        (bed.slurm_conf, "Features=mig_node_n1", "Features=h100,nvlink,mig_node_n1", "Features=h100,nvlink"),
+    ):
+        with edited(path, lambda text, old=old, new=new: text.replace(old, new)):
+            assert named(wrong(bed), "catalog: no-mig-slice-free[1-2] lacks", f"needs {key}")
+    assert wrong(bed) == []
+
+
+def test_settings_of_slurm(bed: Cluster) -> None:
+    def change(text: str) -> str:
+        text = text.replace("PrologFlags=Alloc,DeferBatch", "PrologFlags=Serial")
+        return text.replace("PrologEpilogTimeout=60", "PrologEpilogTimeout=20")
+
+    with edited(bed.product.etc / "migbatch.conf", change):
+        bed.run(["scontrol", "reconfigure"])
+        found = eventually(lambda: [each for each in wrong(bed) if "Prolog" in each])
+    bed.run(["scontrol", "reconfigure"])
+    for words in ("has no Alloc", "has no DeferBatch", "has Serial"):
+        assert named(found, "PrologFlags: ", words)
+    assert named(found, "PrologEpilogTimeout: slurmd kills hooks after 20 s", "at least 60")
+    in_order(bed)
+
+
+def test_ways_to_the_controller(bed: Cluster, open_tmp_path: Path) -> None:
+    """With a node.conf of its own, beside the one that the agent has."""
+    etc = open_tmp_path / "etc"
+    shutil.copytree(bed.product.etc, etc)
+    conf = etc / "node.conf"
+    port = bed.ports["migbatchd"]
+    for change, words in (
+        ((f":{port}", ":1"), ("controller: nobody answers at http://127.0.0.1:1", "Controller= of")),
+        ((f":{port}", f":{bed.ports['query']}"), ("controller: what answers", "is not migbatchd", "6830")),
+        ((f"Controller=http://127.0.0.1:{port}", "Controller="), ("controller: node.conf names no Controller=",)),
+        (("MungeSocket=", "MungeSocket=/gone"), ("credentials: munge", "systemctl status munge")),
+        (("Auth=munge", "Auth=token"), ("credentials: ", "migbatch node key n1")),
+    ):
+        with edited(conf, lambda text, change=change: text.replace(*change)):
+            assert named(on_node(bed, etc=etc), *words), on_node(bed, etc=etc)
+    token = f"TokenFile={bed.product.etc}/token", f"TokenFile={etc}/token"
+    with edited(conf, lambda text: text.replace("Auth=munge", "Auth=token").replace(*token)):
+        (etc / "token").chmod(0o644)
+        assert named(on_node(bed, etc=etc), "credentials: ", "must be readable by its owner only", "chmod 600")
+    conf.chmod(0o664)
+    assert named(on_node(bed, etc=etc), "node.conf: ", "writable by nobody else")
+    assert on_node(bed) == []
+
+
+def test_a_login_node(bed: Cluster, tmp_path: Path) -> None:
+    """By a login.conf of its own; exit code 2 where nothing is wrong as far as could be seen."""
+    login = tmp_path / "login.conf"
+    login.write_text(f"Servers=http://127.0.0.1:{bed.ports['query']}\nMungeSocket={bed.munge_socket}\nSlurmUser=root\n")
+    role = ("--role", "login", "--login-conf", str(login))
+    assert doctor(bed, *role, code=0)["roles"] == ["login"]
+    assert any(each["level"] == "unknown" for each in doctor(bed, *role, "--slurm-conf", "/none", code=2)["findings"])
+    for old, new, words in (
+        (str(bed.ports["query"]), "1", ("query service: nobody answers at 127.0.0.1 port 1",)),
+        (str(bed.ports["query"]), str(bed.ports["migbatchd"]), ("query service: ", "is another program", "Servers=")),
+        ("MungeSocket=", "MungeSocket=/gone", ("munge: ", "systemctl enable --now munge")),
+        ("Servers=", "Server=", ("login.conf: ", "Servers=")),
+    ):
+        with edited(login, lambda text, old=old, new=new: text.replace(old, new)):
+            assert named(wrong(bed, *role), *words)
+
+
+def test_migbatchd_that_is_gone(bed: Cluster) -> None:
+    """What cannot be asked is said, and is never `nothing to correct`."""
+    bed.stop("migbatchd")
+    try:
+        said = doctor(bed, code=1)["findings"]
+        assert any(each["level"] == "unknown" and each["subject"] == "nodes" for each in said)
+        assert named(wrong(bed), "node API: ", "systemctl start migbatchd")
+        assert named(on_node(bed), "controller: nobody answers")
+    finally:
+        bed.product.start_daemon()
+    in_order(bed)
+
+
+def test_an_agent_that_is_gone_and_a_hook_that_drains(bed: Cluster) -> None:
+    """slurmd drains with `Epilog error`; why is said by the node. The last test here: the node stays drained."""
+    run = bed.node_directory("n1") / "run"
+    bed.stop("agent-n1")
+    assert named(on_node(bed), "agent: does not run", "systemctl enable --now migbatch-node")
+    run.chmod(0o775)
+    try:
+        job = bed.submit(wrap="true", user=USER)  # its Epilog runs, whatever it asked for
+        eventually(lambda: "drain" in bed.run(["sinfo", "-h", "-n", "n1", "-p", "gpu", "-o", "%T"]).stdout)
+        found = on_node(bed)
+        assert named(
+            found, "drained: n1 is", "Epilog error", "the hook said: ", "exited with 11", "mode 775", "State=RESUME"
+        )
+    finally:
+        run.chmod(0o755)
+        bed.run(["scancel", str(job)], check=False)
+        bed.product.start_agent("n1")
+    assert eventually(lambda: named(wrong(bed), "n1: n1 is", "the hook said: ", "exited with 11"))
+    # slurmd tells slurmctld of the failure again for some seconds, which drains the node anew

@@ -1,0 +1,375 @@
+"""States of a node that are half wrong: each is made on files and a simulated machine, and named."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.doctor import disks, drained, gpus, hooks, link, slurmfiles
+from slurm_migbatch.doctor.node import NodePlaces, examine_quietly
+from slurm_migbatch.install import scripts
+from slurm_migbatch.install.files import read
+from slurm_migbatch.install.slurmconf import Conf, load
+from slurm_migbatch.node import failure
+from slurm_migbatch.node.caps import helper_is_setuid
+from slurm_migbatch.node.findings import BAD, GOOD, LONGEST, MOST, ODD, UNKNOWN, Finding, told
+from slurm_migbatch.node.gpus import Gpus
+from slurm_migbatch.node.install import HOOKS, render
+from slurm_migbatch.testbed.simdriver import build
+from tests.support.nodes import Node
+
+#: a program that calls itself as its first argument says, and has the file open that its second names
+_HOLD = """import sys
+open("/proc/self/comm", "w").write(sys.argv[1])
+held = open(sys.argv[2])
+print("open", flush=True)
+input()
+"""
+
+
+def wrong(findings) -> list[tuple[str, str]]:
+    """Subject and text of what is to correct; each says what to do."""
+    found = list(findings)
+    assert found and all(each.advice for each in found if each.level != GOOD)
+    return [(each.subject, each.text) for each in found if each.level == BAD]
+
+
+def one(findings) -> str:
+    """What the one thing to correct is said to be, and what to do."""
+    found = list(findings)
+    (bad,) = [each for each in found if each.level == BAD]
+    assert bad.advice
+    return f"{bad.subject}: {bad.text} -> {bad.advice}"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Path:
+    """A directory of hooks as they are installed, and slurm.conf that names them."""
+    (tmp_path / "hooks").mkdir()
+    for name in HOOKS:
+        program = tmp_path / "hooks" / name
+        program.write_text(render(name, [str(tmp_path)], "/etc/migbatch", "/usr/bin/python3"))
+        program.chmod(0o755)
+    lines = [f"{key}={tmp_path}/hooks/{name}" for key, name in hooks.HOOKS]
+    (tmp_path / "slurm.conf").write_text("\n".join(["GresTypes=gpu,mig", *lines, ""]))
+    (tmp_path / "gres.conf").write_text("NodeName=n1 AutoDetect=off\n")
+    (tmp_path / "cgroup.conf").write_text("ConstrainDevices=yes\n")
+    return tmp_path
+
+
+def conf(slurm: Path, name: str = "slurm.conf") -> Conf:
+    return load(str(slurm / name), read)
+
+
+def look(slurm: Path, *, several: bool = False):
+    return hooks.check_hooks(hooks.gather(conf(slurm), f"{slurm}/hooks", several=several))
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+# --- hooks
+
+
+def test_hooks_as_they_are_installed_are_in_order(slurm: Path) -> None:
+    assert wrong(look(slurm)) == []
+
+
+def test_a_hook_that_is_missing(slurm: Path) -> None:
+    (slurm / "hooks/epilog").unlink()
+    assert "epilog is not on this host" in one(each for each in look(slurm) if "is missing" not in each.text)
+    assert any("epilog is missing" in text for _, text in wrong(look(slurm)))
+
+
+def test_a_hook_that_is_not_executable(slurm: Path) -> None:
+    (slurm / "hooks/prolog").chmod(0o644)
+    assert f"chmod 755 {slurm}/hooks/prolog" in one(look(slurm))
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_a_hook_that_others_can_change(slurm: Path, mode: int) -> None:
+    (slurm / "hooks/prolog").chmod(mode)
+    assert f"chmod go-w {slurm}/hooks/prolog" in one(look(slurm))
+
+
+def test_a_hook_that_is_not_roots(slurm: Path) -> None:
+    os.chown(slurm / "hooks/task_prolog", 1234, 0)
+    assert "belongs to uid 1234" in one(look(slurm))
+
+
+def test_a_hook_whose_package_is_gone(slurm: Path) -> None:
+    program = slurm / "hooks/epilog"
+    program.write_text(render("epilog", ["/opt/gone"], "/etc/migbatch", "/usr/bin/python3"))
+    assert "loads /opt/gone, which is not there" in one(look(slurm))
+
+
+def test_a_key_that_is_not_set(slurm: Path) -> None:
+    change(slurm / "slurm.conf", "TaskProlog=", "#TaskProlog=")
+    assert "slurm.conf has no TaskProlog=" in one(look(slurm))
+
+
+def test_a_wrapper_of_the_site_that_forgets_ours_and_one_that_does_not(slurm: Path) -> None:
+    wrapper, ours = slurm / "site.sh", f"{slurm}/hooks/prolog"
+    wrapper.write_text(f"#!/bin/sh\nmkdir -p /scratch\n# {ours}\n")
+    wrapper.chmod(0o755)
+    change(slurm / "slurm.conf", f"\nProlog={ours}", f"\nProlog={wrapper}")
+    said = one(look(slurm))
+    assert f"{wrapper} does not run {ours}" in said and scripts.hook_line(ours) in said
+    wrapper.write_text(scripts.call_hook(wrapper.read_text(), ours))
+    assert wrong(look(slurm)) == []
+
+
+def test_a_pattern_of_which_no_program_runs_ours_and_one_that_does(slurm: Path) -> None:
+    folder, ours = slurm / "prolog.d", f"{slurm}/hooks/prolog"
+    folder.mkdir()
+    (folder / "10-scratch.sh").write_text("#!/bin/sh\nexit 0\n")
+    (folder / "10-scratch.sh").chmod(0o755)
+    change(slurm / "slurm.conf", f"\nProlog={ours}", f"\nProlog={folder}/*.sh")
+    assert "migbatch install --role node --edit" in one(look(slurm))
+    stub = Path(scripts.name_in(f"{folder}/*.sh"))
+    stub.write_text(scripts.stub(ours))
+    stub.chmod(0o755)
+    assert wrong(look(slurm)) == []
+
+
+def test_the_last_of_several_values_counts_on_old_releases(slurm: Path) -> None:
+    site = slurm / "site.sh"
+    site.write_text("#!/bin/sh\n")
+    site.chmod(0o755)
+    with (slurm / "slurm.conf").open("a") as file:
+        file.write(f"Prolog={site}\n")
+    assert "does not run" in one(look(slurm))
+    assert wrong(look(slurm, several=True)) == []
+
+
+# --- Slurm's files
+
+
+@pytest.mark.parametrize("kind", ["nvml", "full", "NVML"])
+def test_autodetect_on_a_mig_node(slurm: Path, kind: str) -> None:
+    def said(text: str):
+        (slurm / "gres.conf").write_text(text)
+        return slurmfiles.check_autodetect(conf(slurm, "gres.conf"), ["n1", "n2"])
+
+    assert "NodeName=n[1-2] AutoDetect=off" in one(said(f"AutoDetect={kind}\n"))
+    assert "gres.conf:2: " in one(said(f"AutoDetect=off\nNodeName=n2 AutoDetect={kind}\n"))
+    assert wrong(said(f"AutoDetect={kind}\nNodeName=n[1-2] AutoDetect=off\n")) == []
+    assert wrong(said(f"NodeName=c1 AutoDetect={kind}\n")) == []
+    assert wrong(said("Name=gpu File=/dev/nvidia0\n")) == []
+
+
+def test_devices_that_are_not_fenced(slurm: Path) -> None:
+    def said(plugin: str, *whole: str) -> list[Finding]:
+        (slurm / "slurm.conf").write_text(f"TaskPlugin={plugin}\n")
+        return list(slurmfiles.check_cgroup(conf(slurm), conf(slurm, "cgroup.conf"), whole))
+
+    assert [each.level for each in said("task/affinity,task/cgroup", "/dev/nvidia1")] == [GOOD]
+    assert "every job can open /dev/nvidia1" in one(said("task/none", "/dev/nvidia1"))
+    assert [each.level for each in said("task/none")] == [ODD]
+    (slurm / "cgroup.conf").write_text("ConstrainDevices=no\n")
+    assert "/dev/nvidia1" in one(said("task/cgroup", "/dev/nvidia1"))
+
+
+def test_a_cli_filter_that_fails_every_srun(slurm: Path) -> None:
+    assert list(slurmfiles.check_cli_filter(conf(slurm))) == []
+    (slurm / "slurm.conf").write_text("CliFilterPlugins=cli_filter/lua\n")
+    script = slurm / "cli_filter.lua"
+    assert "is missing: every srun" in one(slurmfiles.check_cli_filter(conf(slurm)))
+    script.write_text(scripts.DOES_NOTHING)
+    script.chmod(0o600)
+    assert "users cannot read it" in one(slurmfiles.check_cli_filter(conf(slurm)))
+
+
+# --- GPUs
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    return build()
+
+
+@contextmanager
+def a_node(root: Path, library: Path, gpus=("h100-80gb",), *, mig: bool = True, **settings: object) -> Iterator[Node]:
+    node = Node(root, "n1", gpus, library, mig=mig, settings=settings)
+    try:
+        yield node
+    finally:
+        node.close()
+
+
+def gpu_findings(node: Node, held=()) -> list[Finding]:
+    driver = Gpus(node.config)
+    try:
+        return list(gpus.check_gpus(gpus.gather(driver.all(), node.config), held))
+    finally:
+        driver.reset()
+
+
+def test_gpus_that_are_cut_and_those_that_cannot_be(tmp_path: Path, library: Path) -> None:
+    with a_node(tmp_path / "n1", library) as node:
+        assert wrong(gpu_findings(node)) == []
+
+
+def test_mig_that_is_off_and_mig_that_waits_for_a_reset(tmp_path: Path, library: Path) -> None:
+    with a_node(tmp_path / "n1", library, ["a100-40gb"], mig=False) as node:
+        assert "MIG is off" in one(gpu_findings(node)) and "migbatch node init" in one(gpu_findings(node))
+        driver = Gpus(node.config)
+        driver.all()[0].set_mig_mode(True)
+        driver.reset()
+        said = one(gpu_findings(node))
+        assert "MIG is on only after a reset" in said and "nvidia-smi --gpu-reset -i GPU-" in said
+
+
+def test_a_gpu_that_is_lost(tmp_path: Path, library: Path) -> None:
+    with a_node(tmp_path / "n1", library, ["h100-80gb", "h100-80gb"]) as node:
+        driver = Gpus(node.config)
+        listed = driver.all()
+        node.machine.set_lost(1)
+        assert one(gpus.check_gpus(gpus.gather(listed, node.config), ())).startswith("GPU 1: ")
+        driver.reset()
+        found = examine_quietly(NodePlaces(str(node.etc)), node.config, driver)
+        assert any(subject == "GPUs" and "fell off the bus" in text for subject, text in wrong(found))
+
+
+def test_gpus_that_node_conf_leaves_out(tmp_path: Path, library: Path) -> None:
+    with a_node(tmp_path / "n1", library, Gpus="7") as node:
+        assert "Gpus= in node.conf" in one(gpu_findings(node))
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("nv-hostengine", "systemctl stop nvidia-dcgm"),
+        ("nvidia-persiste", "systemctl stop nvidia-persistenced"),
+        ("slurmd", "HWLOC_COMPONENTS=-opencl"),
+        ("python3", "end process "),
+    ],
+)
+def test_processes_that_block_mig_mode(tmp_path: Path, library: Path, name: str, cure: str) -> None:
+    """A process of that name has the device open, as DCGM, persistenced, hwloc in slurmd and a job's program have."""
+    with a_node(tmp_path / "n1", library, mig=False) as node:
+        device = node.machine.dev_root / "nvidia0"
+        assert list(gpus.holders([str(device)])) == []
+        line = [sys.executable, "-c", _HOLD, name, str(device)]
+        with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline()
+            held = list(gpus.holders([str(device)]))
+            alone = list(gpus.holders([str(device)], gpus.SLURM))
+            process.communicate(b"\n")
+        assert [(holder.pid, holder.name) for holder in held] == [(process.pid, name)]
+        assert bool(alone) is (name == "slurmd")
+        found = gpu_findings(node, held)
+        said = next(f"{each.text} -> {each.advice}" for each in found if each.subject == "GPU 0")
+        assert f"{name} ({process.pid}) holds it" in said and cure in said
+
+
+def test_slurmd_that_holds_a_gpu_on_which_mig_is_on(tmp_path: Path, library: Path) -> None:
+    with a_node(tmp_path / "n1", library) as node:
+        device = str(node.machine.dev_root / "nvidia0")
+        held = [gpus.DeviceHolder(7, "slurmd", device)]
+        assert "slices stay busy" in one(gpu_findings(node, held))
+        assert wrong(gpu_findings(node, [gpus.DeviceHolder(7, "nv-hostengine", device)])) == []
+
+
+def test_a_setuid_helper(tmp_path: Path) -> None:
+    helper = tmp_path / "nvidia-modprobe"
+    helper.touch()
+    assert wrong(gpus.check_helper(helper_is_setuid([str(helper)]))) == []
+    helper.chmod(0o755 | stat.S_ISUID)
+    assert f"chmod u-s {helper}" in one(gpus.check_helper(helper_is_setuid([str(helper)])))
+
+
+# --- room
+
+
+@contextmanager
+def a_disk(place: Path, options: str) -> Iterator[Path]:
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "doctor", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("size=1m", "has 1 MiB left"),
+        ("size=64m,nr_inodes=20", "inodes left"),
+        ("size=64m,ro", "is mounted read-only"),
+    ],
+)
+def test_a_disk_without_room(tmp_path: Path, options: str, said: str) -> None:
+    with a_disk(tmp_path / "disk", options) as place:
+        assert said in one(disks.check_disks([disks.look("journal and spool", str(place / "n1/state"), 16)]))
+    with a_disk(tmp_path / "other", "size=64m") as place:
+        assert wrong(disks.check_disks([disks.look("journal and spool", str(place), 16)])) == []
+
+
+# --- drained, clock, what is told
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "level"),
+    [
+        ("IDLE", "", GOOD),
+        ("MIXED", "", GOOD),
+        ("IDLE+DRAIN", "maintenance", ODD),
+        ("IDLE+DRAIN", "migbatch: GPU-1 is lost", BAD),
+        ("DOWN+DRAIN", "Prolog error", BAD),
+        ("IDLE+DRAIN", "Epilog error", BAD),
+    ],
+)
+def test_a_node_that_a_hook_has_drained(state: str, reason: str, level: str) -> None:
+    shown = f"NodeName=n1 Arch=x86_64 State={state} ThreadsPerCore=1 Partitions=gpu " + (
+        f"Reason={reason} [root@2026-11-22T22:10:00]\n" if reason else "\n"
+    )
+    assert drained.read(shown) == (state, reason)
+    (found,) = drained.check_drained("n1", *drained.read(shown), "prolog exited with 11: no directory")
+    assert found.level == level
+    assert ("the hook said: prolog exited with 11" in found.text) is (level == BAD)
+
+
+def test_what_the_last_hook_said_that_failed(tmp_path: Path) -> None:
+    assert failure.last(str(tmp_path)) == ""
+    failure.note(str(tmp_path), "prolog", 11, "no\nx" * 1000)
+    said = failure.last(str(tmp_path))
+    assert said.startswith("prolog exited with 11 (20") and len(said) < failure.LONGEST + 100
+    (tmp_path / failure.NAME).write_text("odd")
+    assert failure.last(str(tmp_path)) == ""
+
+
+@pytest.mark.parametrize(("ahead", "text"), [(400.0, "400 s ahead of"), (-7.0, "7 s behind")])
+def test_clocks_that_differ(ahead: float, text: str) -> None:
+    assert text in one(link.check_clock("this host", ahead))
+    assert wrong(link.check_clock("this host", ahead / 1000)) == []
+
+
+def test_what_a_node_tells_is_bounded_and_begins_with_the_worst() -> None:
+    many = [Finding(GOOD, "a", "b"), *(Finding(ODD, "x" * 1000, "y" * 1000, "z" * 1000) for _ in range(1000))]
+    found = told([*many, Finding(UNKNOWN, "u", "t", "a"), Finding(BAD, "s", "t", "a")])
+    assert [each["level"] for each in found[:3]] == [BAD, UNKNOWN, ODD]
+    assert len(found) == MOST and max(len(text) for each in found for text in each.values()) == LONGEST
+
+
+def test_a_node_in_order_has_nothing_to_correct(open_tmp_path: Path, library: Path, slurm: Path) -> None:
+    settings = {"SlurmConf": slurm / "slurm.conf"}
+    with a_node(slurm / "n1", library, **settings) as node:
+        node.executor.journal.check()
+        places = NodePlaces(str(node.etc), f"{slurm}/hooks", name="n1")
+        driver = Gpus(node.config)
+        assert wrong(examine_quietly(places, node.config, driver)) == []
+        (slurm / "gres.conf").write_text("AutoDetect=nvml\n")
+        assert one(examine_quietly(places, node.config, driver)).startswith("gres.conf: ")
+        driver.reset()

@@ -1,0 +1,161 @@
+"""Two controllers: the primary is killed, and slurmctld and migbatchd of the other go on where it was.
+
+Two real slurmctlds with one StateSaveLocation, each with a host name and an address of its own; the record in MariaDB.
+"""
+
+import json
+import re
+import signal
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.testbed.errors import TestbedError
+from tests.support.end_to_end import UUID, account, gate, hasten, held, sbatch, settled, shown, until
+from tests.support.servers import mariadb
+
+TIMEOUT_S = 4
+
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture
+def bed(new_cluster):
+    with tempfile.TemporaryDirectory(prefix="migbatch-db-") as directory, mariadb(Path(directory)) as url:
+        yield new_cluster(
+            nodes=1,
+            gpus=2,
+            backup=True,
+            migbatch="all",
+            latency=9.0,
+            config={"store": {"url": url}},
+            options={"SlurmctldTimeout": TIMEOUT_S},
+        )
+
+
+def standby(bed, controller):
+    """What a migbatchd that stands by says; empty where it is the active one."""
+    return (bed.product.health(controller) or {}).get("standby", "")
+
+
+def refusal(bed, controller):
+    """Status and sentence with which a node is answered."""
+    request = urllib.request.Request(f"{bed.product.url(controller)}/node/v1/plan", data=b"{}")
+    with pytest.raises(urllib.error.HTTPError) as refused, urllib.request.urlopen(request):
+        pass
+    with refused.value as error:
+        return error.code, json.loads(error.read())["error"]
+
+
+def answers(bed):
+    return bed.run(["squeue", "-h"], check=False).returncode == 0
+
+
+def sound(bed, *processes):
+    """No process of these has written a traceback."""
+    for name in processes:
+        assert "Traceback" not in bed.daemons.log(name).read_text(), bed.daemons.tail(name, 40)
+
+
+def terms(bed):
+    """The terms that each controller's migbatchd has had, by its log."""
+    logs = (bed.daemons.log(name).read_text() for name in ("migbatchd", "migbatchd-2"))
+    return [[int(number) for number in re.findall(r"term (\d+) begins", log)] for log in logs]
+
+
+def test_the_primary_is_killed_while_a_slice_is_made(bed, record_property):
+    assert standby(bed, 1) == ""
+    assert refusal(bed, 2) == (503, "this migbatchd stands by: slurmctld's primary is mbctl1")
+    open_gate, wait = gate(bed)
+    running = bed.submit("--gres=mig:1g.10gb:1", wrap=f"echo $CUDA_VISIBLE_DEVICES; {wait}")
+    bed.wait_job(running, "RUNNING")
+    bed.wait("its slice", lambda: [state for _, job, state in held(bed) if job == running] == ["held"])
+
+    making = bed.submit("--gres=mig:2g.20gb:1", wrap="echo $CUDA_VISIBLE_DEVICES")
+    bed.wait("a slice that is being made", lambda: any(s == "intent" for _, job, s in held(bed) if job == making))
+    saved = bed.directory / "state/job_state"
+    started = time.time()  # slurmctld writes its own state every few seconds
+    bed.run(["scontrol", "update", f"JobId={running}", "Nice=1"])
+    bed.wait("slurmctld's own record of the job", lambda: saved.exists() and saved.stat().st_mtime > started)
+    assert any(state == "intent" for _, job, state in held(bed) if job == making)
+    bed.kill("slurmctld")
+    bed.kill("migbatchd")
+    killed = time.monotonic()
+
+    until("a slurmctld that answers", lambda: answers(bed))
+    taken = time.monotonic()
+    # of a size that was not on offer, decided on, made and started by the other controller
+    job, said = sbatch(bed, "--partition=gpu", "--gres=mig:7g.80gb:1", wrap="echo $CUDA_VISIBLE_DEVICES")
+    assert job, said
+    auto, said = sbatch(bed, "--gres=mig:auto", "--comment=migbatch: mem=15gb", wrap="echo $CUDA_VISIBLE_DEVICES")
+    assert auto, said
+    until("the second migbatchd", lambda: bed.product.health(2) is not None and not standby(bed, 2))
+    until("a round of it", lambda: re.search(r"_round_seconds_count [1-9]", bed.product.metrics(2)) is not None)
+    supplied = time.monotonic()
+    record_property("seconds from the kill to slurmctld's takeover", round(taken - killed, 1))
+    record_property("seconds from takeover to the first round of supply", round(supplied - taken, 1))
+    print(f"\ntakeover after {taken - killed:.1f} s, supply {supplied - taken:.1f} s later")
+    open_gate.touch()
+    for each in (running, job, auto):
+        until(f"the end of job {each}", lambda each=each: bed.job_state(each) == "COMPLETED")
+    print(f"started and ended {time.monotonic() - taken:.1f} s after the takeover")
+    # What slurmctld had not yet sent when it was killed it forgets, here the batch script that waited for the Prolog
+    # (DeferBatch). It puts the job back when the node registers and the job has been there for BatchStartTimeout and
+    # ten seconds; by itself that takes minutes.
+    assert [state for _, each, state in held(bed) if each == making] == ["held"]
+    until("BatchStartTimeout", lambda: re.search(r"RunTime=00:00:[3-5]|RunTime=00:0[1-9]", shown(bed, making)))
+    bed.restart("slurmd-n1")
+    until("the job's return to the queue", lambda: "Restarts=1" in shown(bed, making))
+    assert hasten(bed, making) == "COMPLETED"
+    for each in (running, making, job, auto):
+        assert UUID.search((bed.home("mbalice") / f"slurm-{each}.out").read_text())
+
+    # the first controller is back, asks for control, and gets it
+    bed.restart("migbatchd")
+    bed.restart("slurmctld")
+    until("the first migbatchd", lambda: bed.product.health(1) is not None and not standby(bed, 1))
+    until("a second one that stands by", lambda: "mbctl1" in standby(bed, 2))
+    for each, profile in ((running, "1g.10gb"), (making, "2g.20gb"), (job, "7g.80gb")):
+        assert [piece["profile"] for piece in account(bed, each)["slices"]] == [profile]
+    last = bed.submit("--gres=mig:3g.40gb:1", wrap="echo $CUDA_VISIBLE_DEVICES")
+    assert bed.wait_job(last) == "COMPLETED"
+    settled(bed)
+    first, second = terms(bed)
+    assert len(first) == 2 and len(second) == 1 and first[0] < second[0] < first[1], (first, second)
+    sound(bed, "migbatchd", "migbatchd-2", "agent-n1")
+
+
+def test_who_was_stopped_and_wakes_up_in_the_term_of_another_does_nothing(bed):
+    """The first migbatchd is frozen in the middle of its work, and slurmctld moves on without it."""
+    first = bed.daemons.get("migbatchd").pid
+    signal_all(first, signal.SIGSTOP)
+    with suppress(TestbedError):  # scontrol may say that it got no answer
+        bed.run(["scontrol", "takeover", "1"])
+    until("the second migbatchd", lambda: bed.product.health(2) is not None and not standby(bed, 2))
+    job, said = sbatch(bed, "--partition=gpu", "--gres=mig:7g.80gb:1", wrap="echo $CUDA_VISIBLE_DEVICES")
+    assert job, said
+    until("its start", lambda: bed.job_state(job) in ("RUNNING", "COMPLETED"))
+    signal_all(first, signal.SIGCONT)
+    until("a first one that stands by", lambda: standby(bed, 1) != "")
+    until("the end of the job", lambda: bed.job_state(job) == "COMPLETED")
+    assert refusal(bed, 1)[0] == 503
+    log = bed.daemons.log("migbatchd").read_text()
+    assert "Slurm's counts" not in log
+    one, two = terms(bed)
+    assert len(two) == 1 and max(one) < two[0]
+    sound(bed, "migbatchd", "migbatchd-2")
+
+
+def signal_all(pid, number):
+    """Signal a process and its children, the youngest last."""
+    import os
+
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for each in (pid, *map(int, children)):
+        os.kill(each, number)

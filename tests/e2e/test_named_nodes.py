@@ -1,0 +1,150 @@
+"""Jobs that name nodes, features or a reservation wait for what is not on offer there, and then start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.end_to_end import backfilled, cancel, on_offer, refused, sbatch, shown, until
+
+pytestmark = pytest.mark.slurm
+NODES = ("n1", "n2", "n3")
+
+
+@pytest.fixture(scope="module")
+def whole(slurm_root: str) -> Iterator[Cluster]:
+    features = {"n1": "fast", "n2": "fast,big", "n3": "big"}
+    with Cluster(nodes=3, gpus=1, migbatch="all", features=features, slurm_root=slurm_root) as bed:
+        yield bed
+
+
+@pytest.fixture
+def bed(whole: Cluster) -> Iterator[Cluster]:
+    yield whole
+    cancel(whole)
+    for name in re.findall(r"ReservationName=(\S+)", whole.run(["scontrol", "-o", "show", "reservation"]).stdout):
+        whole.run(["scontrol", "delete", f"ReservationName={name}"])
+
+
+def nodes_of(bed: Cluster, job: int) -> str:
+    found = re.search(r" NodeList=(\S+)", shown(bed, job))
+    return found[1] if found else ""
+
+
+def started(bed: Cluster, *options: str, wrap: str = "true") -> str:
+    """The nodes on which a job ran that was accepted with these options."""
+    job, said = sbatch(bed, *options, wrap=wrap)
+    assert job, said
+    bed.wait_job(job, "COMPLETED")
+    return nodes_of(bed, job)
+
+
+def taken(bed: Cluster, profile: str, *nodes: str) -> list[int]:
+    """Jobs that hold a slice of this profile on each of the nodes: only the rest of their GPUs can be offered."""
+    jobs = []
+    for node in nodes:
+        job, said = sbatch(bed, f"--gres=mig:{profile}", "-w", node, wrap="sleep 600")
+        assert job, said
+        bed.wait_job(job, "RUNNING")
+        assert nodes_of(bed, job) == node
+        jobs.append(job)
+    return jobs
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_a_job_waits_for_the_node_that_it_names(bed: Cluster, node: str) -> None:
+    """None of them offers a whole GPU at first; then only others do."""
+    assert started(bed, "--gres=mig:7g.80gb", "-w", node) == node
+    assert started(bed, "--gres=mig:1g.10gb:7", "-w", node) == node
+    assert started(bed, "--gres=mig:auto", "--comment=migbatch: mem=60gb", "-w", node, "-C", "fast|big") == node
+    assert started(bed, "--gpus=1", f"--nodelist={node}") == node
+
+
+def test_a_job_waits_while_its_node_is_taken(bed: Cluster) -> None:
+    (holder,) = taken(bed, "1g.10gb", "n2")
+    until("a whole GPU taken from n2's offer", lambda: on_offer(bed, "n2")["7g.80gb"] == 0)
+    job, said = sbatch(bed, "--gres=mig:7g.80gb", "-w", "n2", wrap="true")
+    assert job, said
+    backfilled(bed)
+    assert bed.job_state(job) == "PENDING"
+    bed.run(["scancel", str(holder)])
+    bed.wait_job(job, "COMPLETED")
+    assert nodes_of(bed, job) == "n2"
+
+
+def test_several_named_nodes_are_all_given(bed: Cluster) -> None:
+    assert started(bed, "--gres=mig:7g.80gb", "-w", "n[1,3]") == "n[1,3]"
+    assert started(bed, "--gres=mig:3g.40gb:2", "-w", "n1,n2", "-N2") == "n[1-2]"
+
+
+def test_nodes_left_out_and_features(bed: Cluster) -> None:
+    assert started(bed, "--gres=mig:7g.80gb", "-x", "n1,n2") == "n3"
+    assert started(bed, "--gres=mig:1g.10gb:7", "-x", "n[2-3]") == "n1"
+    assert started(bed, "--gres=mig:7g.80gb", "-C", "fast&big") == "n2"
+    assert started(bed, "--gres=mig:1g.10gb:7", "-C", "big", "-x", "n2") == "n3"
+    assert started(bed, "--gres=mig:7g.80gb", "-C", "[fast|big]") in NODES
+
+
+def test_one_users_node_and_one_switch(bed: Cluster) -> None:
+    assert started(bed, "--gres=mig:7g.80gb", "--exclusive=user") in NODES
+    assert started(bed, "--gres=mig:1g.10gb:7", "--exclusive=user", "-w", "n2") == "n2"
+    assert started(bed, "--gres=mig:7g.80gb", "-N2", "--switches=1") in ("n[1-2]", "n[2-3]", "n[1,3]")
+
+
+def reserve(bed: Cluster, name: str, nodes: str, user: str = "mbalice") -> None:
+    what = [f"ReservationName={name}", f"Nodes={nodes}", f"Users={user}"]
+    bed.run(["scontrol", "create", "reservation", *what, "StartTime=now", "Duration=60", "Flags=IGNORE_JOBS"])
+
+
+def test_a_reservation_with_the_catalog_node_lets_its_jobs_wait(bed: Cluster) -> None:
+    for node in NODES:
+        reserve(bed, f"r{node}", f"{node},no-mig-slice-free1")
+        assert started(bed, "--gres=mig:7g.80gb", f"--reservation=r{node}") == node
+        assert started(bed, "--gres=mig:1g.10gb:7", f"--reservation=r{node}") == node
+        bed.run(["scontrol", "delete", f"ReservationName=r{node}"])
+
+
+def test_others_are_served_where_nothing_is_reserved(bed: Cluster) -> None:
+    reserve(bed, "most", "n[1-2],no-mig-slice-free1", "mbbob")
+    for profile in ("7g.80gb", "3g.40gb:2", "1g.10gb:7"):
+        assert started(bed, f"--gres=mig:{profile}") == "n3"
+
+
+def test_a_reservation_without_it_is_told_of(bed: Cluster) -> None:
+    reserve(bed, "bare", "n1")
+    said = refused(bed, "--gres=mig:1g.20gb:4", "--reservation=bare")
+    assert "the reservation has no catalog node" in said and "ReservationName=... Nodes=...,no-mig-slice-free" in said
+
+
+def test_what_can_never_be_is_refused(bed: Cluster) -> None:
+    for options, sentence in (
+        (
+            ["--gres=mig:7g.80gb:1,mig:1g.10gb:1"],
+            "no node available to the job can ever hold mig:7g.80gb:1,mig:1g.10gb:1",
+        ),
+        (["--gres=mig:7g.80gb:2"], "can ever hold mig:7g.80gb:2"),
+        (["--gres=mig:7g.80gb", "-w", "n9"], "--nodelist names n9, which is no node with MIG GPUs of partition gpu"),
+        (["--gres=mig:7g.80gb", "-w", "n1", "-C", "big"], "--nodelist names n1, which"),
+        (["--gres=mig:7g.80gb", "-N2", "-w", "n1"], "the job asks for 2 nodes and --nodelist names 1"),
+        (["--gres=mig:7g.80gb", "-C", "none"], "no node with MIG GPUs of partition gpu meets --constraint"),
+    ):
+        assert sentence in refused(bed, *options)
+
+
+def test_interactive_jobs_name_nodes_too(bed: Cluster) -> None:
+    done = bed.run(["srun", "--gres=mig:7g.80gb", "-w", "n2", "sh", "-c", "echo $SLURMD_NODENAME"], "mbalice")
+    assert done.stdout.strip() == "n2"
+
+
+def test_a_waiting_job_is_moved_by_features(bed: Cluster) -> None:
+    job, said = sbatch(bed, "-H", "--gres=mig:7g.80gb", "-w", "n1", wrap="true")
+    assert job, said
+    done = bed.run(["scontrol", "update", f"JobId={job}", "ReqNodeList=n2"], "mbalice", check=False)
+    assert done.returncode != 0
+    bed.run(["scontrol", "update", f"JobId={job}", "Features=mig_node_n2"], "mbalice")
+    bed.run(["scontrol", "release", str(job)])
+    bed.wait_job(job, "COMPLETED")
+    assert nodes_of(bed, job) == "n2"

@@ -1,0 +1,22 @@
+"""What a host needs, beside the files of Slurm."""
+
+from slurm_migbatch.install.hosts import HostPlan, Places, add_unit
+
+
+def test_a_unit_of_a_package_is_used_unless_it_differs_or_the_host_has_its_own(tmp_path):
+    places = Places(tmp_path, systemd=tmp_path / "own", packaged_units=tmp_path / "packaged")
+    for folder in (places.systemd, places.packaged_units):
+        folder.mkdir()
+
+    def wanted(text="[Unit]\n"):
+        plan = HostPlan()
+        add_unit(plan, places, "x.service", text)
+        return [target.path for target in plan.wanted]
+
+    own = str(places.systemd / "x.service")
+    assert wanted() == [own], "there is no package"
+    (places.packaged_units / "x.service").write_text("[Unit]\n")
+    assert wanted() == []
+    assert wanted("[Unit]\nUser=slurm\n") == [own], "other choices than the package's"
+    (places.systemd / "x.service").write_text("[Unit]\n# of last year\n")
+    assert wanted() == [own], "it hides the package's, so it is kept up to date"

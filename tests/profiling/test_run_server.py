@@ -1,0 +1,189 @@
+"""`migbatch profile run --server` on a small server that streams in real time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.cli.common import run
+from slurm_migbatch.cli.main import cli
+from slurm_migbatch.profiling.completions import ServerAddress, ServerError, find
+from slurm_migbatch.profiling.load import LoadEffort, LoadPoint, LoadRefused, Percentiles, Prompts, measure_load
+from slurm_migbatch.profiling.table import read_folder
+from tests.support.completion_server import CompletionServer
+
+QUICK = ["--device", "cpu", "--warmup", "1", "--repeats", "4", "--min-seconds", "0", "--max-seconds", "5"]
+EFFORT = LoadEffort(1, 4, 0.0, 5.0, 60.0)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def server() -> Iterator[CompletionServer]:
+    with CompletionServer().running() as found:
+        yield found
+
+
+def go(capsys: pytest.CaptureFixture[str], url: str, *args: object) -> tuple[int, str, str]:
+    words = ["profile", "run", "--server", url, "--model", "Llama-3-8B", *QUICK, *map(str, args)]
+    code = run(cli, "migbatch", words)
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_a_ladder_becomes_rows_of_the_neutral_table(
+    capsys: pytest.CaptureFixture[str], server: CompletionServer
+) -> None:
+    code, out, _ = go(capsys, server.url, "--batches", "1-4", "--inputs", "40,120", "--outputs", 8, "--json")
+    assert code == 0
+    told = json.loads(out)
+    rows = read_folder(Path("llama-3-8b.csv"))
+    assert [(row.input_size, row.output, row.batch) for row in rows] == [
+        (size, 8, at_once) for size in (40, 120) for at_once in (1, 2, 4)
+    ]
+    assert {(row.kind, row.engine, row.model, row.gpu) for row in rows} == {("serve", "vllm", "llama-3-8b", "cpu")}
+    for row in rows:
+        # the server sleeps so long for a prompt and for each token, whoever else runs here
+        assert row.ttft_s is not None and row.ttft_s >= row.input_size * 0.9 * server.prompt_token_s
+        assert row.tpot_s is not None and row.tpot_s >= server.token_s
+        assert row.latency_s is not None and row.latency_s >= row.ttft_s
+        assert row.throughput_per_s == pytest.approx(row.batch / row.latency_s, rel=1e-4)
+    assert server.peak >= 4
+    assert len(set(server.prompts)) == len(server.prompts), "no two prompts alike"
+    point = told["points"][-1]
+    assert point["ttft_s"]["p50"] <= point["ttft_s"]["p90"] <= point["ttft_s"]["p99"]
+    assert point["requests"] >= 4 and point["errors"] == {}
+    assert point["tokens_per_s"] == pytest.approx(8 * point["requests_per_s"])
+    assert told["server"]["api"] == "completions"
+
+
+def test_what_was_measured_is_kept_and_not_measured_again(
+    capsys: pytest.CaptureFixture[str], server: CompletionServer
+) -> None:
+    assert go(capsys, server.url, "--batches", 1, "--inputs", 40, "--outputs", 4)[0] == 0
+    before, asked = read_folder(Path("llama-3-8b.csv")), len(server.seen)
+    assert go(capsys, server.url, "--batches", "1,2", "--inputs", 40, "--outputs", 4)[0] == 1, "the table is there"
+    code, out, _ = go(capsys, server.url, "--batches", "1,2", "--inputs", 40, "--outputs", 4, "--resume")
+    assert code == 0 and "1 new rows, 1 were there" in out
+    assert read_folder(Path("llama-3-8b.csv"))[0] == before[0]
+    assert all(order["max_tokens"] for order in server.seen[asked:])
+
+
+def test_servers_of_chats_alone_and_of_few_words_are_measured_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with CompletionServer(forms=("chat/completions",), words=(), ends_after=5, owner="me").running() as server:
+        assert go(capsys, server.url, "--batches", 1, "--inputs", 40)[0] == 2, "the engine is not known"
+        code, out, _ = go(capsys, server.url, "--batches", 1, "--inputs", 40, "--outputs", 16, "--engine", "sglang")
+    assert code == 0 and "lengths that the server really had" in out
+    (row,) = read_folder(Path("llama-3-8b.csv"))
+    assert (row.engine, row.output, row.input_size) == ("sglang", 5, 40), "it ended its answers earlier"
+
+
+def test_beyond_what_a_server_takes_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with CompletionServer(most=2).running() as server:
+        code, out, err = go(capsys, server.url, "--batches", "1-8", "--inputs", 40, "--outputs", 6)
+    assert code == 0
+    assert [row.batch for row in read_folder(Path("llama-3-8b.csv"))] == [1, 2]
+    assert "no figures for 4 at once" in out and "too many requests" in out
+    assert "not tried: 1 points" in out
+    assert "8 at once" not in err
+
+
+def test_streams_that_break_off_are_errors_and_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    with CompletionServer(broken=3).running() as server:
+        code, out, err = go(capsys, server.url, "--batches", 2, "--inputs", 40, "--outputs", 6, "--json")
+    assert code == 1 and "nothing was measured" in err
+    refused = json.loads(out)["refused"][0]
+    assert sum(refused["errors"].values()) >= 1
+    assert not Path("llama-3-8b.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        (CompletionServer(models=("a", "b")), "serves 2 models (a, b): say which"),
+        (CompletionServer(silent=True), "held no token"),
+        (CompletionServer(key="secret"), "status 401: a key is needed"),
+        (CompletionServer(forms=()), "status 404"),
+        (CompletionServer(longest=32), "sequences of at most 32 tokens"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(
+    capsys: pytest.CaptureFixture[str], server: CompletionServer, words: str
+) -> None:
+    with server.running():
+        code, _, err = go(capsys, server.url, "--batches", 1, "--inputs", 40)
+    assert code == 1 and words in err and not Path("llama-3-8b.csv").exists()
+
+
+def test_a_key_and_one_of_several_models_are_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    with CompletionServer(key="secret", models=("a", "b")).running() as server:
+        args = ("--batches", 1, "--inputs", 40, "--outputs", 2, "--served-name", "b")
+        assert go(capsys, server.url, *args)[0] == 0
+    assert {order["model"] for order in server.seen} == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["http://192.0.2.1:8000"], "is no address of this host"),
+        (["http://user:secret@localhost:1"], "OPENAI_API_KEY"),
+        (["ftp://localhost"], "write it as http://"),
+        (["http://127.0.0.1:1"], "refused"),
+        (["http://127.0.0.1:1", "--points", "3"], "there is no --points"),
+        (["http://127.0.0.1:1", "--precision", "exact"], "--precision is what jobs write"),
+        (["http://127.0.0.1:1", "bench.py:make"], "there is no TARGET"),
+    ],
+)
+def test_wrong_orders_are_refused(capsys: pytest.CaptureFixture[str], args: list[str], words: str) -> None:
+    code, _, err = go(capsys, *args)
+    assert code and words in err and "secret" not in err
+
+
+def test_the_time_is_bounded(server: CompletionServer) -> None:
+    """Nobody waits longer than told: not for a point that never ends, and not for requests that do not count."""
+    slow = replace(server, token_s=100.0)
+    with slow.running():
+        served = find_with(slow)
+        with pytest.raises(LoadRefused, match="no request ended within 1 s"):
+            measure_load(served, LoadPoint(2, 20, 4), Prompts(), replace(EFFORT, timeout=1.0), "x")
+
+
+def find_with(server: CompletionServer):
+    server.token_s, pace = 0.0, server.token_s
+    found = find(ServerAddress.parse(server.url), None, "", 10.0)
+    server.token_s = pace
+    return found
+
+
+def test_what_no_server_answers_is_an_error(server: CompletionServer) -> None:
+    url = server.url
+    found = find(ServerAddress.parse(url), None, "", 10.0)
+    assert (found.name, found.engine, found.form) == ("tiny", "vllm", "completions")
+    with pytest.raises(ServerError):
+        find(ServerAddress.parse(f"{url}/nothing"), None, "", 10.0)
+
+
+def test_words_become_tokens_as_the_server_counts(server: CompletionServer) -> None:
+    served = find(ServerAddress.parse(server.url), None, "", 10.0)
+    line = served.line(10.0)
+    prompts = Prompts.asked(served, line, 100, "x")
+    assert served.ask(line, prompts.make(100, 1, "x"), 2).inputs == 100
+    line.close()
+
+
+def test_percentiles() -> None:
+    found = Percentiles.of([float(i) for i in range(101)])
+    assert (found.p50, found.at[0.9], found.p99, found.mean) == (50.0, 90.0, 99.0, 50.0)
+    assert Percentiles.of([1.0, 3.0]).p99 is None and Percentiles.of([1.0, 3.0]).p50 == 2.0

@@ -1,0 +1,77 @@
+"""What `migbatch why` says of when a job can start, and of the jobs that it waits for."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.query.expected import describe, expect
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
+
+NOW = 1_000_000.0
+KIND = GpuKind("h100-80gb", geometry("h100-80gb"), 989, 3350, 132)
+NAMES = ("n1", "n2")
+CATALOG = SiteCatalog(
+    {"gpu": Partition("gpu", (KIND,))}, {name: MigNode(name, (KIND.name,), frozenset({"gpu"})) for name in NAMES}
+)
+NODES = [NodeRow(name, frozenset({"IDLE"}), partitions=("gpu",)) for name in NAMES]
+
+
+def waits(gres: str, nodes: int = 1, **more) -> JobRow:
+    return JobRow(100, partition="gpu", gres=f"gres/mig:{gres}", num_nodes=nodes, reason="Resources", **more)
+
+
+def runs(job: int, gres: str, node: str, minutes: float | None) -> JobRow:
+    end = None if minutes is None else NOW + 60 * minutes
+    return JobRow(job, partition="gpu", state="RUNNING", gres=f"gres/mig:{gres}", nodes=(node,), end=end)
+
+
+def said(row: JobRow, *running: JobRow, nodes=NODES) -> str:
+    found = expect(row, [row, *running], nodes, CATALOG, NOW)
+    return "" if found is None else describe(found, NOW)
+
+
+@pytest.mark.parametrize(
+    ("row", "running", "words"),
+    [
+        (waits("7g.80gb:1"), [], "as soon as its slices are made"),
+        (waits("7g.80gb:1"), [runs(1, "1g.10gb:1", "n1", 5)], "as soon as its slices are made"),
+        (
+            waits("7g.80gb:1"),
+            [runs(1, "1g.10gb:1", "n1", 5), runs(2, "1g.10gb:1", "n2", 90)],
+            "in 5 min at the latest, unless jobs of higher priority take the room: once job 1 (1g.10gb:1 on n1) ended",
+        ),
+        (
+            waits("3g.40gb:2"),
+            [runs(1, "3g.40gb:1", "n1", 90), runs(3, "3g.40gb:1", "n1", 5), runs(2, "4g.40gb:1", "n2", None)],
+            "in 1 h 30 min at the latest, unless jobs of higher priority take the room: once job 3 (3g.40gb:1 on n1),",
+        ),
+        (
+            waits("7g.80gb:1", 2),
+            [runs(1, "1g.10gb:1", "n1", 5), runs(2, "1g.10gb:1", "n2", 9)],
+            "in 9 min at the latest",
+        ),
+        (
+            waits("7g.80gb:1", features="mig_node_n2"),
+            [runs(1, "1g.10gb:1", "n1", 5), runs(2, "1g.10gb:1", "n2", None)],
+            "",
+        ),
+        (
+            waits("7g.80gb:1"),
+            [runs(1, "1g.10gb:1", "n1", None), runs(2, "1g.10gb:1", "n2", None)],
+            "once job 1 (1g.10gb:1 on n1) ended, of which not all have a time limit",
+        ),
+        (waits("7g.80gb:2"), [], ""),
+    ],
+)
+def test_when_and_behind_whom(row: JobRow, running: list[JobRow], words: str) -> None:
+    told = said(row, *running)
+    assert words in told if words else told == ""
+
+
+def test_closed_nodes_and_held_jobs() -> None:
+    closed = [NodeRow("n1", frozenset({"DOWN"}), partitions=("gpu",)), NODES[1]]
+    assert "job 2 (1g.10gb:1 on n2)" in said(waits("7g.80gb:1"), runs(2, "1g.10gb:1", "n2", 9), nodes=closed)
+    held = JobRow(100, partition="gpu", gres="gres/mig:7g.80gb:1", reason="JobHeldUser")
+    assert said(held) == ""

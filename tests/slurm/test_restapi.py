@@ -1,0 +1,237 @@
+"""What becomes of answers that a slurmrestd should not give, and of tokens and addresses that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_migbatch.slurm import restrows
+from slurm_migbatch.slurm.client import SlurmError, SlurmRefused
+from slurm_migbatch.slurm.restaddress import RestAddress
+from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
+
+#: status and body by path without its version and query; a body that is no text is sent as JSON
+Answers = dict[str, tuple[int, Any]]
+NUMBER = {"set": True, "infinite": False, "number": 1}
+NONE = {"set": False, "infinite": False, "number": 0}
+JOB = {
+    "job_id": 7,
+    "job_state": ["PENDING"],
+    "array_job_id": NONE,
+    "array_task_id": NONE,
+    "array_task_string": "",
+    "het_job_id": NONE,
+    "user_id": 1000,
+    "user_name": "ann",
+    "account": "",
+    "partition": "gpu",
+    "name": "wrap",
+    "state_reason": "Resources",
+    "state_description": "",
+    "priority": NUMBER,
+    "submit_time": NUMBER,
+    "eligible_time": NUMBER,
+    "start_time": NONE,
+    "end_time": NONE,
+    "time_limit": {"set": False, "infinite": True, "number": 0},
+    "nodes": "",
+    "node_count": NUMBER,
+    "required_nodes": "",
+    "tres_per_node": "gres/mig:1g.10gb:1",
+    "comment": "",
+    "restart_cnt": 0,
+    "features": "",
+    "cpus": NUMBER,
+    "resv_name": "",
+}
+PARTITIONS = {"partitions": [{"name": "gpu", "priority": {"tier": 1}}], "errors": []}
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    answers: Answers
+    headers: list[dict[str, str]]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Any  # with answers and headers
+
+    def _answer(self) -> None:
+        self.server.headers.append(dict(self.headers))
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        name = self.path.partition("?")[0].split("/", 3)[-1]
+        status, body = self.server.answers.get(name, (404, "Unable to find requested URL"))
+        if callable(body):
+            body = body()
+        text = (body if isinstance(body, str) else json.dumps(body)).encode("utf-8", "surrogateescape")
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - http.server's names
+
+    def address_string(self) -> str:
+        return ""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[[Answers], tuple[SlurmrestdClient, _Server]]]:
+    with _Server(str(tmp_path / "socket"), _Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        token = tmp_path / "token"
+        token.write_text("SLURM_JWT=a.b.c\n")
+        token.chmod(0o600)
+
+        def start(answers: Answers, timeout: float = 20.0) -> tuple[SlurmrestdClient, _Server]:
+            server.answers = {"ping/": (200, {"errors": []}), "partitions/": (200, PARTITIONS), **answers}
+            server.headers = []
+            where = f"unix:{tmp_path}/socket"
+            client = SlurmrestdClient(tmp_path, timeout=timeout, address=where, token_file=str(token), user="slurm")
+            return client, server
+
+        yield start
+        server.shutdown()
+        thread.join()
+
+
+def error(number: int, words: str) -> dict[str, Any]:
+    return {"errors": [{"error_number": number, "error": words, "description": "it failed"}], "jobs": []}
+
+
+Serve = Callable[..., tuple[SlurmrestdClient, _Server]]
+
+
+def test_the_token_and_its_user_are_sent(serve: Serve) -> None:
+    client, server = serve({"jobs/": (200, {"jobs": [JOB]})})
+    (row,) = client.jobs()
+    assert (row.job_id, row.user, row.state, row.time_limit_s) == (7, "ann", "PENDING", None)
+    assert {(h["X-SLURM-USER-NAME"], h["X-SLURM-USER-TOKEN"]) for h in server.headers} == {("slurm", "a.b.c")}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((401, "Authentication failure"), "write a new one of slurm's there"),
+        ((200, "<html>"), "no JSON"),
+        ((200, {"errors": []}), "without a list of jobs"),
+        ((200, {"jobs": [{"job_state": ["RUNNING"]}]}), "a job without an id"),
+        ((500, error(1800, "Unable to contact slurm controller")), "Unable to contact slurm controller"),
+        ((500, error(1001, "Authentication error")), "Authentication error"),
+        ((404, "Unable to find requested URL"), "does not know GET"),
+        ((500, {"jobs": []}), "with 500"),
+    ],
+)
+def test_what_is_no_list_of_jobs_is_no_empty_queue(serve: Serve, answer: tuple[int, Any], said: str) -> None:
+    client, _ = serve({"jobs/": answer})
+    with pytest.raises(SlurmError, match=said):
+        client.jobs()
+
+
+def test_a_record_that_is_not_understood_is_a_job_all_the_same(serve: Serve) -> None:
+    array = {**JOB, "job_id": 8, "array_job_id": NUMBER, "array_task_string": "1,3,5,..."}
+    client, _ = serve({"jobs/": (200, {"jobs": [JOB, {"job_id": 9, "job_state": ["RUNNING"]}, array]})})
+    rows = {row.job_id: row for row in client.jobs()}
+    assert {job: row.unread for job, row in rows.items()} == {7: False, 8: True, 9: True}
+    assert "SLURM_BITSTR_LEN=0" in rows[8].reason
+
+
+def test_what_has_ended_is_left_out_and_what_is_ending_is_not() -> None:
+    states = (["COMPLETED"], ["CANCELLED", "COMPLETING"], ["PENDING", "REQUEUED"], ["NODE_FAIL"], ["RUNNING"])
+    jobs = [{**JOB, "job_id": number, "job_state": state} for number, state in enumerate(states)]
+    found = restrows.jobs({"jobs": jobs}, 0.0, reserved=False)
+    assert {row.job_id: row.state for row in found} == {1: "COMPLETING", 2: "REQUEUED", 4: "RUNNING"}
+
+
+def test_bytes_of_a_user_stay_what_they_are(serve: Serve) -> None:
+    text = json.dumps({"jobs": [{**JOB, "comment": "?"}]}).replace("?", "\udcff\t")
+    client, _ = serve({"jobs/": (200, text)})
+    assert client.jobs()[0].comment == "\udcff\t"
+
+
+def test_what_slurm_refuses_is_told_apart_from_nobody_there(serve: Serve) -> None:
+    client, _ = serve({"job/7": (422, error(2073, "Job is no longer pending execution"))})
+    with pytest.raises(SlurmRefused) as caught:
+        client.update_jobs({"7": {"Comment": "x"}})
+    assert caught.value.refused == {"7": "Job is no longer pending execution"}
+    client, _ = serve({"job/7": (500, error(1800, "Unable to contact slurm controller"))})
+    with pytest.raises(SlurmError) as nobody:
+        client.update_jobs({"7": {"Comment": "x"}})
+    assert not isinstance(nobody.value, SlurmRefused)
+
+
+def test_a_slurmrestd_that_is_silent_or_away_is_an_error(serve: Serve, tmp_path: Path) -> None:
+    client, _ = serve({"jobs/": (200, lambda: time.sleep(1.0) or {"jobs": []})}, timeout=0.2)
+    with pytest.raises(SlurmError, match="did not answer within"):
+        client.jobs()
+    away = SlurmrestdClient(tmp_path, address=f"unix:{tmp_path}/nowhere", user="slurm")
+    assert "cannot be asked" in away.probe()
+
+
+def test_another_release_behind_the_same_socket_is_found(serve: Serve) -> None:
+    client, server = serve({"jobs/": (200, {"jobs": [JOB]})})
+    client.jobs()
+    server.answers["partitions/"] = (404, "Unable to find requested URL")
+    with pytest.raises(SlurmError, match="does not know GET"):
+        client.jobs()
+    server.answers["partitions/"] = (200, PARTITIONS)
+    before = len(server.headers)
+    assert len(client.jobs()) == 1
+    assert len(server.headers) - before == 3, "the version is found out again, once"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [("a.b.c", 0o644, "nobody else may read"), ("", 0o600, "holds no token"), ("a b\nX-Evil: 1", 0o600, "no token")],
+)
+def test_a_token_that_is_no_secret_or_no_token_is_not_sent(
+    serve: Serve, tmp_path: Path, text: str, mode: int, said: str
+) -> None:
+    client, server = serve({})
+    (tmp_path / "token").write_text(text)
+    (tmp_path / "token").chmod(mode)
+    with pytest.raises(SlurmError, match=said):
+        client.jobs()
+    assert server.headers == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "unix:relative", "ftp://host:1", "http://host", "http://host:70000", "http://a/b:1"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no address"):
+        RestAddress.parse(text)
+
+
+def test_over_http() -> None:
+    class Server(socketserver.ThreadingTCPServer):
+        answers: Answers = {
+            "ping/": (200, {"errors": []}),
+            "partitions/": (200, PARTITIONS),
+            "jobs/": (200, {"jobs": [JOB]}),
+        }
+        headers: list[dict[str, str]] = []
+
+    with Server(("127.0.0.1", 0), _Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        client = SlurmrestdClient(address=f"http://127.0.0.1:{server.server_address[1]}", user="slurm")
+        assert [row.job_id for row in client.jobs()] == [7]
+        server.shutdown()
+
+
+def test_addresses() -> None:
+    assert RestAddress.parse("unix:/run/a b").path == "/run/a b"
+    assert RestAddress.parse("http://[::1]:6820/") == RestAddress("", "http", "::1", 6820)
+    assert RestAddress.parse("https://host.example:443") == RestAddress("", "https", "host.example", 443)

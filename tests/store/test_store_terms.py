@@ -1,0 +1,108 @@
+"""Which migbatchd is active, on each kind of database: one at a time, and one that was deposed writes nothing."""
+
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import MetaData
+
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.engines import make_engine
+from slurm_migbatch.store.terms import TermOverError, TermState
+from tests.support.servers import KINDS, START
+
+pytestmark = pytest.mark.slurm
+
+EVENT = {"seq": 1, "ts": 1.0, "kind": "fault"}
+
+
+@pytest.fixture(scope="module", params=["sqlite", *KINDS])
+def server(request):
+    """URL of a database."""
+    with tempfile.TemporaryDirectory(prefix="migbatch-db-") as directory:
+        if request.param == "sqlite":
+            yield f"sqlite:///{directory}/migbatch.db"
+        else:
+            with START[request.param](Path(directory)) as url:
+                yield url
+
+
+@pytest.fixture
+def url(server):
+    """The same, emptied."""
+    engine = make_engine(server, readonly=False)
+    everything = MetaData()
+    everything.reflect(engine)
+    everything.drop_all(engine)
+    engine.dispose()
+    return server
+
+
+@pytest.fixture
+def store(url):
+    with open_store(url) as opened:
+        yield opened
+
+
+def test_one_host_has_it_until_it_ends_or_is_given_back(store):
+    assert store.take_term("ctl1", 600.0) == TermState(1, "ctl1", True)
+    assert store.take_term("ctl2", 600.0) == TermState(1, "ctl1", False)
+    assert store.take_term("ctl1", 600.0, 1) == TermState(1, "ctl1", True)
+    store.give_term(1)
+    assert store.take_term("ctl2", 0.0) == TermState(2, "ctl2", True)
+    assert store.take_term("ctl1", 600.0, 1) == TermState(3, "ctl1", True), "over at once, and a new term"
+    store.give_term(2)
+    assert store.take_term("ctl2", 600.0) == TermState(3, "ctl1", False), "only the present one can be given back"
+
+
+def test_a_process_that_was_killed_comes_back_at_once(store):
+    store.take_term("ctl1", 600.0)
+    assert store.take_term("ctl1", 600.0) == TermState(2, "ctl1", True)
+
+
+def test_who_was_deposed_writes_nothing(store, url):
+    with open_store(url) as old:
+        old.term = old.take_term("ctl1", 0.0).number
+        assert old.ingest("n1", "j", "b", [EVENT]).acked == 1, "over, and not taken by another"
+        store.term = store.take_term("ctl2", 600.0).number
+        with pytest.raises(TermOverError, match="migbatchd on ctl2 is the active one now"):
+            old.ingest("n1", "j", "b", [{**EVENT, "seq": 2}])
+        with pytest.raises(TermOverError):
+            old.record_supply("n1", 1.0, 1, {}, "why")
+        assert store.ingest("n1", "j", "b", [{**EVENT, "seq": 2}]).acked == 2
+
+
+def test_it_is_not_taken_while_its_holder_writes(store, url):
+    """What was begun in a term ends in it: the next one waits for the transaction."""
+    with open_store(url) as old:
+        old.term = old.take_term("ctl1", 0.0).number
+        order, inside, go = [], threading.Event(), threading.Event()
+
+        def write(session):
+            inside.set()
+            go.wait(60.0)
+            order.append("written")
+
+        writing = threading.Thread(target=lambda: old._write(write))
+        writing.start()
+        assert inside.wait(60.0)
+        taking = threading.Thread(target=lambda: (store.take_term("ctl2", 600.0), order.append("taken")))
+        taking.start()
+        go.set()
+        writing.join(60.0)
+        taking.join(60.0)
+        assert order == ["written", "taken"]
+
+
+def test_many_at_once_and_one_gets_it(store, url):
+    code = (
+        "import sys; from slurm_migbatch.store.db import open_store\n"
+        "with open_store(sys.argv[1]) as s: print(s.take_term(sys.argv[2], 600.0).mine)"
+    )
+    argv = [sys.executable, "-c", code, url]
+    started = [subprocess.Popen([*argv, f"ctl{n}"], stdout=subprocess.PIPE, text=True) for n in range(4)]
+    said = [process.communicate()[0].strip() for process in started]
+    assert sorted(said) == ["False", "False", "False", "True"]

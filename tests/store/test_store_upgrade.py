@@ -1,0 +1,126 @@
+"""From the schema of every earlier step to today's and back, on every kind of database, with nothing lost."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from slurm_migbatch.store import backup
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.engines import file_url, make_engine
+from slurm_migbatch.store.errors import NewerDatabaseError, StoreError
+from slurm_migbatch.store.history import HISTORY
+from slurm_migbatch.store.migrations import migrate, pending
+from slurm_migbatch.store.restore import restore
+from slurm_migbatch.store.soundness import damages, differences, strays
+from tests.support.old_schemas import all_rows, make_old
+from tests.support.store_events import Node, piece, run_of
+
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def kept(before: Rows, after: Rows) -> None:
+    """Hold that every row of before is there with every value that it had."""
+    for name, rows in before.items():
+        if name == "schema_migrations":
+            assert [row["name"] for row in rows] == [row["name"] for row in after[name]][: len(rows)]
+            continue
+        assert len(after[name]) == len(rows), name
+        for old, new in zip(rows, after[name], strict=True):
+            assert {key: new[key] for key in old} == old, name
+
+
+def beside(url: str) -> list[Path]:
+    file = Path(url.removeprefix("sqlite:///"))
+    return sorted(file.parent.glob(f"{file.name}.schema-*"))
+
+
+@pytest.mark.parametrize("steps", range(1, len(HISTORY)))
+def test_every_earlier_schema_is_upgraded_with_its_rows(database: str, steps: int) -> None:
+    before = make_old(database, steps)
+    with pytest.raises(StoreError, match="start migbatchd"):
+        open_store(database, readonly=True)
+    with open_store(database) as store:
+        kept(before, all_rows(database))
+        with store.reading() as connection:
+            assert [*damages(connection), *differences(connection), *strays(connection)] == []
+        # and it goes on from there: the node's next event, a job that is known, a number that is free
+        node = Node(store, journal="aa")
+        node.seq = 3
+        assert node.send(node.stop(1_700_000_100.0, 42, piece(2, 2, "2g.20gb")), node.start(1_700_000_101.0, 43)) == 5
+        assert run_of(store, 42).run["state"] == "COMPLETED"
+        assert run_of(store, 43).run["id"] > 9
+        assert store.lessons()[0].memory_mib == 4000.0 and store.lessons()[-1].job == 42
+    if database.startswith("sqlite"):
+        (copy,) = beside(database)
+        assert copy.name == f"migbatch.db.schema-{HISTORY[steps - 1].name[:4]}"
+        assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+        assert all_rows(file_url(copy)) == before
+
+
+@pytest.mark.parametrize("steps", range(1, len(HISTORY)))
+def test_the_way_back_is_the_backup_that_the_upgrade_made(url: str, steps: int) -> None:
+    """The release of before refuses the new schema in a sentence, takes its own backup back, and goes on with it."""
+    before, old = make_old(url, steps), HISTORY[:steps]
+    open_store(url).close()
+    (copy,) = beside(url)
+    engine = make_engine(url, readonly=False)
+    with pytest.raises(NewerDatabaseError, match=r"newer migbatch .*upgrade slurm-migbatch on this host, or restore"):
+        migrate(engine, old)
+    engine.dispose()
+    if steps < 7:  # what `migbatch db restore` of such a release would be; there the file is put back by hand
+        for path in Path(copy.parent).glob("migbatch.db*"):
+            if path != copy:
+                path.unlink()
+        copy.rename(url.removeprefix("sqlite:///"))
+        assert all_rows(url) == before
+    else:
+        done = restore(copy, url, old, replace=True)
+        assert done.schema == old[-1].name and done.before is not None
+        after = all_rows(url)
+        assert after["identity"] != before["identity"] and after["nodes"][0]["told"] is None
+        assert {**after, **{n: before[n] for n in ("identity", "nodes", "terms")}} == before
+    engine = make_engine(url, readonly=False)
+    assert migrate(engine, old) == []
+    engine.dispose()
+    # and forward again: the first backup stays, a second one is made
+    open_store(url).close()
+    assert len(beside(url)) == (1 if steps < 7 else 2)
+
+
+def test_newer_schemas_are_refused_in_a_sentence(database: str) -> None:
+    open_store(database).close()
+    engine = make_engine(database, readonly=False)
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO schema_migrations VALUES ('0999 tomorrow', 1.0)"))
+    engine.dispose()
+    for readonly in (False, True):
+        with pytest.raises(NewerDatabaseError) as caught:
+            open_store(database, readonly=readonly)
+        assert str(caught.value).count("\n") == 0 and "'0999 tomorrow'" in str(caught.value)
+
+
+def test_an_upgrade_without_room_for_its_backup_changes_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = make_old(url, 3)
+    usage = os.statvfs("/").f_bavail
+    monkeypatch.setattr(backup, "size_of", lambda file: (usage + 10**9) << 20)
+    with pytest.raises(StoreError, match=r"older release.*MiB left.*make room, or .*migbatch db upgrade --no-backup"):
+        open_store(url)
+    assert beside(url) == []
+    assert all_rows(url) == before
+    monkeypatch.undo()
+    open_store(url, backup=False).close()
+    assert beside(url) == []
+    with open_store(url) as store, store.reading() as connection:
+        assert pending(connection, HISTORY) == []
+
+
+def test_a_new_database_and_one_of_today_need_no_backup(url: str) -> None:
+    open_store(url).close()
+    open_store(url).close()
+    assert beside(url) == []

@@ -1,0 +1,351 @@
+"""Jobs that name nodes, leave some out or ask for features; and slices that no node of theirs can ever hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations_with_replacement, product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit import protocol
+from slurm_migbatch.submit.nodes import READ, listed
+from slurm_migbatch.submit.request import TEXTS, Accept, Answer, JobRequest, Pass, Present, Refuse
+from slurm_migbatch.submit.rewrite import SLURM_LIMIT, SubmitPolicy, rewrite
+from slurm_migbatch.submit.table import compile_table, write_table
+from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
+from slurm_migbatch.workload.holding import STEPS, _Search, can_hold, room_of
+from tests.support.examples import examples
+from tests.support.lua_shim import Shim
+from tests.support.submit_agreement import words
+
+USER = 1001
+H100 = GpuKind("h100-80gb", geometry("h100-80gb"), 989, 3350, 132, ("h100",))
+A100 = GpuKind("a100-40gb", geometry("a100-40gb"), 312, 1555, 108, ("a100",))
+
+
+def node(name: str, gpus: str, partitions: str, features: str, named: bool = True) -> MigNode:
+    own = {f"mig_node_{name}"} if named else set()
+    return MigNode(name, tuple(gpus.split()), frozenset(partitions.split()), frozenset(features.split()) | own, named)
+
+
+NODES = [
+    node("n1", "h100-80gb", "gpu both", "h100 fast"),
+    node("n2", "h100-80gb", "gpu both", "h100"),
+    node("n3", "h100-80gb h100-80gb", "gpu both", "h100 big"),
+    node("a1", "a100-40gb", "both old", "a100"),
+    node("new", "h100-80gb", "gpu", "h100", named=False),
+]
+CATALOG = SiteCatalog(
+    {
+        "gpu": Partition("gpu", (H100,)),
+        "both": Partition("both", (A100, H100)),
+        "old": Partition("old", (A100,)),
+    },
+    {each.name: each for each in NODES},
+    "migcatalog",
+)
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory, chooser: Chooser) -> Iterator[Shim]:
+    folder = tmp_path_factory.mktemp("nodes")
+    write_table(folder / "table.lua", compile_table(CATALOG, chooser))
+    with Shim(folder, table=str(folder / "table.lua"), catalog=CATALOG) as running:
+        yield running
+
+
+@pytest.fixture
+def ask(shim: Shim, chooser: Chooser):
+    """The answer of service and shim, which is one."""
+
+    def answer(**fields) -> Answer:
+        return both(JobRequest(USER, **{"partition": "gpu", **fields}), shim, chooser)
+
+    return answer
+
+
+def both(request: JobRequest, shim: Shim, chooser: Chooser) -> Answer:
+    local, service = shim(request), rewrite(request, CATALOG, chooser, SubmitPolicy())
+    assert shim.errors == []
+    if isinstance(service, Refuse):
+        service = Refuse(service.sentence, "")
+    elif isinstance(service, Accept):
+        service = Accept(service.changes, service.message) if service.changes else Pass(service.message)
+    assert local == service
+    return service
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes"),
+    [
+        ({"req_nodes": "n1"}, {"req_nodes": "", "features": "mig_node_n1"}),
+        ({"req_nodes": "n1", "min_nodes": 1}, {"req_nodes": "", "features": "mig_node_n1"}),
+        ({"req_nodes": "n[1-2]"}, {"req_nodes": "", "features": "mig_node_n1|mig_node_n2", "min_nodes": "2"}),
+        ({"req_nodes": "n2,n1,n2", "min_nodes": 2}, {"req_nodes": "", "features": "mig_node_n2|mig_node_n1"}),
+        ({"req_nodes": "n1", "features": "h100&fast"}, {"req_nodes": "", "features": "mig_node_n1"}),
+        ({"features": "h100"}, {}),
+        ({"exc_nodes": "n1"}, {}),
+    ],
+)
+def test_a_node_list_becomes_features(ask, fields: dict, changes: dict) -> None:
+    answer = ask(tres_per_node="gres/mig:1g.10gb:1", **fields)
+    assert isinstance(answer, Accept) and answer.message == ""
+    assert {
+        name: value for name, value in answer.changes.items() if name not in ("tres_per_node", "comment")
+    } == changes
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"req_nodes": "n9"}, "--nodelist names n9, which is no node with MIG GPUs of partition gpu"),
+        ({"req_nodes": "a1"}, "--nodelist names a1, which"),
+        ({"req_nodes": "n2", "features": "fast"}, "--nodelist names n2, which"),
+        ({"req_nodes": "n2", "exc_nodes": "n[2,3]"}, "--nodelist names n2, which"),
+        ({"req_nodes": "n1", "min_nodes": 2}, "the job asks for 2 nodes and --nodelist names 1"),
+        ({"features": "a100"}, "no node with MIG GPUs of partition gpu meets --constraint and --exclude"),
+        ({"exc_nodes": "n[1-3],new"}, "no node with MIG GPUs of partition gpu meets --constraint and --exclude"),
+    ],
+)
+def test_what_no_node_meets_is_refused(ask, fields: dict, sentence: str) -> None:
+    answer = ask(tres_per_node="gres/mig:1g.10gb:1", **fields)
+    assert isinstance(answer, Refuse) and answer.sentence.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"req_nodes": "new"},
+        {"req_nodes": "n1,new", "min_nodes": 2},
+        {"req_nodes": "n1", "features": "[fast|big]"},
+        {"req_nodes": "n[1-40]"},
+        {"req_nodes": "n[1-2]x"},
+    ],
+)
+def test_a_list_that_must_stay_is_told_of(ask, fields: dict) -> None:
+    answer = ask(tres_per_node="gres/mig:1g.10gb:1", **fields)
+    assert isinstance(answer, Accept) and not {"req_nodes", "features"} & set(answer.changes)
+    assert answer.message.startswith("migbatch: --nodelist is left to Slurm, which refuses the job unless")
+
+
+def test_a_reservation_without_the_catalog_is_told_of(ask) -> None:
+    answer = ask(tres_per_node="gres/mig:1g.10gb:1", uncatalogued=1)
+    assert isinstance(answer, Accept) and "ReservationName=... Nodes=...,migcatalog" in answer.message
+
+
+@pytest.mark.parametrize(
+    ("constraint", "granted"),
+    [(None, "7g.40gb"), ("h100", "7g.80gb"), ("fast|big", "7g.80gb"), ("a100", "7g.40gb"), ("[h100*1]", "7g.40gb")],
+)
+def test_a_constraint_chooses_the_kind_of_gpu(ask, constraint: str | None, granted: str) -> None:
+    answer = ask(partition="both", tres_per_node="gres/gpu:1", features=constraint)
+    assert isinstance(answer, Accept) and answer.changes["tres_per_node"] == f"gres/mig:{granted}:1"
+    told = "of its kinds (a100-40gb, h100-80gb) the first is taken, ask for another by gpu:<kind>" in answer.message
+    assert told == (constraint in (None, "[h100*1]"))
+
+
+def test_auto_takes_what_the_nodes_have(ask) -> None:
+    answer = ask(partition="both", tres_per_node="gres/mig:auto", comment="migbatch: mem=60gib", features="h100")
+    assert isinstance(answer, Accept) and "mig:7g.80gb:1" in answer.changes["tres_per_node"]
+    answer = ask(partition="both", tres_per_node="gres/mig:auto", comment="migbatch: mem=60gib", req_nodes="a1")
+    assert isinstance(answer, Refuse) and "fits no slice available to the job" in answer.sentence
+
+
+@pytest.mark.parametrize(
+    ("asked", "fields", "ok"),
+    [
+        ("mig:7g.80gb:1,mig:1g.10gb:1", {}, True),
+        ("mig:7g.80gb:1,mig:1g.10gb:1", {"exc_nodes": "n3"}, False),
+        ("mig:7g.80gb:1,mig:1g.10gb:1", {"req_nodes": "n1"}, False),
+        ("mig:7g.80gb:2,mig:1g.10gb:1", {}, False),
+        ("mig:1g.10gb:15", {}, False),
+        ("mig:1g.10gb:14", {}, True),
+        ("mig:1g.10gb.me:2", {"features": "fast"}, False),
+        ("mig:3g.40gb:1,mig:4g.40gb:1", {"req_nodes": "n1"}, True),
+        ("mig:4g.40gb:2", {"req_nodes": "n1"}, False),
+        ("mig:3g.40gb:2,mig:1g.10gb:1", {"req_nodes": "n1"}, False),
+        ("mig:1g.20gb:4,mig:1g.10gb:1", {"req_nodes": "n1"}, False),
+        ("mig:7g.40gb:1,mig:1g.10gb:1", {"partition": "both"}, False),
+        ("gpu:2", {"req_nodes": "n2"}, False),
+    ],
+)
+def test_what_no_node_can_ever_hold_is_refused(ask, asked: str, fields: dict, ok: bool) -> None:
+    entries = ",".join(f"gres/{entry}" for entry in asked.split(","))
+    answer = ask(tres_per_node=entries, **fields)
+    assert isinstance(answer, Accept) == ok
+    if isinstance(answer, Refuse):
+        assert answer.sentence.startswith("no node available to the job can ever hold mig:")
+
+
+def test_enough_nodes_must_hold_it(ask) -> None:
+    assert isinstance(ask(tres_per_node="gres/mig:7g.80gb:1", min_nodes=4), Accept)
+    answer = ask(tres_per_node="gres/mig:7g.80gb:2", min_nodes=2)
+    assert isinstance(answer, Refuse)
+    assert answer.sentence.startswith(
+        "only 1 of the nodes available to the job can ever hold mig:7g.80gb:2, and it asks for 2"
+    )
+
+
+def test_a_waiting_job_gets_no_other_node_list(ask) -> None:
+    now = Present(tres_per_node="gres/mig:1g.10gb:1", comment="x [mig:1g.10gb:1]", partition="gpu")
+    answer = ask(job_id=7, partition=None, req_nodes="n2", now=now)
+    assert isinstance(answer, Refuse) and "scontrol update JobId=... Features=mig_node_..." in answer.sentence
+
+
+def test_a_change_minds_the_features_of_the_job(ask) -> None:
+    now = Present(
+        tres_per_node="gres/mig:1g.10gb:1", comment="[mig:1g.10gb:1]", partition="both", features="mig_node_a1"
+    )
+    answer = ask(partition=None, tres_per_node="gres/gpu:1", now=now)
+    assert isinstance(answer, Accept) and answer.changes["tres_per_node"] == "gres/mig:7g.40gb:1"
+
+
+entries = words(
+    "gres/mig:auto gres/mig:1g.10gb:3 gres/mig:7g.80gb:1 gres/mig:3g.40gb:2 gres/gpu:1 gres/mig:1g.10gb.me:2"
+)
+lists = st.one_of(
+    st.none(),
+    words("n1 n2 n[1-2] n[1-3] n3,a1 a1 new n1,new n[01-02] n[2-1] n[1-99] n1,,n2 n[1 n] [1-2] n[1-2]x n[] n[1,3],a1"),
+    st.text(alphabet="na12[],-", max_size=12),
+    st.just("n1," * 400),
+)
+constraints = st.one_of(
+    st.none(),
+    words("h100 a100 h100&fast fast|big mig_node_n1 mig_node_new mig_node_n1|mig_node_n2 [fast|big] h100& |h100 nope"),
+    st.text(alphabet="h100&|fast", max_size=10),
+)
+requests = st.builds(
+    JobRequest,
+    uid=st.just(USER),
+    partition=st.sampled_from(["gpu", "both", "old", "gpu,both"]),
+    tres_per_node=st.lists(entries, min_size=1, max_size=3).map(",".join),
+    comment=st.sampled_from([None, "migbatch: mem=30gib", "migbatch: model=bert-large batch=8"]),
+    req_nodes=lists,
+    exc_nodes=lists,
+    features=constraints,
+    uncatalogued=st.sampled_from([None, None, 1]),
+    min_nodes=st.sampled_from([None, 0, 1, 2, 3]),
+)
+
+
+@settings(max_examples=examples(1500), deadline=None)
+@given(asked=requests)
+def test_service_and_shim_agree(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
+    both(asked, shim, chooser)
+
+
+counts = st.dictionaries(
+    words("7g.80gb 4g.40gb 3g.40gb 2g.20gb 1g.20gb 1g.10gb 1g.10gb.me"), st.integers(1, 12), min_size=1
+)
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(asked=counts, wide=st.booleans())
+def test_both_search_alike(shim: Shim, chooser: Chooser, asked: dict[str, int], wide: bool) -> None:
+    tres = ",".join(f"gres/mig:{kind}:{count}" for kind, count in asked.items())
+    both(JobRequest(USER, partition="gpu", tres_per_node=tres, req_nodes="n3" if wide else None), shim, chooser)
+
+
+def test_one_gpu_holds_what_can_be_placed_on_it() -> None:
+    """The search knows of one GPU exactly what its placements allow."""
+    room = room_of(H100.geometry)
+    plain = [info for info in H100.geometry.profiles if not info.profile.suffix]
+
+    def placeable(infos, mask=0) -> bool:
+        if not infos:
+            return True
+        return any(not mask & p.mask and placeable(infos[1:], mask | p.mask) for p in infos[0].placements)
+
+    for size in range(1, 8):
+        for infos in combinations_with_replacement(plain, size):
+            need: dict[str, int] = {}
+            for info in infos:
+                need[info.profile.gres_type] = need.get(info.profile.gres_type, 0) + 1
+            legal = H100.geometry.admits(info.profile for info in infos) and placeable(infos)
+            assert can_hold([room], need) == legal, need
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(asked=counts, gpus=st.integers(1, 16))
+def test_a_search_ends(asked: dict[str, int], gpus: int) -> None:
+    search = _Search([room_of(H100.geometry)] * gpus)
+    search.holds(0, tuple(asked.items()))
+    assert search._steps <= STEPS + 30 * gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ("n1",)),
+        ("n1,n2,n1", ("n1", "n2")),
+        ("n[08-10,3],m", ("n08", "n09", "n10", "n3", "m")),
+        ("n[1-2][3-4]", None),
+        ("n[1-32]", tuple(f"n{i}" for i in range(1, 33))),
+        ("n[1-33]", None),
+        ("n[3-1]", None),
+        ("n[", None),
+        ("", None),
+    ],
+)
+def test_short_lists(text: str, names: tuple[str, ...] | None) -> None:
+    assert listed(text) == names
+
+
+def test_a_request_at_every_limit_fits_a_packet() -> None:
+    text, short = "\xff" * SLURM_LIMIT, "\xff" * READ
+    now = Present(True, *[text] * 7, short)
+    more = {"req_nodes": short, "exc_nodes": short, "features": short}
+    asked = JobRequest(4_000_000_000, job_id=4_000_000_000, now=now, **dict.fromkeys(TEXTS, text), **more)
+    assert len(protocol.encode(asked.to_fields())) <= protocol.MAX_REQUEST
+
+
+LONG = {
+    "names": lambda n: ",".join(["n1"] * (n // 3)),
+    "ranges": lambda n: "n[" + ",".join(["1-2"] * (n // 4)) + "]",
+    "brackets": lambda n: "[" * n,
+    "commas": lambda n: "," * n,
+    "digits": lambda n: "n[" + "9" * n + "]",
+    "features": lambda n: "&".join(["h100"] * (n // 5)),
+    "others": lambda n: "|".join(["h100"] * (n // 5)),
+}
+
+
+@pytest.mark.parametrize("name", ["req_nodes", "exc_nodes", "features"])
+def test_steps_grow_with_the_length_of_a_list(tmp_path: Path, shim: Shim, chooser: Chooser, name: str) -> None:
+    write_table(tmp_path / "table.lua", compile_table(CATALOG, chooser))
+    with Shim(tmp_path, table=str(tmp_path / "table.lua"), catalog=CATALOG, count_steps=True) as counting:
+
+        def steps(text: str) -> int:
+            asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:1g.10gb:1", **{name: text})
+            counting(asked)
+            counting(asked)
+            return counting.steps
+
+        for what, text in LONG.items():
+            small, medium, large = (steps(text(size)) for size in (125, 250, 500))
+            assert large - medium <= 3 * max(medium - small, 0) + 4000, (what, small, medium, large)
+            assert steps(text(60_000)) <= large + 4000, what
+
+
+def test_a_search_is_short(tmp_path: Path, chooser: Chooser) -> None:
+    """The heaviest of many requests of slices takes slurmctld no longer than a few milliseconds."""
+    wide = node("wide", " ".join(["h100-80gb"] * 16), "gpu", "")
+    catalog = SiteCatalog({"gpu": CATALOG.partitions["gpu"]}, {"wide": wide}, "migcatalog")
+    write_table(tmp_path / "table.lua", compile_table(catalog, chooser))
+    heavy = 0
+    with Shim(tmp_path, table=str(tmp_path / "table.lua"), catalog=catalog, count_steps=True) as counting:
+        for large, middle, small in product((8, 15, 16), (0, 7, 16), (0, 9, 16)):
+            parts = {"3g.40gb": large, "2g.20gb": middle, "1g.20gb": small, "1g.10gb": 5, "1g.10gb.me": 11}
+            tres = ",".join(f"gres/mig:{kind}:{count}" for kind, count in parts.items() if count)
+            counting(JobRequest(USER, partition="gpu", tres_per_node=tres))
+            heavy = max(heavy, counting.steps)
+    assert heavy < 2_000_000, heavy
+
+
+def test_the_catalog_keeps_its_nodes(tmp_path: Path) -> None:
+    assert SiteCatalog.from_dict(CATALOG.to_dict()) == CATALOG

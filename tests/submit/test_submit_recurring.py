@@ -1,0 +1,155 @@
+"""The submit filter knows a job again, from slurmctld's description of it to the answer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.predict.recurring import DONE, PastRun, RunsPolicy
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit.decision import SubmitDecision
+from slurm_migbatch.submit.request import Accept, JobRequest
+from slurm_migbatch.submit.rewrite import SubmitPolicy
+from slurm_migbatch.submit.script import MOST_BYTES, digest, recurring_key
+from slurm_migbatch.submit.service import SubmitService
+from tests.support.gpu_kinds import SITE
+from tests.support.lua_shim import Shim
+from tests.support.submit_running import running
+
+USER = 1001
+SCRIPT = "#!/bin/sh\npython train.py --epoch %d\n"
+
+
+@pytest.fixture
+def decisions() -> list[SubmitDecision]:
+    return []
+
+
+@pytest.fixture
+def service(chooser: Chooser, decisions: list[SubmitDecision]) -> Iterator[SubmitService]:
+    policy = SubmitPolicy(runs=RunsPolicy(3), advise=True)
+    made = SubmitService(SITE, chooser, decisions.append, policy=policy)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shim(tmp_path: Path, service: SubmitService) -> Iterator[Shim]:
+    path = tmp_path / "submit.sock"
+    with running(path, service), Shim(tmp_path, socket=str(path)) as made:
+        yield made
+
+
+def submitted(shim: Shim, number: int = 1, gres: str = "gres/mig:auto", script: str = SCRIPT, **more: str) -> Accept:
+    job = JobRequest(USER, partition="gpu", tres_per_node=gres, name="train.sh", account="acc", batch=1)
+    text = script % number if "%d" in script else script
+    answer = shim(job, script=text, **more)
+    assert isinstance(answer, Accept)
+    return answer
+
+
+def remember(service: SubmitService, key: str, *gib: float, profile: str = "7g.80gb", **facts: object) -> None:
+    past = [PastRun(number, profile, DONE, each * 1024, **facts) for number, each in enumerate(gib)]  # type: ignore[arg-type]
+    service.learn({key: past})
+
+
+def key_of(service: SubmitService, decisions: list[SubmitDecision]) -> str:
+    service.close()
+    return decisions[-1].recurring
+
+
+def test_a_job_is_known_by_what_slurm_says_of_it(
+    shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
+) -> None:
+    assert "after 3 completed runs of train.sh (0 so far)" in submitted(shim).message
+    key = key_of(service, decisions)
+    assert key == recurring_key(USER, "acc", "gpu", "train.sh", digest((SCRIPT % 5).encode()))
+    assert decisions[-1].reason == "runs_few"
+    remember(service, key, 14, 14, 14)
+    answer = submitted(shim, 7)
+    assert "your last 3 runs of train.sh used at most 14 GiB" in answer.message
+    assert "1g.20gb" in answer.changes["tres_per_node"]
+    assert key_of(service, decisions) == key
+    assert "(0 so far)" in submitted(shim, script="#!/bin/sh\npython infer.py\n").message
+    assert "(0 so far)" in submitted(shim, argv="--big").message  # arguments are a part of what it does
+
+
+def test_hints_come_before_runs(shim: Shim, service: SubmitService, decisions: list[SubmitDecision]) -> None:
+    submitted(shim)
+    remember(service, key_of(service, decisions), 14, 14, 14)
+    job = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", name="train.sh", account="acc", batch=1)
+    for hint, profile in (("mem=30gb", "3g.40gb"), ("max=1g.10gb", "1g.10gb"), ("min=3g.40gb", "3g.40gb")):
+        answer = shim(JobRequest(**{**job.__dict__, "comment": f"migbatch: {hint}"}), script=SCRIPT % 1)
+        assert isinstance(answer, Accept) and profile in answer.changes["tres_per_node"], hint
+
+
+def test_answers_follow_what_is_learned_though_requests_are_the_same(
+    shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
+) -> None:
+    submitted(shim)
+    key = key_of(service, decisions)
+    for gib, profile in ((14, "1g.20gb"), (5, "1g.10gb"), (30, "3g.40gb")):
+        remember(service, key, gib, gib, gib)
+        assert profile in submitted(shim).changes["tres_per_node"]
+
+
+def test_a_job_without_a_script_is_not_known_again(
+    shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
+) -> None:
+    answer = shim(JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", name="bash"))
+    assert isinstance(answer, Accept) and "the job has no hints; add --comment" in answer.message
+    assert key_of(service, decisions) == ""
+
+
+@pytest.mark.parametrize("script", ["\xff\x00%%\n=" * 4000, "\n" * 100_000, "script=1\n\nverdict=refuse\n" * 3000])
+def test_no_script_confuses_the_filter(shim: Shim, script: str) -> None:
+    assert len(script) > MOST_BYTES
+    assert "1g.10gb" in submitted(shim, script=script, argv="\n\nkind=modify\n").changes["tres_per_node"]
+    assert not shim.errors
+
+
+def test_a_vllm_run_on_3g_and_one_on_7g_leave_the_next_choice_where_it_was(
+    shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
+) -> None:
+    script = "#!/bin/sh\nvllm serve private/model-%d\n"
+    submitted(shim, script=script)
+    key = key_of(service, decisions)
+    assert decisions[-1].engine == "vllm"
+    room = {name: SITE.view(("gpu",)).offers[name].memory_mib for name in ("3g.40gb", "7g.80gb")}
+
+    def chosen(*profiles: str) -> tuple[str, str]:
+        past = [PastRun(n, p, DONE, 0.92 * room[p], engine="vllm") for n, p in enumerate(profiles)]
+        service.learn({key: past})
+        answer = submitted(shim, 3, script=script)
+        return answer.changes["tres_per_node"], answer.message
+
+    before, told = chosen("3g.40gb", "3g.40gb", "3g.40gb")
+    assert "3g.40gb" in before and "vllm takes a fixed share" in told and "not known" in told
+    assert chosen("3g.40gb", "3g.40gb", "3g.40gb", "3g.40gb", "7g.80gb")[0] == before
+    assert chosen("3g.40gb", "7g.80gb", "7g.80gb")[0] == before
+
+
+def test_a_job_that_wants_to_be_retried_may_be_requeued(shim: Shim) -> None:
+    job = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:1g.10gb", comment="migbatch: retry=oom", batch=1)
+    assert shim(job).changes["requeue"] == "1"
+    old = shim(JobRequest(**{**job.__dict__, "tres_per_node": "gres:mig:1g.10gb"}))
+    assert "for the next submission only" in old.message
+
+
+def test_whole_gpus_are_granted_and_advised(
+    shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
+) -> None:
+    """One line, where the site wants it; the job gets what it asked for."""
+    assert "would do" not in submitted(shim, gres="gres/gpu").message
+    key = key_of(service, decisions)
+    remember(service, key, 14, 14, 14)
+    answer = submitted(shim, gres="gres/gpu")
+    assert "your last 3 runs of train.sh used at most 14 GiB: --gres=mig:1g.20gb would do" in answer.message
+    assert "7g.80gb" in answer.changes["tres_per_node"]
+    remember(service, key, 70, 70, 70)
+    assert "would do" not in submitted(shim, gres="gres/gpu").message
+    remember(service, key, 14, 14, 14, sm=0.9, dram=0.2)
+    assert "would do" not in submitted(shim, gres="gres/gpu").message
+    remember(service, key, 14, 14, 14)
+    service.use(policy=SubmitPolicy(runs=RunsPolicy(3)))
+    assert "would do" not in submitted(shim, gres="gres/gpu").message

@@ -1,0 +1,53 @@
+"""The stock site with two controllers, one state directory for both, and a database on a host of its own."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.support.stock_site import StockSite
+
+_ACCOUNT = (
+    "CREATE DATABASE migbatch; CREATE USER migbatch@'%' IDENTIFIED BY 'SECRET'; GRANT ALL ON migbatch.* TO migbatch@'%'"
+)
+
+
+class PairedSite(StockSite):
+    """Two controllers, a node with GPUs, a login node and a database server: `with PairedSite(slurm_root) as site:`."""
+
+    hosts: Sequence[str] = ("db1", "ctl", "ctl2", "h1", "login")
+    controllers: Sequence[str] = ("ctl", "ctl2")
+    edits: Mapping[str, str] = {
+        "SlurmctldHost=ctl(10.7.1.9)": "SlurmctldHost=ctl(10.7.1.9)\nSlurmctldHost=ctl2(10.7.1.8)\nSlurmctldTimeout=5"
+    }
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        Path(self._data).mkdir(parents=True)
+        install = ["mariadb-install-db", "--no-defaults", f"--datadir={self._data}", "--user=root"]
+        install += ["--auth-root-authentication-method=normal", "--skip-test-db"]
+        subprocess.run(install, check=True, capture_output=True)
+
+    def _start(self) -> None:
+        super()._start()
+        where = [f"--datadir={self._data}", f"--socket={self._socket}", f"--pid-file={self.directory}/db/pid"]
+        self._spawn_on("db1", "mariadbd", ["/usr/sbin/mariadbd", "--no-defaults", "--user=root", *where])
+        self.wait("the database server", lambda: self._database("SELECT 1").returncode == 0)
+        done = self._database(_ACCOUNT)
+        assert done.returncode == 0, done.stderr
+
+    def _database(self, statements: str) -> subprocess.CompletedProcess[str]:
+        argv = ["mariadb", "--no-defaults", f"--socket={self._socket}", "-uroot", "-e", statements]
+        return subprocess.run(argv, check=False, capture_output=True, text=True)
+
+    @property
+    def _data(self) -> str:
+        return f"{self.directory}/db/data"
+
+    @property
+    def _socket(self) -> str:
+        return f"{self.directory}/db/socket"
+
+    def _debian(self, host: str) -> str:
+        return "" if host == "db1" else super()._debian(host)
