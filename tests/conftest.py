@@ -23,6 +23,7 @@ from slurm_migbatch.testbed.registry import unmount_below
 
 pytest.register_assert_rewrite("tests.support")
 
+from tests.support.databases import KINDS, Databases, chosen  # noqa: E402 - after what it is rewritten by
 from tests.support.directories import open_to_users  # noqa: E402 - after what it is rewritten by
 from tests.support.examples import register as register_examples  # noqa: E402 - after what it is rewritten by
 from tests.support.recordings import assert_decided_alike  # noqa: E402 - after what it is rewritten by
@@ -39,6 +40,9 @@ OWN_CLUSTER = 8
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slurm-root", default="", metavar="DIR", help="run the Slurm of this debootstrapped Debian")
+
+    how = "kind of database of test clusters and of the tests of the record"
+    parser.addoption("--database", default="sqlite", choices=KINDS, help=how)
 
     how = "kill hooks at every Nth system call (tests/node/test_kills.py)"
     parser.addoption("--kills-every", type=int, default=97, metavar="N", help=how)
@@ -67,7 +71,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         size[item.path] += OWN_CLUSTER if "new_cluster" in getattr(item, "fixturenames", ()) else 1
     items.sort(key=lambda item: (item.get_closest_marker("slurm") is None, -size[item.path]))
     root = Path(name) if (name := config.getoption("--slurm-root")) else None
-    for marker, offered in (("nvml_plugin", has_plugin(root)), ("slurmrestd", restd.offered(root))):
+    needs = {
+        "nvml_plugin": has_plugin(root),
+        "slurmrestd": restd.offered(root),
+        "sqlite": config.getoption("--database") == "sqlite",
+    }
+    for marker, offered in needs.items():
         if not offered:
             without = [item for item in items if item.get_closest_marker(marker)]
             config.hook.pytest_deselected(items=without)
@@ -107,6 +116,13 @@ def _no_mounts_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Hooks and agents mount a tmpfs in RunDir, which nobody may delete a directory around."""
     yield
     unmount_below(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def databases(request: pytest.FixtureRequest) -> Iterator[Databases | None]:
+    """Databases on the server of --database; None where every record is a file of SQLite."""
+    with chosen(str(request.config.getoption("--database"))) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,14 @@ from urllib.parse import quote
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from slurm_migbatch.store.engines import BUSY_TIMEOUT_S, make_engine, private_engine, readable_mode, sqlite_file
+from slurm_migbatch.store.engines import (
+    BUSY_TIMEOUT_S,
+    make_engine,
+    one_state,
+    private_engine,
+    readable_mode,
+    sqlite_file,
+)
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.migrations import RECORD, Migration, applied, migrate, pending
 from slurm_migbatch.store.transfer import copy_rows
@@ -139,8 +146,7 @@ def sync(path: Path) -> None:
 def _dump(url: str, part: Path, history: tuple[Migration, ...]) -> None:
     engine = make_engine(url, readonly=True)
     try:
-        one_state = engine.execution_options(isolation_level="REPEATABLE READ")
-        with one_state.connect() as source, source.begin():
+        with one_state(engine).connect() as source, source.begin():
             pending(source, history)
             present = applied(source)
             if not present:

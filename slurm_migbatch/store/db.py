@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import queries
 from slurm_migbatch.store.backup import keep_before_upgrade
-from slurm_migbatch.store.engines import READ_OPTION, make_engine, sqlite_file
+from slurm_migbatch.store.engines import make_engine, one_state, sqlite_file
 from slurm_migbatch.store.errors import OlderDatabaseError, StoreError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import migrate, pending
@@ -92,7 +92,7 @@ class Store:
         self.readonly = readonly
         #: the term in which alone this store may write; 0: in any
         self.term = 0
-        self._reading = engine.execution_options(**{READ_OPTION: True})
+        self._reading = one_state(engine)
 
     def __enter__(self) -> Store:
         return self

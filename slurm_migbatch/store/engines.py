@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -39,20 +40,37 @@ def make_engine(text: str, *, readonly: bool) -> Engine:
         ) from None
     if url.get_backend_name() == "sqlite":
         return _sqlite(url, readonly)
-    return _server(url)
+    return _server(url, readonly)
 
 
-def _server(url: URL) -> Engine:
+def one_state(engine: Engine) -> Engine:
+    """Return an engine on the same connections whose transactions read one state of the data, whoever writes."""
+    if engine.dialect.name == "sqlite":
+        return engine.execution_options(**{READ_OPTION: True})
+    return engine.execution_options(isolation_level="REPEATABLE READ")
+
+
+def _server(url: URL, readonly: bool) -> Engine:
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
     backend = url.get_backend_name()
     try:
-        return create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, pool_recycle=3600)
+        engine = create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, pool_recycle=3600)
     except NoSuchModuleError:
         raise StoreError(f"no such kind of database: {url.drivername!r}; use sqlite, mariadb or postgresql") from None
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(backend)
         advice = f"pip install 'slurm-migbatch[{extra}]'" if extra else f"install {error.name}"
         raise StoreError(f"{backend} needs the Python package {error.name}: {advice}") from None
+    if readonly:
+        event.listen(engine, "connect", partial(_refuse_writes, backend))
+    return engine
+
+
+def _refuse_writes(backend: str, connection: Any, _record: Any) -> None:
+    what = "CHARACTERISTICS AS TRANSACTION" if backend == "postgresql" else "TRANSACTION"
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION {what} READ ONLY")
+    connection.commit()
 
 
 def _sqlite(url: URL, readonly: bool) -> Engine:

@@ -122,6 +122,16 @@ class Product:
         for controller in self.controllers:
             self.cluster.wait("migbatchd", lambda controller=controller: self.health(controller) is not None)  # type: ignore[misc]
 
+    @property
+    def default_record(self) -> str:
+        """URL of migbatchd's database where the test bed's `config` names none."""
+        return f"sqlite:///{self.state}/migbatch.db"
+
+    @property
+    def record(self) -> str:
+        """URL of migbatchd's database."""
+        return str(self._settings()["store"]["url"])
+
     def reconfigure(self, **sections: Mapping[str, object]) -> None:
         """Restart migbatchd with other keys of migbatch.toml (section -> key -> value)."""
         config = {name: dict(values) for name, values in self.cluster.spec.config.items()}
@@ -255,7 +265,7 @@ class Product:
                 "deadline_ms": 2000,
             },
             "learning": {"models": str(self.state / "models")},
-            "store": {"url": f"sqlite:///{self.state}/migbatch.db"},
+            "store": {"url": self.default_record},
             "node_api": {
                 "listen": f"127.0.0.{controller}",
                 "port": self.cluster.ports["migbatchd"],

@@ -26,7 +26,7 @@ def run_of(bed, job, state="COMPLETED"):
     """The record's run of a job, once it is in this state and Slurm, nodes and filter have told what they know."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
-        with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+        with open_store(bed.product.record, readonly=True) as store:
             for row in store.runs(RunFilter(jobs=(JobId(int(job)),))):
                 over = row.slices and all(piece["until"] is not None for piece in row.slices)
                 if row.run["state"] == state and over:

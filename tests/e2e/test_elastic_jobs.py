@@ -71,7 +71,7 @@ def results(text: str) -> list[str]:
 
 def said(bed: Cluster, job: int) -> list[RunProgressRow]:
     """What the record has of each run of a job."""
-    with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+    with open_store(bed.product.record, readonly=True) as store:
         return store.job_progress([job])
 
 

@@ -28,8 +28,7 @@ NewCluster = Callable[..., Cluster]
 @contextmanager
 def record(bed: Cluster) -> Iterator[HistoryStore]:
     """migbatchd's database as it is configured now."""
-    url = bed.spec.config.get("store", {}).get("url", f"sqlite:///{bed.product.state}/migbatch.db")
-    with open_history(str(url), readonly=True) as store:
+    with open_history(bed.product.record, readonly=True) as store:
         yield store
 
 

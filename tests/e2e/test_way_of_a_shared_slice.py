@@ -70,12 +70,12 @@ def holders(bed: Cluster) -> list[int | None]:
 
 
 def actions(bed: Cluster, job: int) -> list[dict[str, Any]]:
-    with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+    with open_store(bed.product.record, readonly=True) as store:
         return store.actions([job])
 
 
 def misfits(bed: Cluster) -> list[str]:
-    with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+    with open_store(bed.product.record, readonly=True) as store:
         return [str(row.run["reason"]) for row in store.runs() if "misfit" in str(row.run["reason"])]
 
 

@@ -50,7 +50,7 @@ class Site:
 
         def told() -> bool:
             nonlocal found
-            with open_store(f"sqlite:///{self.bed.product.state}/migbatch.db", readonly=True) as store:
+            with open_store(self.bed.product.record, readonly=True) as store:
                 found = store.decision(name) or {}
             return bool(found)
 
@@ -171,7 +171,7 @@ def test_an_elastic_array_meets_its_deadline_with_the_cheapest_slices(site: Call
     until("the deadline of the array with a fixed throttle", late)
     assert bed.job_state(fixed) in ("PENDING", "RUNNING")
     assert bed.run(["squeue", "-h", "-j", str(fixed), "-t", "RUNNING", "-o", "%i"]).stdout.split() != []
-    with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+    with open_store(bed.product.record, readonly=True) as store:
         told = [(row["job_id"], row["before"]) for row in store.actions() if row["kind"] == "throttle"]
     assert (elastic, "none") in told and fixed not in {job for job, _ in told}
     bed.run(["scancel", str(fixed)])
@@ -190,7 +190,7 @@ def test_a_service_has_as_many_instances_as_its_load_needs(site: Callable[..., S
     assert array, said
 
     def throttles() -> list[int]:
-        with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+        with open_store(bed.product.record, readonly=True) as store:
             return [int(row["after"]) for row in store.actions([array]) if row["kind"] == "throttle"]
 
     def running() -> int:
@@ -218,7 +218,7 @@ def test_where_slices_are_scarce_the_earlier_deadline_comes_first_and_the_later_
     alice = here.submit(items, "--array=1-20", "--hold", hints="deadline=60s")
 
     def throttles() -> dict[int, tuple[str, str]]:
-        with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+        with open_store(bed.product.record, readonly=True) as store:
             return {row["job_id"]: (row["after"], row["why"]) for row in store.actions([alice, bob])}
 
     until("both know their numbers", lambda: {throttles().get(n, "")[0:1] for n in (alice, bob)} == {("4",), ("2",)})
@@ -236,7 +236,7 @@ def test_a_limit_of_the_user_is_found_out_and_kept(site: Callable[..., Site]) ->
     job = here.submit(here.items(3), hints="deadline=30s")
 
     def moves() -> list[tuple[str, str]]:
-        with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+        with open_store(bed.product.record, readonly=True) as store:
             return [(row["before"], row["after"]) for row in store.actions([job]) if row["kind"] == "retype"]
 
     if here.forgets:

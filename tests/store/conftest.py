@@ -1,4 +1,4 @@
-"""A store in a temporary file, and empty databases of every kind."""
+"""A store in an empty database (a temporary file without --database), and empty databases of every kind."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.store.db import Store, open_store
+from tests.support.databases import Databases
 from tests.support.servers import KINDS, START, empty
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    """Where this test's database is; it is not made yet."""
-    return f"sqlite:///{tmp_path}/store/migbatch.db"
+def url(tmp_path: Path, databases: Databases | None) -> str:
+    """Where this test's database is; nothing is in it yet."""
+    return databases.new() if databases else f"sqlite:///{tmp_path}/store/migbatch.db"
 
 
 @pytest.fixture
@@ -43,6 +44,6 @@ def server_of() -> Iterator[Callable[[str], str]]:
 
 
 @pytest.fixture(params=["sqlite", *(pytest.param(kind, marks=pytest.mark.slurm) for kind in KINDS)])
-def database(request: pytest.FixtureRequest, url: str, server_of: Callable[[str], str]) -> str:
+def database(request: pytest.FixtureRequest, tmp_path: Path, server_of: Callable[[str], str]) -> str:
     """URL of an empty database, of each kind in turn."""
-    return url if request.param == "sqlite" else server_of(request.param)
+    return f"sqlite:///{tmp_path}/store/migbatch.db" if request.param == "sqlite" else server_of(request.param)

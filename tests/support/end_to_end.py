@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
+from sqlalchemy import select
 
 from slurm_migbatch.cli.migacct import command as migacct
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.models import Lease
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.proc import wait_until
@@ -237,9 +239,10 @@ def marked(bed: Cluster, job: int) -> tuple[str, str]:
 
 def leases(bed: Cluster, job: int) -> list[tuple[int, str, float | None]]:
     """Restart, slice and end of every lease of a job in migbatchd's database, without migbatchd."""
-    with closing(sqlite3.connect(bed.product.state / "migbatch.db")) as record:
-        rows = record.execute("select restart, mig_uuid, until from leases where job_id=? order by id", (job,))
-        return rows.fetchall()
+    columns = select(Lease.restart, Lease.mig_uuid, Lease.until)
+    with open_store(bed.product.record, readonly=True) as store, store.reading() as link:
+        rows = link.execute(columns.where(Lease.job_id == job).order_by(Lease.id))
+        return [tuple(row) for row in rows]
 
 
 def instances(bed: Cluster, node: str) -> list[dict[str, Any]]:

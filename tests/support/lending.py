@@ -64,5 +64,5 @@ def actions(bed: Cluster, job: int) -> list[dict[str, Any]]:
     """What the record says was done to a job, or would have been."""
     from slurm_migbatch.store.db import open_store
 
-    with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+    with open_store(bed.product.record, readonly=True) as store:
         return store.actions([job])

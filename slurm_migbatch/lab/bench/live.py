@@ -245,7 +245,7 @@ def _records(bed: Cluster) -> dict[int, list[Any]]:
     def read() -> dict[int, list[Any]]:
         columns = (Run.job_id, Run.restart, Run.state, Run.submitted, Run.started, Run.ended)
         asked = select(*columns).order_by(Run.job_id, Run.restart)
-        with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store, store.reading() as link:
+        with open_store(bed.product.record, readonly=True) as store, store.reading() as link:
             rows = link.execute(asked).all()
         found: dict[int, list[Any]] = {}
         for row in rows:

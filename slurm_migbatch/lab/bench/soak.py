@@ -319,7 +319,7 @@ def _record(bed: Cluster) -> Iterator[Any]:
     """The database of migbatchd, for reading."""
     from slurm_migbatch.store.db import open_store
 
-    with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store, store.reading() as link:
+    with open_store(bed.product.record, readonly=True) as store, store.reading() as link:
         yield link
 
 
