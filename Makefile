@@ -21,7 +21,7 @@ APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge slurm-wlm-basic-plu
 # Each process of a run imports every test: compiled anew, they take longer to import than most of them to run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv system driver demo test test-fast test-all test-engine lint bench soak kills test-matrix deb rpm clean
+.PHONY: help venv system driver demo test test-fast test-all test-engine lint bench soak kills test-matrix test-databases deb rpm clean
 
 help: ## this list
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -87,6 +87,12 @@ test-matrix: venv system $(ROOTS)/trixie/.done $(ROOTS)/forky/.done ## the tests
 	$(PYTEST) -m slurm
 	$(PYTEST) -m slurm --slurm-root=$(ROOTS)/trixie
 	$(PYTEST) -m slurm --slurm-root=$(ROOTS)/forky
+
+test-databases: venv system ## the tests of the record and those on a real Slurm, with MariaDB and with PostgreSQL
+	$(PYTEST) -m 'slurm and not packages' --database=mariadb tests/e2e tests/daemon
+	$(PYTEST) -m 'not packages' --database=mariadb tests/store
+	$(PYTEST) -m 'slurm and not packages' --database=postgresql tests/e2e tests/daemon
+	$(PYTEST) -m 'not packages' --database=postgresql tests/store
 
 deb rpm: ## packages of the roles controller, node and login (PREFIX=, PACKAGE_PYTHON=, WHEELS=, EXTRAS=, PACKAGES=)
 	$(PYTHON) packages/build.py $@ --prefix "$(PREFIX)" --python "$(PACKAGE_PYTHON)" --wheels "$(WHEELS)" \

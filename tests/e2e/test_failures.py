@@ -150,6 +150,7 @@ def test_without_migbatchd_everything_goes_on_and_is_told_later(new_cluster: New
     settled(bed)
 
 
+@pytest.mark.sqlite
 def test_migbatchd_back_with_an_older_record(new_cluster: NewCluster) -> None:
     """Restored from yesterday's copy, it knows less than the nodes do; they go on, and so does it."""
     bed = new_cluster(migbatch="all")

@@ -120,6 +120,7 @@ def replace(request: pytest.FixtureRequest) -> Iterator[Callable[[Cluster, Path]
         yield lambda bed, copy: bed.product.reconfigure(store={"url": url})
 
 
+@pytest.mark.sqlite
 def test_the_database_is_replaced_under_running_jobs(
     new_cluster: NewCluster, replace: Callable[[Cluster, Path], None]
 ) -> None:

@@ -167,6 +167,7 @@ def test_a_backup_overwrites_nothing(store: Store, url: str, tmp_path: Path) -> 
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.sqlite
 def test_two_backups_to_one_name(store: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second comes while the first is being written: one of them has the name, whole."""
     inner = backups.schema_of
@@ -238,6 +239,7 @@ def test_what_is_no_backup_is_refused(store: Store, url: str, tmp_path: Path) ->
         restore(tmp_path / "b.db", url, HISTORY[:3], replace=True)
 
 
+@pytest.mark.sqlite
 def test_the_rights_of_the_file_stay(url: str, tmp_path: Path) -> None:
     """SlurmUser's file stays SlurmUser's, whoever restores it."""
     make_old(url, len(HISTORY))
@@ -282,6 +284,7 @@ def test_root_works_in_another_users_directory_with_that_users_rights(
     assert {(path.stat().st_uid, path.stat().st_gid) for path in state.iterdir()} == {(12345, 23456)}
 
 
+@pytest.mark.sqlite
 def test_the_log_of_the_old_file_is_not_taken_for_the_new_ones(url: str, tmp_path: Path) -> None:
     """A killed migbatchd leaves a log beside its file: replayed onto another file it would be garbage there."""
     with open_store(url) as store:

@@ -411,6 +411,7 @@ def test_another_database_is_another_and_its_name_stays(store: Store, url: str, 
     assert receipt(node, told(node, 101)).told
 
 
+@pytest.mark.sqlite
 def test_an_older_backup_asks_for_everything_and_the_node_is_right(store: Store, url: str, tmp_path: Path) -> None:
     node = Node(store)
     receipt(node, told(node, 100, (7, piece()), (8, piece(1))))

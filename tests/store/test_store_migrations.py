@@ -41,6 +41,7 @@ def test_steps_are_done_once_in_order_and_recorded(url: str) -> None:
     engine.dispose()
 
 
+@pytest.mark.sqlite
 def test_a_step_that_fails_leaves_neither_tables_nor_record(url: str) -> None:
     def fails(connection: Connection) -> None:
         connection.execute(text("CREATE TABLE half (a INTEGER)"))
@@ -75,6 +76,7 @@ def test_every_step_bears_a_second_run(url: str, step: Migration) -> None:
     engine.dispose()
 
 
+@pytest.mark.sqlite
 def test_migrated_tables_are_those_of_the_models(store: Store) -> None:
     found = MetaData()
     found.reflect(store.engine)

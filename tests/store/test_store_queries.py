@@ -53,6 +53,7 @@ def test_windows_find_exactly_what_overlaps_them(
             assert found == expected
 
 
+@pytest.mark.sqlite
 def test_the_window_is_answered_by_its_index(store: Store) -> None:
     """Without it a day in the middle of a million runs would read half of them."""
     from sqlalchemy import select, text

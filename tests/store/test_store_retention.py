@@ -320,6 +320,7 @@ def statements(store: Store) -> Iterator[list[tuple[str, Any]]]:
     event.remove(store.engine, "before_cursor_execute", note)
 
 
+@pytest.mark.sqlite
 def test_no_statement_goes_through_a_table(store: Store) -> None:
     """SQLite says so of each statement that a pass makes; nodes, journals and kept lessons are few."""
     fill(store, 5)

@@ -63,6 +63,7 @@ def test_every_earlier_schema_is_upgraded_with_its_rows(database: str, steps: in
         assert all_rows(file_url(copy)) == before
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("steps", range(1, len(HISTORY)))
 def test_the_way_back_is_the_backup_that_the_upgrade_made(url: str, steps: int) -> None:
     """The release of before refuses the new schema in a sentence, takes its own backup back, and goes on with it."""
@@ -105,6 +106,7 @@ def test_newer_schemas_are_refused_in_a_sentence(database: str) -> None:
         assert str(caught.value).count("\n") == 0 and "'0999 tomorrow'" in str(caught.value)
 
 
+@pytest.mark.sqlite
 def test_an_upgrade_without_room_for_its_backup_changes_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = make_old(url, 3)
     usage = os.statvfs("/").f_bavail

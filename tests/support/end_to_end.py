@@ -237,12 +237,12 @@ def marked(bed: Cluster, job: int) -> tuple[str, str]:
     return ",".join(re.findall(r"mig:([^:,]+:\d+)", gres)), marker[1] if marker else ""
 
 
-def leases(bed: Cluster, job: int) -> list[tuple[int, str, float | None]]:
+def leases(bed: Cluster, job: int) -> list[tuple[int, str | None, float | None]]:
     """Restart, slice and end of every lease of a job in migbatchd's database, without migbatchd."""
     columns = select(Lease.restart, Lease.mig_uuid, Lease.until)
     with open_store(bed.product.record, readonly=True) as store, store.reading() as link:
         rows = link.execute(columns.where(Lease.job_id == job).order_by(Lease.id))
-        return [tuple(row) for row in rows]
+        return [(restart, uuid, until) for restart, uuid, until in rows]
 
 
 def instances(bed: Cluster, node: str) -> list[dict[str, Any]]:
