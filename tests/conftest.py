@@ -49,8 +49,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Shells start what they put in the background so, and programs under test would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.addinivalue_line("markers", "nvml_plugin: needs a Slurm with its NVML plugin (Debian trixie's)")
-    config.addinivalue_line("markers", "slurmrestd: needs a Slurm with its REST API (--slurm-root of 24.11 or 26.05)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -66,12 +64,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         size[item.path] += OWN_CLUSTER if "new_cluster" in getattr(item, "fixturenames", ()) else 1
     items.sort(key=lambda item: (item.get_closest_marker("slurm") is None, -size[item.path]))
+    for marker in _not_offered(config):
+        without = [item for item in items if item.get_closest_marker(marker)]
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if item not in without]
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say which tests are left out because of what this Slurm lacks."""
+    where = config.getoption("--slurm-root") or "this machine"
+    missing = _not_offered(config).items()
+    return [f"left out: tests marked {marker}, as the Slurm of {where} has {what}" for marker, what in missing]
+
+
+def _not_offered(config: pytest.Config) -> dict[str, str]:
+    """Return the markers of tests that this Slurm cannot run, each with what is missing."""
     root = Path(name) if (name := config.getoption("--slurm-root")) else None
-    for marker, offered in (("nvml_plugin", has_plugin(root)), ("slurmrestd", restd.offered(root))):
-        if not offered:
-            without = [item for item in items if item.get_closest_marker(marker)]
-            config.hook.pytest_deselected(items=without)
-            items[:] = [item for item in items if item not in without]
+    found = {} if has_plugin(root) else {"nvml_plugin": "no NVML plugin"}
+    return found if restd.offered(root) else {**found, "slurmrestd": "no slurmrestd with tokens and API v0.0.42"}
 
 
 def pytest_collection(session: pytest.Session) -> None:
