@@ -17,7 +17,7 @@ from sqlalchemy import select
 from slurm_migbatch.config import Config
 from slurm_migbatch.doctor import controllers, health, lending, lua, nodes, paths, service, settings, slurmfiles
 from slurm_migbatch.doctor.catalog import check_catalog
-from slurm_migbatch.doctor.database import check_file
+from slurm_migbatch.doctor.database import check_file, check_server
 from slurm_migbatch.doctor.disks import check_disks, look
 from slurm_migbatch.doctor.leaving import check_leaving
 from slurm_migbatch.doctor.programs import Reader, reader
@@ -84,6 +84,8 @@ def _disks(config: Config) -> Iterator[Finding]:
         needed_mib[str(file.parent)] = 128
         if file.exists():
             yield from check_file(str(file), _daemon(config))
+    else:
+        yield from check_server(config.store.url)
     yield from check_disks(look(place, place, needed) for place, needed in needed_mib.items())
 
 
