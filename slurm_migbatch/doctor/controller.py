@@ -23,6 +23,7 @@ from slurm_migbatch.doctor.leaving import check_leaving
 from slurm_migbatch.doctor.programs import Reader, reader
 from slurm_migbatch.doctor.releases import SiteTraits, check_release, untyped_gres
 from slurm_migbatch.doctor.reports import HeardReport, causes, check_reports, read_reports, summary
+from slurm_migbatch.doctor.rest import check_rest
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import Conf, load
@@ -50,6 +51,7 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
     yield from paths.check_paths(config, reader(config.cluster.slurm_user))
     yield from paths.check_credentials(config, _daemon(config))
     yield from paths.check_metrics_token(config, _daemon(config))
+    yield from check_rest(config, _daemon(config))
     here = health.this_one(config)
     reports: Mapping[str, HeardReport] | None = None
     if here.standby:
