@@ -53,8 +53,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Shells start what they put in the background so, and programs under test would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.addinivalue_line("markers", "nvml_plugin: needs a Slurm with its NVML plugin (Debian trixie's)")
-    config.addinivalue_line("markers", "slurmrestd: needs a Slurm with its REST API (--slurm-root of 24.11 or 26.05)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -70,17 +68,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         size[item.path] += OWN_CLUSTER if "new_cluster" in getattr(item, "fixturenames", ()) else 1
     items.sort(key=lambda item: (item.get_closest_marker("slurm") is None, -size[item.path]))
+    for marker in _not_offered(config):
+        without = [item for item in items if item.get_closest_marker(marker)]
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if item not in without]
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say which tests are left out because of what this Slurm lacks or the database is not."""
+    return [f"left out: tests marked {marker}, as {reason}" for marker, reason in _not_offered(config).items()]
+
+
+def _not_offered(config: pytest.Config) -> dict[str, str]:
+    """Return the markers of tests that cannot run here, each with the reason."""
     root = Path(name) if (name := config.getoption("--slurm-root")) else None
-    needs = {
-        "nvml_plugin": has_plugin(root),
-        "slurmrestd": restd.offered(root),
-        "sqlite": config.getoption("--database") == "sqlite",
+    reasons = {
+        "nvml_plugin": "" if has_plugin(root) else "has no NVML plugin",
+        "slurmrestd": "" if restd.offered(root) else "has no slurmrestd with tokens and API v0.0.42",
     }
-    for marker, offered in needs.items():
-        if not offered:
-            without = [item for item in items if item.get_closest_marker(marker)]
-            config.hook.pytest_deselected(items=without)
-            items[:] = [item for item in items if item not in without]
+    missing = {
+        marker: f"the Slurm of {root or 'this machine'} {reason}" for marker, reason in reasons.items() if reason
+    }
+    kind = config.getoption("--database")
+    return missing if kind == "sqlite" else {**missing, "sqlite": f"the record is in {kind}"}
 
 
 def pytest_collection(session: pytest.Session) -> None:

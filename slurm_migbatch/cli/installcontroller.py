@@ -14,7 +14,7 @@ from slurm_migbatch.cli.scripts import lua
 from slurm_migbatch.config import DEFAULT_PATH, Config, loads
 from slurm_migbatch.config import load as load_config
 from slurm_migbatch.config import render as render_config
-from slurm_migbatch.doctor.controllers import this_one
+from slurm_migbatch.doctor.health import this_one
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import InstallRecord, Wanted, read
 from slurm_migbatch.install.hosts import HostPlan, Places, add_unit, slurmctld_hosts, stub_path

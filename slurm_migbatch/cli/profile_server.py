@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from slurm_migbatch.cli.common import Failure, print_table
+from slurm_migbatch.daemon.addresses import is_local, resolved
 from slurm_migbatch.profiling.completions import Served, ServerAddress, ServerConnection, ServerError, find
 from slurm_migbatch.profiling.device import Device, find_device
 from slurm_migbatch.profiling.ladder import LadderFindings, ServedModel, climb
@@ -66,7 +67,7 @@ def run_server(asked: ServerRun, table: Path, earlier: Sequence[Measurement]) ->
         address = ServerAddress.parse(asked.url)
     except ValueError as error:
         raise click.UsageError(f"--server: {error}") from None
-    if not address.is_here():
+    if not any(map(is_local, resolved(address.host))):
         raise Failure(
             f"{address.host} is no address of this host: run the command where the server runs, in its job, so that "
             "the rows say on which slice"

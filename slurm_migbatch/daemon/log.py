@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from slurm_migbatch.mig.text import escaped
+
 _PLAIN = re.compile(r"[^\s\"'=\\]+")
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 #: attributes of a record that are not the caller's `extra`
@@ -25,7 +27,7 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line; a traceback follows as an escaped `trace` value."""
-        message = _one_line(record.getMessage())
+        message = escaped(record.getMessage())  # job names and comments come from users
         fields = {k: v for k, v in vars(record).items() if k not in _KNOWN}
         if record.exc_info:
             fields["trace"] = self.formatException(record.exc_info)
@@ -39,12 +41,7 @@ class LineFormatter(logging.Formatter):
 
 def _value(value: object) -> str:
     text = str(value)
-    return text if _PLAIN.fullmatch(text) and text.isprintable() else _one_line(json.dumps(text, ensure_ascii=False))
-
-
-def _one_line(text: str) -> str:
-    """Escape whatever a terminal or the journal would act on; job names and comments come from users."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return text if _PLAIN.fullmatch(text) and text.isprintable() else escaped(json.dumps(text, ensure_ascii=False))
 
 
 def setup(level: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.profile import ProfileError
+from slurm_migbatch.mig.text import printable
 from slurm_migbatch.node import findings
 from slurm_migbatch.node.findings import Finding
 
@@ -131,13 +132,9 @@ def read_findings(node: str, body: bytes) -> FindingsMessage:
     for row in _rows(message, "findings", findings.MOST):
         if row.get("level") not in (findings.BAD, findings.ODD, findings.UNKNOWN):
             raise MessageError(f"level of a finding is {_shown(row.get('level'))}")
-        texts = (_printable(_text(row, key, findings.LONGEST)) for key in ("subject", "text", "advice"))
+        texts = (printable(_text(row, key, findings.LONGEST)) for key in ("subject", "text", "advice"))
         found.append(Finding(str(row["level"]), *texts))
     return FindingsMessage(_real(message, "sent", 0, MAX_REAL), tuple(found))
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------

@@ -15,17 +15,18 @@ from pathlib import Path
 from sqlalchemy import select
 
 from slurm_migbatch.config import Config
-from slurm_migbatch.doctor import controllers, lending, lua, nodes, paths, service, settings, slurmfiles
+from slurm_migbatch.doctor import controllers, health, lending, lua, nodes, paths, service, settings, slurmfiles
 from slurm_migbatch.doctor.catalog import check_catalog
-from slurm_migbatch.doctor.database import check_file
+from slurm_migbatch.doctor.database import check_file, check_server
 from slurm_migbatch.doctor.disks import check_disks, look
 from slurm_migbatch.doctor.leaving import check_leaving
 from slurm_migbatch.doctor.programs import Reader, reader
 from slurm_migbatch.doctor.releases import SiteTraits, check_release, untyped_gres
 from slurm_migbatch.doctor.reports import HeardReport, causes, check_reports, read_reports, summary
+from slurm_migbatch.doctor.rest import check_rest
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import read
-from slurm_migbatch.install.slurmconf import load
+from slurm_migbatch.install.slurmconf import Conf, load
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
@@ -50,7 +51,8 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
     yield from paths.check_paths(config, reader(config.cluster.slurm_user))
     yield from paths.check_credentials(config, _daemon(config))
     yield from paths.check_metrics_token(config, _daemon(config))
-    here = controllers.this_one(config)
+    yield from check_rest(config, _daemon(config))
+    here = health.this_one(config)
     reports: Mapping[str, HeardReport] | None = None
     if here.standby:
         yield Finding(GOOD, "migbatchd", f"stands by: {here.standby}")
@@ -67,7 +69,7 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
     yield from _slurm(config, rendering, here, reports, everywhere)
     yield from _disks(config)
     if not here.standby:
-        yield from service.check_service(config)
+        yield from service.check_service(config, here)
 
 
 def _daemon(config: Config) -> Reader | None:
@@ -84,6 +86,8 @@ def _disks(config: Config) -> Iterator[Finding]:
         needed_mib[str(file.parent)] = 128
         if file.exists():
             yield from check_file(str(file), _daemon(config))
+    else:
+        yield from check_server(config.store.url)
     yield from check_disks(look(place, place, needed) for place, needed in needed_mib.items())
 
 
@@ -108,7 +112,7 @@ def _packages() -> Iterator[Finding]:
 def _slurm(
     config: Config,
     rendering: lua.Rendering,
-    here: controllers.DaemonState,
+    here: health.DaemonState,
     reports: Mapping[str, HeardReport] | None,
     everywhere: bool,
 ) -> Iterator[Finding]:
@@ -122,10 +126,13 @@ def _slurm(
         return
     yield Finding(GOOD, "Slurm", f"{number[0]}.{number[1]:02d}, {len(rows)} nodes")
     conf = settings.parse_slurm_config(_scontrol(config, "show", "config"))
-    yield from _release(config, conf)
+    slurm_conf = load(path, read) if (path := conf.get("slurm_conf", "")) else None
+    yield from _release(config, conf, untyped_gres(slurm_conf) if slurm_conf else ())
     yield from settings.check_slurm_conf(conf)
     yield from _controllers(config, conf, here)
-    yield from _files(config, conf, rows, rendering, active=not here.standby)
+    yield from lua.check_posix()
+    if slurm_conf:
+        yield from _files(config, conf, slurm_conf, rows, rendering, active=not here.standby)
     try:
         with QuerySite(config).record() as store:
             inventory = store.inventory()
@@ -149,43 +156,44 @@ def _slurm(
         yield from lending.check_lending(config, conf, rows, partitions, number)
 
 
-def _controllers(config: Config, conf: Mapping[str, str], here: controllers.DaemonState) -> Iterator[Finding]:
+def _controllers(config: Config, conf: Mapping[str, str], here: health.DaemonState) -> Iterator[Finding]:
     hosts = controllers.others(conf, socket.gethostname())
-    urls = {name: service.url_of(address, config.node_api.port, "/healthz") for name, address in hosts.items()}
-    there = {name: controllers.ask(url) for name, url in urls.items()}
+    urls = {name: health.url_of(address, config.node_api.port) for name, address in hosts.items()}
+    there = {name: health.ask(url) for name, url in urls.items()}
     yield from controllers.check_controllers(config, conf, here, there)
 
 
 def _files(
-    config: Config, shown: Mapping[str, str], rows: Sequence[NodeRow], rendering: lua.Rendering, *, active: bool
+    config: Config,
+    shown: Mapping[str, str],
+    conf: Conf,
+    rows: Sequence[NodeRow],
+    rendering: lua.Rendering,
+    *,
+    active: bool,
 ) -> Iterator[Finding]:
     """Check the files of Slurm's on this host; `active`: whether its migbatchd knows the site as it is now."""
-    yield from lua.check_posix()
-    path = shown.get("slurm_conf", "")
-    if not path:
-        return
-    conf = load(path, read)
     mig = nodes.mig_nodes(rows, config)
     yield from check_catalog(conf, config.cluster.catalog_nodes, mig)
     yield from slurmfiles.check_autodetect(slurmfiles.beside(conf, "gres.conf"), mig)
     slurm_user = reader(config.cluster.slurm_user)
     yield from lua.check_script(
-        str(Path(path).with_name(lua.JOB_SUBMIT)), rendering, slurm_user, users=False, known=active
+        str(Path(conf.main).with_name(lua.JOB_SUBMIT)), rendering, slurm_user, users=False, known=active
     )
     if "lua" in scripts.cli_filters(shown.get("clifilterplugins", "")):
         yield from lua.check_script(
-            str(Path(path).with_name(lua.CLI_FILTER)), rendering, slurm_user, users=True, known=active
+            str(Path(conf.main).with_name(lua.CLI_FILTER)), rendering, slurm_user, users=True, known=active
         )
 
 
-def _release(config: Config, conf: Mapping[str, str]) -> Iterator[Finding]:
+def _release(config: Config, conf: Mapping[str, str], untyped: Sequence[str]) -> Iterator[Finding]:
     release_text = conf.get("slurm_version")  # slurmctld's own; the commands may be of another
     try:
         release = parse_release(f"slurm {release_text}" if release_text else _scontrol(config, "version"))
     except SlurmError as error:
         yield Finding(ODD, "Slurm release", str(error), "check that `scontrol show config` works here")
         return
-    yield from check_release(release, SiteTraits(conf, untyped_gres(conf.get("slurm_conf", ""))))
+    yield from check_release(release, SiteTraits(conf, untyped))
 
 
 def leaving(config: Config) -> Iterator[Finding]:

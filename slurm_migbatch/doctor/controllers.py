@@ -2,58 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.error
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.addresses import controllers
-from slurm_migbatch.doctor.service import fetch, service_url
+from slurm_migbatch.doctor.health import DaemonState
 from slurm_migbatch.install.scripts import PRIMARY
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
 
 _SUBJECT: Final = "controllers"
 _BEAT_S: Final = 120.0
 """Seconds after which slurmctld's primary must have written its sign of life again; it does so every few."""
-
-
-@dataclass(frozen=True)
-class DaemonState:
-    """What a migbatchd says of itself.
-
-    Attributes:
-        silent: why it says nothing; empty where it does.
-        standby: why it stands by; empty where it is the active one.
-        marks: of its configuration.
-    """
-
-    silent: str = ""
-    standby: str = ""
-    marks: Mapping[str, str] = field(default_factory=dict)
-
-
-def ask(url: str) -> DaemonState:
-    """Ask the migbatchd at a URL for its health."""
-    try:
-        body = fetch(url)
-    except urllib.error.HTTPError as error:
-        body = error.read()
-    except (OSError, ValueError) as error:
-        return DaemonState(silent=str(getattr(error, "reason", error)))
-    try:
-        said: dict[str, Any] = json.loads(body)
-        return DaemonState("", str(said.get("standby", "")), {str(k): str(v) for k, v in said.get("marks", {}).items()})
-    except (ValueError, AttributeError, TypeError):
-        return DaemonState(silent="what answers is not migbatchd")
-
-
-def this_one(config: Config) -> DaemonState:
-    """Ask the migbatchd of this host."""
-    return ask(service_url(config, "/healthz"))
 
 
 def others(conf: Mapping[str, str], host: str) -> dict[str, str]:

@@ -1,15 +1,28 @@
-"""Whether migbatchd can write the record."""
+"""Whether migbatchd can write the record: an SQLite file, or the tables on a server."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Connection, delete, false, insert, inspect, make_url, select, update
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from slurm_migbatch.doctor.programs import Reader, closed_to
 from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN, Finding
+from slurm_migbatch.store.engines import make_engine
+from slurm_migbatch.store.errors import StoreError
+from slurm_migbatch.store.models import Node
 
-_SUBJECT = "database"
+_SUBJECT: Final = "database"
+_READ_ONLY: Final = frozenset({1290, 1792, 1836, "25006"})
+"""Errors of MariaDB and states of PostgreSQL that say so."""
+_WRITABLE_POSTGRESQL: Final = (
+    "name the primary in [store] url, or set default_transaction_read_only = off for its server, database and user"
+)
+_WRITABLE_MARIADB: Final = "name the primary in [store] url, or SET GLOBAL read_only = 0, also in its configuration"
 
 
 def check_file(path: str, writer: Reader | None) -> Iterator[Finding]:
@@ -36,3 +49,69 @@ def check_file(path: str, writer: Reader | None) -> Iterator[Finding]:
             yield Finding(BAD, _SUBJECT, text, f"chown -R {name} {folder}; chmod u+rwX {place}")
             return
     yield Finding(GOOD, _SUBJECT, f"{path} can be written")
+
+
+def check_server(url: str) -> Iterator[Finding]:
+    """Check that the tables on a server can be written: statements that concern no row are made and taken back.
+
+    Nothing is said of a server without them; migbatchd makes them. `url`: `[store] url`, of MariaDB or PostgreSQL.
+    """
+    shown = make_url(url).render_as_string(hide_password=True)
+    try:
+        engine = make_engine(url, readonly=False)
+    except StoreError as error:
+        yield Finding(BAD, _SUBJECT, str(error), "correct [store] url in migbatch.toml")
+        return
+    try:
+        with engine.connect() as connection:
+            if not inspect(connection).has_table(Node.__tablename__):
+                return
+            refusal = _refusal(connection)
+    except SQLAlchemyError as error:
+        text = f"whether {shown} can be written is not known: {_words(error)}"
+        yield Finding(UNKNOWN, _SUBJECT, text, "see that the server runs, and takes this user and password")
+        return
+    finally:
+        engine.dispose()
+    if refusal is None:
+        yield Finding(GOOD, _SUBJECT, f"{shown} can be written")
+    elif not _READ_ONLY.isdisjoint(_codes(refusal)):
+        text = f"{shown} is read-only: {_words(refusal)}; events of nodes wait there"
+        postgres = engine.dialect.name == "postgresql"
+        yield Finding(BAD, _SUBJECT, text, _WRITABLE_POSTGRESQL if postgres else _WRITABLE_MARIADB)
+    else:
+        text = f"{shown} refuses what migbatchd writes: {_words(refusal)}; events of nodes wait there"
+        advice = "as its administrator: GRANT this user everything on that database (docs/install.md)"
+        yield Finding(BAD, _SUBJECT, text, advice)
+
+
+def _refusal(connection: Connection) -> DBAPIError | None:
+    """Return what the server answers to statements that would write no row; None where it takes them."""
+    columns = list(Node.__table__.columns)
+    none = select(*columns).where(false())
+    statements = (
+        insert(Node).from_select([column.name for column in columns], none),
+        update(Node).where(false()).values(seen=Node.seen),
+        delete(Node).where(false()),
+    )
+    try:
+        for statement in statements:
+            connection.execute(statement)
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise
+        return error
+    finally:
+        connection.rollback()
+    return None
+
+
+def _codes(error: DBAPIError) -> set[object]:
+    return {getattr(error.orig, "sqlstate", None), *getattr(error.orig, "args", ())[:1]}
+
+
+def _words(error: SQLAlchemyError) -> str:
+    """Return what the server said, in one line."""
+    origin = error.orig if isinstance(error, DBAPIError) else error
+    said = origin.args[-1] if origin is not None and origin.args else origin
+    return " ".join(str(said).split())

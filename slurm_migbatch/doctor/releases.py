@@ -7,20 +7,15 @@ controller, Slurm's own notes on 25.05.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
+from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.versions import Release
-
-_CONTINUED = re.compile(r"\\\n")
-_INCLUDE = re.compile(r"\s*include\s+(\S+)", re.IGNORECASE)
-_NODE_GRES = re.compile(r"\s*NodeName=.*\sGres=(\S+)", re.IGNORECASE)
 
 _SUBJECT: Final = "Slurm release"
 
@@ -98,25 +93,11 @@ def check_release(release: Release, site: SiteTraits) -> Iterator[Finding]:
         yield Finding(GOOD, _SUBJECT, f"{shown} has no fault that is known to break slices here")
 
 
-def untyped_gres(slurm_conf: str | Path, depth: int = 8) -> tuple[str, ...]:
-    """Return the entries of nodes' Gres= in slurm.conf, and in what it includes, that name no type.
-
-    Empty where that file is not here.
-    """
-    path = Path(slurm_conf)
-    try:
-        text = _CONTINUED.sub(" ", path.read_text(errors="replace"))
-    except OSError:
-        return ()
+def untyped_gres(conf: Conf) -> tuple[str, ...]:
+    """Return the entries of nodes' Gres= in slurm.conf that name no type, each once."""
     found: dict[str, None] = {}
-    for line in text.splitlines():
-        line = line.partition("#")[0]
-        if (match := _INCLUDE.match(line)) and depth:
-            where = path.parent / match[1]
-            for included in sorted(where.parent.glob(where.name)):
-                found.update(dict.fromkeys(untyped_gres(included, depth - 1)))
-        elif match := _NODE_GRES.match(line):
-            for entry in gres.split(match[1]):
-                with suppress(gres.GresError):
-                    found.update((entry, None) for part in gres.parse(entry) if part.type is None)
+    for _, values in conf.records("nodename"):
+        for entry in gres.split(values.get("gres", "")):
+            with suppress(gres.GresError):
+                found.update((entry, None) for part in gres.parse(entry) if part.type is None)
     return tuple(found)

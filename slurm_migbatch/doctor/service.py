@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from slurm_migbatch.config import Config
+from slurm_migbatch.doctor.health import DaemonState, health_url, url_of
 from slurm_migbatch.doctor.queries import check_answers
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
 from slurm_migbatch.submit.service import reserved
 
-
-def url_of(listen: str, port: int, path: str = "") -> str:
-    """Return the URL of a service of migbatchd: on another host, or on this one where it listens everywhere."""
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)  # noqa: S104
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
+_START: Final = "start migbatchd (systemctl start migbatchd)"
 
 
-def service_url(config: Config, path: str) -> str:
-    """Return migbatchd's URL on the controller host for monitoring ("/healthz")."""
-    return url_of(config.node_api.listen, config.node_api.port, path)
-
-
-def fetch(url: str) -> bytes:
-    """Fetch what migbatchd answers at a `service_url`; raises OSError, HTTPError where it refuses."""
-    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - always http
-        body: bytes = answer.read()
-    return body
-
-
-def check_service(config: Config) -> Iterator[Finding]:
-    """Check that migbatchd answers on both sides."""
+def check_service(config: Config, here: DaemonState) -> Iterator[Finding]:
+    """Check that migbatchd answers on both sides; `here` is what it says of itself."""
     everybodys = Path(config.submit.socket)
     for path in (reserved(everybodys), everybodys):
         try:
@@ -48,22 +31,12 @@ def check_service(config: Config) -> Iterator[Finding]:
             text = f"{path}: {error.strerror or error}"
             yield Finding(BAD, "submit socket", text, "start migbatchd; until then slurmctld uses the compiled table")
     yield from check_query(config)
-    url = service_url(config, "/healthz")
-    try:
-        body = fetch(url)
-    except urllib.error.HTTPError as error:
-        body = error.read()
-    except (OSError, ValueError) as error:
-        yield Finding(
-            BAD, "node API", f"{url}: {getattr(error, 'reason', error)}", "start migbatchd (systemctl start migbatchd)"
-        )
-        return
-    try:
-        checks = json.loads(body)["checks"]
-    except (ValueError, KeyError, TypeError):
-        yield Finding(BAD, "node API", f"{url} is not migbatchd", "another program listens on [node_api] port")
-        return
-    for part, text in checks.items():
+    if here.silent:
+        url = health_url(config)
+        text = f"{url} is not migbatchd" if here.stranger else f"{url}: {here.silent}"
+        advice = "another program listens on [node_api] port" if here.stranger else _START
+        yield Finding(BAD, "node API", text, advice)
+    for part, text in here.checks.items():
         yield Finding(GOOD if text == "ok" else BAD, f"migbatchd: {part}", text, "" if text == "ok" else "see its log")
 
 

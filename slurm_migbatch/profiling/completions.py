@@ -1,7 +1,7 @@
 """A server with OpenAI's API as a client sees it: which form of request it takes, and when the tokens of one come.
 
 Requests ask for a stream (server-sent events), for as many tokens as wanted whatever the model would do, and for the
-counts of tokens; servers that refuse such words are asked without. Standard library only: this runs on compute nodes.
+counts of tokens; servers that refuse such words are asked without. This runs on compute nodes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from slurm_migbatch.mig.text import printable
 
 FORMS: Final = ("completions", "chat/completions")
 WISHES: Final[Sequence[Mapping[str, Any]]] = (
@@ -97,18 +99,6 @@ class ServerAddress:
         secure = parts.scheme == "https"
         path = parts.path.rstrip("/") or "/v1"
         return cls(parts.hostname, parts.port or (443 if secure else 80), path, secure)
-
-    def is_here(self) -> bool:
-        """Return whether it is an address of this host."""
-        try:
-            found = socket.getaddrinfo(self.host, 0, type=socket.SOCK_STREAM)
-        except OSError:
-            return False
-        for family, kind, protocol, _, address in found:
-            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as trial:
-                trial.bind(address)
-                return True
-        return False
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -352,7 +342,7 @@ def _is_token(choice: Mapping[str, Any]) -> bool:
 def said(text: str) -> str:
     """Return a server's words for a message: printable, in one line, not too many."""
     line = " ".join(text.split())
-    return "".join(char if char.isprintable() else "?" for char in line[:_MOST_SAID])
+    return printable(line[:_MOST_SAID])
 
 
 def _count(usage: Any, name: str) -> int | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
+from slurm_migbatch.mig.text import printable
 from slurm_migbatch.node.auth import SIGNATURE_HEADER, AuthError, Signer, headers, response_payload
 from slurm_migbatch.query.login import Servers
 from slurm_migbatch.query.protocol import MAX_ANSWER, PATH, Answer, AnswerError
@@ -123,4 +124,4 @@ def _error_text(text: bytes) -> str:
         message = str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError, RecursionError):
         message = text[:200].decode("utf-8", "replace")
-    return "".join(char if char.isprintable() else "?" for char in message[:500])
+    return printable(message[:500])

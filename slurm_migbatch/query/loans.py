@@ -16,7 +16,7 @@ from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
 from slurm_migbatch.decide.lending.view import job_views_of
 from slurm_migbatch.query.questions import LoansQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.show import printable
+from slurm_migbatch.query.show import shown
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.lines import table_lines
 from slurm_migbatch.slurm.rights import Rights
@@ -192,4 +192,4 @@ def _ids(text: str | None) -> tuple[int, ...]:
 def _cells(row: LoanView, time_style: str) -> tuple[str, ...]:
     moment = time_formatter(time_style)
     texts = (str(row.job), row.user, row.account, row.profile, row.node, row.gpu, moment(row.since), row.state)
-    return (*(printable(text) if text else "-" for text in texts), str(row.restarts), printable(row.why or "-"))
+    return (*(shown(text) if text else "-" for text in texts), str(row.restarts), shown(row.why or "-"))

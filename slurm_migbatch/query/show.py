@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from slurm_migbatch.mig.text import escaped
 from slurm_migbatch.query.questions import JOB, ShowQuestion
 from slurm_migbatch.query.redact import allowed, field_for
 from slurm_migbatch.query.reply import Reply, Unanswerable
@@ -56,23 +57,23 @@ def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[
     """Yield the lines about one run."""
     run, moment = row.run, time_formatter(None)
     yield "Job", f"{run_name(run)}" + (f" (run {run['restart'] + 1})" if run["restart"] else "")
-    yield "Name", printable(run["name"])
-    yield "User/Account", f"{printable(run['user'] or run['uid'])}/{printable(run['account'])}"
-    yield "Partition", printable(run["partition"])
+    yield "Name", shown(run["name"])
+    yield "User/Account", f"{shown(run['user'] or run['uid'])}/{shown(run['account'])}"
+    yield "Partition", shown(run["partition"])
     yield "State", _state(run)
     times = [f"{word} {moment(run[field])}" for word, field in _TIMES if run[field]]
     yield "Times", ", ".join(times) or "unknown"
     if run["started"] and run["ended"]:
         yield "Elapsed", format_duration(run["ended"] - run["started"])
-    yield "Asked", printable(run["asked"])
-    yield "Bucket", printable(run["bucket"] or "none: no known model")
+    yield "Asked", shown(run["asked"])
+    yield "Bucket", shown(run["bucket"] or "none: no known model")
     yield "Got", _got(run)
     yield from (("", line) for line in _slices(row.slices))
     yield "Predicted", figures(run, "predicted_")
     yield from pairs_of("Measured", measured(run))
     yield from pairs_of("Training", training(run))
     if decision:
-        yield "Why", printable((decision["message"] or "the job named its profile").removeprefix("migbatch: "))
+        yield "Why", shown((decision["message"] or "the job named its profile").removeprefix("migbatch: "))
         yield from pairs_of("Candidates", candidate_lines(decision))
 
 
@@ -83,14 +84,14 @@ def measured(run: Mapping[str, Any]) -> Iterator[str]:
     known = [part for part in (figures(run, "measured_"), items) if part and (part != "nothing" or not items)]
     yield ", ".join(known)
     words = {"job": "by the job's own words", "driver": "memory as the driver saw it"}
-    whose = [words.get(who, f"by the {printable(who)}") for who in measured_by(facts)]
+    whose = [words.get(who, f"by the {shown(who)}") for who in measured_by(facts)]
     if whose:
         yield "; ".join(reversed(whose))
     error = prediction_error(SimpleNamespace(**run))
     if error is not None:
         yield f"throughput {percentage(error)} against the prediction"
     for doubt in facts.get("doubts") or ():
-        yield f"not believed: {printable(doubt)}"
+        yield f"not believed: {shown(doubt)}"
 
 
 def training(run: Mapping[str, Any]) -> Iterator[str]:
@@ -172,10 +173,9 @@ def _slices(slices: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for s in slices:
         gpu = s["gpu_index"] if s["gpu_index"] is not None else s["gpu"]
         place = f"{s['slot_start']}:{s['slot_size']} of GPU {gpu} on {s['node']}"
-        yield f"{s['profile']} at {place}, {printable(s['mig_uuid'])}"
+        yield f"{s['profile']} at {place}, {shown(s['mig_uuid'])}"
 
 
-def printable(value: object) -> str:
-    """Return a value as text that cannot act on a terminal; user names things as he likes."""
-    text = "unknown" if value is None or value == "" else str(value)
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+def shown(value: object) -> str:
+    """Return a value, or `unknown`, as text that cannot act on a terminal; user names things as he likes."""
+    return "unknown" if value is None or value == "" else escaped(str(value))

@@ -17,7 +17,7 @@ from slurm_migbatch.query.expected import expect
 from slurm_migbatch.query.nodes import free_counts
 from slurm_migbatch.query.questions import WhyQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.show import candidate_lines, job_id, name_of, pairs_of, printable
+from slurm_migbatch.query.show import candidate_lines, job_id, name_of, pairs_of, shown
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.lines import pair_lines
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -98,16 +98,16 @@ def describe(
     wants = slices(row.gres)
     yield "Job", f"{row.job_id} of {row.user} in {row.partition}" + (f", {row.tasks} tasks" if row.tasks > 1 else "")
     if decision:
-        yield "Asked", printable(decision.get("asked"))
-        yield "Bucket", printable(decision.get("bucket") or "none: no known model")
-        yield "Chosen", printable((decision.get("message") or "the job named its profile").removeprefix("migbatch: "))
+        yield "Asked", shown(decision.get("asked"))
+        yield "Bucket", shown(decision.get("bucket") or "none: no known model")
+        yield "Chosen", shown((decision.get("message") or "the job named its profile").removeprefix("migbatch: "))
     per_node = f" on each of {row.num_nodes} nodes" if row.num_nodes > 1 else ""
     nothing = "no slice" if elastic is None else f"a slice on loan{_bounds(elastic)}"
     yield "Wants", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + per_node
     ahead = sum(1 for other in queue if other.pending and other.priority > row.priority)
     yield "Slurm", f"{row.reason or 'no reason yet'}; {ahead} {others} have a higher priority"
     if at_once:
-        yield "At once", printable(at_once)
+        yield "At once", shown(at_once)
     if wants and nodes is not None:
         yield from pairs_of("Offered", offers(wants, nodes))
     if elastic is not None:

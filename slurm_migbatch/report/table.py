@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from slurm_migbatch.mig.text import printable
 from slurm_migbatch.report.columns import Column, Context, Fields
 
 
@@ -48,7 +49,7 @@ def _header(columns: Sequence[Column], style: Style) -> Iterator[str]:
 
 def _line(cells: Sequence[str], widths: Sequence[int], style: Style) -> str:
     # names and reasons are the users' own: what could move a terminal's cursor or break a line is not passed on
-    clean = [cell if cell.isprintable() else "".join(c if c.isprintable() else "?" for c in cell) for cell in cells]
+    clean = [printable(cell) for cell in cells]
     if style.delimiter is not None:
         return style.delimiter.join(clean) + (style.delimiter if style.closed else "")
     return " ".join(map(_fit, clean, widths)).rstrip()

@@ -15,7 +15,7 @@ import pwd
 import re
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -66,14 +66,23 @@ class RestApi:
             its socket (rest_auth/local).
         user: as whom to ask: whose the token is. Without a token it is the user of this process.
         timeout: seconds in which slurmrestd has to accept, to answer, and to go on with its answer.
+        owners: users by uid whose token file is believed too, beside root's and this process's user's.
     """
 
-    def __init__(self, address: str, token_file: str = "", user: str = "slurm", timeout: float = 20.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        token_file: str = "",
+        user: str = "slurm",
+        timeout: float = 20.0,
+        owners: Iterable[int] = (),
+    ) -> None:
         self.address = address
         self._where = RestAddress.parse(address)
         self._token_file = token_file
         self._user = user if token_file else pwd.getpwuid(os.geteuid()).pw_name
         self._timeout = timeout
+        self._owners = frozenset({0, os.geteuid(), *owners})
         self._version = 0
         #: requests so far, for reports and tests
         self.requests = 0
@@ -183,7 +192,7 @@ class RestApi:
                 text = file.read(65536).strip().removeprefix("SLURM_JWT=")
         except (OSError, ValueError) as error:
             raise SlurmError(f"the token for slurmrestd in {self._token_file} cannot be read: {error}") from None
-        if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o077:
+        if not stat.S_ISREG(status.st_mode) or status.st_uid not in self._owners or status.st_mode & 0o077:
             raise SlurmError(f"{self._token_file} must be a file of this user's that nobody else may read (chmod 600)")
         if not _TOKEN.fullmatch(text):
             raise SlurmError(

@@ -42,7 +42,7 @@ class SlurmrestdClient(CliClient):
 
     Args:
         bin_dir, slurm_conf, timeout: as for `CliClient`; the time limit holds for slurmrestd too.
-        address, token_file, user: as for `RestApi`; the user must be root or SlurmUser, who see every job.
+        address, token_file, user, owners: as for `RestApi`; the user must be root or SlurmUser, who see every job.
     """
 
     def __init__(
@@ -54,9 +54,10 @@ class SlurmrestdClient(CliClient):
         address: str,
         token_file: str = "",
         user: str = "slurm",
+        owners: Iterable[int] = (),
     ) -> None:
         super().__init__(bin_dir, slurm_conf, timeout)
-        self.api = RestApi(address, token_file, user, timeout)
+        self.api = RestApi(address, token_file, user, timeout, owners)
 
     def probe(self) -> str:
         """Ask slurmrestd; return why it cannot be used, or an empty string."""

@@ -35,7 +35,7 @@ from slurm_migbatch.submit.gres_request import (
     per_node,
     read,
 )
-from slurm_migbatch.submit.nodes import NodeChoice
+from slurm_migbatch.submit.nodes import READ, NodeChoice
 from slurm_migbatch.submit.request import (
     TEXT_FIELDS,
     TEXTS,
@@ -48,6 +48,7 @@ from slurm_migbatch.submit.request import (
     Refuse,
 )
 from slurm_migbatch.submit.script import recurring_key
+from slurm_migbatch.workload import excluded as excluding
 from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.buckets import Bucket
 from slurm_migbatch.workload.catalog import NODE_FEATURE, Partition, ProfileOffer, SiteCatalog
@@ -193,17 +194,18 @@ class _Job:
         tres_given = any(getattr(request, name) is not None for name in TRES_FIELDS)
         elastic = is_marked(now.comment or "")
         moved = elastic and request.partition is not None
-        told = any(getattr(request, name) is not None for name in (*TEXT_FIELDS, "req_nodes"))
+        told = any(getattr(request, name) is not None for name in (*TEXT_FIELDS, "req_nodes", "exc_nodes"))
         if not (tres_given or moved or told):
             return Pass()
         if has_marker(request.comment) or has_marker(request.extra):
             raise Refusal("forged")
         text, marker = split_marker(now.comment or "")
-        text = "" if text == CLEARED else text
+        text, excluded = excluding.split("" if text == CLEARED else text)
+        excluded = _either(request.exc_nodes, excluded) or ""
         if request.req_nodes and marker and now.pending:
             raise Refusal("nodes_later", NODE_FEATURE + "...")
         if not now.pending:
-            return self._modify_started(marker, tres_given=tres_given)
+            return self._modify_started(marker, excluded, tres_given=tres_given)
         if not tres_given and not marker:
             return Pass()
         merged = replace(
@@ -216,6 +218,7 @@ class _Job:
             comment=_either(request.comment, text),
             extra=_either(request.extra, now.extra),
             features=_either(request.features, now.features),
+            exc_nodes=excluded,
         )
         if elastic:
             return self._modify_elastic(merged, now, marker, tres_given=tres_given)
@@ -245,18 +248,18 @@ class _Job:
             if keeps:
                 raise Refusal("loan_kept")
         elif not tres_given:
-            comment = _with_marker(merged.comment or "", marker, longest=LONGEST_MARK)
+            comment = _with_marker(merged.comment or "", marker, merged.exc_nodes, longest=LONGEST_MARK)
             answer = replace(answer, changes={"comment": comment})
         return replace(answer, changes=self._differing(answer.changes, now))
 
-    def _modify_started(self, marker: str, *, tres_given: bool) -> Answer:
+    def _modify_started(self, marker: str, excluded: str, *, tres_given: bool) -> Answer:
         request = self.request
         asked = [getattr(request, name) for name in TRES_FIELDS]
         if tres_given and (marker or mentions(asked)):
             raise Refusal("running")
         if not marker or request.comment is None:
             return Pass()
-        return Accept({"comment": _with_marker(request.comment, marker)}, "")
+        return Accept({"comment": _with_marker(request.comment, marker, excluded)}, "")
 
     def _differing(self, changes: Mapping[str, str], now: Present) -> dict[str, str]:
         kept: dict[str, str] = {}
@@ -372,7 +375,7 @@ class _Job:
         message = "migbatch: " + "; ".join(dict.fromkeys(messages)) if messages else ""
         prefix = asking.parts[0].prefix
         granted = [f"{prefix}mig:{profile.gres_type}:{count}" for profile, count in grant.parts]
-        comment = _with_marker(request.comment or "", grant.marker, grant.decision)
+        comment = _with_marker(request.comment or "", grant.marker, request.exc_nodes, grant.decision)
         changes = _changes(request, asking, granted, comment)
         if hints.retry and request.now is None and request.batch == 1:
             changes["requeue"] = "1"
@@ -408,7 +411,8 @@ class _Job:
         old = old_marker.partition("#")[2].removesuffix("]")
         name = old if old.startswith(LOAN) else decision_name(self.decision_id)
         prefix = asking.parts[0].prefix
-        comment = _with_marker(request.comment or "", f"[mig:{LOAN}:1#{name}]", longest=LONGEST_MARK)
+        marker = f"[mig:{LOAN}:1#{name}]"
+        comment = _with_marker(request.comment or "", marker, request.exc_nodes, longest=LONGEST_MARK)
         changes = _changes(request, asking, [f"{prefix}mig:{LOAN}:{waiting_count(prefix)}"], comment)
         if request.now is None:
             changes["requeue"] = "1"
@@ -593,8 +597,8 @@ def _changes(request: JobRequest, asking: GresRequest, granted: Sequence[str], c
     return changes
 
 
-def _with_marker(text: str, marker: str, decision: str | None = None, longest: int = 0) -> str:
-    """Return the comment with its marker.
+def _with_marker(text: str, marker: str, nodes: str | None, decision: str | None = None, longest: int = 0) -> str:
+    """Return the comment with the excluded `nodes`, as far as they fit, and its marker.
 
     Room is kept for a full decision name where `decision` is given, and for a marker of
     `longest` bytes."""
@@ -604,7 +608,9 @@ def _with_marker(text: str, marker: str, decision: str | None = None, longest: i
         room = max(DECISION_BYTES - len(decision), 0) + (0 if decision else 1)
     if len(comment) + room > SLURM_LIMIT:
         raise Refusal("comment_long", str(len(comment) + room - SLURM_LIMIT))
-    return comment
+    free = SLURM_LIMIT - len(comment) - room - excluding.SPARE
+    text = excluding.attached(text, nodes if nodes and len(nodes) <= READ else "", free)
+    return f"{text} {marker}" if text else marker
 
 
 def _times(count: int, offer: ProfileOffer) -> str:

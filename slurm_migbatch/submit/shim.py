@@ -26,6 +26,7 @@ from slurm_migbatch.submit.table import (
 )
 from slurm_migbatch.workload.buckets import R20
 from slurm_migbatch.workload.catalog import NODE_FEATURE, SiteCatalog
+from slurm_migbatch.workload.excluded import LONGEST, OPEN, SPARE
 from slurm_migbatch.workload.hints import FORMS, MAX_BYTES
 from slurm_migbatch.workload.holding import STEPS
 from slurm_migbatch.workload.llmhints import CHOICES
@@ -90,6 +91,9 @@ def render(
         node_feature=NODE_FEATURE,
         node_bytes=READ,
         most_named=MOST_NAMED,
+        exclude_open=OPEN,
+        exclude_longest=LONGEST,
+        exclude_spare=SPARE,
         room_steps=STEPS,
         script_bytes=MOST_BYTES,
         hints_in_extra=policy.hints_in_extra,

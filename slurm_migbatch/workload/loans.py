@@ -29,6 +29,7 @@ from slurm_migbatch.mig.grant import MARKER_OPEN
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.gres import GresError
+from slurm_migbatch.workload import excluded as excluding
 from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.hints import NO_LLM, Hints
 from slurm_migbatch.workload.llmhints import LlmHints
@@ -223,7 +224,7 @@ def _marker(comment: str) -> re.Match[str] | None:
 @lru_cache(maxsize=1 << 14)
 def _user_hints(comment: str, extra: str) -> Hints:
     match = _marker(comment)
-    text = comment[: match.start()] if match else comment
+    text = excluding.split(comment[: match.start()].removesuffix(" ") if match else comment)[0]
     try:
         return hinting.parse(text, extra)
     except Refusal:

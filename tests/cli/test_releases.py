@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from slurm_migbatch.cli.doctor import doctor
 from slurm_migbatch.doctor.leaving import check_leaving
 from slurm_migbatch.doctor.releases import SiteTraits, check_release, untyped_gres
+from slurm_migbatch.install.files import read
+from slurm_migbatch.install.slurmconf import load
 from slurm_migbatch.slurm.client import UNREAD, JobRow, SlurmError
 from slurm_migbatch.slurm.versions import Release, parse_release
 
@@ -69,11 +71,13 @@ def test_gres_without_a_type_is_found_in_slurm_conf_and_what_it_includes(tmp_pat
     (tmp_path / "slurm.conf").write_text(
         "GresTypes=gpu,mig\n#NodeName=old Gres=gpu:9\n"
         "NodeName=n1 CPUs=4 \\\n  Gres=mig:1g.10gb:7,gpu:h100:1\n"
-        "NodeName=n2 gres=gpu:2,shard:8 CPUs=1\ninclude nodes*.conf\n"
+        "NodeName=n2 gres=gpu:2,shard:8 CPUs=1\ninclude nodes1.conf\n"
     )
-    (tmp_path / "nodes1.conf").write_text("nodename=n3 Gres=gpu:4,gpu:2 # eight\nInclude slurm.conf\n")
-    assert untyped_gres(tmp_path / "slurm.conf") == ("gpu:2", "shard:8", "gpu:4")
-    assert untyped_gres(tmp_path / "none.conf") == ()
+    (tmp_path / "nodes1.conf").write_text(
+        "NodeName=DEFAULT Gres=tpu:1\nnodename=n3 Gres=gpu:4,gpu:2 # eight\nNodeName=n4\n"
+    )
+    assert untyped_gres(load(str(tmp_path / "slurm.conf"), read)) == ("gpu:2", "shard:8", "gpu:4", "tpu:1")
+    assert untyped_gres(load(str(tmp_path / "none.conf"), read)) == ()
 
 
 @pytest.fixture

@@ -311,6 +311,16 @@ def test_where_the_last_run_is_not_known_no_node_is_another_one() -> None:
     assert order.away == ()
 
 
+@pytest.mark.parametrize(("listed", "nodes"), [("n1", [{"n2"}]), ("n9", [{"n1", "n2"}]), ("n[1-2]", [])])
+def test_a_training_is_lent_nothing_on_nodes_that_its_user_excludes(listed: str, nodes: list[set[str]]) -> None:
+    row = elastic(1, reason="ReqNodeNotAvail")
+    text, space, marker = row.comment.rpartition(" ")
+    row = replace(row, comment=f"{text}{space}[mig-exclude:{listed}] {marker}")
+    found = look(scene([row], empty=("n2",))).elastic_jobs
+    assert [each.nodes for each in found] == nodes
+    assert job_views_of([row], ["train"])[1].hints == job_views_of([elastic(1)], ["train"])[1].hints
+
+
 def test_supply_keeps_the_slice_of_a_released_job_off_nodes_where_it_must_not_start() -> None:
     row = replace(elastic(1, reason="Resources"), gres="gres:mig:1g.10gb:1,gres:mig:not-n1:0")
     (demand,) = scene([row], empty=("n2",)).wanted

@@ -118,6 +118,13 @@ def test_nodes_to_avoid_and_the_order_of_the_queue() -> None:
     assert [(d.job, d.pool) for d in found] == [(9, {"n1", "n2"}), (3, {"n2"})]
 
 
+@pytest.mark.parametrize(("listed", "pool"), [("n1", {"n2"}), ("n[2-3],plain", {"n1"}), ("n7", {"n1", "n2"})])
+def test_nodes_that_the_user_excludes_are_known_at_once(listed: str, pool: set[str]) -> None:
+    for marker in ("[mig:2g.20gb:1#7fq3k]", "[mig:2g.20gb:1#loan7fq3k]", "[mig:loan:1#loan7fq3k]"):
+        assert pools(comment=f"migbatch: mem=12gib [mig-exclude:{listed}] {marker}") == [pool]
+    assert pools(comment=f"[mig-exclude:n[1-2]] {marker}") == []
+
+
 def test_the_audit_compares_with_slurm_and_forgives_what_is_late() -> None:
     from tests.support.supply_gpus import H100, slot
 

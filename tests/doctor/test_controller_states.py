@@ -6,9 +6,12 @@ import dataclasses
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +21,19 @@ from slurm_migbatch.config import Config, StoreConfig
 from slurm_migbatch.config.marks import marks
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.reports import ReportBoard
-from slurm_migbatch.doctor import catalog, controllers, database, lua, nodes, paths, reports, settings
+from slurm_migbatch.doctor import (
+    catalog,
+    controller,
+    controllers,
+    database,
+    health,
+    lua,
+    nodes,
+    paths,
+    reports,
+    service,
+    settings,
+)
 from slurm_migbatch.doctor.programs import Reader, reader, unreadable
 from slurm_migbatch.doctor.roles import roles
 from slurm_migbatch.install import scripts
@@ -305,14 +320,78 @@ def test_exit_codes(tmp_path: Path) -> None:
     assert "could not be made" in CliRunner().invoke(doctor, ["--help"]).output
 
 
+# --- migbatchd
+
+
+class Health(BaseHTTPRequestHandler):
+    """What answers where migbatchd is asked."""
+
+    answer = b'{"ok": false, "checks": {"slurm": "ok", "writer": "failing"}}'
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_response(503)
+        self.end_headers()
+        self.wfile.write(self.answer)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@contextmanager
+def answering(answer: bytes = Health.answer) -> Iterator[tuple[Config, list[str]]]:
+    """A program where migbatchd listens: the configuration of the host, and which paths were asked for."""
+    handler: type[Health] = type("Answering", (Health,), {"answer": answer, "asked": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            api = dataclasses.replace(Config().node_api, listen="127.0.0.1", port=server.server_address[1])
+            yield dataclasses.replace(Config(), node_api=api), handler.asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_migbatchd_is_asked_once_and_what_it_says_is_told(tmp_path: Path) -> None:
+    with answering() as (config, asked):
+        config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, slurm_bin=str(tmp_path)))
+        found = list(controller.examine(config, lambda name, module: ""))
+    assert asked == ["/healthz"]
+    levels = {each.subject: each.level for each in found}
+    assert (levels["migbatchd: slurm"], levels["migbatchd: writer"]) == (GOOD, BAD)
+
+
+@pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"checks": 1}', b'{"checks": {}, "marks": []}', b"\xff"])
+def test_another_program_in_the_place_of_migbatchd(answer: bytes) -> None:
+    with answering(answer) as (config, _):
+        found = wrong(service.check_service(config, health.this_one(config)))
+    assert any("is not migbatchd -> another program listens on [node_api] port" in each for each in found)
+
+
+def test_nobody_in_the_place_of_migbatchd() -> None:
+    with answering() as (config, _):
+        pass
+    found = wrong(service.check_service(config, health.this_one(config)))
+    assert any("node API: " in each and "Connection refused -> start migbatchd" in each for each in found)
+
+
+def test_no_proxy_is_asked_about_migbatchd(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with answering() as (config, _):
+        assert health.this_one(config).checks == {"slurm": "ok", "writer": "failing"}
+
+
 # --- two controllers
 
 PROGRAMS = ("slurmctldprimaryonprog", "slurmctldprimaryoffprog")
-ACTIVE = controllers.DaemonState(marks={"supply": "1", "lending": "2", "release": "3"})
+ACTIVE = health.DaemonState(marks={"supply": "1", "lending": "2", "release": "3"})
 STANDBY = dataclasses.replace(ACTIVE, standby="slurmctld's primary is ctl")
 
 
-def pair(tmp_path: Path, there: controllers.DaemonState, **conf: str) -> list[str]:
+def pair(tmp_path: Path, there: health.DaemonState, **conf: str) -> list[str]:
     """What is to correct on the first of two, whose migbatchd is active."""
     (tmp_path / "heartbeat").touch()
     programs = {key: str(tmp_path / name) for key, name in zip(PROGRAMS, scripts.PRIMARY, strict=True)}
@@ -327,7 +406,7 @@ def pair(tmp_path: Path, there: controllers.DaemonState, **conf: str) -> list[st
     ("there", "said"),
     [
         (STANDBY, ""),
-        (controllers.DaemonState(silent="Connection refused"), "does not answer, so that it would not take over"),
+        (health.DaemonState(silent="Connection refused"), "does not answer, so that it would not take over"),
         (ACTIVE, "both are active"),
         (dataclasses.replace(STANDBY, marks={**ACTIVE.marks, "supply": "x"}), "differ in [supply]"),
         (dataclasses.replace(STANDBY, marks={**ACTIVE.marks, "release": "x"}), "different releases"),
@@ -335,7 +414,7 @@ def pair(tmp_path: Path, there: controllers.DaemonState, **conf: str) -> list[st
     ],
 )
 def test_two_controllers_that_cannot_stand_in_for_each_other(
-    tmp_path: Path, there: controllers.DaemonState, said: str
+    tmp_path: Path, there: health.DaemonState, said: str
 ) -> None:
     found = pair(tmp_path, there)
     assert len(found) == bool(said) and all(said in each for each in found)

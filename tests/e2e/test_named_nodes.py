@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.end_to_end import backfilled, cancel, on_offer, refused, sbatch, shown, until
+from tests.support.end_to_end import backfilled, cancel, more_rounds, on_offer, refused, sbatch, shown, until
 
 pytestmark = pytest.mark.slurm
 NODES = ("n1", "n2", "n3")
@@ -86,6 +86,29 @@ def test_nodes_left_out_and_features(bed: Cluster) -> None:
     assert started(bed, "--gres=mig:7g.80gb", "-C", "fast&big") == "n2"
     assert started(bed, "--gres=mig:1g.10gb:7", "-C", "big", "-x", "n2") == "n3"
     assert started(bed, "--gres=mig:7g.80gb", "-C", "[fast|big]") in NODES
+
+
+def test_an_excluded_node_is_offered_nothing_for_its_job(bed: Cluster) -> None:
+    """The whole GPU of n1 is idle; it is cut for the job only once its user excludes n1 no longer."""
+    taken(bed, "7g.80gb", "n2", "n3")
+    job, said = sbatch(bed, "--gres=mig:7g.80gb", "-x", "n1", wrap="true")
+    assert job, said
+    assert re.search(r" Comment=\[mig-exclude:n1\] \[mig:7g\.80gb:1", shown(bed, job))
+    more_rounds(bed, "supply", 4)
+    assert bed.job_state(job) == "PENDING" and on_offer(bed, "n1")["7g.80gb"] == 0
+    bed.run(["scontrol", "update", f"JobId={job}", "ExcNodeList="], "mbalice")
+    bed.wait_job(job, "COMPLETED")
+    assert nodes_of(bed, job) == "n1" and "mig-exclude" not in shown(bed, job)
+
+
+def test_a_node_that_is_excluded_later_is_told_too(bed: Cluster) -> None:
+    job, said = sbatch(bed, "-H", "--gres=mig:7g.80gb", "--comment=mine", wrap="true")
+    assert job, said
+    bed.run(["scontrol", "update", f"JobId={job}", "ExcNodeList=n[1-2]"], "mbalice")
+    assert re.search(r" Comment=mine \[mig-exclude:n\[1-2\]\] \[mig:7g\.80gb:1", shown(bed, job))
+    bed.run(["scontrol", "release", str(job)])
+    bed.wait_job(job, "COMPLETED")
+    assert nodes_of(bed, job) == "n3"
 
 
 def test_one_users_node_and_one_switch(bed: Cluster) -> None:

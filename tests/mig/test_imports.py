@@ -21,7 +21,7 @@ def loaded(*modules):
 
 
 def test_the_values_and_the_planner_import_nothing_heavy():
-    names = ["profile", "placement", "layout", "geometry", "planning", "grant", "driver", "naming"]
+    names = ["profile", "placement", "layout", "geometry", "planning", "grant", "driver", "naming", "text"]
     assert not loaded(*(f"slurm_migbatch.mig.{name}" for name in names)) & HEAVY
 
 

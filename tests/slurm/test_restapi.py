@@ -7,7 +7,6 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from slurm_migbatch.slurm import restrows
 from slurm_migbatch.slurm.client import SlurmError, SlurmRefused
 from slurm_migbatch.slurm.restaddress import RestAddress
 from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
+from tests.support.rest_server import PARTITIONS, Answers, RestHandler, RestServer
 
-#: status and body by path without its version and query; a body that is no text is sent as JSON
-Answers = dict[str, tuple[int, Any]]
 NUMBER = {"set": True, "infinite": False, "number": 1}
 NONE = {"set": False, "infinite": False, "number": 0}
 JOB = {
@@ -52,50 +50,18 @@ JOB = {
     "cpus": NUMBER,
     "resv_name": "",
 }
-PARTITIONS = {"partitions": [{"name": "gpu", "priority": {"tier": 1}}], "errors": []}
-
-
-class _Server(socketserver.ThreadingUnixStreamServer):
-    daemon_threads = True
-    answers: Answers
-    headers: list[dict[str, str]]
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Any  # with answers and headers
-
-    def _answer(self) -> None:
-        self.server.headers.append(dict(self.headers))
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        name = self.path.partition("?")[0].split("/", 3)[-1]
-        status, body = self.server.answers.get(name, (404, "Unable to find requested URL"))
-        if callable(body):
-            body = body()
-        text = (body if isinstance(body, str) else json.dumps(body)).encode("utf-8", "surrogateescape")
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - http.server's names
-
-    def address_string(self) -> str:
-        return ""
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[[Answers], tuple[SlurmrestdClient, _Server]]]:
-    with _Server(str(tmp_path / "socket"), _Handler) as server:
+def serve(tmp_path: Path) -> Iterator[Callable[[Answers], tuple[SlurmrestdClient, RestServer]]]:
+    with RestServer(str(tmp_path / "socket"), RestHandler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         token = tmp_path / "token"
         token.write_text("SLURM_JWT=a.b.c\n")
         token.chmod(0o600)
 
-        def start(answers: Answers, timeout: float = 20.0) -> tuple[SlurmrestdClient, _Server]:
+        def start(answers: Answers, timeout: float = 20.0) -> tuple[SlurmrestdClient, RestServer]:
             server.answers = {"ping/": (200, {"errors": []}), "partitions/": (200, PARTITIONS), **answers}
             server.headers = []
             where = f"unix:{tmp_path}/socket"
@@ -111,7 +77,7 @@ def error(number: int, words: str) -> dict[str, Any]:
     return {"errors": [{"error_number": number, "error": words, "description": "it failed"}], "jobs": []}
 
 
-Serve = Callable[..., tuple[SlurmrestdClient, _Server]]
+Serve = Callable[..., tuple[SlurmrestdClient, RestServer]]
 
 
 def test_the_token_and_its_user_are_sent(serve: Serve) -> None:
@@ -224,7 +190,7 @@ def test_over_http() -> None:
         }
         headers: list[dict[str, str]] = []
 
-    with Server(("127.0.0.1", 0), _Handler) as server:
+    with Server(("127.0.0.1", 0), RestHandler) as server:
         threading.Thread(target=server.serve_forever).start()
         client = SlurmrestdClient(address=f"http://127.0.0.1:{server.server_address[1]}", user="slurm")
         assert [row.job_id for row in client.jobs()] == [7]

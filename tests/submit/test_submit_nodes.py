@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations_with_replacement, product
 from pathlib import Path
 
@@ -133,6 +134,60 @@ def test_a_list_that_must_stay_is_told_of(ask, fields: dict) -> None:
     assert answer.message.startswith("migbatch: --nodelist is left to Slurm, which refuses the job unless")
 
 
+MARK = "[mig:1g.10gb:1]"
+
+
+@pytest.mark.parametrize(
+    ("fields", "comment"),
+    [
+        ({"exc_nodes": "n[1-2]"}, f"[mig-exclude:n[1-2]] {MARK}"),
+        ({"exc_nodes": "n1,cpu7", "comment": "mine"}, f"mine [mig-exclude:n1,cpu7] {MARK}"),
+        ({"exc_nodes": "n1", "req_nodes": "n2"}, f"[mig-exclude:n1] {MARK}"),
+        ({"exc_nodes": "n1", "comment": "m" * 919}, f"{'m' * 919} {MARK}"),
+        ({"exc_nodes": "n1,n2", "comment": "m" * 918}, f"{'m' * 918} [mig-exclude:n1] {MARK}"),
+        ({"exc_nodes": ",".join(["n1"] * 100)}, f"[mig-exclude:{','.join(['n1'] * 85)}] {MARK}"),
+        ({"exc_nodes": "n1," * 170 + "n13"}, MARK),
+        ({"exc_nodes": "", "comment": "mine"}, f"mine {MARK}"),
+    ],
+)
+def test_excluded_nodes_are_told_in_the_comment(ask, fields: dict, comment: str) -> None:
+    answer = ask(tres_per_node="gres/mig:1g.10gb:1", **fields)
+    assert isinstance(answer, Accept) and answer.changes["comment"] == comment
+
+
+TOLD = f"mine [mig-exclude:n1] {MARK}"
+
+
+@pytest.mark.parametrize(
+    ("now", "fields", "comment"),
+    [
+        (TOLD, {"exc_nodes": "n2"}, f"mine [mig-exclude:n2] {MARK}"),
+        (TOLD, {"exc_nodes": ""}, f"mine {MARK}"),
+        (f"mine {MARK}", {"exc_nodes": "n2"}, f"mine [mig-exclude:n2] {MARK}"),
+        (TOLD, {"exc_nodes": "n1"}, None),
+        (TOLD, {"comment": "other"}, f"other [mig-exclude:n1] {MARK}"),
+        (TOLD, {"comment": ""}, f"[mig-exclude:n1] {MARK}"),
+        (TOLD, {"tres_per_node": "gres/mig:2g.20gb:1"}, "mine [mig-exclude:n1] [mig:2g.20gb:1]"),
+        (f"[mig-exclude:n1] {MARK}", {"exc_nodes": "", "tres_per_node": "gres/license:1"}, " "),
+        ("mine", {"exc_nodes": "n2"}, None),
+    ],
+)
+@pytest.mark.parametrize("pending", [True, False])
+def test_a_change_of_excluded_nodes_is_told(ask, now: str, fields: dict, comment: str | None, pending: bool) -> None:
+    present = Present(pending, "gpu", "gres/mig:1g.10gb:1" if "[mig:" in now else None, comment=now)
+    answer = ask(partition=None, now=present, **fields)
+    if pending:
+        assert isinstance(answer, Pass) if comment is None else answer.changes["comment"] == comment
+    elif "comment" in fields:
+        assert isinstance(answer, Accept) and answer.changes == {"comment": comment}
+
+
+def test_a_change_that_leaves_no_node_is_refused(ask) -> None:
+    present = Present(True, "gpu", "gres/mig:1g.10gb:1", comment=TOLD)
+    answer = ask(partition=None, now=present, exc_nodes="n[1-3],new")
+    assert isinstance(answer, Refuse) and "meets --constraint and --exclude" in answer.sentence
+
+
 def test_a_reservation_without_the_catalog_is_told_of(ask) -> None:
     answer = ask(tres_per_node="gres/mig:1g.10gb:1", uncatalogued=1)
     assert isinstance(answer, Accept) and "ReservationName=... Nodes=...,migcatalog" in answer.message
@@ -224,7 +279,7 @@ requests = st.builds(
     uid=st.just(USER),
     partition=st.sampled_from(["gpu", "both", "old", "gpu,both"]),
     tres_per_node=st.lists(entries, min_size=1, max_size=3).map(",".join),
-    comment=st.sampled_from([None, "migbatch: mem=30gib", "migbatch: model=bert-large batch=8"]),
+    comment=st.sampled_from([None, "migbatch: mem=30gib", "migbatch: model=bert-large batch=8", "m" * 700, "m" * 915]),
     req_nodes=lists,
     exc_nodes=lists,
     features=constraints,
@@ -236,6 +291,37 @@ requests = st.builds(
 @settings(max_examples=examples(1500), deadline=None)
 @given(asked=requests)
 def test_service_and_shim_agree(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
+    both(asked, shim, chooser)
+
+
+told = st.builds(
+    lambda words, listed, marker: " ".join(filter(None, [words, listed and f"[mig-exclude:{listed}]", marker])),
+    st.sampled_from(["", " ", "mine", "migbatch: mem=30gib", "mine [mig-exclude:n9]", "x[mig-exclude:n9]", "m" * 900]),
+    lists,
+    st.sampled_from(["", "[mig:1g.10gb:1]", "[mig:1g.10gb:1#7fq3k]", "[mig:1g.10gb:1#auto]", "[mig:x"]),
+).filter(lambda comment: len(comment) <= SLURM_LIMIT)
+changes = st.builds(
+    lambda request, given, now: replace(
+        request,
+        req_nodes=None,
+        now=now,
+        **{name: None for name in ("tres_per_node", "comment", "exc_nodes") if name not in given},
+    ),
+    requests,
+    st.sets(st.sampled_from(["tres_per_node", "comment", "exc_nodes"])),
+    st.builds(
+        Present,
+        pending=st.sampled_from([True, True, False]),
+        partition=st.just("gpu"),
+        tres_per_node=st.just("gres/mig:1g.10gb:1"),
+        comment=told,
+    ),
+)
+
+
+@settings(max_examples=examples(1500), deadline=None)
+@given(asked=changes)
+def test_service_and_shim_agree_on_changes(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
     both(asked, shim, chooser)
 
 

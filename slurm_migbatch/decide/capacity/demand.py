@@ -13,6 +13,7 @@ from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
+from slurm_migbatch.workload.excluded import OPEN, excluded
 from slurm_migbatch.workload.loans import AWAY, away
 
 #: Slurm's name of the gres, and the type that only fills up the constant sum.
@@ -99,8 +100,9 @@ def demands(
         nodes: every node, for partitions and features.
         supply: names of the nodes that have MIG GPUs.
         now: unix seconds.
-        avoid: job -> nodes on which an offer for it stood and was not taken (too few CPUs there, excluded by the
-            user, whatever else Slurm knows and we do not).
+        avoid: job -> nodes on which an offer for it stood and was not taken (too few CPUs there, excluded by root
+            later, whatever else Slurm knows and we do not). What its user excludes is known from the first look
+            (`workload.excluded`).
         loan: whether a job may have a slice only where nothing else needs the room; None for no job.
     """
     site = _Site(jobs, nodes, supply, avoid or {}, loan)
@@ -167,6 +169,8 @@ class _Site:
             pool = self._pools[key] = _pool(row, self._rows, self._in_partition)
         if AWAY in row.gres:
             pool = pool.difference(away(row.gres))
+        if OPEN in row.comment:
+            pool = pool.difference(excluded(row.comment))
         if row.job_id in self._avoid:
             pool = pool.difference(self._avoid[row.job_id])
         if len(pool) < row.num_nodes:

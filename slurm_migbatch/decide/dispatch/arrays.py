@@ -29,10 +29,10 @@ from slurm_migbatch.decide.dispatch.elasticity import Array, at_once, ends_in_ti
 from slurm_migbatch.decide.dispatch.instances import HOLD_S, LOAD_S, InstanceLoad, LoadHistory, carried, instances
 from slurm_migbatch.decide.dispatch.shares import Claim, ServedTime, Share, shares
 from slurm_migbatch.decide.snapshot import Run
-from slurm_migbatch.mig.grant import strip
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload import hints as hinting
+from slurm_migbatch.workload.excluded import user_text
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.refusal import Refusal
 
@@ -170,7 +170,7 @@ class ElasticHints(NamedTuple):
 def elastic_hints(comment: str) -> ElasticHints | None:
     """What a comment's hints say of an elastic array; None where it is none, or is of training."""
     try:
-        told: Hints = hinting.parse(strip(comment))
+        told: Hints = hinting.parse(user_text(comment))
     except Refusal:
         return None
     if told.role == hinting.SERVE:

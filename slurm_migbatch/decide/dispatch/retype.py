@@ -33,6 +33,7 @@ from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment, strip
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.workload.excluded import user_text
 from slurm_migbatch.workload.loans import LOAN, forgets
 
 PATIENCE: Final = 2.0
@@ -195,7 +196,7 @@ def marked(comment: str) -> Grant | None:
         return None
     if grant is None or not grant.decision or grant.decision.startswith(LOAN) or len(grant.parts) != 1:
         return None
-    return grant if _PLAIN.fullmatch(strip(comment)) else None
+    return grant if _PLAIN.fullmatch(user_text(comment)) else None
 
 
 # -- what is done about it ---------------------------------------------------------------------------------------------

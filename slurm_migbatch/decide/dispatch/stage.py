@@ -49,9 +49,9 @@ from slurm_migbatch.decide.dispatch.retype import (
 from slurm_migbatch.decide.dispatch.shares import ServedTime
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions
 from slurm_migbatch.decide.supply.stage import SupplyDecision
-from slurm_migbatch.mig.grant import strip
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload import hints as hinting
+from slurm_migbatch.workload.excluded import user_text
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.refusal import Refusal
 
@@ -299,7 +299,7 @@ class _Promises:
     def of(self, pending: Pending) -> ServiceGuarantee | None:
         """Return what a job may become; None for nothing, or not known yet."""
         name, known = pending.grant.decision, self._memory.promises
-        key = f"{strip(pending.row.comment)}@{pending.row.partition}" if name == UNNAMED else name
+        key = f"{user_text(pending.row.comment)}@{pending.row.partition}" if name == UNNAMED else name
         if key in known:
             return known[key]
         if name != UNNAMED:
@@ -347,7 +347,7 @@ def _learn(answers: Answers, memory: DispatchMemory, now: float) -> None:
 
 def _hints(comment: str) -> Hints | None:
     try:
-        return hinting.parse(strip(comment))
+        return hinting.parse(user_text(comment))
     except Refusal:
         return None
 

@@ -30,7 +30,8 @@ from slurm_migbatch.decide.recording.segments import (
 )
 from slurm_migbatch.decide.snapshot import Answers, LendingPast
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.slurm.nodelist import NodeListError, expand
+from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
+from slurm_migbatch.workload import excluded as excluding
 from slurm_migbatch.workload import hints
 from slurm_migbatch.workload.catalog import NODE_FEATURE
 
@@ -144,9 +145,13 @@ class _Mask:
         return {self.host(name): value for name, value in mapping.items()}
 
     def comment(self, comment: str) -> str:
-        """A comment: the hints and the marker stay, of other text the kind of its characters."""
+        """A comment: the hints and what the filter wrote stay, of other text the kind of its characters."""
         marker = _MARKER.search(comment)
         text, rest = (comment, "") if marker is None else (comment[: marker.start()], marker[0])
+        text, nodes = excluding.split(text)
+        if nodes:
+            hosts = fold(self.host(name) for name in excluding.excluded(comment))
+            rest = f"{' ' if text else ''}{excluding.OPEN}{hosts}]{rest}" if hosts else rest
         if not hints.is_hint(text):
             return _blank(text) + rest
         tokens = text[len(hints.PREFIX) :].split(" ")

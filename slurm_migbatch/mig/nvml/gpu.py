@@ -30,6 +30,7 @@ from slurm_migbatch.mig.nvml.describe import read_facts, read_geometry
 from slurm_migbatch.mig.nvml.errors import translated
 from slurm_migbatch.mig.nvml.gpm import GpmSamples
 from slurm_migbatch.mig.placement import Placement
+from slurm_migbatch.mig.text import printable
 
 _CI_ENUMS = range(16)
 _MIB = 1 << 20
@@ -381,4 +382,4 @@ def _command(pid: int) -> str:
         name = Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").removesuffix("\n")
     except OSError:
         return ""
-    return "".join(char if char.isprintable() else "?" for char in name)
+    return printable(name)

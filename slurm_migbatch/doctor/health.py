@@ -1,0 +1,72 @@
+"""What a migbatchd says of itself: one question, on this host or on another controller."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from slurm_migbatch.config import Config
+
+_PATH: Final = "/healthz"
+_ANSWER_S: Final = 5.0
+_MOST: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class DaemonState:
+    """What a migbatchd says of itself.
+
+    Attributes:
+        silent: why it says nothing; empty where it does.
+        stranger: another program answers, which is why it says nothing.
+        standby: why it stands by; empty where it is the active one.
+        marks: of its configuration.
+        checks: its parts, each with "ok" or what is wrong.
+    """
+
+    silent: str = ""
+    stranger: bool = False
+    standby: str = ""
+    marks: Mapping[str, str] = field(default_factory=dict)
+    checks: Mapping[str, str] = field(default_factory=dict)
+
+
+def url_of(listen: str, port: int, path: str = "") -> str:
+    """Return the URL of a service of migbatchd: on another host, or on this one where it listens everywhere."""
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)  # noqa: S104
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
+
+
+def health_url(config: Config) -> str:
+    """Return where migbatchd of this host is asked for its health."""
+    return url_of(config.node_api.listen, config.node_api.port, _PATH)
+
+
+def ask(url: str) -> DaemonState:
+    """Ask the migbatchd at a `url_of` for its health, past any proxy that the environment names."""
+    parts = urlsplit(url)
+    try:
+        with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S)) as connection:
+            connection.request("GET", _PATH)
+            body = connection.getresponse().read(_MOST)
+        said = json.loads(body)
+        checks, marks = _texts(said["checks"]), _texts(said.get("marks", {}))
+        return DaemonState(standby=str(said.get("standby", "")), marks=marks, checks=checks)
+    except OSError as error:
+        return DaemonState(silent=error.strerror or str(error))
+    except (http.client.HTTPException, ValueError, AttributeError, KeyError, TypeError):
+        return DaemonState(silent="what answers is not migbatchd", stranger=True)
+
+
+def _texts(said: Any) -> dict[str, str]:
+    return {str(key): str(value) for key, value in said.items()}
+
+
+def this_one(config: Config) -> DaemonState:
+    """Ask the migbatchd of this host."""
+    return ask(health_url(config))

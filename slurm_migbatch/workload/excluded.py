@@ -1,0 +1,85 @@
+"""Nodes that a job's user excludes (`--exclude`), as the submit filter leaves them in the job's comment.
+
+squeue does not print a pending job's ExcNodeList. So the filter writes it before the marker: `[mig-exclude:n[1-2],m7]
+[mig:1g.10gb:1#7fq3k]`. What does not fit in `LONGEST` bytes, or in what is left of the comment, is left out, name by
+name from the end. Nothing is granted by it: whoever writes it himself only has less offered to him.
+
+A change of ExcNodeList by the job's user passes the filter, which writes it anew. One by root does not. Nodes that it
+adds are found by offers that are not taken (`avoid` in `decide.capacity.demand`), as are those that were left out here;
+on nodes that it takes out nothing is offered for that job until its user changes the list.
+`gres_templates/migbatch_core.lua.j2` has the same steps.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from slurm_migbatch.mig.grant import strip
+from slurm_migbatch.slurm.nodelist import NodeListError, expand
+
+OPEN: Final = "[mig-exclude:"
+LONGEST: Final = 256
+"""Bytes of a list that the filter writes."""
+SPARE: Final = 64
+"""Bytes of a comment that the list leaves free, for longer markers of later grants."""
+MOST: Final = 1024
+"""Names of a list that is believed: the comment is the user's to write."""
+
+_ITEM = re.compile(r"[A-Za-z0-9_.\[\],-]+")
+_LIST = re.compile(r"(?:\A| )\[mig-exclude:([A-Za-z0-9_.\[\],-]+)\](?=(?: \[mig:[^\[\]]*\])?\Z)")
+_RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
+
+
+def split(text: str) -> tuple[str, str]:
+    """Return the user's text and the node list behind it, of a comment without its marker; the list may be empty."""
+    match = _LIST.search(text) if OPEN in text else None
+    return (text[: match.start()], match[1]) if match and match.end() == len(text) else (text, "")
+
+
+def user_text(comment: str) -> str:
+    """Return a job's comment without what the filter wrote."""
+    return split(strip(comment))[0]
+
+
+def attached(text: str, nodes: str, room: int) -> str:
+    """Return the user's text with as much of a node list behind it as fits in `room` bytes, all in all."""
+    listed = _shortened(nodes, min(LONGEST, room - len(OPEN) - 2))
+    if not listed:
+        return text
+    return f"{text} {OPEN}{listed}]" if text else f"{OPEN}{listed}]"
+
+
+def _shortened(nodes: str, most: int) -> str:
+    """Return the beginning of a node list, in whole items, of at most `most` bytes."""
+    kept = ""
+    depth = start = 0
+    for at, char in enumerate(f"{nodes},"):
+        depth += (char == "[") - (char == "]")
+        if char == "," and depth == 0:
+            item = nodes[start:at]
+            start = at + 1
+            longer = f"{kept},{item}" if kept else item
+            if len(longer) > most:
+                break
+            if _ITEM.fullmatch(item):
+                kept = longer
+    return kept
+
+
+def excluded(comment: str) -> frozenset[str]:
+    """Return the nodes that a job's comment says are excluded; none where the list is malformed or has over `MOST`."""
+    match = _LIST.search(comment) if OPEN in comment else None
+    return _named(match[1]) if match else frozenset()
+
+
+@lru_cache(maxsize=1024)
+def _named(nodes: str) -> frozenset[str]:
+    if sum(int(high) - int(low) for low, high in _RANGE.findall(nodes)) > MOST:
+        return frozenset()
+    try:
+        names = expand(nodes)
+    except NodeListError:
+        return frozenset()
+    return frozenset(names) if len(names) <= MOST else frozenset()

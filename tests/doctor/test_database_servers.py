@@ -1,0 +1,100 @@
+"""Servers that hold the record and cannot be written, by name; nothing where all is well."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url, text
+
+from slurm_migbatch.doctor.database import check_server
+from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.engines import make_engine
+from tests.support.servers import KINDS, START
+
+pytestmark = pytest.mark.slurm
+USER = {
+    "mariadb": ("CREATE USER IF NOT EXISTS daemon@localhost", "GRANT ALL ON migbatch.* TO daemon@localhost"),
+    "postgresql": ("CREATE USER daemon", "GRANT ALL ON ALL TABLES IN SCHEMA public TO daemon"),
+}
+READ_ONLY = {
+    "mariadb": ("SET GLOBAL read_only = {}", "1", "0"),
+    "postgresql": ("ALTER DATABASE postgres SET default_transaction_read_only = {}", "on", "off"),
+}
+
+
+def admin(server: str, *statements: str) -> None:
+    engine = make_engine(server, readonly=False)
+    # a session may write in spite of its database's default
+    first = ["SET default_transaction_read_only = off"] if engine.dialect.name == "postgresql" else []
+    try:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            for statement in (*first, *statements):
+                connection.execute(text(statement))
+    finally:
+        engine.dispose()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def servers(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """A server with a record: URLs of its administrator and of migbatchd."""
+    with tempfile.TemporaryDirectory(prefix="migbatch-db-") as directory, START[request.param](Path(directory)) as url:
+        open_store(url).close()
+        admin(url, *USER[request.param])
+        yield url, make_url(url).set(username="daemon").render_as_string(hide_password=False)
+
+
+def found(url: str) -> tuple[str, str, str]:
+    (one,) = check_server(url)
+    return one.level, one.text, one.advice
+
+
+def test_a_server_that_can_be_written(servers: tuple[str, str]) -> None:
+    for url in servers:
+        level, said, _ = found(url)
+        assert (level, said.endswith(" can be written")) == (GOOD, True)
+
+
+def test_a_server_that_is_read_only(servers: tuple[str, str]) -> None:
+    url, own = servers
+    kind = make_url(url).get_backend_name()
+    statement, on, off = READ_ONLY[kind]
+    admin(url, statement.format(on))
+    try:
+        level, said, advice = found(own)
+        assert level == BAD and "is read-only: " in said and "events of nodes wait there" in said
+        assert {"mariadb": "SET GLOBAL read_only", "postgresql": "default_transaction_read_only"}[kind] in advice
+    finally:
+        admin(url, statement.format(off))
+    assert found(own)[0] == GOOD
+
+
+def test_a_user_who_may_only_read(servers: tuple[str, str]) -> None:
+    url, own = servers
+    grantee, where = (
+        ("daemon@localhost", "migbatch.*") if url.startswith("mariadb") else ("daemon", "ALL TABLES IN SCHEMA public")
+    )
+    admin(url, f"REVOKE INSERT, UPDATE, DELETE ON {where} FROM {grantee}")
+    try:
+        level, said, advice = found(own)
+        assert level == BAD and "refuses what migbatchd writes: " in said and "GRANT" in advice
+    finally:
+        admin(url, f"GRANT ALL ON {where} TO {grantee}")
+    assert found(own)[0] == GOOD
+
+
+def test_a_server_without_a_record_is_left_to_migbatchd(servers: tuple[str, str]) -> None:
+    url, _ = servers
+    admin(url, "CREATE DATABASE other")
+    other = make_url(url).set(database="other").render_as_string(hide_password=False)
+    assert list(check_server(other)) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_does_not_answer(kind: str) -> None:
+    level, said, advice = found(f"{kind}://daemon:secret@127.0.0.1:1/migbatch")
+    assert level == UNKNOWN and "is not known: " in said and advice
+    assert "secret" not in said

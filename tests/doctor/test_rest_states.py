@@ -1,0 +1,180 @@
+"""Settings of `backend = "slurmrestd"` that keep migbatchd from asking it, by name; nothing where all is well."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.doctor.programs import Reader, reader
+from slurm_migbatch.doctor.rest import check_rest
+from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN
+from slurm_migbatch.testbed import restd
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.rest_server import PARTITIONS, Answers, RestHandler, RestServer
+
+NOBODY = Reader("nobody", 65534, frozenset({65534}))
+NODE = {
+    "name": "n1",
+    "state": ["IDLE"],
+    "gres": "mig:1g.10gb:7",
+    "gres_used": "",
+    "partitions": ["gpu"],
+    "reason": "",
+    "active_features": [],
+    "cpus": 8,
+    "alloc_cpus": 0,
+}
+ANSWERS: Answers = {
+    "ping/": (200, {"errors": [], "meta": {"slurm": {"release": "24.11.5"}}}),
+    "partitions/": (200, PARTITIONS),
+    "jobs/": (200, {"jobs": [], "errors": []}),
+    "nodes/": (200, {"nodes": [NODE], "errors": []}),
+}
+
+
+class Site:
+    """A controller's configuration, its token and what answers at the socket."""
+
+    def __init__(self, folder: Path, server: RestServer) -> None:
+        self.server, self.socket, self.token = server, folder / "rest/socket", folder / "token"
+        self.token.write_text("SLURM_JWT=a.b.c\n")
+        self.own(NOBODY.uid)
+        self.cluster = dataclasses.replace(
+            Config().cluster, backend="slurmrestd", slurmrestd=f"unix:{self.socket}", slurmrestd_token=str(self.token)
+        )
+
+    def own(self, uid: int, mode: int = 0o600) -> None:
+        os.chown(self.token, uid, 0)
+        self.token.chmod(mode)
+
+    def look(self, daemon: Reader | None = NOBODY, **cluster: str) -> tuple[str, str, str]:
+        """The one finding: level, text and advice."""
+        config = dataclasses.replace(Config(), cluster=dataclasses.replace(self.cluster, **cluster))
+        (found,) = check_rest(config, daemon)
+        assert found.subject == "slurmrestd"
+        return found.level, found.text, found.advice
+
+
+@pytest.fixture
+def site(open_tmp_path: Path) -> Iterator[Site]:
+    folder = open_tmp_path / "site"
+    (folder / "rest").mkdir(parents=True)
+    with RestServer(str(folder / "rest/socket"), RestHandler) as server:
+        server.answers, server.headers = dict(ANSWERS), []
+        (folder / "rest/socket").chmod(0o777)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield Site(folder, server)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_slurmrestd_that_answers(site: Site) -> None:
+    level, text, _ = site.look()
+    assert (level, text) == (GOOD, f"unix:{site.socket} answers in version v0.0.45 of its API")
+    assert {each.get("X-SLURM-USER-TOKEN") for each in site.server.headers} == {"a.b.c"}
+    assert list(check_rest(Config(), NOBODY)) == [], "nothing is said of it with another backend"
+
+
+def test_while_migbatchd_is_down_slurmrestd_is_tried_with_its_token(site: Site) -> None:
+    site.socket.chmod(0o755)
+    assert site.look(None)[0] == GOOD
+
+
+def test_a_slurmrestd_that_knows_its_socket_s_peer(site: Site) -> None:
+    level, text, _ = site.look(slurmrestd_token="")
+    assert level == GOOD and "asked without a token, as user 0" in text
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "said", "advice"),
+    [
+        (65534, 0o644, "(mode 0644): others can act as slurm with this token", "chmod 600"),
+        (65534, 0o640, "(mode 0640): others can act as slurm with this token", "chmod 600"),
+        (0, 0o600, "migbatchd runs as nobody, who cannot read its token", "chown nobody"),
+        (1, 0o600, "migbatchd runs as nobody, who cannot read its token", "chown nobody"),
+    ],
+)
+def test_a_token_that_others_can_read_or_migbatchd_cannot(
+    site: Site, owner: int, mode: int, said: str, advice: str
+) -> None:
+    site.own(owner, mode)
+    level, text, mend = site.look()
+    assert level == BAD and said in text and advice in mend
+    assert not site.server.headers, "an open token is sent nowhere"
+
+
+def test_a_token_of_somebody_else_under_root(site: Site) -> None:
+    site.own(1)
+    level, text, advice = site.look(reader(0))
+    assert level == BAD and "belongs neither to root, as whom migbatchd runs" in text and "chown root" in advice
+
+
+def test_a_token_that_is_missing_or_none(site: Site) -> None:
+    site.token.write_text("scontrol: error: no\n")
+    level, text, _ = site.look()
+    assert level == BAD and "holds no token" in text
+    site.token.unlink()
+    level, text, advice = site.look()
+    assert level == BAD and "No such file" in text and "scontrol token username=slurm" in advice
+
+
+def test_a_token_that_slurm_refuses(site: Site) -> None:
+    site.server.answers["jobs/"] = (401, "Authentication failure")
+    level, text, _ = site.look()
+    assert level == BAD and f"it refuses the token in {site.token}" in text
+
+
+def test_a_socket_that_is_closed_to_migbatchd(site: Site) -> None:
+    site.socket.chmod(0o755)
+    level, text, advice = site.look()
+    assert level == BAD and f"runs as nobody, who may not connect to {site.socket}" in text and "its group" in advice
+    assert site.look(reader(0))[0] == BAD, "the token is nobody's"
+
+
+@pytest.mark.parametrize("where", ["unix:/nonexistent/socket", "http://127.0.0.1:1"])
+def test_nobody_listens(site: Site, where: str) -> None:
+    level, text, advice = site.look(slurmrestd=where)
+    assert level == BAD and f"slurmrestd at {where} cannot be asked: " in text and "docs/install.md" in advice
+
+
+def test_no_version_of_the_api_is_known(site: Site) -> None:
+    del site.server.answers["ping/"]
+    level, text, _ = site.look()
+    assert level == BAD and "offers none of the API versions v0.0.40 to v0.0.45" in text
+
+
+def test_who_cannot_look_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1)
+    level, _, advice = site.look()
+    assert level == UNKNOWN and "as root" in advice
+
+
+@pytest.mark.slurm
+@pytest.mark.slurmrestd
+def test_slurms_own(cluster: Cluster, tmp_path: Path) -> None:
+    rest = dataclasses.replace(
+        Config().cluster,
+        backend="slurmrestd",
+        slurm_bin=str(cluster.bin),
+        slurm_conf=str(cluster.slurm_conf),
+        slurmrestd=restd.address(cluster.directory),
+        slurmrestd_token=str(restd.token_file(cluster.directory)),
+        slurm_user="root",
+    )
+    (found,) = check_rest(dataclasses.replace(Config(), cluster=rest), reader(0))
+    assert found.level == GOOD and "answers in version v0.0.4" in found.text
+    token = tmp_path / "token"
+    token.write_text(cluster.run(["scontrol", "token", "lifespan=600"], "mbalice").stdout)
+    token.chmod(0o600)
+    other = dataclasses.replace(rest, slurmrestd_token=str(token))
+    (found,) = check_rest(dataclasses.replace(Config(), cluster=other), reader(0))
+    assert found.level == BAD and found.advice

@@ -1,0 +1,43 @@
+"""A stand-in for slurmrestd on a unix socket, which answers what a test wants."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+#: status and body by path without its version and query; a body that is no text is sent as JSON
+Answers = dict[str, tuple[int, Any]]
+PARTITIONS = {"partitions": [{"name": "gpu", "priority": {"tier": 1}}], "errors": []}
+
+
+class RestServer(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    answers: Answers
+    headers: list[dict[str, str]]
+
+
+class RestHandler(BaseHTTPRequestHandler):
+    server: Any  # with answers and headers
+
+    def _answer(self) -> None:
+        self.server.headers.append(dict(self.headers))
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        name = self.path.partition("?")[0].split("/", 3)[-1]
+        status, body = self.server.answers.get(name, (404, "Unable to find requested URL"))
+        if callable(body):
+            body = body()
+        text = (body if isinstance(body, str) else json.dumps(body)).encode("utf-8", "surrogateescape")
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - http.server's names
+
+    def address_string(self) -> str:
+        return ""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass

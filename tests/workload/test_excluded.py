@@ -1,0 +1,51 @@
+"""What a job's comment says of the nodes that its user excludes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.workload.excluded import LONGEST, MOST, OPEN, attached, excluded, split, user_text
+
+GRANT, LOAN = "[mig:2g.20gb:1#7fq3k]", "[mig:loan:1#loan7fq3k]"
+names = st.lists(st.sampled_from(["n1", "n[1-3,7]", "gpu-01", "a.b", "m[01-09]", "n1"]), min_size=1, max_size=60)
+
+
+@given(st.text(), names, st.integers(0, 1000))
+def test_a_list_is_written_as_far_as_it_fits_and_read_back(text: str, listed: list[str], room: int) -> None:
+    written = attached(text, ",".join(listed), room)
+    assert len(written) <= len(text) + max(0, min(room, LONGEST + len(OPEN) + 2))
+    if written == text:
+        assert room < len(OPEN) + 2 + len(listed[0])
+        return
+    before, nodes = split(written)
+    assert before == text and ",".join(listed).startswith(nodes)
+    full = [f"{written} {marker}" for marker in (GRANT, LOAN)]
+    assert excluded(full[0]) == excluded(full[1]) == excluded(written) and "n1" in excluded(f"{OPEN}{nodes},n1]")
+    assert user_text(full[0]) == text
+
+
+@pytest.mark.parametrize(
+    ("comment", "nodes"),
+    [
+        (f"migbatch: mem=3gb [mig-exclude:n[1-2],m7] {GRANT}", {"n1", "n2", "m7"}),
+        (f"[mig-exclude:n1] {LOAN}", {"n1"}),
+        (f"a[mig-exclude:n1] {GRANT}", set()),
+        (f"[mig-exclude:n1] more {GRANT}", set()),
+        (f"[mig-exclude:n[1] {GRANT}", set()),
+        (f"[mig-exclude:n[3-1]] {GRANT}", set()),
+        (f"[mig-exclude:n[0-{MOST + 1}]] {GRANT}", set()),
+        (f"[mig-exclude:n[0-999999999999999999]x[0-999999999999999999]] {GRANT}", set()),
+        (f"[mig-exclude:n[1-40]x[1-40]] {GRANT}", set()),
+        (GRANT, set()),
+        ("", set()),
+    ],
+)
+def test_what_a_comment_excludes(comment: str, nodes: set[str]) -> None:
+    assert excluded(comment) == nodes
+
+
+def test_what_is_no_node_name_is_left_out() -> None:
+    assert attached("", "n1,k b,n2,[,m", 100) == "[mig-exclude:n1,n2]"
+    assert attached("x", "k b", 100) == "x"
