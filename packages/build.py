@@ -146,7 +146,8 @@ def stage(request: Request, role: str, built: Path, work: Path) -> Package:
     home = root / request.prefix.lstrip("/")
     python = environment(request, home)
     interpreter = str(python.resolve())
-    extras = ",".join(filter(None, [role, request.extras if role == "controller" else ""]))
+    more = {"controller": request.extras, "node": "login"}.get(role, "")
+    extras = ",".join(filter(None, [role, more]))
     pip(request, python, "install", "--no-compile", f"{built}[{extras}]")
     run(python, "-I", HERE / "contents.py", role, request.prefix, ZSH[request.kind], root)
     documents = root / "usr/share/doc" / f"slurm-migbatch-{role}"

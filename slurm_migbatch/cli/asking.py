@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +16,7 @@ from slurm_migbatch.query.reply import Reply, Unanswerable
 
 if TYPE_CHECKING:
     from slurm_migbatch.config import Config
+    from slurm_migbatch.node.auth import MungeSigner
     from slurm_migbatch.query.protocol import Answer
     from slurm_migbatch.query.questions import Question
     from slurm_migbatch.query.site import QuerySite
@@ -64,20 +65,56 @@ def ask_and_print(
         raise _failure(str(error), error.code) from None
 
 
+def asker(config: str | None = None) -> Callable[[Question], Answer]:
+    """Return what answers one question after the other, as `ask_and_print` would, for commands that go on.
+
+    Raises:
+        LoginError, ConfigError, Failure: it is not known whom to ask. What it returns raises errors of one question.
+    """
+    found = _configuration(config, None, named=False)
+    if isinstance(found, Servers):
+        servers, signer = found, _signer(found)
+
+        def far(question: Question) -> Answer:
+            from slurm_migbatch.query.client import ask
+
+            return ask(question, servers, signer)
+
+        return far
+    from slurm_migbatch.query.answers import answer
+    from slurm_migbatch.query.protocol import Answer
+    from slurm_migbatch.query.site import QuerySite
+
+    site = QuerySite(found)
+
+    def here(question: Question) -> Answer:
+        try:
+            reply = answer(question, _rights(site, named=False), site)
+        except Unanswerable as error:
+            return Answer(error.code, error=str(error))
+        return Answer(reply.code, "".join(f"{line}\n" for line in reply.lines), reply.remarks)
+
+    return here
+
+
 def _failure(sentence: str, code: int) -> click.ClickException:
     return click.UsageError(sentence) if code == EXIT_USAGE else Failure(sentence)
 
 
 def _asked(question: Question, servers: Servers) -> Answer:
-    from slurm_migbatch.node.auth import AuthError, MungeSigner
     from slurm_migbatch.query.client import ask
 
+    return ask(question, servers, _signer(servers))
+
+
+def _signer(servers: Servers) -> MungeSigner:
+    from slurm_migbatch.node.auth import AuthError, MungeSigner
+
     try:
-        signer = MungeSigner(servers.munge_socket, servers.uids)
+        return MungeSigner(servers.munge_socket, servers.uids)
     except AuthError as error:
         sentence = str(error).partition(":")[0]
         raise Failure(f"{sentence}: this command proves who asks by munge, which this host lacks") from None
-    return ask(question, servers, signer)
 
 
 def _print_answer(answer: Answer) -> int:

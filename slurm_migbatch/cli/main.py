@@ -28,6 +28,7 @@ COMMANDS = {
     "show": (f"{_HERE}.show:show", "Show one job: asked, bucket, got, predicted, measured, why."),
     "simulate": (f"{_LAB}.simulate:simulate", "Replay a trace under a policy on a simulated cluster."),
     "testbed": ("slurm_migbatch.testbed.cli:testbed", "Start and stop a private Slurm cluster with simulated GPUs."),
+    "top": (f"{_HERE}.top:top", "Watch GPUs, slices, the queue and loans in the terminal."),
     "why": (f"{_HERE}.why:why", "Say why a job waits and what it would take."),
 }
 

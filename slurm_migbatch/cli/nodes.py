@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from slurm_migbatch.cli.asking import ask_and_print, source_option
+from slurm_migbatch.cli.asking import ask_and_print, asker, source_option
+from slurm_migbatch.cli.top import delay_option
 from slurm_migbatch.query.questions import NodesQuestion
 
 
@@ -14,7 +15,11 @@ from slurm_migbatch.query.questions import NodesQuestion
 @click.option("-R", "--reasons", is_flag=True, help="Only what is wrong: faults, zombies and Slurm's reasons.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 @click.option("--noheader", is_flag=True, help="No header line.")
-def nodes(config: str | None, names: str | None, reasons: bool, as_json: bool, noheader: bool) -> int:
+@click.option("-w", "--watch", is_flag=True, help="Live in the terminal, as `migbatch top` without the rest.")
+@delay_option
+def nodes(
+    config: str | None, names: str | None, reasons: bool, as_json: bool, noheader: bool, watch: bool, delay: float
+) -> int:
     """Show nodes, GPUs, layouts and slices.
 
     A bar shows a GPU's memory: profile and job of each slice that is held, zombies as !profile, dots where it is free.
@@ -26,4 +31,12 @@ def nodes(config: str | None, names: str | None, reasons: bool, as_json: bool, n
         expand(names or "")
     except NodeListError as error:
         raise click.BadParameter(str(error), param_hint="--nodes") from None
+    if watch:
+        if reasons or as_json or noheader:
+            raise click.UsageError("--watch shows nodes as they are: leave out --reasons, --json and --noheader")
+        from slurm_migbatch.cli.live import run
+        from slurm_migbatch.report.pagestate import GPUS, PageState
+
+        run(asker(config), PageState(panes=(GPUS,), interval=delay), names, count=None, plain=False)
+        return 0
     return ask_and_print(NodesQuestion(names, reasons, as_json, not noheader), config)

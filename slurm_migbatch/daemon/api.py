@@ -109,6 +109,7 @@ class NodeApi:
                 Route("/v1/why/{job:int}", self._why, methods=["GET"]),
                 Route("/v1/waiting", self._waiting, methods=["GET"]),
                 Route("/v1/findings", self._reports, methods=["GET"]),
+                Route("/v1/plans", self._plans, methods=["GET"]),
                 primary_route(self.activity, self.asking.administrators),
             ],
         )
@@ -181,11 +182,23 @@ class NodeApi:
 
     async def _reports(self, request: Request) -> Response:
         try:
-            if _uid(request) not in self.asking.administrators:
-                raise Refused(403, "what is wrong with nodes is told to root and SlurmUser")
+            self._administrator(request, "what is wrong with nodes")
         except Refused as refused:
             return as_json({"error": str(refused)}, refused.status)
         return as_json({"nodes": self.reports.to_dict()})
+
+    async def _plans(self, request: Request) -> Response:
+        try:
+            self._administrator(request, "the plan of nodes")
+        except Refused as refused:
+            return as_json({"error": str(refused)}, refused.status)
+        plans = {node: plan for node in self.board.nodes() if (plan := self.board.current(node)) is not None}
+        return as_json({"plans": {node: plan.gpus for node, plan in plans.items()}})
+
+    def _administrator(self, request: Request, what: str) -> None:
+        """Refuse everybody else."""
+        if _uid(request) not in self.asking.administrators:
+            raise Refused(403, f"{what} is told to root and SlurmUser")
 
     async def _metrics(self, request: Request) -> Response:
         local = isinstance(getattr(request.state, "uid", None), int)

@@ -66,10 +66,11 @@ class HistoryStore(Store):
         with self.reading() as connection:
             return [Measurement(*row) for row in connection.execute(statement)]
 
-    def instance_events(self) -> dict[str, list[dict[str, Any]]]:
+    def instance_events(self, *, changes: bool = True) -> dict[str, list[dict[str, Any]]]:
         """Return events about instances by node, in order, since the node last booted or sent its whole state.
 
-        Of a `state` only what it says of instances; who holds them is to be asked of `leases`.
+        Of a `state` only what it says of instances; who holds them is to be asked of `leases`. Without `changes` only
+        zombies and faults.
         """
         booted = (
             select(NodeEvent.node, func.max(NodeEvent.id).label("id"))
@@ -84,9 +85,9 @@ class HistoryStore(Store):
             .order_by(NodeEvent.id.desc())
         )
         troubles = since.where(NodeEvent.kind.in_(("state", "zombie", "cleared", "fault")))
-        changes = since.where(NodeEvent.kind.in_(("create", "destroy"))).limit(_NEWEST)
+        made = since.where(NodeEvent.kind.in_(("create", "destroy"))).limit(_NEWEST)
         with self.reading() as connection:
-            rows = [*connection.execute(troubles), *connection.execute(changes)]
+            rows = [*connection.execute(troubles), *(connection.execute(made) if changes else ())]
         found: dict[str, list[dict[str, Any]]] = {}
         for _, node, kind, payload in sorted(rows, key=lambda row: row.id):
             if isinstance(payload, dict):

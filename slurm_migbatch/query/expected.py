@@ -6,6 +6,7 @@ waiting jobs are left out, so a job of higher priority may come before; most job
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from slurm_migbatch.decide.capacity.demand import demands, slices
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.catalog import MigNode, SiteCatalog
 from slurm_migbatch.workload.holding import can_hold
+
+_NOW = (False, 0.0)
 
 
 @dataclass(frozen=True)
@@ -39,27 +42,59 @@ def expect(
     need = Counter({profile.gres_type: count for profile, count in slices(row.gres).items()})
     open_nodes = {each.name for each in nodes if each.open}
     pool = wanted[0].pool & catalog.nodes.keys() & open_nodes
-    found = [each for name in sorted(pool) if (each := _on(catalog.nodes[name], need, queue, catalog)) is not None]
+    there = _holders(queue)
+    found: list[list[JobRow]] = []  # of the nodes that are free first
+    for name in sorted(pool):
+        held = there.get(name, [])
+        most = len(held)
+        if len(found) == row.num_nodes:
+            last = _last(found[-1])
+            if last == _NOW:
+                break
+            most = bisect_left(held, last, key=_end)
+        found += _on(catalog.nodes[name], need, held, most, catalog)
+        found.sort(key=_last)
+        del found[row.num_nodes :]
     if len(found) < row.num_nodes:
         return None
-    found.sort(key=lambda each: (bool(each) and each[-1].end is None, (each[-1].end or 0.0) if each else 0.0))
-    blockers = {job.job_id: job for some in found[: row.num_nodes] for job in some}
+    blockers = {job.job_id: job for some in found for job in some}
     ordered = sorted(blockers.values(), key=_end)
     ends = [job.end for job in ordered]
     return Expected(tuple(ordered), None if None in ends else max((end for end in ends if end), default=now))
 
 
-def _on(node: MigNode, need: Mapping[str, int], queue: Sequence[JobRow], catalog: SiteCatalog) -> list[JobRow] | None:
-    """Return the jobs that have to end on one node, as they will; None where it never suffices."""
+def _holders(queue: Sequence[JobRow]) -> dict[str, list[JobRow]]:
+    """Return the jobs that hold slices on each node, as they will end."""
+    found: dict[str, list[JobRow]] = {}
+    for job in sorted((job for job in queue if job.active and slices(job.gres)), key=_end):
+        for name in job.nodes:
+            found.setdefault(name, []).append(job)
+    return found
+
+
+def _on(
+    node: MigNode, need: Mapping[str, int], there: Sequence[JobRow], most: int, catalog: SiteCatalog
+) -> list[list[JobRow]]:
+    """Return the jobs of those on one node that have to end, as they will, once; nothing where `most` do not suffice.
+
+    What the end of so many makes room for, that of more does too.
+    """
     rooms = [catalog.kinds[name].room for name in node.gpus]
-    there = sorted((job for job in queue if job.active and node.name in job.nodes and slices(job.gres)), key=_end)
-    for count in range(len(there) + 1):
+
+    def suffice(count: int) -> bool:
         total = Counter(need)
         for job in there[count:]:
             total.update({profile.gres_type: number for profile, number in slices(job.gres).items()})
-        if can_hold(rooms, total):
-            return there[:count]
-    return None
+        return can_hold(rooms, total)
+
+    if not suffice(most):
+        return []
+    return [list(there[: bisect_left(range(most), True, key=suffice)])]
+
+
+def _last(jobs: Sequence[JobRow]) -> tuple[bool, float]:
+    """Return when the last of these jobs ends, as `_end` does."""
+    return _end(jobs[-1]) if jobs else _NOW
 
 
 def _end(job: JobRow) -> tuple[bool, float]:

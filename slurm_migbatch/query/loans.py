@@ -52,9 +52,9 @@ def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
         indexes = {
             gpu["uuid"]: gpu["index"] for gpus in store.inventory().values() for gpu in gpus if gpu["index"] is not None
         }
-    known = [loan for row in rows if (loan := Loan.from_row(row)) is not None and _may_see(rights, loan, job_views)]
+    known = [loan for row in rows if (loan := Loan.from_row(row)) is not None and may_see(rights, loan, job_views)]
     reasons, remarks = waiting(site) if any(job_view.row.pending for job_view in job_views.values()) else ({}, ())
-    views = _redacted(rights, view(job_views, known, {**reasons, **would}, indexes, wanted), job_views, known)
+    views = redacted(rights, view(job_views, known, {**reasons, **would}, indexes, wanted), job_views, known)
     if question.as_json:
         return Reply([json.dumps({"version": 1, "loans": [asdict(row) for row in views]})], remarks)
     cells = [_cells(row, question.time_style) for row in views]
@@ -65,13 +65,13 @@ def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
     return Reply([question.delimiter.join(line) + end for line in lines], remarks)
 
 
-def _may_see(rights: Rights, loan: Loan, job_views: Mapping[int, JobView]) -> bool:
+def may_see(rights: Rights, loan: Loan, job_views: Mapping[int, JobView]) -> bool:
     """Return whether the user may see a loan: by the rules of the record, or because squeue shows him its job."""
     job_view = job_views.get(loan.job_id)
     return rights.run(loan.uid, loan.account) or (job_view is not None and job_view.row.uid == loan.uid)
 
 
-def _redacted(
+def redacted(
     rights: Rights, views: Sequence[LoanView], job_views: Mapping[int, JobView], loans: Sequence[Loan]
 ) -> list[LoanView]:
     """Return the lines without accounts and jobs of others that the user may not see."""

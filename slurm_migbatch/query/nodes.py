@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from slurm_migbatch.daemon.history import HistoryStore
@@ -119,7 +120,7 @@ def view(
         shown: the jobs that may be named.
     """
     inventory = store.inventory()
-    zombies, faults = troubles(store.instance_events())
+    zombies, faults = troubles(store.instance_events(changes=False))
     seen = store.last_seen()
     slurm = {row.name: row for row in rows or ()}
     views = []
@@ -167,7 +168,7 @@ def troubles(
             elif event["kind"] == "cleared":
                 parked.pop(place, None)
             elif event["kind"] == "fault":
-                faults.append(_fault(event))
+                faults.append(fault_sentence(event))
         zombies[node] = [(gpu, slot) for (gpu, _), (slot, _) in parked.items()]
         messages[node] = faults[-3:] + [
             f"GPU {gpu}: {slot.profile} at {slot.start}:{slot.size} is a zombie: {why}"
@@ -181,7 +182,8 @@ def _parked(row: Mapping[str, Any]) -> tuple[OccupiedSlot, str]:
     return slot, str(row.get("reason") or "no reason given")
 
 
-def _fault(event: Mapping[str, Any]) -> str:
+def fault_sentence(event: Mapping[str, Any]) -> str:
+    """Say what a node reported as a fault."""
     where = f"GPU {event['gpu']}: " if event.get("gpu") else ""
     then = f"; {event['action']}" if event.get("action") else ""
     return f"{where}{event.get('what')}{then}{' (drained)' if event.get('drain') else ''}"
@@ -206,12 +208,18 @@ def bar(gpu: GpuView) -> str:
 def _gpu(gpu: Mapping[str, Any], held: Iterable[OccupiedSlot]) -> GpuView:
     slices = 0
     if gpu.get("mig") and isinstance(gpu.get("geometry"), Mapping):
-        try:
-            slices = Geometry.from_dict(gpu["geometry"]).memory_slices
-        except GeometryError:
-            slices = 0
+        slices = _memory_slices(json.dumps(gpu["geometry"]))
     ordered = tuple(sorted(held, key=lambda s: s.start))
     return GpuView(gpu.get("index"), str(gpu.get("uuid")), str(gpu.get("name") or "?"), slices, ordered)
+
+
+@lru_cache(maxsize=256)
+def _memory_slices(geometry: str) -> int:
+    """Return the memory slices of a geometry, as JSON: a site has thousands of GPUs and few kinds of them."""
+    try:
+        return Geometry.from_dict(json.loads(geometry)).memory_slices
+    except GeometryError:
+        return 0
 
 
 def _held(leases: Iterable[LeaseRow], shown: Collection[int]) -> Iterator[tuple[str, OccupiedSlot]]:

@@ -125,6 +125,23 @@ class LoansQuestion:
 
 
 @dataclass(frozen=True)
+class TopQuestion:
+    """`migbatch top`, `migbatch nodes --watch`: one page of the cluster as it is now.
+
+    Attributes:
+        names: of these nodes only, such as gpu[1-4].
+        user: of this user's jobs only, a name or a uid; "" for all.
+        only: of this profile or partition only; "" for all.
+    """
+
+    kind: ClassVar[str] = "top"
+
+    names: str | None = text(8192, optional=True)
+    user: str = text(256)
+    only: str = text(256)
+
+
+@dataclass(frozen=True)
 class ExplainQuestion:
     """`migbatch explain`: what the submit filter would make of a request.
 
@@ -148,10 +165,9 @@ class ExplainQuestion:
     as_json: bool = False
 
 
-Question = RunsQuestion | ShowQuestion | WhyQuestion | NodesQuestion | LoansQuestion | ExplainQuestion
-KINDS: Mapping[str, type[Question]] = {
-    kind.kind: kind for kind in (RunsQuestion, ShowQuestion, WhyQuestion, NodesQuestion, LoansQuestion, ExplainQuestion)
-}
+Question = RunsQuestion | ShowQuestion | WhyQuestion | NodesQuestion | LoansQuestion | TopQuestion | ExplainQuestion
+_ALL = (RunsQuestion, ShowQuestion, WhyQuestion, NodesQuestion, LoansQuestion, TopQuestion, ExplainQuestion)
+KINDS: Mapping[str, type[Question]] = {kind.kind: kind for kind in _ALL}
 
 
 def is_job(written: str) -> bool:

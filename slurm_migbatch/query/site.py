@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import http.client
 import socket
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from slurm_migbatch.config import Config
     from slurm_migbatch.daemon.ended import HistoryClient
     from slurm_migbatch.daemon.history import HistoryStore
 
+_T = TypeVar("_T")
 _MOST = 16 << 20
 _PATIENCE_S = 5.0
+#: things that are kept at once
+_KEPT = 200
+_REST = 4.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,22 @@ class QuerySite:
     catalog: str = ""
     submit_socket: str = ""
     quiet: bool = False
+    _kept: dict[str, tuple[float, Any]] = field(default_factory=dict, compare=False, repr=False)
+
+    def kept(self, name: str, seconds: float, find: Callable[[], _T]) -> _T:
+        """Return what `find` found so many seconds ago at most, so that many questions are one look.
+
+        What takes long is kept longer, for `_REST` times what it took.
+        """
+        now = time.monotonic()
+        until, value = self._kept.get(name, (0.0, None))
+        if now >= until:
+            value = find()
+            for old in [key for key, (due, _) in self._kept.items() if now >= due or len(self._kept) >= _KEPT]:
+                del self._kept[old]
+            end = time.monotonic()
+            self._kept[name] = (end + max(seconds, _REST * (end - now)), value)
+        return value  # type: ignore[no-any-return]
 
     def detail(self, error: object) -> str:
         """Return what follows a sentence: the words of the error, but nothing where who asks is elsewhere."""

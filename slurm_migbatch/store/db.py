@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from slurm_migbatch.store.loans import Use
     from slurm_migbatch.store.measurements import Added
     from slurm_migbatch.store.progress import RunProgressRow
+    from slurm_migbatch.store.recent import RecentEvent
     from slurm_migbatch.store.retention import PruneCursor, Removed
 
 log = logging.getLogger(__name__)
@@ -231,6 +232,13 @@ class Store:
 
         with self.reading() as connection:
             return actions(connection, jobs, limit)
+
+    def recent_events(self, kinds: Collection[str], limit: int) -> list[RecentEvent]:
+        """Return the newest events of nodes of these kinds, the oldest of them first."""
+        from slurm_migbatch.store.recent import recent_events
+
+        with self.reading() as connection:
+            return recent_events(connection, kinds, limit)
 
     def uses(self, since: float) -> list[Use]:
         """Return the slices that jobs other than loans held at that moment or later, by their beginning."""

@@ -93,7 +93,8 @@ def test_programs_of_the_controller(extras):
 QUESTIONS = [
     ("migacct",),
     ("migacct", "-j", "7", "-o", "all"),
-    *(("migbatch", *words) for words in (("show", "7"), ("why", "7"), ("nodes",), ("loans",), ("explain",))),
+    ("migbatch", "nodes", "--watch"),
+    *(("migbatch", *words) for words in (("show", "7"), ("why", "7"), ("nodes",), ("loans",), ("explain",), ("top",))),
 ]
 
 

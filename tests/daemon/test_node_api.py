@@ -78,6 +78,15 @@ def test_what_a_node_found_is_told_to_root_alone(node, running, config):
     connection.close()
 
 
+def test_plans_are_told_to_root_on_this_host_alone(running, config):
+    running.service.board.publish("n1", {"GPU-a": [("1g.10gb", 0, 1)]})
+    assert json.loads(QuerySite(config).daemon("/v1/plans"))["plans"]["n1"] == {"GPU-a": [["1g.10gb", 0, 1]]}
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=120)
+    connection.request("GET", "/v1/plans")
+    assert connection.getresponse().status == 403
+    connection.close()
+
+
 def test_what_a_node_found_is_read_as_a_strangers_word(node):
     for findings in ([FAULT] * 65, [{**FAULT, "level": "ok"}], [{**FAULT, "text": "x" * 501}], [1], None):
         assert node.send("/node/v1/findings", {"node": "n1", "sent": 1.0, "findings": findings})[0] == 400

@@ -1,8 +1,9 @@
-"""What a plain user asks on a login node: by the query service, with click and the standard library, no database."""
+"""What a plain user asks on a login node: by the query service, with click and rich, without a database."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 from slurm_migbatch.testbed.cluster import Cluster
@@ -33,6 +34,11 @@ def test_a_user_without_rights_gets_what_the_readme_shows(new_cluster: Callable[
     assert "mbalice/" in shown and "7g.80gb at 0:8 of GPU 0 on n1" in shown
     assert f"7g.80gb {holder}" in login.out("mbalice", "nodes")
     assert login.out("mbalice", "loans").startswith("JOBID")
+    page = login.out("mbalice", "top", "-b", "-n", "1")
+    assert f"n1    0 |=7g.80gb {holder} mbalice=" in page and "\x1b" not in page
+    (waits,) = re.findall(r"^1g\.20gb +1 .*$", page, re.MULTILINE)
+    assert "Resources" in waits or "ReqNodeNotAvail" in waits or "Priority" in waits
+    assert re.search(rf"start +n1 +{holder} mbalice +7g\.80gb", page)
     explained = login.out("mbalice", "explain", "--gres=mig:auto", "--comment", HINTS)
     assert "mig:1g.20gb:1 (fits)" in explained and "PROFILE" in explained
     assert login.run("mbalice", "explain", "--gres=mig:1g").returncode == 3, "refused"
@@ -45,6 +51,7 @@ def test_a_user_without_rights_gets_what_the_readme_shows(new_cluster: Callable[
         "show": login.run("mbbob", "show", str(holder)),
         "why": login.run("mbbob", "why", str(job)),
         "nodes": login.run("mbbob", "nodes"),
+        "top": login.run("mbbob", "top", "-b", "-n", "1"),
         "loans": login.run("mbbob", "loans", "--all"),
     }
     assert (bob["migacct"].stdout, bob["of alice"].stdout) == ("", "")
@@ -52,6 +59,7 @@ def test_a_user_without_rights_gets_what_the_readme_shows(new_cluster: Callable[
     assert f"job {holder} is not in the record" in bob["show"].stderr
     assert f"Slurm does not list job {job}" in bob["why"].stderr
     assert "|7g.80gb -" in bob["nodes"].stdout and str(holder) not in bob["nodes"].stdout.split("7g.80gb")[1]
+    assert "n1    0 |=7g.80gb -===" in bob["top"].stdout and "Waiting 0 " in bob["top"].stdout
     assert bob["loans"].stdout.split() == bob["loans"].stdout.split()[:10], "the header alone"
     for done in bob.values():
         assert not any(word in done.stdout + done.stderr for word in (*SECRETS, "mbalice")), done

@@ -21,6 +21,7 @@ from slurm_migbatch.query.questions import (
     Question,
     RunsQuestion,
     ShowQuestion,
+    TopQuestion,
     WhyQuestion,
 )
 from slurm_migbatch.query.reply import Unanswerable
@@ -61,12 +62,15 @@ class PlayedSite(QuerySite):
 
     def slurm(self) -> Any:
         node = NodeRow("n1", frozenset({"MIXED"}), {"1g.10gb": 7}, {"1g.10gb": 2}, ("gpu",))
-        return type("Played", (), {"jobs": lambda self: queue(), "nodes": lambda self: [node]})()
+        told = {"jobs": lambda self: queue(), "nodes": lambda self: [node], "settings": lambda self: {}}
+        return type("Played", (), told)()
 
     def daemon(self, path: str) -> bytes:
         others = ", ".join(f"job {row.job_id}" for row in queue())
         if path == "/v1/waiting":
             return json.dumps({"waiting": {str(row.job_id): f"behind {others}" for row in queue()}}).encode()
+        if path == "/v1/plans":
+            return json.dumps({"plans": {"n1": {"GPU-a": [["1g.10gb", 5, 1]]}}}).encode()
         return json.dumps({"why": f"reserved on n1 behind {others}"}).encode()
 
 
@@ -100,7 +104,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuerySite]:
                 store.upsert_jobs([{**row, "name": f"{user}sjobname", "state": state, "submit": now - 9}])
             lent = {"job_id": first, "restart": 0, "decided": now, "profile": "1g.10gb", "uid": uid, "user": user}
             why = f"job {first + 1} needs it, and job {min(first for _, first in USERS.values()) + 1} too"
-            store.save_loans([{**lent, "account": f"{user}sacct", "state": "ended", "ended": now, "why_ended": why}])
+            own = {"ts": now, "restart": 0, "dry_run": False, "before": "", "after": "", "job_id": first + 1}
+            actions = [{**own, "kind": "signal", "why": why}, {**own, "kind": "retype", "why": f"{user}smodel"}]
+            over = {**lent, "account": f"{user}sacct", "state": "ended", "ended": now, "why_ended": why}
+            store.save_loans([over], actions)
     lending = LendingConfig(enabled=True, partitions=("train",))
     yield PlayedSite(dataclasses.replace(Config(), store=StoreConfig(url), lending=lending), quiet=True)
 
@@ -127,6 +134,10 @@ QUESTIONS: st.SearchStrategy[Question] = st.one_of(
     st.builds(ShowQuestion, job=JOBS.map(str), duplicates=st.booleans(), as_json=st.booleans()),
     st.builds(WhyQuestion, job=JOBS.map(str)),
     st.builds(NodesQuestion, names=st.sampled_from([None, "n1"]), reasons=st.booleans(), as_json=st.booleans()),
+    st.builds(
+        TopQuestion, names=st.sampled_from([None, "n1"]), user=st.sampled_from(["", *USERS, "1002"]),
+        only=st.sampled_from(["", "gpu", "train", "1g.10gb"]),
+    ),
     st.builds(LoansQuestion, jobs=st.one_of(st.none(), JOBS.map(str)), over=st.booleans(), as_json=st.booleans()),
 )  # fmt: skip
 PRIVATE = st.sets(st.sampled_from(sorted(ALL_PRIVATE))).map(frozenset)
@@ -178,6 +189,8 @@ def test_who_may_see_a_job_is_told_all_of_it(site: QuerySite, rights: Rights) ->
     assert "bobsmodel" in told(site, rights, WhyQuestion(str(first + 3)))
     assert f'"job": {first + 1}' in told(site, rights, NodesQuestion(as_json=True))
     assert str(first) in told(site, rights, LoansQuestion(over=True))
+    page = told(site, rights, TopQuestion())
+    assert f'"1g.10gb",{first + 1},' in page and "bobsmodel" in page
 
 
 def test_rights_are_asked_of_nobody_for_a_database_that_was_named(tmp_path: Path) -> None:

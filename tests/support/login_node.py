@@ -21,9 +21,10 @@ class LoginNode:
         self._bed, self._lib = bed, bed.directory / "login"
         ignored = shutil.ignore_patterns("lab", "testbed", "__pycache__", "*.c", "*.h")
         shutil.copytree(Path(slurm_migbatch.__file__).parent, self._lib / "slurm_migbatch", ignore=ignored)
-        click = find_spec("click")
-        assert click is not None and click.origin is not None
-        shutil.copytree(Path(click.origin).parent, self._lib / "click")
+        for package in ("click", "rich"):
+            found = find_spec(package)
+            assert found is not None and found.origin is not None
+            shutil.copytree(Path(found.origin).parent, self._lib / package)
         self.conf = bed.directory / "login.conf"
         url = f"http://127.0.0.1:{bed.ports['query']}"
         self.conf.write_text(f"Servers=http://127.0.0.1:1,{url}\nSlurmUser=root\nMungeSocket={bed.munge_socket}\n")

@@ -1,0 +1,192 @@
+"""`migbatch top` as it runs: looks in a thread, a page drawn whenever something has changed, frames for a pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import click
+
+from slurm_migbatch.cli.common import Failure, describe, is_expected
+from slurm_migbatch.cli.terminal import Terminal
+from slurm_migbatch.query.protocol import Answer
+from slurm_migbatch.query.questions import Question, TopQuestion, checked
+from slurm_migbatch.report.page import Page
+from slurm_migbatch.report.pagestate import PageState, press
+from slurm_migbatch.report.pageview import Frame, frame
+
+Ask = Callable[[Question], Answer]
+#: a look is followed by a pause of so many times what it took: a site that is slow is not made slower
+_REST: Final = 4.0
+_BATCH_WIDTH: Final = 80
+_IDLE_S: Final = 3600.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look has brought: a page, or why there is none. `took`: seconds."""
+
+    page: Page | None = None
+    remarks: tuple[str, ...] = ()
+    trouble: str = ""
+    took: float = 0.0
+
+
+def look(ask: Ask, question: TopQuestion) -> Look:
+    """Ask once; what goes wrong that a user can be told is a `trouble`."""
+    began = time.monotonic()
+    try:
+        answer = ask(question)
+        if answer.error:
+            return Look(trouble=answer.error, took=time.monotonic() - began)
+        return Look(Page.read(answer.out), answer.err, took=time.monotonic() - began)
+    except click.ClickException as error:
+        sentence = error.format_message()
+    except Exception as error:
+        if not is_expected(error):
+            raise
+        sentence = describe(error)
+    return Look(trouble=sentence, took=time.monotonic() - began)
+
+
+class Looks(threading.Thread):
+    """Looks one after the other, each when it is asked for; of several questions the newest counts."""
+
+    def __init__(self, ask: Ask, changed: Callable[[], None]) -> None:
+        super().__init__(daemon=True, name="looks")
+        self._ask, self._changed = ask, changed
+        self._condition = threading.Condition()
+        self._wanted: TopQuestion | None = None
+        self._found: Look | BaseException | None = None
+        self.busy = False
+
+    def want(self, question: TopQuestion) -> None:
+        """Ask for a look."""
+        with self._condition:
+            self._wanted, self.busy = question, True
+            self._condition.notify()
+
+    def found(self) -> Look | None:
+        """Return a look that has ended since the last call; raises what must not be kept from anybody."""
+        with self._condition:
+            found, self._found = self._found, None
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def run(self) -> None:
+        """Look until the process ends."""
+        while True:
+            with self._condition:
+                while self._wanted is None:
+                    self._condition.wait()
+                question, self._wanted = self._wanted, None
+            found: Look | BaseException
+            try:
+                found = look(self._ask, question)
+            except BaseException as error:
+                found = error
+            with self._condition:
+                self._found, self.busy = found, self._wanted is not None
+            self._changed()
+
+
+def watch(ask: Ask, state: PageState, names: str | None, count: int | None, terminal: Terminal) -> None:
+    """Show the page in a terminal until its user leaves.
+
+    Args:
+        ask: answers questions.
+        state: what is set at the beginning.
+        names: of these nodes only.
+        count: looks, after which it is over; None: no end.
+        terminal: entered already.
+    """
+    looks = Looks(ask, terminal.wake)
+    looks.start()
+    last, due, left = Look(), 0.0, count
+    drawn = Frame(())
+    while not state.over:
+        if time.monotonic() >= due and not looks.busy:
+            looks.want(_question(state, names))
+            due = time.monotonic() + _IDLE_S
+        drawn = frame(last.page, *terminal.size(), state, last.trouble, last.remarks)
+        terminal.draw(drawn.lines, colour=state.colour)
+        before = state
+        for key in terminal.wait(max(0.0, due - time.monotonic()) if not looks.busy else _IDLE_S):
+            state = press(state, key, drawn.extents)
+        found = looks.found()
+        if found is not None:
+            last = found if found.page is not None else replace(last, trouble=_again(found.trouble))
+            due = time.monotonic() + max(state.interval, _REST * found.took)
+            left = left if left is None or found.page is None else left - 1
+            if left == 0:
+                return
+        if state.looks != before.looks:
+            due = 0.0
+        elif state.interval != before.interval:
+            due = min(due, time.monotonic() + state.interval)
+
+
+def _question(state: PageState, names: str | None) -> TopQuestion:
+    return TopQuestion(names, state.user, state.only)
+
+
+def _again(trouble: str) -> str:
+    return f"not up to date, asked again: {trouble}"
+
+
+def batch(
+    ask: Ask, state: PageState, names: str | None, count: int | None, pause: Callable[[float], Any] = time.sleep
+) -> None:
+    """Print one page after the other as plain text, all rows of it.
+
+    Raises:
+        Failure: there is no page, and none is to follow.
+    """
+    for text in frames(ask, state, names, count, pause):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def frames(
+    ask: Ask, state: PageState, names: str | None, count: int | None, pause: Callable[[float], Any]
+) -> Iterator[str]:
+    """Yield the pages; a look that brings none is told on stderr."""
+    done = 0
+    while count is None or done < count:
+        if done:
+            pause(state.interval)
+        found = look(ask, _question(state, names))
+        done += 1
+        if found.page is None and done == count:
+            raise Failure(found.trouble)
+        for remark in (*found.remarks, *([found.trouble] if found.trouble else ())):
+            click.echo(f"migbatch: {remark}", err=True)
+        if found.page is not None:
+            lines = frame(found.page, _batch_width(), None, state).lines
+            yield "".join(f"{line.plain.rstrip()}\n" for line in lines) + ("" if done == count else "\n")
+
+
+def _batch_width() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    return min(max(int(columns), 40), 1000) if columns.isascii() and columns.isdigit() else _BATCH_WIDTH
+
+
+def run(ask: Ask, state: PageState, names: str | None, *, count: int | None, plain: bool) -> None:
+    """Show the page in the terminal, or print frames where there is none, or where `plain` says so.
+
+    Raises:
+        QuestionError: what is set is out of bounds.
+    """
+    checked(_question(state, names))
+    dumb = os.environ.get("TERM", "dumb") in ("dumb", "unknown", "")
+    if plain or dumb or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        batch(ask, state, names, count)
+        return
+    with Terminal() as terminal:
+        watch(ask, state, names, count, terminal)

@@ -1,0 +1,163 @@
+"""What a page of `migbatch top` rests on: one look at Slurm, the record and migbatchd, before anybody's rights.
+
+A process that answers keeps it for a moment: many users who watch are one look.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from slurm_migbatch.daemon.history import HistoryStore
+from slurm_migbatch.decide.lending.ledger import JobView, Loan
+from slurm_migbatch.decide.lending.view import job_views_of
+from slurm_migbatch.query.expected import Expected, expect
+from slurm_migbatch.query.loans import waiting
+from slurm_migbatch.query.nodes import NodeView
+from slurm_migbatch.query.nodes import view as node_views
+from slurm_migbatch.query.site import QuerySite
+from slurm_migbatch.query.why import ask
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
+from slurm_migbatch.store.progress import RunProgressRow
+from slurm_migbatch.store.queries import JobId, LeaseRow, RunFilter, select_runs
+from slurm_migbatch.store.recent import RecentEvent
+from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
+
+#: events of nodes that are shown
+EVENTS: Final = ("start", "stop", "misfit", "fault", "zombie", "cleared", "boot")
+_EVENTS: Final = 60
+_NAME_S: Final = 600.0
+_CATALOG_S: Final = 60.0
+#: seconds for which a scene, and what a job waits for, is kept
+_SCENE_S: Final = 2.0
+_WAIT_S: Final = 5.0
+_EXPECTED_S: Final = 20.0
+
+Slots = Sequence[tuple[str, int, int]]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One look; `nodes` and `queue` are None where Slurm does not answer.
+
+    Attributes:
+        views: nodes and GPUs of the record, without what is held.
+        plans: of each node GPU -> slots of its plan, used and free; empty where migbatchd does not tell.
+        trainings: elastic jobs in the queue.
+        reasons: why training jobs wait.
+        owners: uid and account of jobs that events and loans are about.
+        remarks: what could not be asked.
+    """
+
+    at: float
+    cluster: str
+    nodes: Sequence[NodeRow] | None
+    queue: Sequence[JobRow] | None
+    views: Sequence[NodeView]
+    leases: Sequence[LeaseRow]
+    plans: Mapping[str, Mapping[str, Slots]]
+    trainings: Mapping[int, JobView]
+    loans: Sequence[Loan]
+    reasons: Mapping[int, str]
+    progress: Mapping[int, RunProgressRow]
+    events: Sequence[RecentEvent]
+    actions: Sequence[Mapping[str, Any]]
+    owners: Mapping[int, tuple[int | None, str | None, str | None]]
+    remarks: tuple[str, ...] = ()
+
+
+def scene(site: QuerySite) -> Scene:
+    """Return a look that is at most a moment old. Raises StoreError."""
+    return site.kept("scene", _SCENE_S, lambda: _look(site))
+
+
+def expectation(site: QuerySite, seen: Scene, row: JobRow) -> Expected | None:
+    """Return what a waiting job waits for; None where that is not known."""
+
+    def find() -> Expected | None:
+        catalog = site.kept("catalog", _CATALOG_S, lambda: _catalog(site))
+        if catalog is None:
+            return None
+        return expect(row, seen.queue or (), seen.nodes or (), catalog, seen.at)
+
+    return site.kept(f"expected {row.job_id}", _EXPECTED_S, find)
+
+
+def sentence(site: QuerySite, row: JobRow) -> str:
+    """Say why a waiting job waits, by migbatchd; nothing where it does not answer."""
+    if site.kept("silent", _WAIT_S, lambda: not _answers(site)):
+        return ""
+    return site.kept(f"why {row.job_id}", _WAIT_S, lambda: ask(site, row.job_id))
+
+
+def _answers(site: QuerySite) -> bool:
+    try:
+        site.daemon("/v1/why/0")
+    except OSError:
+        return False
+    return True
+
+
+def _catalog(site: QuerySite) -> SiteCatalog | None:
+    try:
+        return load(Path(site.catalog or site.config.submit.catalog))
+    except (OSError, CatalogError):
+        return None
+
+
+def _look(site: QuerySite) -> Scene:
+    remarks: list[str] = []
+    client = site.slurm()
+    nodes: Sequence[NodeRow] | None
+    queue: Sequence[JobRow] | None
+    try:
+        nodes = client.nodes()  # first: it tells the client whether reservations matter
+        queue = client.jobs()
+        cluster = site.kept("cluster", _NAME_S, lambda: client.settings().get("clustername", ""))
+    except SlurmError as error:
+        nodes, queue, cluster = None, None, ""
+        remarks.append(f"Slurm does not answer, the queue and what is offered are left out{site.detail(error)}")
+    trainings = job_views_of(queue or (), site.config.lending.partitions)
+    reasons, unsaid = waiting(site) if any(job.row.pending for job in trainings.values()) else ({}, ())
+    plans = _plans(site)
+    if plans is None:
+        remarks.append("migbatchd does not answer, what is offered on which GPU is left out")
+    with site.record() as store:
+        views = node_views(store, nodes, (), ())
+        leases = store.leases()
+        loans = [loan for row in store.loans(active=True) if (loan := Loan.from_row(row)) is not None]
+        events = store.recent_events(EVENTS, _EVENTS)
+        actions = [row for row in store.actions(limit=_EVENTS) if not row["dry_run"] and not row["outcome"]]
+        jobs = {loan.job_id for loan in loans}
+        progress = {row.job: row for row in store.job_progress(jobs)}
+        jobs |= {int(event.payload["job"]) for event in events if isinstance(event.payload.get("job"), int)}
+        owners = _owners(store, jobs | {int(row["job_id"]) for row in actions})
+    return Scene(
+        time.time(), cluster, nodes, queue, views, leases, plans or {}, trainings, loans, reasons, progress, events,
+        actions, owners, (*remarks, *unsaid),
+    )  # fmt: skip
+
+
+def _plans(site: QuerySite) -> dict[str, dict[str, Slots]] | None:
+    try:
+        found = json.loads(site.daemon("/v1/plans"))["plans"]
+        return {
+            str(node): {str(gpu): [(str(p), int(s), int(n)) for p, s, n in slots] for gpu, slots in gpus.items()}
+            for node, gpus in found.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _owners(store: HistoryStore, jobs: Collection[int]) -> dict[int, tuple[int | None, str | None, str | None]]:
+    """Return uid, account and user of jobs, by the record."""
+    if not jobs:
+        return {}
+    wanted = RunFilter(jobs=tuple(JobId(job) for job in sorted(jobs)), duplicates=False)
+    with store.reading() as connection:
+        rows = select_runs(connection, wanted, ("job_id", "uid", "account", "user"))
+        return {run.job_id: (run.uid, run.account, run.user) for run, _ in rows}

@@ -1,0 +1,439 @@
+"""Draws a page of `migbatch top` as lines of text: pure, at any width, whatever the page says.
+
+Every kind of slot has a pattern of its own beside its colour; the colours are those of Okabe and Ito, which people who
+see colours otherwise tell apart.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from slurm_migbatch.report.page import FAULTY, LOAN, OFFERED, USED, EventRow, GpuRow, LoanRow, Page, QueueRow, SlotRow
+from slurm_migbatch.report.pagestate import EVENTS, GPUS, LOANS, QUEUE, Extent, PageState
+
+_T = TypeVar("_T")
+#: texts of columns, with their widths
+_Cells = Sequence[tuple[str, int]]
+
+#: kind -> the character that fills its slots
+PATTERN: Final = {USED: "=", LOAN: "~", OFFERED: ":", FAULTY: "!"}
+FREE: Final = "."
+CLOSED: Final = "x"
+_STYLE: Final = {
+    USED: "white on #0072b2",
+    LOAN: "black on #e69f00",
+    OFFERED: "black on #009e73",
+    FAULTY: "bold black on #cc79a7",
+    FREE: "dim",
+    CLOSED: "bold #d55e00",
+}
+_LEGEND: Final = (
+    (USED, "job"), (LOAN, "on loan"), (OFFERED, "offered"), (FREE, "free"), (FAULTY, "faulty"), (CLOSED, "closed"),
+)  # fmt: skip
+_HEAD: Final = "reverse"
+_FOCUS: Final = "bold reverse"
+#: characters of one memory slice
+_WIDEST_CELL: Final = 16
+_NARROWEST_CELL: Final = 2
+#: rows of panes that are not in focus
+_ASIDE: Final = {GPUS: 8, QUEUE: 5, LOANS: 4, EVENTS: 4}
+_MOST_SLICES: Final = 64
+_LATEST: Final = 253402300799.0
+
+HELP: Final = (
+    "q, F10           leave",
+    "h, ?, F1         this help",
+    "space            look again now",
+    "d, s             seconds between looks",
+    "Tab              the next part of the page: GPUs, queue, loans, events",
+    "arrows, PgUp, PgDn, Home, End",
+    "                 scroll that part",
+    "N P M T          order of GPUs: node, compute slices in use, memory slices in",
+    "                 use, how long they are in use",
+    "R                the other way round",
+    "u                jobs of one user only",
+    "p                one profile or partition only",
+    "Esc              of all again",
+    "z                colours on or off",
+    "",
+    "Slots: = a job   ~ on loan to a training job   : offered to Slurm   . free",
+    "       ! cannot be destroyed   x free, but its node is closed",
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What is drawn, and how much of each pane that is."""
+
+    lines: tuple[Text, ...]
+    extents: dict[str, Extent] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Pane:
+    """A part of a page; its rows are drawn when they are shown, as a site may have thousands."""
+
+    name: str
+    title: Text
+    count: int
+    draw: Callable[[int], Text]
+
+
+def frame(
+    page: Page | None, width: int, height: int | None, state: PageState, trouble: str = "", remarks: Iterable[str] = ()
+) -> Frame:
+    """Return the lines of a terminal.
+
+    Args:
+        page: what was answered last; None before that.
+        width, height: of the terminal; without a height every row is drawn, and nothing about keys.
+        state: what is set.
+        trouble: why the page is not newer.
+        remarks: about what is left out of it.
+    """
+    width = max(1, width)
+    if state.help:
+        lines = [_line(text, width) for text in ("Keys of migbatch top", "", *HELP, "", "any key goes back")]
+        return Frame(tuple(lines[:height]))
+    head = _header(page, width, state, [*([trouble] if trouble else ()), *remarks])
+    if page is None:
+        return Frame(tuple(head[:height]))
+    panes = [pane for pane in _panes(page, width, state, height is None) if pane.name in state.panes]
+    foot = [] if height is None else [_footer(width, state)]
+    room = None if height is None else max(0, height - len(head) - len(foot))
+    body, extents = _body(panes, state, room, width)
+    lines = [*head, *body]
+    if height is not None:
+        lines = lines[: max(0, height - len(foot))]
+        lines += [Text("")] * (height - len(foot) - len(lines)) + foot
+    return Frame(tuple(lines[:height]), extents)
+
+
+# -- lines -------------------------------------------------------------------------------------------------------
+
+
+def _clean(text: str) -> str:
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _line(text: str, width: int, style: str = "") -> Text:
+    text = _clean(text)
+    return Text(set_cell_size(text, width).rstrip() if cell_len(text) > width else text, style)
+
+
+def _filled(text: str, width: int, style: str) -> Text:
+    return Text(set_cell_size(_clean(text), width), style)
+
+
+def _columns(cells: _Cells, width: int) -> str:
+    """Return texts in columns of these widths, a negative one to the right; what has no width takes the rest."""
+    parts = []
+    for text, size in cells:
+        text = _clean(text)
+        if not size:
+            parts.append(text)
+        elif size < 0:
+            parts.append(text.rjust(-size) if cell_len(text) <= -size else _cut(text, -size))
+        else:
+            parts.append(set_cell_size(text, size) if cell_len(text) <= size else _cut(text, size))
+    line = " ".join(parts)
+    return set_cell_size(line, width) if cell_len(line) > width else line
+
+
+def _cut(text: str, size: int) -> str:
+    return set_cell_size(set_cell_size(text, size - 1).rstrip() + "+", size)
+
+
+def _clock(moment: float, now: float) -> str:
+    """Return a moment as hours and minutes, with the day where it is another."""
+    if not math.isfinite(moment) or not 0 < moment < _LATEST:
+        return "-"
+    there, here = time.localtime(moment), time.localtime(now if math.isfinite(now) and 0 < now < _LATEST else moment)
+    return time.strftime("%H:%M" if there[:3] == here[:3] else "%m-%d %H:%M", there)
+
+
+def _moment(moment: float) -> str:
+    if not math.isfinite(moment) or not 0 < moment < _LATEST:
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+
+
+def _span(seconds: float) -> str:
+    """Return a time as 42s, 12m, 3h05, 2d04."""
+    if not math.isfinite(seconds) or not 0 <= seconds < _LATEST:
+        return "-"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole // 60 % 60:02d}"
+    return f"{whole // 86400}d{whole // 3600 % 24:02d}"
+
+
+# -- header and footer -------------------------------------------------------------------------------------------
+
+
+def _header(page: Page | None, width: int, state: PageState, remarks: Sequence[str]) -> list[Text]:
+    chosen = " ".join(
+        word
+        for word in (f"user={state.user}" if state.user else "", f"only={state.only}" if state.only else "")
+        if word
+    )
+    name = f"migbatch - {page.cluster or 'cluster'} - {_moment(page.at)}" if page is not None else "migbatch - waiting"
+    lines = [_line(f"{name}  every {state.interval:g}s  {chosen}".rstrip(), width, "bold")]
+    if page is not None:
+        all_ = page.totals
+        lines.append(
+            _line(
+                f"Nodes {all_.nodes}, {all_.closed} closed   GPUs {all_.gpus}   "
+                f"Slices {all_.used}/{all_.slices} in use   Waiting {page.waiting}   Loans {_running(page)}",
+                width,
+            )
+        )
+        known = [f"{row.profile} {row.used}+{row.offered}" for row in page.profiles]
+        lines.append(_line(_listed("In use + offered:", known or ["nothing"], width), width))
+        if page.left_out:
+            lines.append(_line(f"{page.left_out} more GPUs; choose some with u, p or --nodes", width, "bold"))
+    return lines + [_line(f"! {remark}", width, "bold #d55e00") for remark in remarks[:4]]
+
+
+def _listed(title: str, words: Sequence[str], width: int) -> str:
+    """Return as many words after a title as fit whole; dots for those that do not."""
+    line = title
+    for at, word in enumerate(words):
+        longer = f"{line}{'  ' if at else ' '}{word}"
+        if cell_len(longer) + (4 if at + 1 < len(words) else 0) > width:
+            return f"{line} ..."
+        line = longer
+    return line
+
+
+def _running(page: Page) -> int:
+    return sum(loan.state != "waiting" for loan in page.loans)
+
+
+def _footer(width: int, state: PageState) -> Text:
+    if state.prompt is not None:
+        typed = _clean(f"{state.prompt.title}: {state.prompt.typed}_")
+        while cell_len(typed) > width:
+            typed = typed[1:]
+        return Text(typed, "bold")
+    if state.message:
+        return _line(state.message, width, "bold")
+    line = Text()
+    for kind, word in _LEGEND:
+        line.append(PATTERN.get(kind, kind) * 2, _STYLE[kind])
+        line.append(f" {word}  ")
+    keys = "h help  q quit"
+    gap = width - cell_len(line.plain) - len(keys)
+    if gap >= 0:
+        line.append(" " * gap + keys)
+    line.truncate(width, overflow="crop")
+    return line
+
+
+# -- panes -------------------------------------------------------------------------------------------------------
+
+
+def _body(
+    panes: Sequence[_Pane], state: PageState, room: int | None, width: int
+) -> tuple[list[Text], dict[str, Extent]]:
+    shares = _shares(panes, state, room)
+    lines: list[Text] = []
+    extents: dict[str, Extent] = {}
+    for pane in panes:
+        if pane.name not in shares:
+            continue
+        shown = min(shares[pane.name], pane.count)
+        first = 0 if room is None else min(max(0, state.offsets.get(pane.name, 0)), pane.count - shown)
+        extents[pane.name] = Extent(pane.count, shown)
+        title = pane.title
+        if shown < pane.count:
+            place = f" {first + 1}-{first + shown}/{pane.count}"
+            title = _filled(title.plain, max(0, width - len(place)), str(title.style))
+            title.append(place[-width:])
+        lines += [title, *map(pane.draw, range(first, first + shown))]
+    return lines, extents
+
+
+def _shares(panes: Sequence[_Pane], state: PageState, room: int | None) -> dict[str, int]:
+    """Return the rows of each pane that is drawn; every one has its title, the one in focus gets what is left."""
+    if room is None:
+        return {pane.name: pane.count for pane in panes if pane.count or pane.name == GPUS}
+    focus = next((pane for pane in panes if pane.name == state.pane), panes[0] if panes else None)
+    if focus is None:
+        return {}
+    shares = {focus.name: 0}
+    left = room - 1 - min(focus.count, max(3, room // 3))
+    for pane in panes:
+        rows = min(pane.count, _ASIDE.get(pane.name, 4), left - 1)
+        if pane is not focus and pane.count and rows > 0:
+            shares[pane.name] = rows
+            left -= rows + 1
+    spare = room - len(shares) - sum(shares.values())
+    shares[focus.name] = max(0, min(spare, focus.count))
+    spare -= shares[focus.name]
+    for pane in panes:
+        if pane.name in shares and spare > 0:
+            more = min(spare, pane.count - shares[pane.name])
+            shares[pane.name] += more
+            spare -= more
+    return shares
+
+
+def _panes(page: Page, width: int, state: PageState, whole: bool) -> list[_Pane]:
+    def pane(name: str, title: str, count: int, draw: Callable[[int], Text]) -> _Pane:
+        return _Pane(name, _filled(title, width, _FOCUS if name == state.pane and not whole else _HEAD), count, draw)
+
+    def table(name: str, header: _Cells, rows: Sequence[_T], cells: Callable[[_T, float], _Cells]) -> _Pane:
+        def draw(at: int) -> Text:
+            return Text(_columns(cells(rows[at], page.at), width))
+
+        return pane(name, _columns(header, width), len(rows), draw)
+
+    gpus = _sorted(page.gpus, page.at, state)
+    grid = _Grid.of(gpus, width)
+
+    def gpu(at: int) -> Text:
+        again = at > 0 and state.sort == "node" and gpus[at - 1].node == gpus[at].node
+        return grid.line(gpus[at], again)
+
+    return [
+        pane(GPUS, grid.title, len(gpus), gpu),
+        table(QUEUE, _QUEUE_HEAD, page.queue, _queue_cells),
+        table(LOANS, _LOAN_HEAD, page.loans, _loan_cells),
+        table(EVENTS, _EVENT_HEAD, page.events[::-1], _event_cells),
+    ]
+
+
+_QUEUE_HEAD: Final = (("QUEUE", 14), ("JOBS", -6), ("LONGEST", -7), ("START BY", 11), ("WHY", 0))
+_LOAN_HEAD: Final = (
+    ("LOAN", -8), ("USER", 8), ("PROFILE", 9), ("WHERE", 9), ("STATE", 9), ("SINCE", -6), ("STEPS", -6), ("RUN", -3),
+    ("WHY", 0),
+)  # fmt: skip
+_EVENT_HEAD: Final = (("TIME", 11), ("EVENT", 8), ("NODE", 9), ("JOB", -8), ("USER", 8), ("WHAT", 0))
+
+
+def _queue_cells(row: QueueRow, now: float) -> _Cells:
+    start = {"now": "now", "open": "no limit", "at": _clock(row.expected, now)}.get(row.start, "-")
+    why = "; ".join(text for text in (row.reason, row.why) if text)
+    return (row.wants, 14), (str(row.jobs), -6), (_span(now - row.since), -7), (start, 11), (why, 0)
+
+
+def _loan_cells(row: LoanRow, now: float) -> _Cells:
+    where = f"{row.node}:{row.gpu}" if row.gpu else row.node
+    done = f"{100 * row.items / row.goal:.0f}% done" if row.goal > 0 and math.isfinite(row.items / row.goal) else ""
+    why = "; ".join(text for text in (done if row.items >= 0 else "", row.why) if text)
+    return (
+        (str(row.job), -8), (row.user, 8), (row.profile or "-", 9), (where or "-", 9), (row.state, 9),
+        (_span(now - row.since), -6), (str(row.steps) if row.steps >= 0 else "-", -6), (str(row.restarts), -3),
+        (why, 0),
+    )  # fmt: skip
+
+
+def _event_cells(row: EventRow, now: float) -> _Cells:
+    job = str(row.job) if row.job else ""
+    return (_clock(row.at, now), 11), (row.kind, 8), (row.node, 9), (job, -8), (row.user, 8), (row.text, 0)
+
+
+# -- GPUs --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """How wide the columns of GPUs are: the names of nodes, a memory slice, and how many slices a GPU may have."""
+
+    width: int
+    names: int
+    cell: int
+    most: int
+
+    @classmethod
+    def of(cls, gpus: Sequence[GpuRow], width: int) -> _Grid:
+        most = max(1, min(_MOST_SLICES, max((gpu.slices for gpu in gpus), default=8)))
+        longest = max((len(gpu.node) for gpu in gpus), default=4)
+        names = max(4, min(16 if width >= 100 else 8, longest))
+        state = 16 if width >= 100 else 0
+        cell = min(_WIDEST_CELL, max(_NARROWEST_CELL, (width - names - 5 - state) // most))
+        return cls(width, names, cell, most)
+
+    @property
+    def title(self) -> str:
+        cells = (("NODE", self.names), ("G", -2), ("MEMORY SLICES", self.most * self.cell + 1), ("STATE", 0))
+        return _columns(cells, self.width)
+
+    def line(self, gpu: GpuRow, again: bool) -> Text:
+        """Return node, number, memory slices and the state of the node; `again`: the GPU before is of this node."""
+        name, number = "" if again else gpu.node, "?" if gpu.number < 0 else str(gpu.number)
+        line = Text(_columns(((name, self.names), (number, -2), ("", 0)), self.width))
+        line.append_text(_bar(gpu, min(gpu.slices, self.most), self.cell))
+        note = "; ".join(text for text in (gpu.state.replace("allocated", "alloc"), gpu.trouble) if text)
+        line.append(" " * max(0, self.names + 5 + self.most * self.cell - cell_len(line.plain)) + " " + _clean(note))
+        line.truncate(self.width, overflow="crop")
+        return line
+
+
+def _bar(gpu: GpuRow, slices: int, cell: int) -> Text:
+    if slices <= 0:
+        return Text(" MIG is off")
+    free = CLOSED if gpu.closed else FREE
+    owners: list[SlotRow | None] = [None] * slices
+    for slot in gpu.slots:
+        if slot.start >= 0 and slot.size > 0 and slot.start + slot.size <= slices:
+            owners[slot.start : slot.start + slot.size] = [slot] * slot.size
+    bar, at = Text("|"), 0
+    while at < slices:
+        owner = owners[at]
+        if owner is None or owners[at : at + owner.size] != [owner] * owner.size:  # another may lie over it
+            size = 1
+            bar.append(free * (cell - 1), _STYLE[free])
+        else:
+            size = owner.size
+            bar.append(_label(owner, size * cell - 1), _STYLE.get(owner.kind, ""))
+        bar.append("|")
+        at += size
+    return bar
+
+
+def _label(slot: SlotRow, width: int) -> str:
+    """Return the longest text about a slot that fits, after its pattern, and filled with it."""
+    fill = PATTERN.get(slot.kind, "?")
+    short = slot.profile.partition(".")[0]
+    job = "" if slot.kind in (OFFERED, FAULTY) else f"{slot.job or '-'}" + (f"+{slot.guest}" if slot.guest else "")
+    texts = [f"{slot.profile} {job} {slot.user}", f"{job} {slot.user}", f"{slot.profile} {job}", job]
+    texts = texts if job else [slot.profile, short]
+    for text in (_clean(" ".join(text.split())) for text in texts):
+        if text and cell_len(text) < width:
+            return set_cell_size(fill + text, cell_len(text) + 1) + fill * (width - cell_len(text) - 1)
+    return fill * width
+
+
+def _sorted(gpus: Sequence[GpuRow], now: float, state: PageState) -> list[GpuRow]:
+    """Return the GPUs in order; the service has them by node and number."""
+    if state.sort == "node":
+        return list(gpus)[::-1] if state.reverse else list(gpus)
+
+    def weight(gpu: GpuRow) -> float:
+        held = [slot for slot in gpu.slots if slot.kind in (USED, LOAN)]
+        if state.sort == "memory":
+            return sum(slot.size for slot in held)
+        if state.sort == "compute":
+            return sum(_compute(slot.profile) for slot in held)
+        ages = [now - slot.since for slot in held if slot.since > 0 and math.isfinite(now - slot.since)]
+        return max(ages, default=0.0)
+
+    return sorted(gpus, key=weight, reverse=not state.reverse)
+
+
+def _compute(profile: str) -> int:
+    count = profile.partition("g.")[0]
+    return int(count) if count.isascii() and count.isdigit() and len(count) < 3 else 0

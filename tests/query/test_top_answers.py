@@ -1,0 +1,198 @@
+"""What `migbatch top` is told: the page over a real record; Slurm and migbatchd are played."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_migbatch.config import Config, LendingConfig, StoreConfig, SubmitConfig
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.query.answers import answer
+from slurm_migbatch.query.questions import TopQuestion
+from slurm_migbatch.query.reply import Unanswerable
+from slurm_migbatch.query.site import QuerySite
+from slurm_migbatch.report.page import FAULTY, LOAN, OFFERED, USED, Page
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
+from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
+from tests.support.daemon_fakes import gpu
+
+NOW = time.time()
+TRAIN = "migbatch: role=train items=1000 signal=usr1 [mig:%s:1#loan0001]"
+ALL = Rights(0, everything=True)
+
+
+def job(number: int, user: str, state: str = "RUNNING", gres: str = "1g.10gb:1", **more: Any) -> JobRow:
+    given = {"partition": "gpu", "submit": NOW - 60, "nodes": ("n1",) if state == "RUNNING" else (), **more}
+    uid = 1000 + len(user)
+    return JobRow(number, user=user, uid=uid, account=f"{user}s", state=state, gres=f"gres/mig:{gres}", **given)
+
+
+QUEUE = [
+    job(11, "ann", start=NOW - 50, end=NOW + 600),
+    job(12, "bobby", gres="2g.20gb:1", partition="train", comment=TRAIN % "2g.20gb", start=NOW - 50, end=NOW + 900),
+    job(21, "ann", "PENDING", reason="Resources", priority=9),
+    job(22, "bobby", "PENDING", reason="Resources", array_job=22, array_task="1-9", tasks=9),
+    job(23, "bobby", "PENDING", "7g.80gb:1", reason="Priority"),
+    job(24, "bobby", "PENDING", "loan:1", partition="train", comment=TRAIN % "loan"),
+]
+NODES = [
+    NodeRow("n1", frozenset({"MIXED"}), {"1g.10gb": 3, "2g.20gb": 1, "none": 9, "loan": 1}, {"1g.10gb": 1}, ("gpu",)),
+    NodeRow("n2", frozenset({"DOWN"}), {"1g.10gb": 7}, {}, ("gpu",), reason="broken"),
+]
+
+
+class PlayedSite(QuerySite):
+    """A site whose Slurm and migbatchd say what the tests want."""
+
+    def slurm(self) -> Any:
+        told = {"jobs": lambda _: QUEUE, "nodes": lambda _: NODES, "settings": lambda _: {"clustername": "hpc"}}
+        return type("Played", (), told)()
+
+    def daemon(self, path: str) -> bytes:
+        if path == "/v1/plans":
+            slots = [["1g.10gb", 0, 1], ["2g.20gb", 2, 2], ["1g.10gb", 5, 1]]
+            return json.dumps({"plans": {"n1": {"GPU-n1": slots}, "n2": {"GPU-n2": slots}}}).encode()
+        return json.dumps({"why": "reserved behind job 11", "waiting": {"24": "no GPU has room"}}).encode()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> PlayedSite:
+    url = f"sqlite:///{tmp_path}/db"
+    kind = GpuKind("h100-80gb", geometry("h100-80gb"), 989, 3350, 132)
+    node = MigNode("n1", (kind.name,), frozenset({"gpu"}))
+    catalog = SiteCatalog({"gpu": Partition("gpu", (kind,))}, {"n1": node})
+    (tmp_path / "catalog.json").write_text(json.dumps(catalog.to_dict()))
+    with open_store(url) as store:
+        for node, first in (("n1", 11), ("n2", 0)):
+            events: list[dict[str, Any]] = [{"kind": "inventory", "gpus": [gpu(0, uuid=f"GPU-{node}")]}]
+            for number, row in enumerate(QUEUE[:2] if first else ()):
+                piece = {"gpu": "GPU-n1", "profile": "1g.10gb" if not number else "2g.20gb", "start": 2 * number,
+                         "size": 1 + number, "mig_uuid": f"MIG-{number}"}  # fmt: skip
+                run = {"job": row.job_id, "restart": 0, "uid": row.uid, "user": row.user, "slices": [piece]}
+                events.append({"kind": "start", **run})
+                events.append({"kind": "progress", "job": row.job_id, "restart": 0, "steps": 40, "items": 250})
+            place = {"gpu": f"GPU-{node}", "profile": "1g.10gb", "start": 7, "size": 1}
+            events.append({"kind": "zombie", **place, "reason": "in use"})
+            events.append({"kind": "fault", "gpu": f"GPU-{node}", "what": "fell off the bus", "drain": True})
+            store.ingest(node, "j", "b", [{"seq": n, "ts": NOW - 40 + n, **e} for n, e in enumerate(events, 1)])
+        store.upsert_jobs([{"job_id": row.job_id, "account": row.account, "state": row.state} for row in QUEUE[:2]])
+        lent = {"job_id": 12, "restart": 0, "decided": NOW - 55, "profile": "2g.20gb", "uid": QUEUE[1].uid,
+                "user": "bobby", "state": "running", "started": NOW - 50, "node": "n1", "gpu": "GPU-n1",
+                "why": "idle on n1"}  # fmt: skip
+        act = {"ts": NOW - 5, "job_id": 12, "restart": 0, "kind": "release", "before": "", "after": "",
+               "why": "idle on n1"}  # fmt: skip
+        store.save_loans([lent], [{**act, "dry_run": False}, {**act, "dry_run": True, "kind": "signal"}])
+    base = replace(Config(), store=StoreConfig(url), lending=LendingConfig(enabled=True, partitions=("train",)))
+    return PlayedSite(replace(base, submit=SubmitConfig(catalog=str(tmp_path / "catalog.json"))))
+
+
+Ask = Callable[..., Page]
+
+
+@pytest.fixture
+def ask(site: PlayedSite) -> Ask:
+    def told(rights: Rights = ALL, **question: Any) -> Page:
+        (text,) = answer(TopQuestion(**question), rights, site).lines
+        return Page.read(text)
+
+    return told
+
+
+def test_gpus_are_told_slot_by_slot(ask: Ask) -> None:
+    page = ask()
+    assert (page.cluster, page.totals) == ("hpc", (2, 1, 2, 16, 3))
+    assert [tuple(row) for row in page.profiles] == [("1g.10gb", 1, 2), ("2g.20gb", 1, 1)]
+    first, second = page.gpus
+    assert [(slot.kind, slot.start, slot.size, slot.job, slot.user) for slot in first.slots] == [
+        (USED, 0, 1, 11, "ann"),
+        (LOAN, 2, 2, 12, "bobby"),
+        (OFFERED, 5, 1, 0, ""),
+        (FAULTY, 7, 1, 0, ""),
+    ]
+    assert (second.state, second.closed, [slot.kind for slot in second.slots]) == ("down", True, [FAULTY])
+    assert "fell off the bus" in first.trouble and "broken" in second.trouble
+
+
+def test_the_queue_is_told_by_what_it_asks_for(ask: Ask) -> None:
+    page = ask()
+    assert [(row.wants, row.jobs, row.reason, row.why, row.start, row.expected) for row in page.queue] == [
+        ("1g.10gb", 10, "Resources", "reserved behind job 11", "now", 0.0),
+        ("7g.80gb", 1, "Priority", "reserved behind job 11", "at", NOW + 900),
+    ]
+    assert page.waiting == 12
+
+
+def test_loans_come_with_their_progress(ask: Ask) -> None:
+    running, waiting = ask().loans
+    assert (running.job, running.state, running.gpu, running.steps, running.goal) == (12, "running", "0", 40, 1000)
+    assert running.items == 250
+    assert (waiting.job, waiting.state, waiting.why) == (24, "waiting", "no GPU has room")
+
+
+def test_events_come_in_their_order_without_what_was_only_tried(ask: Ask) -> None:
+    page = ask()
+    assert [row.kind for row in page.events if row.job] == ["start", "start", "release"]
+    assert [row.at for row in page.events] == sorted(row.at for row in page.events)
+    assert {row.kind for row in page.events} == {"start", "release", "zombie", "fault"}
+    assert "1g.10gb cannot be destroyed: in use" in {row.text for row in page.events}
+
+
+def test_a_page_of_one_user_one_profile_some_nodes(ask: Ask) -> None:
+    ann = ask(user="ann")
+    assert [gpu.node for gpu in ann.gpus] == ["n1"]
+    assert ([row.jobs for row in ann.queue], ann.loans, ann.waiting) == ([1], (), 1)
+    assert {row.user for row in ann.events} == {"ann"}
+    assert [row.wants for row in ask(only="7g.80gb").queue] == ["7g.80gb"]
+    assert [loan.job for loan in ask(only="train").loans] == [12, 24]
+    assert [gpu.node for gpu in ask(only="gpu").gpus] == ["n1", "n2"]
+    assert [gpu.node for gpu in ask(names="n[2-3]").gpus] == ["n2"]
+    assert ask(user="nobody").gpus == ()
+    with pytest.raises(Unanswerable, match="--nodes"):
+        ask(names="n[")
+
+
+def test_private_jobs_and_nodes_stay_private(ask: Ask) -> None:
+    ann = Rights(QUEUE[0].uid, private=frozenset({"jobs", "usage"}))
+    page = ask(ann)
+    assert [(slot.kind, slot.job, slot.user) for slot in page.gpus[0].slots][:2] == [(USED, 11, "ann"), (USED, 0, "")]
+    assert ([row.jobs for row in page.queue], page.loans) == ([1], ())
+    assert {row.job for row in page.events} == {0, 11}
+    nowhere = ask(Rights(QUEUE[0].uid, private=frozenset({"nodes"})))
+    assert (nowhere.gpus, nowhere.profiles, nowhere.totals.nodes) == ((), (), 0)
+    assert "n1" not in nowhere.write()
+    assert nowhere.queue[0].why == ""
+
+
+def test_slurm_and_migbatchd_may_be_away(site: PlayedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise SlurmError("slurmctld is away")
+
+    def away(*_: Any) -> bytes:
+        raise OSError("nobody listens")
+
+    silent = type("Silent", (), {"jobs": refuse, "nodes": refuse, "settings": refuse})()
+    monkeypatch.setattr(PlayedSite, "slurm", lambda _: silent)
+    monkeypatch.setattr(PlayedSite, "daemon", away)
+    reply = answer(TopQuestion(), ALL, site)
+    page = Page.read(next(iter(reply.lines)))
+    assert [slot.kind for slot in page.gpus[0].slots] == [USED, USED, FAULTY]
+    assert page.queue == ()
+    assert any("Slurm does not answer" in remark for remark in reply.remarks)
+    assert any("migbatchd does not answer" in remark for remark in reply.remarks)
+
+
+def test_many_who_watch_are_one_look(site: PlayedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    played = PlayedSite.slurm
+    monkeypatch.setattr(PlayedSite, "slurm", lambda self: looks.append(1) or played(self))
+    for uid in range(5):
+        answer(TopQuestion(), Rights(uid), site)
+    assert len(looks) == 1

@@ -1,0 +1,233 @@
+"""A page of `migbatch top`: over the wire, drawn at any width and height, and what each key changes."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from slurm_migbatch.report.page import (
+    FAULTY,
+    LOAN,
+    OFFERED,
+    USED,
+    EventRow,
+    GpuRow,
+    LoanRow,
+    Page,
+    PageError,
+    ProfileRow,
+    QueueRow,
+    SlotRow,
+    Totals,
+)
+from slurm_migbatch.report.pagestate import EVENTS, GPUS, PANES, QUEUE, SORTS, Extent, PageState, Prompt, press
+from slurm_migbatch.report.pageview import frame
+from tests.support.examples import examples
+from tests.support.pages import NOW, gpu, page, slot
+
+TEXTS = st.text(max_size=30) | st.sampled_from(["\x1b[2J", "日本語のユーザー", "a\tb\nc", "e\u0301" * 9, "x" * 300, ""])
+NUMBERS = st.integers(-(10**12), 10**12)
+REALS = st.floats() | st.just(NOW)
+KEYS = st.sampled_from(
+    [*"qhzuPpMTNRds? 1a.", "up", "down", "pgup", "pgdn", "home", "end", "tab", "backtab", "enter", "esc", "backspace"]
+)
+#: without what leaves the page
+STAYS = KEYS.filter(lambda key: key != "q")
+
+
+def rows(kind, *parts):
+    return st.lists(st.builds(kind, *parts), max_size=5).map(tuple)
+
+
+SLOTS = rows(
+    SlotRow, st.sampled_from([USED, LOAN, OFFERED, FAULTY, "new"]), st.integers(-2, 12), st.integers(-2, 12), TEXTS,
+    NUMBERS, NUMBERS, TEXTS, REALS,
+)  # fmt: skip
+ODD = st.builds(
+    Page, REALS, TEXTS, st.builds(Totals, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
+    rows(ProfileRow, TEXTS, NUMBERS, NUMBERS), NUMBERS,
+    rows(GpuRow, TEXTS, NUMBERS, TEXTS, st.integers(-3, 100), TEXTS, st.booleans(), TEXTS, SLOTS),
+    rows(QueueRow, TEXTS, NUMBERS, REALS, TEXTS, TEXTS, TEXTS, REALS),
+    rows(LoanRow, NUMBERS, TEXTS, TEXTS, TEXTS, TEXTS, REALS, TEXTS, NUMBERS, NUMBERS, REALS, REALS, REALS, TEXTS),
+    rows(EventRow, REALS, TEXTS, TEXTS, NUMBERS, TEXTS, TEXTS), NUMBERS,
+)  # fmt: skip
+PAGES = st.none() | st.just(page()) | ODD
+
+
+@settings(max_examples=examples(150))
+@given(
+    shown=PAGES, width=st.integers(40, 200), height=st.none() | st.integers(1, 70), keys=st.lists(STAYS, max_size=12),
+    trouble=TEXTS,
+)  # fmt: skip
+def test_no_line_is_wider_than_the_terminal_whatever_the_page_says(shown, width, height, keys, trouble):
+    state, extents = PageState(), {}
+    for key in keys:
+        state = press(state, key, extents)
+        extents = frame(shown, width, height, state).extents
+    drawn = frame(shown, width, height, state, trouble, [trouble])
+    assert height is None or len(drawn.lines) <= height
+    for line in drawn.lines:
+        assert cell_len(line.plain) <= width
+        assert line.plain.isprintable()
+
+
+@settings(max_examples=examples(100))
+@given(shown=ODD)
+def test_a_page_comes_over_the_wire_as_it_was(shown):
+    assert Page.read(shown.write()).write() == shown.write()
+
+
+@settings(max_examples=examples(100))
+@given(
+    value=st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5), data=st.data()
+)
+def test_what_is_no_page_is_refused(value, data):
+    fields = json.loads(page().write())
+    name = data.draw(st.sampled_from(sorted(fields)))
+    for body in (
+        "",
+        "[]",
+        "7",
+        json.dumps(value),
+        json.dumps({**fields, "version": 2}),
+        json.dumps({**fields, name: None}),
+    ):
+        with pytest.raises(PageError):
+            Page.read(body)
+    for part in ("gpus", "queue", "loans", "events", "profiles"):
+        with pytest.raises(PageError):
+            Page.read(json.dumps({**fields, part: [[value]]}))
+
+
+def text(shown=None, width=80, height=24, state=None, **more):
+    drawn = frame(shown or page(), width, height, state or PageState(), **more)
+    return "\n".join(line.plain.rstrip() for line in drawn.lines)
+
+
+def test_each_kind_of_slot_has_a_pattern_of_its_own():
+    drawn = text()
+    assert "gpu1  0 |=3g.40gb 4711 alice============|=4712==|:1g::::|.......|.......|" in drawn
+    assert "      1 |~4g.40gb 4690 carol~~~~~~~~~~~~|:2g.20gb:::::::|!1g!!!!|.......|" in drawn
+    assert "|xxxxxxx|xxxxxxx|" in drawn
+    styles = {span.style for line in frame(page(), 80, 24, PageState()).lines for span in line.spans}
+    assert len({style for style in styles if " on " in str(style)}) == 4
+
+
+def test_the_page_tells_of_queue_loans_and_events():
+    drawn = text(width=120)
+    assert "Nodes 3, 1 closed   GPUs 4   Slices 17/32 in use   Waiting 14   Loans 1" in drawn
+    assert "1g.10gb 1+1  2g.20gb 0+1  3g.40gb 1+0  4g.40gb 1+0" in drawn
+    assert "Resources; reserved on gpu2" in drawn
+    assert "75% done; idle" in drawn and "5200" in drawn
+    assert "GPU 0: fell off the bus" in drawn
+    assert "service is away" in text(trouble="the service is away")
+
+
+def test_a_shared_slice_and_a_job_that_may_not_be_named():
+    shared = slot(LOAN, 0, 4, "4g.40gb", 12)._replace(guest=13)
+    drawn = text(replace(page(), gpus=(gpu("n1", 0, shared, slot(USED, 4, 2, "2g.20gb")),)))
+    assert "|~4g.40gb 12+13~" in drawn
+    assert "|=2g.20gb -====" in drawn
+    assert "MIG is off" in text(replace(page(), gpus=(gpu("n1", 0)._replace(slices=0),)))
+
+
+def test_the_readme_shows_a_page(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    try:
+        drawn = text(height=18)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert f"```\n{drawn}\n```" in (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def many(count):
+    return replace(page(), gpus=tuple(gpu(f"n{at:04d}", at % 8) for at in range(count)))
+
+
+def test_thousands_of_gpus_are_scrolled():
+    shown, state = many(8000), PageState()
+    first = frame(shown, 80, 24, state)
+    assert first.extents[GPUS].rows == 8000
+    assert any(f"1-{first.extents[GPUS].shown}/8000" in line.plain for line in first.lines)
+    for key, line in (("end", "n7999"), ("up", "n7998"), ("home", "n0000"), ("pgdn", "n0009"), ("down", "n0010")):
+        state = press(state, key, first.extents)
+        assert line in text(shown, state=state)
+    assert "n0000" not in text(shown, state=state)
+    assert text(shown, height=None).count("\nn") == 8000
+
+
+def test_every_part_keeps_its_place_on_a_short_terminal_and_the_one_in_focus_gets_the_rest():
+    state = PageState()
+    for pane in PANES:
+        extents = frame(many(500), 80, 16, state).extents
+        assert extents[state.pane].shown >= min(3, extents[state.pane].rows), pane
+        state = press(state, "tab", extents)
+    assert state.pane == GPUS
+    assert press(state, "backtab", {}).pane == EVENTS
+    assert QUEUE not in frame(page(), 80, 24, PageState(panes=(GPUS,))).extents
+
+
+@pytest.mark.parametrize(
+    ("key", "order"), [("N", "gpu1"), ("M", "gpu2"), ("P", "gpu2"), ("T", "gpu1")], ids=["node", "memory", "g", "time"]
+)
+def test_gpus_are_sorted(key, order):
+    state = press(PageState(), key, {})
+    assert state.sort == SORTS[key]
+    found = text(state=state).splitlines()[4]
+    assert found.startswith(order)
+    back = text(state=press(state, "R", {})).splitlines()[4]
+    assert back != found
+
+
+def typed(state, *keys):
+    for key in keys:
+        state = press(state, key, {})
+    return state
+
+
+def test_keys_of_a_page():
+    assert typed(PageState(), "q").over
+    assert typed(PageState(), "h").help
+    assert not typed(PageState(), "h", "x").help
+    assert "how long they are in use" in text(state=typed(PageState(), "?"), height=30)
+    assert typed(PageState(), " ").looks == 1
+    assert not typed(PageState(), "z").colour
+    assert typed(PageState(), "left", "1", "f5") == PageState()
+
+
+def test_settings_are_typed():
+    state = typed(PageState(), "u", *"alicf", "backspace", "e")
+    assert state.prompt == Prompt("user", "User (empty: all)", "alice")
+    assert "User (empty: all): alice_" in text(state=state)
+    assert typed(state, "esc").user == ""
+    state = typed(state, "enter")
+    assert (state.user, state.looks, state.prompt) == ("alice", 1, None)
+    assert "user=alice" in text(state=state)
+    assert typed(state, "p", *"1g.10gb", "enter").only == "1g.10gb"
+    assert typed(state, "esc").user == ""
+    assert typed(PageState(), "d", *"7.5", "enter").interval == 7.5
+    for wrong in ("x", "0.1", "nan", "1e9"):
+        refused = typed(PageState(), "s", *wrong, "enter")
+        assert refused.interval == 3.0 and refused.message
+        assert refused.message in text(state=refused)
+
+
+def test_the_arrows_stop_at_both_ends():
+    state = PageState()
+    extents = {GPUS: Extent(10, 4)}
+    assert press(state, "up", extents).offsets[GPUS] == 0
+    for _ in range(20):
+        state = press(state, "down", extents)
+    assert state.offsets[GPUS] == 6
+    assert press(state, "pgup", extents).offsets[GPUS] == 3
+    assert not math.isnan(press(state, "down", {}).offsets[GPUS])
