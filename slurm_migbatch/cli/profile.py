@@ -60,8 +60,8 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
     """Take measured points into the record: neutral tables (CSV), or folders that hold some or a known laboratory's.
 
     All is checked before anything is written, and all is written or nothing. A point that is there already (the same
-    GPU, model, kind, profile, batch, input size, processes and source) gets the new values; importing the same file
-    again changes nothing.
+    GPU, model, kind, profile, batch, input size, processes and source, and how it was served or trained) gets the new
+    values; importing the same file again changes nothing.
     """
     from slurm_migbatch.profiling.table import merge, scan
 

@@ -18,11 +18,11 @@ from typing import Any, Final, TextIO
 
 from slurm_migbatch.profiling import csvfile
 from slurm_migbatch.profiling.csvfile import Problems
-from slurm_migbatch.profiling.measurement import COLUMNS, IDENTITY, SERVED_IDENTITY, Measurement
+from slurm_migbatch.profiling.measurement import COLUMNS, IDENTITY, SERVED_IDENTITY, TRAINED_IDENTITY, Measurement
 from slurm_migbatch.profiling.sources import LABORATORIES, Reading
 from slurm_migbatch.workload.refusal import show
 
-_FOUND: Final = tuple(name for name in COLUMNS if name not in (*IDENTITY, *SERVED_IDENTITY))
+_FOUND: Final = tuple(name for name in COLUMNS if name not in (*IDENTITY, *SERVED_IDENTITY, *TRAINED_IDENTITY))
 _MEASURED: Final = (
     "throughput_per_s", "latency_s", "latency_p99_s", "memory_mib", "ttft_s", "ttft_p99_s", "tpot_s", "tpot_p99_s",
 )  # fmt: skip
