@@ -57,7 +57,7 @@ def solve(alike: Array, spread: Array, off: Array, trusts: Array) -> tuple[Array
         # each point against what the others say of it
         missed = (inverse @ off) ** 2 / inverse.diagonal()
         weight = np.minimum((TAIL + 1.0) / (TAIL + missed), 1.0) ** 2
-    solved: Array = np.linalg.inv(covariance + np.diag(NOISE**2 / (trusts * weight)))
+    solved = np.linalg.inv(covariance + np.diag(NOISE**2 / (trusts * weight))).astype(np.float64)
     return solved, solved @ off
 
 

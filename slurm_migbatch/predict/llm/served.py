@@ -115,11 +115,12 @@ def _numbers(values: Any, count: int) -> list[float]:
 
 def points_of(rows: Iterable[Measurement]) -> list[ServedPoint]:
     """Return the believable points of a table's rows of servers, in a stable order, a bounded number of a GPU."""
-    found = [point for row in rows if row.kind == SERVE and (point := _point(row)) is not None and point.trust > 0]
+    found = [point for row in rows if row.kind == SERVE and (point := point_of(row)) is not None and point.trust > 0]
     return bounded(found, lambda point: (point.load, point.away))
 
 
-def _point(row: Measurement) -> ServedPoint | None:
+def point_of(row: Measurement) -> ServedPoint | None:
+    """Return the point of a row, believable or not; None where it says nothing of a language model that is served."""
     if row.ttft_s is None or row.tpot_s is None or not row.output or not row.input_size or not _agrees(row):
         return None
     engine = row.engine if row.engine in CHOICES["engine"] else None

@@ -110,11 +110,17 @@ class TrainedPoint:
 
 def points_of(rows: Iterable[Measurement]) -> list[TrainedPoint]:
     """Return the believable points of a table's rows of trainings, in a stable order, a bounded number of a GPU."""
-    found = [point for row in rows if row.kind == "train" and (point := _point(row)) is not None]
+    found = []
+    for row in rows:
+        point = point_of(row) if row.kind == "train" else None
+        away = (None, None) if point is None else (_believed(0, point.away[0]), _believed(1, point.away[1]))
+        if point is not None and away != (None, None):
+            found.append(replace(point, away=away))
     return bounded(found, lambda point: (point.load, *(away or 0.0 for away in point.away)))
 
 
-def _point(row: Measurement) -> TrainedPoint | None:
+def point_of(row: Measurement) -> TrainedPoint | None:
+    """Return the point of a row, believable or not; None where it says nothing of the training of a language model."""
     told = row.input_size and row.procs == 1 and row.source not in (RUNS, SILENT)
     if not told or facts_of(row.gpu) is None or not _agrees(row):
         return None
@@ -129,13 +135,12 @@ def _point(row: Measurement) -> TrainedPoint | None:
     step = None if row.seconds is None else math.log(row.seconds / training_step_s(workload, need, machine))
     beside = None if row.memory_mib is None else row.memory_mib - need.weights - need.states
     held = None if beside is None or beside <= 0 else math.log(beside / (need.activations + need.runtime))
-    away = (_believed(0, step), _believed(1, held))
-    if away == (None, None):
+    if step is None and held is None:
         return None
     source = SITE if row.source.startswith(OWN_TABLES) else row.source
     return TrainedPoint(
-        gpu_of(row.gpu), workload.model.name, way_of(workload), source, shape_of(workload), load_of(workload, sm), away,
-        training_spread(workload, machine),
+        gpu_of(row.gpu), workload.model.name, way_of(workload), source, shape_of(workload), load_of(workload, sm),
+        (step, held),        training_spread(workload, machine),
     )  # fmt: skip
 
 
@@ -222,12 +227,18 @@ class TrainedMeasurements:
         """Return how far points are off what is predicted of them, by figure, model and GPU."""
         found: dict[tuple[str, str, str], list[float]] = {}
         for point in points:
-            processes = (self._steps.get(point.gpu), self._beside)
-            for figure, away, process in zip(FIGURES, point.away, processes, strict=True):
+            for figure, away in zip(FIGURES, point.away, strict=True):
                 if away is not None:
-                    shift = 0.0 if process is None else process.at(point)[0]
-                    found.setdefault((figure, point.model, point.gpu), []).append(away - shift)
+                    found.setdefault((figure, point.model, point.gpu), []).append(away - self.at(figure, point)[0])
         return found
+
+    def at(self, figure: str, asked: TrainedPoint) -> tuple[float, float]:
+        """Return by how much a figure is off at a place where a point could be, and the standard deviation of that;
+        how far that one is off does not count."""
+        if figure == FIGURES[1]:
+            return self._beside.at(asked)[:2]
+        process = self._steps.get(asked.gpu)
+        return (0.0, asked.spread) if process is None else process.at(asked)[:2]
 
 
 def _asked(workload: Workload, gpu: str, share: float, spread: float) -> TrainedPoint:
