@@ -15,6 +15,7 @@ from slurm_migbatch.cli.common import HELP, Failure, config_option, open_record,
 from slurm_migbatch.config import Config
 
 if TYPE_CHECKING:
+    from slurm_migbatch.daemon.refit import Material
     from slurm_migbatch.predict.llm.architecture import Architecture
     from slurm_migbatch.predict.statefile import Index, ModelDirectory, Saved
 
@@ -73,10 +74,11 @@ def show(config: Config, version: int | None, as_json: bool) -> None:
     facts = known_models(config)
     with open_record(config) as store:
         material = gather(store, facts, config.learning.runs, saved)
+    troubles = [*current.troubles, *_impossible(material)]
     found = {
         "version": saved.learned.version,
         "current": index.current,
-        "troubles": list(current.troubles),
+        "troubles": troubles,
         "created": saved.learned.created,
         "rows": saved.learned.rows,
         "models": len({fitted.model for fitted in saved.learned.fitted.values()}),
@@ -90,9 +92,18 @@ def show(config: Config, version: int | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    for trouble in current.troubles:
+    for trouble in troubles:
         click.echo(f"warning: {trouble}", err=True)
     _print_model(found, config)
+
+
+def _impossible(material: Material) -> list[str]:
+    if not material.impossible:
+        return []
+    return [
+        f"measured points of the record that cannot be and are not learned from: {len(material.impossible)}, "
+        f"the first: {material.impossible[0]}"
+    ]
 
 
 @model.command()

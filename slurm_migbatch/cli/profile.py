@@ -28,6 +28,7 @@ COMMANDS = {
     "list": (f"{_HERE}.profile:list_", "Show which models were measured, and where."),
     "run": (f"{_HERE}.profile_run:run", "Measure a model where it stands."),
 }
+_UNUSUAL = "unusual points count for their models as all do: if they are wrong, import the table again when it is right"
 _COLUMNS = ("Model", "Kind", "GPU", "Profiles", "Batches", "Inputs", "Points", "Ran", "Sources")
 
 model_option = click.option("--model", metavar="NAME", help="Only this model.")
@@ -60,20 +61,31 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
     """Take measured points into the record: neutral tables (CSV), or folders that hold some or a known laboratory's.
 
     All is checked before anything is written, and all is written or nothing. A point that is there already (the same
-    GPU, model, kind, profile, batch, input size, processes and source) gets the new values; importing the same file
-    again changes nothing.
+    GPU, model, kind, profile, batch, input size, processes and source, and how it was served or trained) gets the new
+    values; importing the same file again changes nothing.
+
+    A point that no GPU can reach (faster than its slice computes or reads, less memory than the weights) keeps all out,
+    by file and line. What may be and is far from everything else that is known is imported and named.
     """
+    from slurm_migbatch.daemon.facts import known_models, models_of
+    from slurm_migbatch.predict.bounds import impossible
+    from slurm_migbatch.predict.learned import LearnedPredictor
+    from slurm_migbatch.predict.unusual import unusual
     from slurm_migbatch.profiling.table import merge, scan
 
-    table = scan(paths)
+    facts = known_models(config)
+    predictor = LearnedPredictor(models_of(config).current().saved.learned, facts)
+    table = scan(paths, lambda row: impossible(row, predictor.knowledge))
     rows: Sequence[Measurement] = table.rows
+    far = [found.text for found in unusual(rows, predictor)]
+    notices = [*table.notices, *far, *([_UNUSUAL] if far else [])]
     if source is not None:
         rows = merge(replace(row, source=source) for row in rows)
     result: dict[str, Any] = {
         "points": len(rows),
         "did_not_run": sum(not row.ran for row in rows),
         "models": sorted({row.model for row in rows}),
-        "notices": list(table.notices),
+        "notices": notices,
         "dry_run": dry_run,
     }
     if not dry_run:
@@ -81,7 +93,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
     if as_json:
         click.echo(json.dumps(result, indent=2))
         return
-    for notice in table.notices:
+    for notice in notices:
         click.echo(f"migbatch: notice: {notice}", err=True)
     summary = f"{_number(len(rows), 'point')} of {_number(len(result['models']), 'model')}"
     if result["did_not_run"]:

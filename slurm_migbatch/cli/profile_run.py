@@ -19,7 +19,7 @@ import click
 from slurm_migbatch.cli.common import Failure, print_table
 from slurm_migbatch.profiling import cells as cells_
 from slurm_migbatch.profiling.cells import CellError, MeasurementCell
-from slurm_migbatch.profiling.measurement import RUN_KINDS, TEXT_LENGTHS, Measurement
+from slurm_migbatch.profiling.measurement import RUN_KINDS, TEXT_LENGTHS, Measurement, MeasurementError, Tuning
 from slurm_migbatch.profiling.target import Python, TargetError, parse_command, parse_python
 from slurm_migbatch.profiling.timing import Effort
 from slurm_migbatch.workload.llmhints import CHOICES
@@ -54,6 +54,14 @@ def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> flo
     if not 0 < number < float("inf"):
         raise click.BadParameter(f"'{value}' is no number above 0: write 25.6m, 4.1g or 1.8e9", ctx, param)
     return number
+
+
+def _tuning(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    try:
+        Tuning.parse(value.lower())
+    except MeasurementError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    return value.lower()
 
 
 @click.command(short_help="Measure a model on the GPU, slice or CPU at hand.")
@@ -117,6 +125,13 @@ def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> flo
 )
 @click.option("--engine", type=click.Choice(CHOICES["engine"]), help="With --server [default: what it says it is].")
 @click.option("--precision", metavar="WORD", help="With --server: bf16, fp8, awq, ... [default: as --model says].")
+@click.option(
+    "--tuning",
+    callback=_tuning,
+    default="",
+    metavar="WORDS",
+    help="With --kind train, of a language model: lora, qlora/adamw_8bit, full/checkpointing [default: full/adamw].",
+)
 @click.option("--served-name", metavar="NAME", help="With --server: the model's name there, if it serves several.")
 @click.option(
     "--total-seconds",
@@ -195,6 +210,7 @@ class _RunOptions:
     outputs: Sequence[int] | None
     engine: str | None
     precision: str | None
+    tuning: str
     served_name: str | None
     total_seconds: float
     source: str | None
@@ -256,7 +272,7 @@ def _run_server(options: _RunOptions) -> None:
     others = {
         "TARGET": options.target, "--command": options.command, "--points": options.points, "--plot": options.plot,
         "--procs": tuple(options.procs) != (1,), "--kind": options.kind != "infer", "--params": options.params,
-        "--flops": options.flops, "--python": options.python,
+        "--flops": options.flops, "--python": options.python, "--tuning": options.tuning,
     }  # fmt: skip
     if wrong := [name for name, given in others.items() if given]:
         raise click.UsageError(f"with --server there is no {wrong[0]}")
@@ -320,6 +336,7 @@ def _subject(options: _RunOptions, device: Device) -> ProfiledModel:
         params=options.params,
         flops_per_item=options.flops,
         source=_source(options),
+        tuning=options.tuning,
     )
 
 

@@ -387,7 +387,9 @@ class RecurringConfig:
         "the share of SMs and memory bandwidth in use there; where the agents sample it.",
         between(1, 100),
     )
-    retry: bool = key(True, "Run jobs with the hint retry=oom once more, on a larger slice, if theirs was too small.")
+    retry: bool = key(
+        True, "Run jobs and array tasks with the hint retry=oom once more, on a larger slice, if theirs was too small."
+    )
     advise: bool = key(False, "Tell users whose whole-GPU jobs ran in what a slice has; the jobs are not changed.")
 
 

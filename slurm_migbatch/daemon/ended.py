@@ -106,27 +106,45 @@ class HistoryClient(CliClient):
         ]
 
     def requeue_ended(self, job_id: int, *, update: Callable[[JobRow], Mapping[str, str]]) -> None:
-        """Put a batch job that has ended back into the queue, changed; it is held until it is.
+        """Put a batch job or one task of an array that has ended back into the queue, changed; it is held until it is.
 
         Args:
+            job_id: its own id; of the task of an array that started last this is the array's.
             update: returns the fields of `scontrol update`, from the job as it waits.
 
         Raises:
             SlurmError: Slurm has forgotten the job, refuses, or has put it back into the queue already. What was
                 requeued and not changed runs as it was.
         """
-        if any(row.job_id == job_id and row.state != "COMPLETING" for row in self.jobs()):
-            raise SlurmError(f"job {job_id} waits or runs again already")
-        self._change("scontrol", "requeuehold", str(int(job_id)))
+        job = self._ended_name(job_id)
+        self._change("scontrol", "requeuehold", job)
         try:
             rows = [row for row in self.jobs() if row.job_id == job_id]
             if not rows:
-                raise SlurmError(f"job {job_id} was requeued and is not in the queue")
-            self.update_job(job_id, **update(rows[0]))
-            self.hasten(job_id)
+                raise SlurmError(f"job {job} was requeued and is not in the queue")
+            self.update_jobs({job: update(rows[0])})
+            self.hasten(job)
         finally:
             # whoever is active by now does not know why it is held
-            self._run("scontrol", "release", str(int(job_id)))
+            self._run("scontrol", "release", job)
+
+    def _ended_name(self, job_id: int) -> str:
+        """Return the name of a job that has ended, "123" or "123_4": an array's own id would mean all of its tasks.
+
+        Raises:
+            SlurmError: Slurm does not know the job, or it has not ended.
+        """
+        both = f"{int(job_id)},{int(job_id)}"  # one id alone that has gone would be an error
+        fields = ",".join(f"{name}:0|" for name in ("JobID", "ArrayJobID", "ArrayTaskID", "State"))
+        output = self._run("squeue", "--noheader", "--all", "--states=all", f"--jobs={both}", f"--Format={fields}")
+        # a job in several partitions may have several rows
+        found = {tuple(words[1:4]) for line in output.splitlines() if (words := line.split("|"))[0] == str(job_id)}
+        if not found:
+            raise SlurmError(f"job {job_id} is not known to Slurm any more")
+        array, task, state = sorted(found)[0]
+        if state not in (*ENDED, "COMPLETING"):
+            raise SlurmError(f"job {job_id} waits or runs again already")
+        return f"{array}_{task}" if task.isdigit() else str(job_id)
 
 
 class PyslurmHistoryClient(HistoryClient, PyslurmClient):

@@ -27,7 +27,7 @@ class Slurm(SlurmClient, Protocol):
         """Return the names or addresses by which Slurm knows each node's host."""
 
     def requeue_ended(self, job_id: int, *, update: Callable[[JobRow], Mapping[str, str]]) -> None:
-        """Put a batch job that has ended back into the queue, changed."""
+        """Put a batch job or a task of an array, by its own id, that has ended back into the queue, changed."""
 
     def standing(self, user: str) -> Standing:
         """Return what slurmdbd says of a user."""

@@ -28,6 +28,7 @@ from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.facts import known_models, models_of
 from slurm_migbatch.daemon.history import HistoryStore, Learnable, open_history
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
+from slurm_migbatch.predict.bounds import impossible
 from slurm_migbatch.predict.check import expected_by, misses, promises, ratios, worse
 from slurm_migbatch.predict.facts import ModelFacts
 from slurm_migbatch.predict.known import ModelKnowledge
@@ -54,7 +55,8 @@ class Material:
     """What there is to learn from.
 
     `observations`: of the newest runs that have any; `learnable`: what of them is plausible; `table`: the imported
-    points; `fresh`: those imported since the present model was learned.
+    points; `fresh`: those imported since the present model was learned; `impossible`: why imported points that no GPU
+    can reach are in neither.
     """
 
     reach: Learnable
@@ -62,6 +64,7 @@ class Material:
     learnable: LearnableRuns
     table: tuple[Measurement, ...]
     fresh: tuple[Measurement, ...]
+    impossible: tuple[str, ...] = ()
 
     @property
     def lesson(self) -> int:
@@ -84,8 +87,15 @@ def gather(store: HistoryStore, facts: Sequence[ModelFacts], runs: int, present:
     observations = observations[-runs:]
     learnable = select_learnable(observations, knowledge, expected_by(present.learned))
     since = float(present.report.get("imported", 0.0))
+    table = store.measurements()
+    wrong = {row: why for row in table if (why := impossible(row, knowledge))}
     return Material(
-        reach, tuple(observations), learnable, tuple(store.measurements()), tuple(store.measured_since(since))
+        reach,
+        tuple(observations),
+        learnable,
+        tuple(row for row in table if row not in wrong),
+        tuple(row for row in store.measured_since(since) if row not in wrong),
+        tuple(wrong.values()),
     )
 
 

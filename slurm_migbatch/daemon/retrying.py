@@ -1,9 +1,9 @@
 """Jobs with the hint retry=oom whose slice was too small: run once more, on a larger one.
 
-A job is sent back once: only a first run counts. It keeps its id and its environment. What it gets is what its runs
-ask for (`predict.recurring`), within its own min and max. Job arrays, heterogeneous jobs and jobs of several slices are
-left alone. Slurm up to 23.02 does not forget what a job asked for before (`workload.loans`): there only the
-next submission gets more.
+A job, and each task of an array, is sent back once: only a first run counts. It keeps its id and its environment. What
+it gets is what its runs ask for (`predict.recurring`), within its own min and max. Tasks of its array that wait keep
+the slice that they ask for. Heterogeneous jobs and jobs of several slices are left alone. Slurm up to 23.02 does not
+forget what a job asked for before (`workload.loans`): there only the next submission gets more.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class OomRetries:
         """
         found = []
         for row in rows:
-            if not row.retry or row.restart or row.slices != 1 or not row.single or row.run in self._tried:
+            if not row.retry or row.restart or row.slices != 1 or row.het or row.run in self._tried:
                 continue
             run = past_run(row)
             known = [other for other in past(row.recurring) if other.run < row.run] if row.recurring else []
@@ -96,7 +96,7 @@ class OomRetries:
         return found
 
     def send(self, row: RecurringRun, offer: ProfileOffer) -> str:
-        """Requeue one job; return what went wrong, empty where nothing did. Blocks."""
+        """Requeue one job or task; return what went wrong, empty where nothing did. Blocks."""
         try:
             if self._client.version() < FORGETS:
                 return "this release of Slurm cannot give a job another slice"

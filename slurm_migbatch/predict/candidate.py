@@ -143,7 +143,11 @@ class Predictor(Protocol):
         ...
 
     def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:
-        """Return by how much measured servers of language models differ from what is computed of one."""
+        """Return by how much measured servers and trainings of language models differ from what is computed of one."""
+        ...
+
+    def sized(self, workload: Workload) -> Workload:
+        """Return a training of a language model that takes the memory that was measured; any other as it is."""
         ...
 
     def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:

@@ -13,7 +13,7 @@ import numpy as np
 from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.known import Known, ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.llm.served import ServedMeasurements, points_of
+from slurm_migbatch.predict.llm import served, trained
 from slurm_migbatch.predict.runs import Expect, Key, Observation
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import Belief
@@ -64,16 +64,19 @@ def belief_of(learned: Learned, figure: str, key: Key, known: Known, gpu: GpuSpe
 
 def distances(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[tuple[str, Key], Array]:
     """Return log(measured / predicted) of every row that has the figure, by figure (time, memory; of a server ttft,
-    tpot) and key."""
+    tpot; of a language model's training step, beside) and key."""
     expect = expected_by(learned)
     rows = list(rows)
     groups: dict[Key, list[Measurement]] = {}
     for row in rows:
         if row.kind != SERVE:
             groups.setdefault((knowledge.canonical(row.model), row.kind, row.gpu), []).append(row)
-    served = ServedMeasurements(learned.served).misses(points_of(rows))
+    of_servers = served.ServedMeasurements(learned.served).misses(served.points_of(rows))
+    of_trainings = trained.TrainedMeasurements(learned.trained).misses(trained.points_of(rows))
     found: dict[tuple[str, Key], Array] = {
-        (figure, (model, SERVE, gpu)): np.array(away) for (figure, model, gpu), away in served.items()
+        (figure, (model, kind, gpu)): np.array(away)
+        for kind, missed in ((SERVE, of_servers), ("train", of_trainings))
+        for (figure, model, gpu), away in missed.items()
     }
     for key, group in groups.items():
         known, gpu = knowledge.of(key[0], group), GpuSpec.of_rows(group)

@@ -24,6 +24,7 @@ from slurm_migbatch.predict.llm.memory import training_need_mib
 from slurm_migbatch.predict.llm.names import known as public_model
 from slurm_migbatch.predict.llm.served import ServedMeasurements, gpu_of
 from slurm_migbatch.predict.llm.speed import Correction, machine_of
+from slurm_migbatch.predict.llm.trained import TrainedMeasurements
 from slurm_migbatch.predict.llm.workload import Workload
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.state import SURFACES, Learned
@@ -56,6 +57,7 @@ class LearnedPredictor:
         self.learned = learned or Learned()
         self.knowledge = ModelKnowledge(facts)
         self._served = ServedMeasurements(self.learned.served)
+        self._trained = TrainedMeasurements(self.learned.trained)
         self._level = max(2.0 * confidence - 1.0, 0.0)
         self._known = {name: self.knowledge.of(name) for name in self.knowledge.facts}
         self._known.update({name: known for name, known in self.learned.known.items() if name not in self._known})
@@ -133,9 +135,14 @@ class LearnedPredictor:
         return np.array([training_need_mib(public, batch, tokens) for batch in batches for tokens in inputs])
 
     def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:
-        """See `candidate.Predictor`: what was learned of servers on such GPUs."""
+        """See `candidate.Predictor`: what was learned of servers or trainings on such GPUs."""
         machine = machine_of(kind, info)
-        return self._served.correction(workload, gpu_of(kind.name), machine, machine.flops / (kind.tflops * 1e12))
+        measured = self._served if workload.training is None else self._trained
+        return measured.correction(workload, gpu_of(kind.name), machine, machine.flops / (kind.tflops * 1e12))
+
+    def sized(self, workload: Workload) -> Workload:
+        """See `candidate.Predictor`."""
+        return self._trained.sized(workload)
 
     def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:
         """See `candidate.Predictor`. Only for inference: what a training job's batch means is its own.

@@ -61,11 +61,12 @@ class Sample:
 
 def samples_of(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[Sample]:
     """Return the samples of a table, in a stable order. Rows that did not run teach no time and are left out, and
-    servers of language models are another matter (`llm.served`)."""
+    servers of language models are another matter (`llm.served`), as are trainings that do not take the whole model's
+    usual step (`llm.trained`)."""
     by_gpu: dict[str, list[Measurement]] = {}
     by_model: dict[str, list[Measurement]] = {}
     for row in rows:
-        if row.kind == SERVE:
+        if row.kind == SERVE or not row.trained.usual:
             continue
         by_gpu.setdefault(row.gpu, []).append(row)
         by_model.setdefault(knowledge.canonical(row.model), []).append(row)

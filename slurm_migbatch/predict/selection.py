@@ -230,7 +230,8 @@ class Chooser:
             Refusal: they name a model of unknown size, or what is not known.
         """
         if hints.model is None or llm_workload.asks(hints) or not self._has_curve(hints.model):
-            return llm_workload.workload_of(hints)
+            found = llm_workload.workload_of(hints)
+            return None if found is None else self.predictor.sized(found)
         return None
 
     def token_figures(self, workload: Workload, rate: int | None, partition: Partition) -> Mapping[str, TokenFigures]:
@@ -256,7 +257,7 @@ class Chooser:
             return list(allowed)
         found = [o for o in allowed if need_of(workload, o.memory_mib).slice_mib <= o.memory_mib]
         if not found:
-            raise llm_choice.nowhere(workload, allowed, partition)
+            raise llm_choice.nowhere(workload, allowed, partition, self.predictor)
         return found
 
     def need(self, hints: Hints, offer: ProfileOffer) -> tuple[str, int] | None:

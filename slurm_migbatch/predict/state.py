@@ -14,6 +14,7 @@ import numpy as np
 from slurm_migbatch.predict.calibration import Calibration, unmeasured
 from slurm_migbatch.predict.known import Known
 from slurm_migbatch.predict.llm.served import ServedPoint
+from slurm_migbatch.predict.llm.trained import TrainedPoint
 from slurm_migbatch.predict.population import Population, pool
 from slurm_migbatch.predict.surface import MEMORY, TIME, Belief, Surface
 
@@ -55,6 +56,8 @@ class Learned:
     """What the measured table holds of models that no facts describe."""
     served: tuple[ServedPoint, ...] = ()
     """Measured servers of language models."""
+    trained: tuple[TrainedPoint, ...] = ()
+    """Measured trainings of language models."""
 
     def population(self, figure: str, kind: str) -> Population:
         """Return the population of a figure (time, memory) for a kind of work.
@@ -80,6 +83,7 @@ class Learned:
             "fitted": [_fitted(fit) for fit in self.fitted.values()],
             "known": {name: asdict(known) for name, known in self.known.items()},
             "served": [point.to_dict() for point in self.served],
+            "trained": [point.to_dict() for point in self.trained],
         }
 
     @classmethod
@@ -107,6 +111,7 @@ class Learned:
                 {(fit.model, fit.kind, fit.gpu): fit for fit in fitted},
                 {str(name): _known(value) for name, value in data["known"].items()},
                 tuple(ServedPoint.from_dict(point) for point in data.get("served", ())),
+                tuple(TrainedPoint.from_dict(point) for point in data.get("trained", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError, np.linalg.LinAlgError) as error:
             raise StateError(f"the learned model is not understood: {error!r}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from slurm_migbatch.predict.calibration import MOST_POINTS, Calibration, Score, 
 from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.fewshot import adapt
 from slurm_migbatch.predict.known import ModelKnowledge
-from slurm_migbatch.predict.llm.served import points_of
+from slurm_migbatch.predict.llm import served, trained
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
 from slurm_migbatch.predict.samples import MEMORY_NOISE, RUNS, SITE, Sample, samples_of
@@ -56,8 +56,7 @@ def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge, *, version: in
         for key, found in _by_key(mine).items():
             fitted[key] = _fit(found, populations, kind)
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
-    served = tuple(points_of(rows))
-    return Learned(version, created, len(rows), populations, calibrations, fitted, unknown, served)
+    return Learned(version, created, len(rows), populations, calibrations, fitted, unknown, **_of_language_models(rows))
 
 
 def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
@@ -73,7 +72,11 @@ def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowle
         for key, found in _by_key([sample for sample in samples if sample.kind == kind]).items()
     }
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
-    return replace(learned, rows=len(rows), fitted=fitted, known=unknown, served=tuple(points_of(rows)))
+    return replace(learned, rows=len(rows), fitted=fitted, known=unknown, **_of_language_models(rows))
+
+
+def _of_language_models(rows: Sequence[Measurement]) -> dict[str, Any]:
+    return {"served": tuple(served.points_of(rows)), "trained": tuple(trained.points_of(rows))}
 
 
 def observed(figure: str, sample: Sample) -> tuple[Cells, Array, Array]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.workload.llmhints import CHOICES
 from slurm_migbatch.workload.refusal import show
 
 RUN_KINDS: Final = ("infer", "train")
@@ -17,6 +18,31 @@ KINDS: Final = (*RUN_KINDS, SERVE)
 
 class MeasurementError(ValueError):
     """Values that make no measurement; the message says which column and what to write instead."""
+
+
+class Tuning(NamedTuple):
+    """How a language model was trained, in the words of hints; None: as hints that leave it out."""
+
+    method: str | None = None
+    optimizer: str | None = None
+    checkpointing: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Tuning:
+        """Read `lora/adamw/checkpointing`, parts of it in any order, or nothing; raises MeasurementError."""
+        found: dict[str, str] = {}
+        for word in filter(None, text.split("/")):
+            name = next((key for key in ("method", "optimizer") if word in CHOICES[key]), None)
+            if name is None and word != "checkpointing":
+                known = ", ".join((*CHOICES["method"], *CHOICES["optimizer"], "checkpointing"))
+                raise MeasurementError(f"tuning is words of {known} joined by /, not {show(text)}")
+            found[name or "checkpointing"] = word if name else "on"
+        return cls(**found)
+
+    @property
+    def usual(self) -> bool:
+        """Whether all parameters are trained, and every activation is computed once."""
+        return self.method in (None, "full") and self.checkpointing != "on"
 
 
 def _profile_name(text: str) -> str:
@@ -58,6 +84,8 @@ class Measurement:
         output: tokens that each request made.
         ttft_s, ttft_p99_s: seconds to the first token, the middle one and the 99th percentile.
         tpot_s, tpot_p99_s: the same of each further token.
+        tuning: how a language model was trained, with `kind` train: `lora/adamw_8bit/checkpointing`, see `Tuning`;
+            empty: all of it, with AdamW. There an item is a sequence of `input_size` tokens.
     """
 
     gpu: str
@@ -85,6 +113,7 @@ class Measurement:
     ttft_p99_s: float | None = None
     tpot_s: float | None = None
     tpot_p99_s: float | None = None
+    tuning: str = ""
 
     def __post_init__(self) -> None:
         if not self.gpu or not self.model:
@@ -101,6 +130,9 @@ class Measurement:
             text = getattr(self, name)
             if len(text) > most or not text.isprintable():
                 raise MeasurementError(f"{name} must be at most {most} printable characters, not '{show(text)}'")
+        if self.tuning and self.kind != "train":
+            raise MeasurementError(f"tuning is for kind train, not {self.kind}: leave it empty")
+        Tuning.parse(self.tuning)
 
     def _check_numbers(self) -> None:
         for name in _COUNTS:
@@ -132,14 +164,21 @@ class Measurement:
         return None if self.latency_s is None else self.batch * self.procs / self.latency_s
 
     @property
+    def trained(self) -> Tuning:
+        """How a language model was trained."""
+        return Tuning.parse(self.tuning)
+
+    @property
     def point(self) -> tuple[Any, ...]:
         """Which point this is: its values of IDENTITY. The other columns say what was found there.
 
-        What only servers have comes behind, and only where it is there: the record keeps digests of points.
+        What not every kind has comes behind, and only where it is there: the record keeps digests of points.
         """
         found = tuple(getattr(self, name) for name in IDENTITY)
-        served = tuple(getattr(self, name) for name in SERVED_IDENTITY)
-        return (*found, *served) if any(served) else found
+        for names in (SERVED_IDENTITY, TRAINED_IDENTITY):
+            more = tuple(getattr(self, name) for name in names)
+            found = (*found, *more) if any(more) else found
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return the columns by name."""
@@ -173,10 +212,12 @@ COLUMNS: Final = tuple(field.name for field in fields(Measurement))
 IDENTITY: Final = ("gpu", "model", "kind", "profile", "batch", "input_size", "procs", "source")
 SERVED_IDENTITY: Final = ("engine", "precision", "output")
 """What more tells points of servers apart."""
+TRAINED_IDENTITY: Final = ("tuning",)
+"""What more tells points of trainings apart."""
 TEXT_LENGTHS: Final[Mapping[str, int]] = {
-    "gpu": 128, "model": 128, "family": 64, "source": 256, "engine": 32, "precision": 32,
+    "gpu": 128, "model": 128, "family": 64, "source": 256, "engine": 32, "precision": 32, "tuning": 64,
 }  # fmt: skip
-_LOWER: Final = ("model", "family", "kind", "profile", "engine", "precision")
+_LOWER: Final = ("model", "family", "kind", "profile", "engine", "precision", "tuning")
 _COUNTS: Final = ("compute_slices", "memory_slices", "sm_count", "batch", "input_size", "procs", "output")
 _FIGURES: Final = (
     "throughput_per_s", "latency_s", "latency_p99_s", "memory_mib", "params", "flops_per_item", "ttft_s", "ttft_p99_s",

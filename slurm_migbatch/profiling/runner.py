@@ -86,6 +86,7 @@ class ProfiledModel:
     params: float | None = None
     flops_per_item: float | None = None
     source: str = ""
+    tuning: str = ""
 
     def owns(self, row: Measurement) -> bool:
         """Return whether an earlier row is of this model on such a device."""
@@ -93,7 +94,8 @@ class ProfiledModel:
 
     def is_about(self, row: Measurement) -> bool:
         """Return whether an earlier row is of this model on such a GPU or any slice of one."""
-        return (row.gpu, row.model, row.kind) == (self.device.gpu, self.model, self.kind)
+        mine = (self.device.gpu, self.model, self.kind, self.tuning)
+        return (row.gpu, row.model, row.kind, row.tuning) == mine
 
     def row(self, cell: MeasurementCell, outcome: Ran | DidNotFit, software: str = "") -> Measurement:
         """Return the row that an outcome makes; one without speed where the cell did not fit."""
@@ -105,6 +107,7 @@ class ProfiledModel:
             model=self.model,
             family=self.family,
             kind=self.kind,
+            tuning=self.tuning,
             profile=device.profile,
             compute_slices=device.compute_slices,
             memory_slices=device.memory_slices,

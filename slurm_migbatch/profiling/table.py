@@ -18,11 +18,11 @@ from typing import Any, Final, TextIO
 
 from slurm_migbatch.profiling import csvfile
 from slurm_migbatch.profiling.csvfile import Problems
-from slurm_migbatch.profiling.measurement import COLUMNS, IDENTITY, SERVED_IDENTITY, Measurement
+from slurm_migbatch.profiling.measurement import COLUMNS, IDENTITY, SERVED_IDENTITY, TRAINED_IDENTITY, Measurement
 from slurm_migbatch.profiling.sources import LABORATORIES, Reading
 from slurm_migbatch.workload.refusal import show
 
-_FOUND: Final = tuple(name for name in COLUMNS if name not in (*IDENTITY, *SERVED_IDENTITY))
+_FOUND: Final = tuple(name for name in COLUMNS if name not in (*IDENTITY, *SERVED_IDENTITY, *TRAINED_IDENTITY))
 _MEASURED: Final = (
     "throughput_per_s", "latency_s", "latency_p99_s", "memory_mib", "ttft_s", "ttft_p99_s", "tpot_s", "tpot_p99_s",
 )  # fmt: skip
@@ -73,8 +73,13 @@ def read_folder(path: Path) -> list[Measurement]:
     return list(scan([path]).rows)
 
 
-def scan(paths: Iterable[Path]) -> MeasurementTable:
+def scan(paths: Iterable[Path], impossible: Callable[[Measurement], str] = lambda row: "") -> MeasurementTable:
     """Return as `read_folder` for several folders and files, with notices of what was passed over.
+
+    Args:
+        paths: of folders and files.
+        impossible: says why a row cannot have been measured, "" where it can. Such a row of a neutral table is a bad
+            line: what is wrong with it is likely to be wrong with the others. Those of laboratories are left out.
 
     Raises:
         TableError: naming the bad lines of all of them; nothing is half read.
@@ -84,17 +89,17 @@ def scan(paths: Iterable[Path]) -> MeasurementTable:
     rows: list[Measurement] = []
     notices: list[str] = []
     for path in paths:
-        found, new_notices = (_folder if path.is_dir() else _file)(path, problems)
+        found, new_notices = (_folder if path.is_dir() else _file)(path, problems, impossible)
         rows += found
         notices += new_notices
     problems.check()
     return MeasurementTable(tuple(merge(rows)), tuple(notices))
 
 
-def _file(path: Path, problems: Problems) -> Reading:
+def _file(path: Path, problems: Problems, impossible: Callable[[Measurement], str]) -> Reading:
     header = csvfile.header(path)
     if is_table(header):
-        return _neutral(path, header, problems)
+        return _neutral(path, header, problems, impossible)
     owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
     if owner is not None:
         problems.add(path, 0, f"is a file of {owner.name}: give the folder that it lies in")
@@ -108,7 +113,7 @@ def _file(path: Path, problems: Problems) -> Reading:
     return Reading([], [])
 
 
-def _folder(path: Path, problems: Problems) -> Reading:
+def _folder(path: Path, problems: Problems, impossible: Callable[[Measurement], str]) -> Reading:
     rows: list[Measurement] = []
     notices: list[str] = []
     theirs: dict[str, list[Path]] = {}
@@ -118,7 +123,7 @@ def _folder(path: Path, problems: Problems) -> Reading:
         header = csvfile.header(file)
         owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
         if is_table(header):
-            found, new_notices = _neutral(file, header, problems)
+            found, new_notices = _neutral(file, header, problems, impossible)
             rows += found
             notices += new_notices
         elif owner is not None:
@@ -128,8 +133,11 @@ def _folder(path: Path, problems: Problems) -> Reading:
     for laboratory in LABORATORIES:
         if own := theirs.get(laboratory.name):
             found, new_notices = laboratory.read(path, own, problems)
-            rows += found
+            wrong = [why for row in found if (why := impossible(row))]
+            rows += [row for row in found if not impossible(row)] if wrong else found
             notices += new_notices
+            if wrong:
+                notices.append(f"{path}: {len(wrong)} rows of {laboratory.name} cannot be and are left out: {wrong[0]}")
     if passed:
         notices.append(f"{path}: {len(passed)} other CSV files are left alone: {_names(passed, path)}")
     if not rows and len(problems) == before:
@@ -157,7 +165,9 @@ def _cell(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() and value < 1e15 else str(value)
 
 
-def _neutral(path: Path, header: Sequence[str], problems: Problems) -> Reading:
+def _neutral(
+    path: Path, header: Sequence[str], problems: Problems, impossible: Callable[[Measurement], str]
+) -> Reading:
     if not set(header) & set(_SPEED):
         problems.add(path, 1, "has neither throughput_per_s nor latency_s: every row would say that it did not run")
         return Reading([], [])
@@ -169,6 +179,8 @@ def _neutral(path: Path, header: Sequence[str], problems: Problems) -> Reading:
     odd: list[int] = []
     for number, row in csvfile.read(path, problems, make):
         rows.append(row)
+        if why := impossible(row):
+            problems.add(path, number, f"cannot be: {why}")
         if _disagrees(row):
             odd.append(number)
     notices = []

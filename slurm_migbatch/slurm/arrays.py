@@ -1,9 +1,10 @@
 """Split the waiting tasks of job arrays into their records where squeue shows them as one row.
 
 A task that was requeued or changed alone is a job record of its own, with its own id, GRES and count of restarts.
-squeue shows it as part of the array's row while the rest of the array waits too, and that row loses its throttle. 22.05
-can be told not to (SQUEUE_ARRAY_UNIQUE); 24.11 and 26.05 only know the opposite (`--array`), a row for each task. So a
-narrow listing of that kind tells which tasks are records of their own, and only those are listed once more.
+squeue shows it as part of the array's row while several others of the array wait too, and that row loses its throttle;
+where one other waits, they have a row each. 22.05 can be told not to (SQUEUE_ARRAY_UNIQUE); 24.11 and 26.05 only know
+the opposite (`--array`), a row for each task. So a narrow listing of that kind tells which tasks are records of their
+own, and only those are listed once more.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def split_arrays(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> 
         return list(rows)
     alone = [str(job) for part in mixed.values() for job in part.others]
     firsts = [f"{array}_{part.own[0]}" for array, part in mixed.items()]
-    others = [row for some in _chunks(alone) for row in listed(some)]
+    present = {row.job_id for row in rows}
+    others = [row for some in _chunks(alone) for row in listed(some) if row.job_id not in present]
     own = {row.job_id: row for some in _chunks(firsts) for row in listed(some)}
     limits = dict(zip(mixed, map(throttle, show(firsts)), strict=True))
     result = []

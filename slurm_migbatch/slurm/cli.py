@@ -219,13 +219,13 @@ class CliClient:
             name: ",".join(lists) for name, texts in found.items() if (lists := [t for t in texts if t != "(null)"])
         }
 
-    def hasten(self, job_id: int) -> None:
+    def hasten(self, job_id: int | str) -> None:
         """Run `scontrol update StartTime=now+2`.
 
         Not `now`: slurmd takes a credential of the same second in which it was told to kill the job for a revoked one
         and refuses the new run, which ends the job as FAILED ("already killed, do not launch batch job").
         """
-        self.update_job(job_id, StartTime="now+2")
+        self.update_jobs({str(job_id): {"StartTime": "now+2"}})
 
     def signal(self, job_id: int | str, name: str, full: bool = True) -> None:
         """See signal_all."""

@@ -272,7 +272,7 @@ class SlurmClient(Protocol):
         What a job's user writes elsewhere may look like it; then the job seems to exclude something.
         """
 
-    def hasten(self, job_id: int) -> None:
+    def hasten(self, job_id: int | str) -> None:
         """Drop the start delay of a requeued job that is pending again, but for the two seconds that slurmd needs."""
 
     def signal(self, job_id: int | str, name: str, full: bool = True) -> None:

@@ -273,6 +273,12 @@ def _served(connection: Connection) -> None:
             connection.execute(text(f"ALTER TABLE measurements ADD COLUMN {definition}"))
 
 
+def _trained(connection: Connection) -> None:
+    existing = {column["name"] for column in inspect(connection).get_columns("measurements")}
+    if "tuning" not in existing:
+        connection.execute(text("ALTER TABLE measurements ADD COLUMN tuning VARCHAR(64) DEFAULT '' NOT NULL"))
+
+
 #: In order; a released one is never changed, removed or moved.
 HISTORY: tuple[Migration, ...] = (
     Migration("0001 first tables", _first_tables),
@@ -284,4 +290,5 @@ HISTORY: tuple[Migration, ...] = (
     Migration("0007 which migbatchd is active", _terms),
     Migration("0008 what was removed for its age", _retention),
     Migration("0009 served language models", _served),
+    Migration("0011 how language models were trained", _trained),
 )

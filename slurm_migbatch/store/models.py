@@ -423,3 +423,4 @@ class MeasuredPoint(Base):
     ttft_p99_s: Mapped[float | None]
     tpot_s: Mapped[float | None]
     tpot_p99_s: Mapped[float | None]
+    tuning: Mapped[str] = mapped_column(String(64))

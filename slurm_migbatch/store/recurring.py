@@ -22,7 +22,7 @@ class RecurringRun:
     Attributes:
         number: its place in the order of lessons; `run` is the same when it comes once more.
         recurring: which job, as `submit.script.recurring_key` names it; empty where it is known by its decision only.
-        single: it is no part of a job array or of a heterogeneous job.
+        het: it is a component of a heterogeneous job.
         decision: id of the submit filter's decision.
         profile: of its slices, as the record writes it; None where they were not alike.
         ended: "done", "oom", "failed" or "cut", or empty where nobody knows.
@@ -38,7 +38,7 @@ class RecurringRun:
     run: int
     job: int
     restart: int
-    single: bool
+    het: bool
     recurring: str
     decision: str
     profile: str | None
@@ -58,8 +58,8 @@ def recurring_runs(connection: Connection, since: int, limit: int) -> list[Recur
     """Return ended runs after a lesson number, in order: those that the submit filter can know again."""
     statement = (
         select(
-            Run.lesson, Run.id, Run.job_id, Run.restart, Run.array_job, Run.het_job, Run.partition, Run.profile,
-            Run.slice_count, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
+            Run.lesson, Run.id, Run.job_id, Run.restart, Run.het_job, Run.partition, Run.profile, Run.slice_count,
+            Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
             Decision.id.label("decision"), Decision.recurring, Decision.hints, Decision.facts,
         )
         .join(Decision, Decision.id == Run.decision)
@@ -86,7 +86,7 @@ def _run(row: Any) -> RecurringRun:
         run=row.id,
         job=row.job_id,
         restart=row.restart,
-        single=row.array_job is None and row.het_job is None,
+        het=row.het_job is not None,
         recurring=row.recurring or "",
         decision=row.decision,
         profile=profile if profile and "," not in (row.profile or "") else None,

@@ -16,7 +16,7 @@ of a slice and never more: they reach no shell, no file name and no SQL text.
 | role | what it is: inference, training, an instance of a service | infer, train, serve |
 | min, max | smallest and largest profile to be chosen | 1g.10gb, 3g.40gb |
 | cuda | how CUDA_VISIBLE_DEVICES names the slice | uuid, index |
-| retry | run a batch job once more, on a larger slice, where its own was too small | oom |
+| retry | run a batch job or array task once more, on a larger slice, where its own was too small | oom |
 | signal | on this signal the job writes a checkpoint and goes on | usr1, usr2 |
 
 Language models have more, under the names that serving engines and trainers use (`llmhints`).

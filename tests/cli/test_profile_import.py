@@ -11,10 +11,10 @@ from slurm_migbatch.store.db import open_store
 
 TABLE = (
     "gpu,model,kind,profile,compute_slices,memory_slices,batch,latency_s,source,colour\n"
-    "a100,ResNet50,infer,7g.80gb,7,8,8,0.02,here,red\n"
-    "a100,resnet50,infer,1g.10gb,1,1,8,0.09,here,red\n"
+    "a100,ResNet50,infer,7g.80gb,7,8,8,0.006,here,red\n"
+    "a100,resnet50,infer,1g.10gb,1,1,8,0.03,here,red\n"
     "a100,resnet50,infer,1g.10gb,1,1,512,,here,red\n"
-    "a100,bert,train,7g.80gb,7,8,8,0.2,here,red\n"
+    "a100,bert,train,7g.80gb,7,8,8,0.03,here,red\n"
 )
 
 
@@ -83,7 +83,7 @@ def test_source_renames_and_makes_points_of_two_tables_one(migbatch, table, tmp_
     with open_store(url) as store:
         rows = store.measurements()
     assert {row.source for row in rows} == {"site A"}
-    assert rows[0].latency_s == pytest.approx(0.03)
+    assert rows[0].latency_s == pytest.approx(0.023)
 
 
 def test_json(migbatch, table):
@@ -152,3 +152,33 @@ def test_the_record_is_made_by_migbatchd_alone(migbatch, table, tmp_path):
     code, _, err = migbatch("import", table)
     assert code == 1 and "migbatchd makes it at its first start" in err
     assert not (tmp_path / "db").exists()
+
+
+HEAD = "gpu,model,kind,profile,compute_slices,memory_slices,batch,input_size,latency_s,memory_mib,source\n"
+ROW = "NVIDIA A100-SXM4-80GB,resnet50,infer,2g.20gb,2,2,32,224,%s,%s,here\n"
+
+
+def test_what_no_gpu_can_do_is_refused_by_its_line(migbatch, tmp_path, url):
+    path = tmp_path / "wrong.csv"
+    rows = ROW % (0.02, 3000), ROW.replace("32", "64") % (0.00002, 3000), ROW.replace("32", "8") % (0.01, 1)
+    path.write_text(HEAD + "".join(rows))
+    code, out, err = migbatch("import", path)
+    assert (code, out) == (1, "")
+    assert f"{path}:3: cannot be: " in err and "TFLOPS" in err
+    assert f"{path}:4: cannot be: memory_mib 1 is less than the weights of resnet50" in err
+    with open_store(url) as store:
+        assert store.measurements() == []
+
+
+def test_what_is_far_from_everything_known_is_imported_and_named(migbatch, tmp_path):
+    path = tmp_path / "slow.csv"
+    path.write_text(HEAD + "".join(ROW.replace("32", str(batch)) % (0.6 * batch, 3000) for batch in (1, 8, 32)))
+    code, out, err = migbatch("import", path)
+    assert (code, out) == (0, "3 points of 1 model: 3 added, 0 replaced, 0 as before\n")
+    assert (
+        "notice: unusual: resnet50 (infer) on NVIDIA A100-SXM4-80GB: at 3 of 3 points (first: 2g.20gb, batch 1) "
+        in (err)
+    )
+    assert "times what everything else that is known says" in err and "if they are wrong" in err
+    code, out, _ = migbatch("import", "--json", path)
+    assert any("unusual" in notice for notice in json.loads(out)["notices"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,8 @@ from slurm_migbatch.cli.main import cli
 from slurm_migbatch.config import text_of
 from slurm_migbatch.daemon.facts import models_of
 from slurm_migbatch.daemon.refit import run
+from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.store.db import open_store
 
 
 @pytest.fixture
@@ -113,3 +116,17 @@ def test_only_root_and_slurm_user_may_change_models(record, site, open_tmp_path,
     assert os.waitpid(pid, 0)[1] == 0
     assert "run this as root or SlurmUser" in capfd.readouterr().err
     assert models_of(site).index().current == 1
+
+
+def test_measured_points_that_cannot_be_are_named_and_not_learned_from(model, record, site):
+    row = Measurement(
+        "NVIDIA A100-SXM4-80GB", "resnet50", "cnn", "infer", "2g.20gb", 2, 2, 28, 32, 224, latency_s=0.02, source="s"
+    )
+    rows = [replace(row, batch=batch, latency_s=0.0006 * batch) for batch in (1, 2, 4, 8, 16, 32)]
+    with open_store(site.store.url) as store:
+        store.add_measurements([*rows, replace(row, batch=64, latency_s=1e-5)])
+    assert model("refit")[0] == 0
+    found = json.loads(model("show", "--json")[1])
+    (trouble,) = found["troubles"]
+    assert trouble.startswith("measured points of the record that cannot be and are not learned from: 1, the first: ")
+    assert found["rows"] == len(rows)

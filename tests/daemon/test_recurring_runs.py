@@ -16,7 +16,7 @@ from tests.support.gpu_kinds import SITE
 
 def row(run: int, ended: str = DONE, key: str = "k", profile: str | None = "1g.10gb", **more) -> RecurringRun:
     facts = {"peak_mib": 9700.0, "sm": None, "dram": None, "engine": "", "retry": True, "partition": "gpu", **more}
-    facts = {"restart": 0, "single": True, "decision": "d", **facts}
+    facts = {"restart": 0, "het": False, "decision": "d", **facts}
     return RecurringRun(number=run, run=run, job=100 + run, recurring=key, profile=profile, ended=ended, **facts)
 
 
@@ -84,7 +84,7 @@ def test_a_run_that_ran_out_is_tried_again_once() -> None:
     [
         {"retry": False},
         {"restart": 1},
-        {"single": False},
+        {"het": True},
         {"slices": 2},
         {"peak_mib": 3000.0},
         {"peak_mib": None},
@@ -113,32 +113,40 @@ def test_a_job_is_given_another_slice_and_keeps_the_rest() -> None:
 
 
 class Commands(HistoryClient):
-    """The client of commands, which notes what it would run."""
+    """The client of commands, which notes what it would run; a job that is a task of an array where there is a task."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: int = 7, array: int = 7, task: str = "N/A", state: str = "FAILED") -> None:
         super().__init__()
+        self.job, self.array, self.task, self.state = job, array, task, state
         self.run: list[tuple[str, ...]] = []
 
     def jobs(self):
-        return [JobRow(7, state="PENDING")] if any("requeuehold" in words for words in self.run) else []
+        waits = any("requeuehold" in words for words in self.run)
+        if self.task == "N/A":
+            return [JobRow(self.job)] if waits else []
+        others = [JobRow(99, self.array, "2", state="RUNNING")]
+        others += [JobRow(self.array, self.array, "6-9")] if self.job != self.array else []
+        return [*others, *([JobRow(self.job, self.array, self.task)] if waits else [])]
 
     def update_jobs(self, updates):
         self.before_change()
         self.run.append(("update", *updates))
 
-    def hasten(self, job_id):
-        self.before_change()
-
     def _run(self, program, *arguments):
-        self.run.append((program, *arguments))
-        return ""
+        if program != "squeue":
+            self.run.append((program, *arguments))
+            return ""
+        others = "" if self.task == "N/A" else f"99|{self.array}|2|RUNNING\n"
+        return f"{others}{self.job}|{self.array}|{self.task}|{self.state}\n"
+
+
+HOLD, RELEASE = ("scontrol", "requeuehold", "7"), ("scontrol", "release", "7")
 
 
 def test_who_is_not_active_sends_no_job_back() -> None:
     client = Commands()
     client.requeue_ended(7, update=lambda row: {"Gres": "mig:2g.20gb:1"})
-    hold, release = ("scontrol", "requeuehold", "7"), ("scontrol", "release", "7")
-    assert client.run == [hold, ("update", "7"), release]
+    assert client.run == [HOLD, ("update", "7"), ("update", "7"), RELEASE]
     allowed = 0
 
     def standing_by():
@@ -148,11 +156,30 @@ def test_who_is_not_active_sends_no_job_back() -> None:
             raise SlurmError("another migbatchd is active")
 
     client.before_change = standing_by
-    for allowed, expected in ((0, []), (1, [hold, release])):  # noqa: B007 - `standing_by` counts it
+    for allowed, expected in ((0, []), (1, [HOLD, RELEASE])):  # noqa: B007 - `standing_by` counts it
         client.run.clear()
         with pytest.raises(SlurmError, match="another"):
             client.requeue_ended(7, update=lambda row: {"Gres": "mig:2g.20gb:1"})
         assert client.run == expected, "what it holds it lets go"
+
+
+@pytest.mark.parametrize("job", [12, 10])  # the last task that starts has the id of its array
+def test_a_task_of_an_array_is_sent_back_by_its_own_name(job: int) -> None:
+    client, seen = Commands(job, 10, "3"), []
+    client.requeue_ended(job, update=lambda row: seen.append(row.array_task) or {"Gres": "mig:2g.20gb:1"})
+    assert seen == ["3"]
+    assert {words[-1] for words in client.run} == {"10_3"}
+    assert [words[1] for words in client.run if words[0] == "scontrol"] == ["requeuehold", "release"]
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "REQUEUE_HOLD"])
+def test_what_slurm_took_back_already_is_left_alone(state: str) -> None:
+    client = Commands(state=state)
+    with pytest.raises(SlurmError, match="waits or runs again"):
+        client.requeue_ended(7, update=lambda row: {})
+    with pytest.raises(SlurmError, match="not known"):
+        client.requeue_ended(8, update=lambda row: {})
+    assert client.run == []
 
 
 def test_what_slurm_refuses_is_told() -> None:

@@ -139,6 +139,18 @@ def test_a_job_is_sent_only_where_it_may_run() -> None:
     )
 
 
+def test_what_runs_again_because_its_slice_was_too_small_gets_none_with_less_memory() -> None:
+    made = promise_from_record(record(hints={"retry": "oom"}, chosen="mig:1g.10gb:1"))
+    assert made is not None
+    used = [P("1g.20gb"), *[P("1g.10gb")] * 5]
+    room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, used))  # one 1g.10gb is idle
+    again = pending(job(1, "2g.20gb", restarts=1))
+    assert retypes(NOW, [again], lambda p: made, room, RetypeHistory()) == []
+    first = pending(job(1, "2g.20gb"))
+    assert one(retypes(NOW, [first], lambda p: made, room, RetypeHistory())).after == P("1g.10gb")
+    assert one(retypes(NOW, [again], lambda p: made, space(**A30_FULL), RetypeHistory())).after == P("1g.20gb")
+
+
 def test_those_with_the_least_slack_go_first() -> None:
     late = job(1, submit=NOW - 65.0)  # 60 s of its 120 on its own profile: that is over now
     early = job(2, submit=NOW - 5.0)

@@ -62,12 +62,15 @@ class Recurring:
         assert found, done.stdout + done.stderr
         return int(found[1]), done.stdout + done.stderr
 
-    def live(self, job: int, need_gib: float, restart: int = 0) -> tuple[str, bool]:
-        """Let a job that runs hold what it needs, and end as it would: its profile, and whether it ran out."""
+    def live(self, job: int, need_gib: float, restart: int = 0, task: str = "") -> tuple[str, bool]:
+        """Let a job that runs hold what it needs, and end as it would: its profile, and whether it ran out.
+
+        `task`: as users name it, of a task of an array, whose own id `job` is.
+        """
         seen = time.time()
         node, uuid = holding(self.bed, job)
         machine = self.bed.machine(node)
-        profile = account(self.bed, job, "RUNNING")["profile"]
+        profile = account(self.bed, task or job, "RUNNING")["profile"]
         room = load(self.bed.product.state / "catalog.json").view(("gpu",)).offers[profile].memory_mib
         died = need_gib * 1024 > room
         pid = next(PIDS)
@@ -174,6 +177,39 @@ def test_a_job_that_ran_out_runs_once_more_on_a_larger_slice(bed: Cluster) -> No
     assert job.live(number, 15.0, restart=1) == ("7g.80gb", False)
     row = account(bed, number)
     assert row["retyped"] == {"from": "1g.10gb", "to": "7g.80gb", "why": RETRIED}
+
+
+def test_tasks_of_an_array_run_once_more_on_a_larger_slice_one_by_one(bed: Cluster) -> None:
+    """The first task has an id of its own, the last one that of its array; the one between ends as it should."""
+    job = Recurring(bed, "tasks.sh")
+    options = ("--array=1-3", "--gres=mig:1g.10gb", "--comment=migbatch: retry=oom max=1g.20gb")
+    array, said = job.submit(*options)
+    ids: dict[str, int] = {}
+
+    def started() -> bool:
+        listed = bed.run(["squeue", "-h", "-t", "RUNNING", f"--jobs={array},{array}", "-O", "ArrayTaskID:0|,JobID:0"])
+        ids.update((task, int(number)) for task, number in (line.split("|") for line in listed.stdout.split()))
+        return len(ids) == 3
+
+    def again(task: str) -> bool:
+        return "JobState=RUNNING" in (now := shown(bed, task)) and "Restarts=1" in now
+
+    until("all tasks", started)
+    assert ids["3"] == array
+    for task, need_gib in (("2", 4.0), ("1", 15.0), ("3", 15.0)):
+        assert job.live(ids[task], need_gib, task=f"{array}_{task}") == ("1g.10gb", need_gib > 10)
+    account(bed, f"{array}_2")
+    if "for the next submission only" in said:
+        assert all(account(bed, f"{array}_{task}", "FAILED")["retyped"] is None for task in ("1", "3"))
+        return
+    for task in ("1", "3"):
+        until("its second run", lambda: again(f"{array}_{task}"))  # noqa: B023 - called at once
+        assert job.live(ids[task], 15.0, restart=1, task=f"{array}_{task}") == ("1g.20gb", False)
+    for task in ("1", "3"):
+        row = account(bed, f"{array}_{task}")
+        assert row["retyped"] == {"from": "1g.10gb", "to": "1g.20gb", "why": RETRIED}
+    assert account(bed, f"{array}_2")["retyped"] is None
+    assert "Restarts=0" in shown(bed, f"{array}_2"), "what completed is not run again"
 
 
 def test_others_with_the_same_script_begin_anew(bed: Cluster) -> None:

@@ -13,7 +13,8 @@ from slurm_migbatch.predict.check import misses, worse
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm.memory import need_of
-from slurm_migbatch.predict.llm.served import MOST_POINTS, ServedMeasurements, gpu_of, points_of
+from slurm_migbatch.predict.llm.pooling import MOST_POINTS
+from slurm_migbatch.predict.llm.served import ServedMeasurements, gpu_of, points_of
 from slurm_migbatch.predict.llm.speed import TokenFigures, figures_of, machine_of
 from slurm_migbatch.predict.llm.workload import workload_of
 from slurm_migbatch.predict.selection import Chooser, SliceChoice

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from slurm_migbatch.profiling.measurement import COLUMNS, Measurement, MeasurementError
+from slurm_migbatch.profiling.measurement import COLUMNS, Measurement, MeasurementError, Tuning
 
 
 def row(**cells: str) -> dict[str, str]:
@@ -49,3 +51,16 @@ def test_seconds_follow_from_throughput() -> None:
 def test_bad_cells_are_refused_by_name(cells: dict[str, str], said: str) -> None:
     with pytest.raises(MeasurementError, match=said):
         Measurement.from_text(row(**cells))
+
+
+def test_how_a_language_model_was_trained_is_read_in_the_words_of_hints() -> None:
+    cells = {"gpu": "h100", "model": "llama-3-8b", "batch": "2", "input_size": "2048", "kind": "train"}
+    row = Measurement.from_text({**cells, "tuning": "QLoRA/adamw_8bit/checkpointing"})
+    assert row.trained == Tuning("qlora", "adamw_8bit", "on") and not row.trained.usual
+    assert Measurement.from_text(cells).trained == Tuning() and Tuning().usual
+    assert Tuning.parse("full/sgd").usual and not Tuning.parse("checkpointing").usual
+    with pytest.raises(MeasurementError, match="joined by /, not lorra"):
+        Measurement.from_text({**cells, "tuning": "lorra"})
+    with pytest.raises(MeasurementError, match="tuning is for kind train, not infer"):
+        Measurement.from_text({**cells, "kind": "infer", "tuning": "lora"})
+    assert row.point != replace(row, tuning="").point

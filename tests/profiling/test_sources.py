@@ -280,3 +280,17 @@ def test_a_laboratorys_single_file_is_told_to_give_the_folder(tmp_path: Path) ->
     put(tmp_path / "s.csv", STEPS, "7g.40gb,resnet,64,1,100,5.7,0.02,0.019,0.01,0.03,0.04")
     with pytest.raises(TableError, match="file of MISO: give the folder"):
         read_folder(tmp_path / "s.csv")
+
+
+def test_impossible_rows_of_a_laboratory_are_left_out_and_those_of_a_table_are_bad_lines(tmp_path: Path) -> None:
+    put(tmp_path / "lab" / "s.csv", STACKED, "bert,1,1,1,74.4,0.013", "vgg16,1,1,1,74.4,0.013")
+    put(tmp_path / "t.csv", "gpu,model,batch,latency_s", "a100,bert-large,1,0.1", "a100,vgg16,1,0.1")
+
+    def refuse(row: Measurement) -> str:
+        return "too good" if row.model == "vgg16" else ""
+
+    found = scan([tmp_path / "lab"], refuse)
+    assert [row.model for row in found.rows] == ["bert-large"]
+    assert any("1 rows of" in notice and notice.endswith("left out: too good") for notice in found.notices)
+    with pytest.raises(TableError, match=r"t\.csv:3: cannot be: too good"):
+        scan([tmp_path / "t.csv"], refuse)

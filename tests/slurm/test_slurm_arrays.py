@@ -53,6 +53,15 @@ def test_a_task_of_its_own_record_has_its_own_row_before_the_rest() -> None:
     assert rows == [SPLIT, rest, PLAIN]
 
 
+def test_a_task_that_has_a_row_already_gets_no_second_one() -> None:
+    """squeue shows records apart where the array's own has one task left (24.11)."""
+    commands = Commands("35|32|4\n32|32|1\n")
+    rows = split_arrays(
+        [replace(META, array_task="1", tasks=1), SPLIT, PLAIN], commands.run, commands.show, commands.listed
+    )
+    assert [(row.job_id, row.array_task) for row in rows] == [(32, "1%3"), (35, "4"), (40, None)]
+
+
 def test_without_arrays_nothing_is_asked_and_without_such_tasks_nothing_more() -> None:
     commands = Commands(NARROW.replace("35|", "32|"))
     assert split_arrays([PLAIN], commands.run, commands.show, commands.listed) == [PLAIN]

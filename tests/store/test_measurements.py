@@ -38,6 +38,13 @@ def test_points_of_servers_come_back_and_differ_by_engine_precision_and_length(s
     assert store.add_measurements([replace(served, tpot_s=0.02)]) == (0, 1, 0)
 
 
+def test_points_of_trainings_come_back_and_differ_by_how_the_model_was_trained(store: Store) -> None:
+    adapters = replace(TRAIN, tuning="lora/adamw")
+    assert store.add_measurements([TRAIN, adapters]) == (2, 0, 0)
+    assert store.measurements(kind="train") == [TRAIN, adapters]
+    assert store.add_measurements([replace(adapters, latency_s=0.01)]) == (0, 1, 0)
+
+
 def test_the_same_import_again_changes_nothing(store: Store) -> None:
     store.add_measurements([FAST, SLOW])
     with store.reading() as connection:

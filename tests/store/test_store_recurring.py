@@ -38,7 +38,7 @@ def test_a_run_comes_with_what_it_showed(store: HistoryStore) -> None:
     row = ran(store, 7, node, memory_mib=5000, activity=activity)
     assert (row.recurring, row.decision, row.job, row.profile, row.ended) == ("key", "d1", 7, "1g.10gb", "done")
     assert (row.peak_mib, row.sm, row.dram, row.engine) == (5000.0, 0.5, 0.125, "vllm")
-    assert (row.retry, row.high, row.low, row.single, row.slices) == (True, "3g.40gb", "", True, 1)
+    assert (row.retry, row.high, row.low, row.het, row.slices) == (True, "3g.40gb", "", False, 1)
     assert (row.partition, row.restart) == ("gpu", 0)
 
 

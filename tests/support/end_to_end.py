@@ -224,7 +224,7 @@ def backfilled(bed: Cluster, count: int = 2) -> None:
     until(f"{count} cycles of backfill", lambda: cycles() >= enough)
 
 
-def shown(bed: Cluster, job: int) -> str:
+def shown(bed: Cluster, job: int | str) -> str:
     """`scontrol show job`, on one line."""
     return bed.run(["scontrol", "-d", "-o", "show", "job", str(job)]).stdout
 

@@ -67,7 +67,8 @@ class Option:
 class ServiceGuarantee:
     """What a decision leaves open: the profile first granted and all that keep what was promised, it included.
 
-    `items` of the whole job (None: not told), `deadline_s` from its start; `terms` says in words what is kept.
+    `items` of the whole job (None: not told), `deadline_s` from its start; `terms` says in words what is kept. `retry`:
+    it may be run again on a larger slice (retry=oom).
     """
 
     granted: Profile
@@ -75,6 +76,7 @@ class ServiceGuarantee:
     items: int | None = None
     deadline_s: int | None = None
     terms: str = ""
+    retry: bool = False
 
     def seconds(self, profile: Profile, each: int = 1) -> float | None:
         """What the job takes on `each` slices of a profile, at most; None where nobody can say."""
@@ -119,7 +121,8 @@ def promise_from_record(row: Mapping[str, Any]) -> ServiceGuarantee | None:
             found.append(WeighedProfile(profile, memory, float(bounds[0]) if bounds else None, bool(each["ok"])))
         except (KeyError, TypeError, ValueError, IndexError):  # a record from before, or by hand
             return None
-    return promise_of(next(iter(counts)), found, hints.get("items"), hints.get("deadline_s"), _terms(hints))
+    made = promise_of(next(iter(counts)), found, hints.get("items"), hints.get("deadline_s"), _terms(hints))
+    return made and replace(made, retry=hints.get("retry") == "oom")
 
 
 def _terms(hints: Mapping[str, Any]) -> str:
@@ -330,7 +333,10 @@ def retypes(
         if promise is None:
             continue
         barred = turns.barred.get(name_of(pending.row), frozenset())
-        promise = replace(promise, options=tuple(o for o in promise.options if o.profile not in barred))
+        # what runs again because its slice was too small asks for what holds it
+        least = pending.profile.memory_gb if promise.retry and pending.row.restarts else 0
+        options = (o for o in promise.options if o.profile not in barred and o.profile.memory_gb >= least)
+        promise = replace(promise, options=tuple(options))
         if any(o.profile in idle[key] and o.profile != pending.profile for o in promise.options):
             groups.setdefault(key, []).append((pending, promise))
             weighed += 1
@@ -381,7 +387,7 @@ def _of_pool(
 
 def _work(pending: Pending, promise: ServiceGuarantee, kinds: Sequence[Profile]) -> WorkClass:
     """A job as the policy sees it. Kinds on which it may not run take for ever."""
-    own = next(option.rate for option in promise.options if option.profile == promise.granted)
+    own = next((option.rate for option in promise.options if option.profile == promise.granted), None)
     known = promise.seconds(promise.granted, pending.each)
     usual = known or float(pending.row.time_limit_s or USUAL_S)
     rates = {option.profile: option.rate for option in promise.options}

@@ -167,7 +167,21 @@ class SimulatedSlurm(Slurmctld):
         found = {name: self._facts[row[0].job_id].excluded for name, row in rows.items() if row}
         return {name: nodes for name, nodes in found.items() if nodes}
 
-    def hasten(self, job_id: int) -> None:
+    def requeue_ended(self, job_id: int, *, update: Callable[[JobRow], Mapping[str, str]]) -> None:
+        """See `daemon.ended.HistoryClient`."""
+        self._asked("requeue_ended")
+        row = self.queue.get(job_id)
+        if row is not None:
+            raise SlurmError(f"job {job_id} waits or runs again already")
+        row = self.taken_back(job_id)
+        name = str(job_id) if row.array_job is None else f"{row.array_job}_{row.array_task}"
+        try:
+            self.update_jobs({name: update(row)})
+            self.hasten(name)
+        finally:
+            self.release(name)
+
+    def hasten(self, job_id: int | str) -> None:
         """See SlurmClient."""
         self.calls["hasten"] += 1
         self.update_jobs({str(job_id): {"StartTime": "now+2"}})
@@ -192,7 +206,7 @@ class SimulatedSlurm(Slurmctld):
         """See SlurmClient."""
         self._change("hold", [str(job_id)], lambda name: self._update(name, {"Priority": "0"}))
 
-    def release(self, job_id: int) -> None:
+    def release(self, job_id: int | str) -> None:
         """See SlurmClient."""
 
         def release(name: str) -> str:

@@ -711,6 +711,21 @@ class Slurmctld:
         self.on_change(row.job_id, None)
         self._due()
 
+    def taken_back(self, job: int) -> JobRow:
+        """Put a job that has ended back into the queue, held; raises SlurmError where it is not known."""
+        ended = self.ended_jobs.pop(job, None)
+        if ended is None:
+            raise SlurmError("Invalid job id specified", ("scontrol",), 1, "Invalid job id specified")
+        row = ended.row
+        if row.array_job is not None:
+            self.ended_tasks[row.array_job].remove(ended)
+        need = positive(gres_list.readable_counts(row.gres, GRES))
+        self._facts[job] = Facts(ended.submit, row.priority, need, {}, ended.start)
+        self._again(row)
+        held = replace(self.queue[job], priority=0, reason="job requeued in held state", eligible=None)
+        self._put(held)
+        return held
+
     def cancelled(self, job: int) -> None:
         """End a job for good."""
         row = self.queue.get(job)

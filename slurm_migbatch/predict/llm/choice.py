@@ -95,6 +95,10 @@ class Corrects(Protocol):
         """Return by how much the figures of a workload on a profile are to be changed."""
         ...
 
+    def sized(self, workload: Workload) -> Workload:
+        """Return a workload that takes the memory that was measured."""
+        ...
+
 
 def figures_by_profile(
     workload: Workload, partition: Partition, rate: int | None, measured: Corrects
@@ -113,11 +117,11 @@ def figures_by_profile(
     return found
 
 
-def nowhere(workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition) -> Refusal:
+def nowhere(workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition, measured: Corrects) -> Refusal:
     """Return the refusal of what no allowed slice holds."""
     largest = max(allowed, key=lambda offer: offer.memory_mib)
     need = need_of(workload, largest.memory_mib)
-    ways = list(_ways(workload, allowed, partition))
+    ways = list(_ways(workload, allowed, partition, measured))
     gpus = whole_gpus(need, max(kind.full.memory_mib for kind in partition.kinds))
     ways.append(f"{gpus} whole GPU{'s' if gpus > 1 else ''} outside MIG (no framework shards over slices)")
     label = workload.label if workload.model.how != "near" else f"{workload.label} (near name)"
@@ -132,14 +136,16 @@ def whole_gpus(need: Need, gpu_mib: int) -> int:
     return 1 << max(math.ceil(math.log2(max(least, 1.0))), 0)
 
 
-def _ways(workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition) -> Iterator[str]:
+def _ways(
+    workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition, measured: Corrects
+) -> Iterator[str]:
     beyond = [offer for offer in partition.plain if offer not in allowed]
     if (larger := _smallest(workload, beyond)) is not None:
         yield f"a larger max= ({larger.profile.gres_type})"
     variants = _of_training(workload) if workload.training is not None else _of_serving(workload)
     shown = 0
     for words, variant in variants:
-        offer = _smallest(variant, allowed)
+        offer = _smallest(measured.sized(variant), allowed)
         if offer is not None:
             yield f"{words} ({offer.profile.gres_type})"
             shown += 1

@@ -157,7 +157,7 @@ def _training(workload: Workload, training: Training) -> Need:
     else:
         states = lora_parameters(architecture) * (8.0 + STATES[training.optimizer]) / MIB
     activations = activations_mib(architecture, training, 4.0 if kept.bits > 16 else 2.0)
-    return Need(base, 0.0, states, activations, TRAINER_MIB, training.share)
+    return Need(base, 0.0, states, activations * workload.beside, TRAINER_MIB * workload.beside, training.share)
 
 
 def training_need_mib(model: Model, micro_batch: int, seq: int) -> float:

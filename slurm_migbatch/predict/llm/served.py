@@ -7,8 +7,8 @@ of theirs). With nothing measured the arithmetic stands; a point pulls its own s
 engine) nearly all the way, others by what they share.
 
 A table may be wrong. A point whose figures contradict each other teaches nothing, and none does beyond a distance from
-the arithmetic (`LIMIT`); what lies far off counts less. One model alone tells nothing of an engine: what it shows may
-be its own. Memory is no part of this: what an engine takes is not need (`memory`).
+the arithmetic (`pooling.LIMIT`); what lies far off counts less. One model alone tells nothing of an engine: what it
+shows may be its own. Memory is no part of this: what an engine takes is not need (`memory`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.cells import Array, GpuSpec, shares_of
 from slurm_migbatch.predict.llm.memory import need_of
+from slurm_migbatch.predict.llm.pooling import bounded, solve, trust
 from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, arithmetic_spread, pace_of
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.predict.samples import OWN_TABLES, SITE
@@ -48,20 +49,12 @@ ELSEWHERE: Final = 0.5
 """What another laboratory's points have in common with a site's."""
 UNNAMED: Final = 0.7
 """How far points of any engine count for a job that names none."""
-NOISE: Final = 0.05
-TAIL: Final = 4.0
-"""Degrees of freedom of the noise: a point unlike its series counts less."""
-LIMIT: Final = 45.0
 DOUBTED: Final = {"ttft": 0.6, "tpot": 0.35}
-"""Squared distance from the arithmetic at which a point teaches nothing, and its unit for each figure: a factor of ten
-in both is beyond it."""
+"""Unit of the distance from the arithmetic, by figure: a factor of ten in both is beyond `pooling.LIMIT`."""
 AGREE: Final = 2.0
 """Factor by which a request's time may differ from the sum of its tokens', and still speak of the same thing."""
 LEAST: Final = {"ttft": 0.15, "tpot": 0.06}
 """Standard deviation of logarithms that stays however much was measured: what days and prompts differ by."""
-MOST_POINTS: Final = 120
-"""Points on one GPU that are kept, of every series an even choice."""
-_ROUNDS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -85,10 +78,10 @@ class ServedPoint:
 
     @property
     def trust(self) -> float:
-        """How far it is believed: from 1 near the arithmetic to 0 at LIMIT (Tukey's biweight)."""
+        """How far it is believed: from 1 near the arithmetic to 0 far off."""
         units = [DOUBTED[figure] for figure in FIGURES]
         far = sum((away / unit) ** 2 for away, unit in zip(self.away, units, strict=True))
-        return max(0.0, 1.0 - far / LIMIT) ** 2
+        return trust(far)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form."""
@@ -121,24 +114,13 @@ def _numbers(values: Any, count: int) -> list[float]:
 
 
 def points_of(rows: Iterable[Measurement]) -> list[ServedPoint]:
-    """Return the believable points of a table's rows of servers, in a stable order, at most MOST_POINTS of a GPU."""
-    found = [point for row in rows if row.kind == SERVE and (point := _point(row)) is not None and point.trust > 0]
-    kept: list[ServedPoint] = []
-    for gpu in sorted({point.gpu for point in found}):
-        series: dict[tuple[str, ...], list[ServedPoint]] = {}
-        for point in found:
-            if point.gpu == gpu:
-                series.setdefault(point.series, []).append(point)
-        each = max(MOST_POINTS // len(series), 1)
-        for _, mine in sorted(series.items())[:MOST_POINTS]:
-            mine = sorted(mine, key=lambda point: (point.load, point.away))
-            kept += [
-                mine[i] for i in sorted({*np.linspace(0, len(mine) - 1, min(each, len(mine))).astype(int).tolist()})
-            ]
-    return kept
+    """Return the believable points of a table's rows of servers, in a stable order, a bounded number of a GPU."""
+    found = [point for row in rows if row.kind == SERVE and (point := point_of(row)) is not None and point.trust > 0]
+    return bounded(found, lambda point: (point.load, point.away))
 
 
-def _point(row: Measurement) -> ServedPoint | None:
+def point_of(row: Measurement) -> ServedPoint | None:
+    """Return the point of a row, believable or not; None where it says nothing of a language model that is served."""
     if row.ttft_s is None or row.tpot_s is None or not row.output or not row.input_size or not _agrees(row):
         return None
     engine = row.engine if row.engine in CHOICES["engine"] else None
@@ -266,19 +248,9 @@ class _Process:
     def _solved(self) -> list[tuple[Array, Array]]:
         """For each figure the inverse of the points' covariance with its noise, and that times what they are off."""
         alike = np.array([self._alike(point) for point in self._points])
-        found = []
-        for place in range(len(FIGURES)):
-            spread, off = self._spread[:, place], self._away[:, place]
-            covariance = alike * np.outer(spread, spread)
-            weight = np.ones(len(off))
-            for _ in range(_ROUNDS):
-                inverse = np.linalg.inv(covariance + np.diag(NOISE**2 / (self._trust * weight)))
-                # each point against what the others say of it
-                missed = (inverse @ off) ** 2 / inverse.diagonal()
-                weight = np.minimum((TAIL + 1.0) / (TAIL + missed), 1.0) ** 2
-            inverse = np.linalg.inv(covariance + np.diag(NOISE**2 / (self._trust * weight)))
-            found.append((inverse, inverse @ off))
-        return found
+        return [
+            solve(alike, self._spread[:, place], self._away[:, place], self._trust) for place in range(len(FIGURES))
+        ]
 
     def _alike(self, asked: ServedPoint) -> Array:
         """Return what each point has in common with another: 1 for itself under the same load."""

@@ -88,14 +88,17 @@ class Pace:
 
 @dataclass(frozen=True)
 class Correction:
-    """By how much measured times differ from computed ones (logarithms: to the first token, of each further one), and
-    the standard deviations of logarithms that are left; `points`: how many were measured of this very model."""
+    """By how much measured times differ from computed ones (logarithms: to the first token, of each further one, of a
+    step of a training), and the standard deviations of logarithms that are left; `points`: how many were measured of
+    this very model."""
 
     ttft: float = 0.0
     tpot: float = 0.0
     spread_ttft: float | None = None
     spread_tpot: float | None = None
     points: int = 0
+    step: float = 0.0
+    spread_step: float | None = None
 
     def of(self, pace: Pace, workload: Workload) -> Pace:
         """Return a computed pace as it is after the correction; a request takes what its tokens take."""
@@ -237,8 +240,7 @@ def figures_of(
     other; `correction`: what measurements say."""
     memory = Interval(need.used - need.doubt, need.used, need.used + need.doubt)
     if workload.training is not None:
-        doubt = _doubt(workload, machine)
-        return _training_figures(workload, workload.training, need, machine, memory, doubt)
+        return _training_figures(workload, workload.training, need, machine, memory, correction)
     pace = pace_at(workload, need, machine, rate, correction)
     computed = arithmetic_spread(workload, machine)
     ttft, tpot = correction.spread_ttft or computed[0], correction.spread_tpot or computed[1]
@@ -290,9 +292,28 @@ def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, corre
 
 
 def _training_figures(
-    workload: Workload, training: Training, need: Need, machine: Machine, memory: Interval, doubt: float
+    workload: Workload, training: Training, need: Need, machine: Machine, memory: Interval, correction: Correction
 ) -> TokenFigures:
-    architecture = workload.architecture
+    seconds = training_step_s(workload, need, machine) * math.exp(correction.step)
+    spread = correction.spread_step or training_spread(workload, machine)
+    speeds = workload.architecture.kind != "plain"
+    tokens = training.micro_batch * (training.seq if speeds else 1)
+    step, rate = _interval(seconds, spread), _interval(training.micro_batch / seconds, spread)
+    speed = _interval(tokens / seconds, spread)
+    return TokenFigures(
+        step, rate, memory, step, step, speed, need.slice_mib, has_speeds=speeds, measured=correction.points
+    )
+
+
+def training_spread(workload: Workload, machine: Machine) -> float:
+    """Return the standard deviation of the logarithm of a computed step of a training."""
+    return math.hypot(TRAINING_SPREAD, _doubt(workload, machine))
+
+
+def training_step_s(workload: Workload, need: Need, machine: Machine) -> float:
+    """Return the seconds that a step of a training is computed to take."""
+    architecture, training = workload.architecture, workload.training
+    assert training is not None
     tokens = float(training.seq * training.micro_batch)
     # backward passes cost twice a forward one; frozen weights need no gradient of theirs
     passes = (3.0 if training.method == "full" else 2.0) + (1.0 if training.checkpointing else 0.0)
@@ -301,11 +322,7 @@ def _training_figures(
         operations, tokens = 2.0 * architecture.extra * training.micro_batch, float(training.micro_batch)
     compute = passes * operations / (machine.flops * TRAINING_COMPUTE)
     states = (need.weights + 2.0 * need.states) * MIB / machine.bytes_s
-    seconds = compute + states + architecture.vocab * tokens * LOGIT_BYTES / machine.bytes_s
-    spread = math.hypot(TRAINING_SPREAD, doubt)
-    step, rate = _interval(seconds, spread), _interval(training.micro_batch / seconds, spread)
-    speed = _interval(tokens / seconds, spread)
-    return TokenFigures(step, rate, memory, step, step, speed, need.slice_mib, has_speeds=architecture.kind != "plain")
+    return compute + states + architecture.vocab * tokens * LOGIT_BYTES / machine.bytes_s
 
 
 def _doubt(workload: Workload, machine: Machine) -> float:

@@ -77,12 +77,14 @@ class Training:
 
 @dataclass(frozen=True)
 class Workload:
-    """One model at one kind of work. `assumed`: what was left out, in words; `named`: the user's own name for it."""
+    """One model at one kind of work. `assumed`: what was left out, in words. `beside`: by measurements, how many times
+    what is estimated of a training's memory (activations, runtime) it takes."""
 
     model: Found
     serving: Serving | None
     training: Training | None
     assumed: tuple[str, ...] = ()
+    beside: float = 1.0
 
     @property
     def architecture(self) -> Architecture:

@@ -1,0 +1,77 @@
+"""What measured points say together that have something in common: a Gaussian process whose noise has heavy tails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+
+from slurm_migbatch.predict.cells import Array
+
+NOISE: Final = 0.05
+TAIL: Final = 4.0
+"""Degrees of freedom of the noise: a point unlike its series counts less."""
+LIMIT: Final = 45.0
+"""Squared distance from what is computed, in units of its doubt, at which a point teaches nothing."""
+MOST_POINTS: Final = 120
+"""Points on one GPU that are kept, of every series an even choice."""
+_ROUNDS: Final = 3
+
+
+class MeasuredPoint(Protocol):
+    """A point of a series (one model, measured one way) on a GPU."""
+
+    @property
+    def gpu(self) -> str:
+        """The GPU's model."""
+        ...
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """What it shares most with."""
+        ...
+
+
+P = TypeVar("P", bound=MeasuredPoint)
+
+
+def trust(distance: float) -> float:
+    """Return how far a point at this squared distance is believed: from 1 at none to 0 at LIMIT (Tukey's biweight)."""
+    return max(0.0, 1.0 - distance / LIMIT) ** 2
+
+
+def solve(alike: Array, spread: Array, off: Array, trusts: Array) -> tuple[Array, Array]:
+    """Return the inverse of the points' covariance with its noise, and that times what they are off.
+
+    Args:
+        alike: what each pair has in common, 1 for a point with itself.
+        spread: standard deviation of what is computed, by point.
+        off: logarithms of measured over computed.
+        trusts: how far each is believed, above 0.
+    """
+    covariance = alike * np.outer(spread, spread)
+    weight = np.ones(len(off))
+    for _ in range(_ROUNDS):
+        inverse = np.linalg.inv(covariance + np.diag(NOISE**2 / (trusts * weight)))
+        # each point against what the others say of it
+        missed = (inverse @ off) ** 2 / inverse.diagonal()
+        weight = np.minimum((TAIL + 1.0) / (TAIL + missed), 1.0) ** 2
+    solved = np.linalg.inv(covariance + np.diag(NOISE**2 / (trusts * weight))).astype(np.float64)
+    return solved, solved @ off
+
+
+def bounded(points: Sequence[P], order: Callable[[P], Any]) -> list[P]:
+    """Return at most MOST_POINTS of each GPU in a stable order, of each series an even choice of those in `order`."""
+    kept: list[P] = []
+    for gpu in sorted({point.gpu for point in points}):
+        series: dict[tuple[str, ...], list[P]] = {}
+        for point in points:
+            if point.gpu == gpu:
+                series.setdefault(point.series, []).append(point)
+        each = max(MOST_POINTS // len(series), 1)
+        for _, mine in sorted(series.items())[:MOST_POINTS]:
+            mine = sorted(mine, key=order)
+            chosen = sorted({*np.linspace(0, len(mine) - 1, min(each, len(mine))).astype(int).tolist()})
+            kept += [mine[i] for i in chosen]
+    return kept

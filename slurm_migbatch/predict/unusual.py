@@ -1,0 +1,122 @@
+"""Measured points that may be true and are far from everything else that is known.
+
+They are believed: what a site measures of a model counts for that model. Whoever imports them is told, since a table
+that is wrong by the same factor throughout looks like that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.llm import served, trained
+from slurm_migbatch.predict.llm.names import generates
+from slurm_migbatch.predict.llm.speed import SPAN
+from slurm_migbatch.profiling.measurement import SERVE, Measurement
+
+FAR: Final = math.log(3.0)
+"""Logarithm of measured over predicted from which a point is far, where it lies beyond the predicted interval, too."""
+WORDS: Final = {
+    "time": "a batch takes", "memory": "memory is", "ttft": "the first token takes", "tpot": "each next token takes",
+    "step": "a step takes", "beside": "memory beside weights and optimizer is",
+}  # fmt: skip
+
+_Away = tuple[Measurement, float, float]
+"""A row, the logarithm of measured over predicted, and how much of that the prediction allows for."""
+
+
+@dataclass(frozen=True)
+class Unusual:
+    """Points of a model on a GPU that are far off one figure's predictions: how many of how many, by what factor in
+    the middle, and the first of them."""
+
+    figure: str
+    model: str
+    kind: str
+    gpu: str
+    far: int
+    points: int
+    factor: float
+    first: Measurement
+
+    @property
+    def text(self) -> str:
+        """The sentence for whoever imports them."""
+        first = f"{self.first.profile or 'the whole GPU'}, batch {self.first.batch}"
+        return (
+            f"unusual: {self.model} ({self.kind}) on {self.gpu}: at {self.far} of {self.points} points "
+            f"(first: {first}) {WORDS[self.figure]} {self.factor:.2g} times what everything else that is known says"
+        )
+
+
+def unusual(rows: Iterable[Measurement], predictor: LearnedPredictor) -> list[Unusual]:
+    """Return what of a table is far from what a predictor says that has not seen it."""
+    groups: dict[tuple[str, str, str], list[Measurement]] = {}
+    for row in rows:
+        groups.setdefault((predictor.knowledge.canonical(row.model), row.kind, row.gpu), []).append(row)
+    found = []
+    for (model, kind, gpu), group in sorted(groups.items()):
+        for figure, away in _distances(model, kind, group, predictor):
+            far = [(row, log) for row, log, room in away if abs(log) > max(FAR, room)]
+            if far:
+                factor = math.exp(median(log for _, log in far))
+                found.append(Unusual(figure, model, kind, gpu, len(far), len(away), factor, far[0][0]))
+    return found
+
+
+def _distances(
+    model: str, kind: str, rows: Sequence[Measurement], predictor: LearnedPredictor
+) -> Iterator[tuple[str, list[_Away]]]:
+    if kind == SERVE:
+        yield from _of_servers(rows, predictor)
+    elif kind == "train" and generates(model):
+        yield from _of_trainings(rows, predictor)
+    else:
+        yield from _of_curves(model, kind, rows, predictor)
+
+
+def _of_curves(
+    model: str, kind: str, rows: Sequence[Measurement], predictor: LearnedPredictor
+) -> Iterator[tuple[str, list[_Away]]]:
+    known, gpu = predictor.knowledge.of(model, rows), GpuSpec.of_rows(rows)
+    for figure in ("time", "memory"):
+        here = [row for row in rows if (row.seconds if figure == "time" else row.memory_mib) is not None]
+        if not here:
+            continue
+        low, middle, high = np.log(predictor.interval(figure, model, known, gpu, kind, Cells.of_rows(here, gpu, known)))
+        values: Array = np.log([(row.seconds if figure == "time" else row.memory_mib) or 1.0 for row in here])
+        away = values - middle
+        room = np.where(away > 0, high - middle, middle - low)
+        yield figure, list(zip(here, away.tolist(), room.tolist(), strict=True))
+
+
+def _of_servers(rows: Sequence[Measurement], predictor: LearnedPredictor) -> Iterator[tuple[str, list[_Away]]]:
+    store = served.ServedMeasurements(predictor.learned.served)
+    points = [(row, point) for row in rows if (point := served.point_of(row)) is not None]
+    for place, figure in enumerate(served.FIGURES):
+        away = []
+        for row, point in points:
+            said = store.at(point)
+            shift, spread = ((said.ttft, said.spread_ttft), (said.tpot, said.spread_tpot))[place]
+            away.append((row, point.away[place] - shift, SPAN * (spread or point.spread[place])))
+        yield figure, away
+
+
+def _of_trainings(rows: Sequence[Measurement], predictor: LearnedPredictor) -> Iterator[tuple[str, list[_Away]]]:
+    store = trained.TrainedMeasurements(predictor.learned.trained)
+    points = [(row, point) for row in rows if (point := trained.point_of(row)) is not None]
+    for place, figure in enumerate(trained.FIGURES):
+        away = []
+        for row, point in points:
+            log = point.away[place]
+            if log is not None:
+                shift, spread = store.at(figure, point)
+                away.append((row, log - shift, SPAN * spread))
+        yield figure, away

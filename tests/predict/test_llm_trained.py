@@ -1,0 +1,258 @@
+"""Measured trainings of language models: they pull what is computed, and never below what a training must hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from slurm_migbatch.predict.check import misses, worse
+from slurm_migbatch.predict.known import ModelKnowledge
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.llm.memory import Need, need_of
+from slurm_migbatch.predict.llm.pooling import MOST_POINTS
+from slurm_migbatch.predict.llm.served import gpu_of
+from slurm_migbatch.predict.llm.speed import TokenFigures, figures_of, machine_of
+from slurm_migbatch.predict.llm.trained import TrainedMeasurements, points_of
+from slurm_migbatch.predict.llm.workload import Workload, workload_of
+from slurm_migbatch.predict.samples import samples_of
+from slurm_migbatch.predict.selection import Chooser, SliceChoice
+from slurm_migbatch.predict.state import Learned, StateError
+from slurm_migbatch.predict.training import learn, settle
+from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.workload.hints import parse
+from slurm_migbatch.workload.refusal import Refusal
+from tests.support.gpu_kinds import H100, SITE, P
+
+KNOWLEDGE = ModelKnowledge()
+OWN = "migbatch profile run 2026-01-01"
+STEPS = ((1, 512), (1, 2048), (2, 1024), (4, 512))
+SMALL = "qwen2.5-0.5b"
+LORA = "lora/adamw/checkpointing"
+WORDS = {
+    "": "", "full/checkpointing": "checkpointing=on", "lora": "method=lora", LORA: "method=lora checkpointing=on",
+    "qlora": "method=qlora",
+}  # fmt: skip
+PARTITION = SITE.partitions["gpu"]
+
+
+def hints(model: str, batch: int, size: int, tuning: str = "", more: str = "") -> str:
+    return f"migbatch: model={model} role=train micro_batch={batch} seq={size} {WORDS[tuning]} {more}"
+
+
+def workload(model: str, batch: int = 2, size: int = 1024, tuning: str = "") -> Workload:
+    found = workload_of(parse(hints(model, batch, size, tuning)))
+    assert found is not None
+    return found
+
+
+def asked(
+    learned: Learned, model: str, profile: str = "3g.40gb", batch: int = 2, size: int = 1024, tuning: str = ""
+) -> TokenFigures:
+    measured = TrainedMeasurements(learned.trained)
+    found, info = measured.sized(workload(model, batch, size, tuning)), H100.geometry.info(P(profile))
+    machine = machine_of(H100, info)
+    correction = measured.correction(found, gpu_of(H100.name), machine, info.sm_count / H100.sm_count)
+    return figures_of(found, need_of(found, info.memory_mib), machine, 0.0, correction)
+
+
+def need(learned: Learned, model: str, batch: int = 2, size: int = 1024, tuning: str = "") -> Need:
+    return need_of(TrainedMeasurements(learned.trained).sized(workload(model, batch, size, tuning)), 40_000)
+
+
+def floor(model: str, tuning: str = "") -> float:
+    """MiB of weights, gradients and optimizer."""
+    found = need_of(workload(model, tuning=tuning), 40_000)
+    return found.weights + found.states
+
+
+def rows_of(
+    model: str,
+    slower: float = 1.0,
+    more: float | None = None,
+    profiles: Sequence[str] = ("3g.40gb",),
+    tuning: str = "",
+    source: str = OWN,
+) -> list[Measurement]:
+    """What a training shows whose steps take so many times the computed, and what it holds beside the floor, too."""
+    found = []
+    for name in profiles:
+        info = H100.geometry.info(P(name))
+        for batch, size in STEPS:
+            seconds = slower * asked(Learned(), model, name, batch, size, tuning).latency_s.mid
+            held = need_of(workload(model, batch, size, tuning), info.memory_mib)
+            beside = held.activations + held.runtime
+            found.append(
+                Measurement(
+                    gpu="NVIDIA H100 80GB HBM3", model=model, family="decoder", kind="train", profile=name,
+                    compute_slices=info.compute_slices, memory_slices=info.memory_slices, sm_count=info.sm_count,
+                    batch=batch, input_size=size, throughput_per_s=batch / seconds, latency_s=seconds, source=source,
+                    memory_mib=None if more is None else held.weights + held.states + more * beside, tuning=tuning,
+                )
+            )  # fmt: skip
+    return found
+
+
+def off(learned: Learned, model: str, profile: str = "3g.40gb", tuning: str = "") -> float:
+    """By what factor a step is predicted to be longer than what is computed."""
+    before, now = (asked(state, model, profile, tuning=tuning) for state in (Learned(), learned))
+    return now.latency_s.mid / before.latency_s.mid
+
+
+def wider(learned: Learned, model: str, tuning: str = "") -> float:
+    """By what factor it is predicted to hold more beside weights, gradients and optimizer."""
+    before, now = (need(state, model, tuning=tuning) for state in (Learned(), learned))
+    assert (now.weights, now.states) == (before.weights, before.states)
+    return (now.activations + now.runtime) / (before.activations + before.runtime)
+
+
+def taught(rows: Sequence[Measurement]) -> Learned:
+    """What is learned of trainings alone."""
+    return Learned(trained=tuple(points_of(rows)))
+
+
+def choose(learned: Learned, words: str) -> SliceChoice:
+    return Chooser(LearnedPredictor(learned)).choose(parse(f"migbatch: {words}"), PARTITION)
+
+
+def test_what_a_site_measured_of_a_training_counts() -> None:
+    learned = taught(rows_of(SMALL, 1.8, 1.5))
+    assert off(learned, SMALL) == pytest.approx(1.8, rel=0.1)
+    assert wider(learned, SMALL) == pytest.approx(1.5, rel=0.1)
+    before, now = asked(Learned(), SMALL), asked(learned, SMALL)
+    assert now.latency_s.high / now.latency_s.low < before.latency_s.high / before.latency_s.low
+    assert now.memory_mib.mid > before.memory_mib.mid and now.slice_mib > before.slice_mib
+    assert now.tokens_s.mid == pytest.approx(before.tokens_s.mid / off(learned, SMALL))
+    assert (before.measured, now.measured) == (0, len(STEPS))
+
+
+def test_the_same_network_by_another_name_is_the_same() -> None:
+    learned = taught(rows_of("llama-3-8b", 1.6, tuning="lora", profiles=("7g.80gb",)))
+    own = off(learned, "llama-3-8b", "7g.80gb", "lora")
+    assert off(learned, "llama-3.1-8b-instruct", "7g.80gb", "lora") == pytest.approx(own)
+
+
+def test_other_ways_slices_and_models_are_pulled_less() -> None:
+    learned = taught(rows_of("qwen2.5-1.5b", 1.6, 1.4, ("7g.80gb",), tuning="lora"))
+    own = off(learned, "qwen2.5-1.5b", "7g.80gb", "lora")
+    slice_, full = off(learned, "qwen2.5-1.5b", "2g.20gb", "lora"), off(learned, "qwen2.5-1.5b", "7g.80gb")
+    near, far = off(learned, "qwen2-1.5b", "7g.80gb", "lora"), off(learned, "llama-3-70b", "7g.80gb", "qlora")
+    alike = off(learned, "llama-3.2-1b", "7g.80gb", "lora")
+    assert own > slice_ > full > 1.1 and own == pytest.approx(near)
+    assert full > alike > 1.01 and far == pytest.approx(1.0, abs=0.01), "one model tells nothing of all others"
+    assert wider(learned, "qwen2.5-1.5b", "lora") > wider(learned, "qwen2.5-1.5b") > 1.05
+
+
+def test_what_several_models_share_is_the_site_s() -> None:
+    names = ("qwen2.5-1.5b", "llama-3.2-1b", "gemma-2-2b", "gpt2")
+    learned = taught([row for name in names for row in rows_of(name, 1.5)])
+    alone = taught(rows_of("gpt2", 1.5))
+    assert 1.5 > off(learned, "llama-3-8b", tuning="lora") > off(alone, "llama-3-8b", tuning="lora")
+
+
+@pytest.mark.parametrize("factor", [12.0, 0.08, 1000.0, 0.001])
+def test_a_table_that_cannot_be_teaches_nothing(factor: float) -> None:
+    learned = taught(rows_of(SMALL, factor, factor))
+    assert learned.trained == () and off(learned, SMALL) == 1.0
+
+
+@pytest.mark.parametrize("factor", [4.0, 0.25])
+def test_one_wrong_model_among_right_ones_does_not_mislead(factor: float) -> None:
+    """Others are hardly further off than by the arithmetic alone, which is off by a fifth here."""
+    wrong = rows_of(SMALL, factor, factor)
+    right = [row for name in ("qwen2.5-1.5b", "llama-3.2-1b", "gpt2") for row in rows_of(name, 1.2, 1.2)]
+    for rows in (wrong, [*wrong, *right]):
+        learned = taught(rows)
+        for found in (off(learned, "gemma-2-2b"), wider(learned, "gemma-2-2b")):
+            assert abs(math.log(found / 1.2)) <= 1.3 * math.log(1.2)
+
+
+def test_memory_is_never_below_weights_and_states() -> None:
+    rows = rows_of(SMALL, 1.0, 0.2)
+    assert need(taught(rows), SMALL).used > floor(SMALL)
+    for held in (0.5 * floor(SMALL), floor(SMALL)):
+        lying = [replace(row, memory_mib=held) for row in rows]
+        assert need(taught(lying), SMALL) == need(Learned(), SMALL)
+    adapters = [replace(row, tuning="") for row in rows_of("llama-3-8b", 1.0, 1.0, ("7g.80gb",), "lora")]
+    assert need(taught(adapters), "llama-3-8b") == need(Learned(), "llama-3-8b"), "they do not say so"
+
+
+def test_the_slice_is_chosen_by_what_was_measured() -> None:
+    words = hints(SMALL, 2, 1024).removeprefix("migbatch: ")
+    before = choose(Learned(), words)
+    learned = taught(rows_of(SMALL, 1.2, 4.0, (before.offer.profile.name,)))
+    after = choose(learned, words)
+    assert after.offer.memory_mib > before.offer.memory_mib
+    assert f"with {len(STEPS)} measured points" in after.text and "measured points" not in before.text
+
+
+def test_a_refusal_names_what_holds_by_what_was_measured() -> None:
+    """What is proposed is sized by the same measurements as what is asked for."""
+    learned = taught([*rows_of(SMALL, 1.0, 3.0), *rows_of(SMALL, 1.0, 3.0, tuning="full/checkpointing")])
+    for state in (Learned(), learned):
+        with pytest.raises(Refusal) as caught:
+            choose(state, f"model={SMALL} role=train micro_batch=16 seq=4096")
+        ways = re.findall(r"(micro_batch=\d+ checkpointing=on) \(([0-9a-z.]+)\)", str(caught.value))
+        assert ways
+        for way, profile in ways:
+            assert choose(state, f"model={SMALL} role=train seq=4096 {way}").offer.profile.gres_type == profile
+
+
+def test_what_was_learned_is_kept_and_checked() -> None:
+    rows = rows_of(SMALL, 1.4, 1.4)
+    rows[0] = replace(rows[0], memory_mib=None)
+    learned = learn(rows, KNOWLEDGE)
+    again = Learned.from_dict(json.loads(json.dumps(learned.to_dict())))
+    assert again.trained == learned.trained != ()
+    assert settle(Learned(), rows, KNOWLEDGE).trained == learned.trained
+    old = learned.to_dict()
+    del old["trained"]
+    assert Learned.from_dict(old).trained == ()
+    for spoilt in ({"load": [math.nan] * 3}, {"away": [1e9, 0.0]}, {"of": ["a"]}, {"away": [None, None]}):
+        data = learned.to_dict()
+        data["trained"][0] |= spoilt
+        with pytest.raises(StateError):
+            Learned.from_dict(data)
+
+
+def test_rows_that_say_nothing_of_a_training_teach_nothing() -> None:
+    (row, *_) = rows_of(SMALL, 1.2, 1.2)
+    assert len(points_of([row])) == 1
+    bad = [
+        replace(row, model="nothing-known"),
+        replace(row, model="stable-diffusion-xl"),
+        replace(row, input_size=None),
+        replace(row, procs=2),
+        replace(row, kind="infer"),
+        replace(row, source="runs"),
+        replace(row, gpu="cpu", profile="", compute_slices=None, memory_slices=None, sm_count=None),
+        replace(row, latency_s=None, throughput_per_s=None, memory_mib=None),
+        replace(row, latency_s=10 * (row.latency_s or 0.0)),  # contradicts its throughput
+    ]
+    assert points_of(bad) == []
+
+
+def test_a_refit_is_held_against_measured_trainings() -> None:
+    rows = rows_of(SMALL, 1.5, 1.5, ("2g.20gb", "3g.40gb"))
+    good, bad = taught(rows[::2]), taught(rows_of(SMALL, 0.4, 0.4))
+    mine, none, wrong = (misses(state, rows[1::2], KNOWLEDGE) for state in (good, Learned(), bad))
+    for figure in ("step", "beside"):
+        assert mine[figure].error < 0.5 * none[figure].error < wrong[figure].error
+    assert worse(wrong, none, 0.1)
+
+
+def test_rows_of_adapters_are_no_rows_of_the_whole_model() -> None:
+    """What a step costs with adapters, or with activations computed again, says nothing of the usual step."""
+    rows = rows_of(SMALL, tuning="lora")
+    assert samples_of(rows, KNOWLEDGE) == []
+    assert samples_of([replace(row, tuning="full/adamw") for row in rows], KNOWLEDGE) != []
+
+
+def test_points_are_bounded() -> None:
+    rows = [replace(row, input_size=512 + number) for number in range(60) for row in rows_of(SMALL, 1.2)[:3]]
+    points = points_of([*rows, *rows_of("gpt2", 1.2)])
+    assert len(points) <= MOST_POINTS and {point.model for point in points} == {SMALL, "gpt2"}

@@ -1,0 +1,77 @@
+"""What is far from everything else that is known is named, and nothing else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from slurm_migbatch.predict.known import ModelKnowledge
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.llm.memory import need_of
+from slurm_migbatch.predict.llm.speed import figures_of, machine_of
+from slurm_migbatch.predict.llm.workload import workload_of
+from slurm_migbatch.predict.training import learn
+from slurm_migbatch.predict.unusual import Unusual, unusual
+from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.workload.hints import parse
+from tests.support.gpu_kinds import H100, P
+from tests.support.laboratory import MODELS, table
+
+NEW = "bert-base"
+
+
+@pytest.fixture(scope="module")
+def predictor() -> LearnedPredictor:
+    """One that has seen all models but one."""
+    rows = [row for row in table() if row.model != NEW]
+    return LearnedPredictor(learn(rows, ModelKnowledge()))
+
+
+def scaled(rows: list[Measurement], factor: float) -> list[Measurement]:
+    return [
+        replace(row, latency_s=factor * (row.latency_s or 0.0), throughput_per_s=None, memory_mib=None) for row in rows
+    ]
+
+
+def test_what_agrees_is_not_named(predictor: LearnedPredictor) -> None:
+    assert NEW in MODELS
+    for factor in (0.7, 1.0, 1.5):
+        assert unusual(scaled(table(), factor), predictor) == []
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_a_table_that_is_wrong_throughout_is_named_once_for_each_model(
+    predictor: LearnedPredictor, factor: float
+) -> None:
+    rows = [row for row in table() if row.model == NEW]
+    (found,) = unusual(scaled(rows, factor), predictor)
+    assert (found.figure, found.model, found.kind) == ("time", NEW, "infer")
+    assert found.factor == pytest.approx(factor, rel=0.5) and found.far > found.points / 2
+    assert f"{NEW} (infer)" in found.text and "times what everything else that is known says" in found.text
+
+
+def language(kind: str, factor: float) -> list[Measurement]:
+    """A language model that is served, or trained, at so many times the computed times."""
+    words = "max_num_seqs=4 input=512 output=128 engine=vllm" if kind == "serve" else "role=train micro_batch=4 seq=512"
+    workload = workload_of(parse(f"migbatch: model=qwen2.5-0.5b {words}"))
+    assert workload is not None
+    info = H100.geometry.info(P("3g.40gb"))
+    figures = figures_of(workload, need_of(workload, info.memory_mib), machine_of(H100, info), 0.0)
+    ttft, tpot = factor * figures.ttft_s.mid, factor * figures.tpot_s.mid
+    row = Measurement(
+        "NVIDIA H100 80GB HBM3", "qwen2.5-0.5b", "decoder", kind, "3g.40gb", 3, 4, info.sm_count, 4, 512,
+        latency_s=ttft + 127 * tpot if kind == "serve" else ttft,
+    )  # fmt: skip
+    return [replace(row, engine="vllm", output=128, ttft_s=ttft, tpot_s=tpot) if kind == "serve" else row]
+
+
+@pytest.mark.parametrize(("kind", "figures"), [("serve", ["ttft", "tpot"]), ("train", ["step"])])
+@pytest.mark.parametrize("factor", [0.2, 5.0, 30.0])
+def test_language_models_are_held_against_the_arithmetic(
+    predictor: LearnedPredictor, kind: str, figures: list[str], factor: float
+) -> None:
+    assert unusual(language(kind, 1.5), predictor) == []
+    found: list[Unusual] = unusual(language(kind, factor), predictor)
+    assert [each.figure for each in found] == figures
+    assert all(each.factor == pytest.approx(factor, rel=0.05) for each in found)
