@@ -28,6 +28,7 @@ COMMANDS = {
     "show": (f"{_HERE}.show:show", "Show one job: asked, bucket, got, predicted, measured, why."),
     "simulate": (f"{_LAB}.simulate:simulate", "Replay a trace under a policy on a simulated cluster."),
     "testbed": ("slurm_migbatch.testbed.cli:testbed", "Start and stop a private Slurm cluster with simulated GPUs."),
+    "usage": (f"{_HERE}.usage:usage", "Show how many GPU-hours were held, by whom, and how much of it idle."),
     "why": (f"{_HERE}.why:why", "Say why a job waits and what it would take."),
 }
 

@@ -9,6 +9,7 @@ from slurm_migbatch.query.questions import (
     Question,
     RunsQuestion,
     ShowQuestion,
+    UsageQuestion,
     WhyQuestion,
 )
 from slurm_migbatch.query.reply import Reply
@@ -43,6 +44,10 @@ def answer(question: Question, rights: Rights, site: QuerySite) -> Reply:
         from slurm_migbatch.query import loans
 
         return loans.answer(question, rights, site)
+    if isinstance(question, UsageQuestion):
+        from slurm_migbatch.query import usage
+
+        return usage.answer(question, rights, site)
     assert isinstance(question, ExplainQuestion)
     from slurm_migbatch.query import explain
 

@@ -90,10 +90,10 @@ def _run(row: Any) -> RecurringRun:
         recurring=row.recurring or "",
         decision=row.decision,
         profile=profile if profile and "," not in (row.profile or "") else None,
-        ended=_ended(row, measured),
+        ended=how_it_ended(row, measured),
         peak_mib=row.measured_memory_mib if alone else None,
-        sm=_share(measured.get("sm")) if alone else None,
-        dram=_share(measured.get("dram")) if alone else None,
+        sm=share(measured.get("sm")) if alone else None,
+        dram=share(measured.get("dram")) if alone else None,
         engine=clean.text(facts.get("engine"), 16) or "",
         retry=hints.get("retry") == "oom",
         partition=row.partition or "",
@@ -103,7 +103,8 @@ def _run(row: Any) -> RecurringRun:
     )
 
 
-def _ended(row: Any, measured: Mapping[str, Any]) -> str:
+def how_it_ended(row: Any, measured: Mapping[str, Any]) -> str:
+    """Return how a run ended, as `RecurringRun.ended`, from its state, exit code, signal and measured facts."""
     failed = bool(row.exit_code or row.signal)
     if row.state in _DONE:
         return "done"
@@ -114,6 +115,7 @@ def _ended(row: Any, measured: Mapping[str, Any]) -> str:
     return ""
 
 
-def _share(value: Any) -> float | None:
+def share(value: Any) -> float | None:
+    """Return a share between 0 and 1; None for anything else."""
     number = clean.real(value)
     return number if number is not None and 0 <= number <= 1 else None
