@@ -10,6 +10,7 @@ from slurm_migbatch.query.questions import (
     RunsQuestion,
     ShowQuestion,
     UsageQuestion,
+    WasteQuestion,
     WhyQuestion,
 )
 from slurm_migbatch.query.reply import Reply
@@ -48,6 +49,10 @@ def answer(question: Question, rights: Rights, site: QuerySite) -> Reply:
         from slurm_migbatch.query import usage
 
         return usage.answer(question, rights, site)
+    if isinstance(question, WasteQuestion):
+        from slurm_migbatch.query import waste
+
+        return waste.answer(question, rights, site)
     assert isinstance(question, ExplainQuestion)
     from slurm_migbatch.query import explain
 

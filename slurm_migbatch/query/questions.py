@@ -151,6 +151,32 @@ class UsageQuestion:
 
 
 @dataclass(frozen=True)
+class WasteQuestion:
+    """`migbatch waste`: what was held and not used, of one job, or of the runs that ended in a window.
+
+    Attributes:
+        job: as Slurm prints it; "" for a table of the runs that the other fields choose.
+        limit: lines of the table, those that wasted most.
+        delimiter: what separates columns; None for a table.
+    """
+
+    kind: ClassVar[str] = "waste"
+
+    job: str = text(64)
+    users: tuple[str, ...] = words(256)
+    accounts: tuple[str, ...] = words(256)
+    partitions: tuple[str, ...] = words(256)
+    nodes: str = text(8192)
+    start: str = text(64)
+    end: str = text(64)
+    limit: int | None = number(100_000)
+    header: bool = True
+    delimiter: str | None = text(16, optional=True)
+    as_csv: bool = False
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
 class ExplainQuestion:
     """`migbatch explain`: what the submit filter would make of a request.
 
@@ -174,7 +200,16 @@ class ExplainQuestion:
     as_json: bool = False
 
 
-Question = RunsQuestion | ShowQuestion | WhyQuestion | NodesQuestion | LoansQuestion | UsageQuestion | ExplainQuestion
+Question = (
+    RunsQuestion
+    | ShowQuestion
+    | WhyQuestion
+    | NodesQuestion
+    | LoansQuestion
+    | UsageQuestion
+    | WasteQuestion
+    | ExplainQuestion
+)
 KINDS: Mapping[str, type[Question]] = {kind.kind: kind for kind in get_args(Question)}
 
 

@@ -41,10 +41,13 @@ def answer(question: UsageQuestion, rights: Rights, site: QuerySite) -> Reply:
     try:
         wanted = make_selection(asked, now, rights.uid).wanted
         by = report.parse_by(question.by)
-        start = wanted.start or 0.0
-        spans = report.spans(by, start, max(start, min(wanted.end or now, now)))
+        start = max(wanted.start or 0.0, 0.0)
+        end = max(start, min(wanted.end or now, now))
+        spans = report.spans(by, start, end)
     except ReportError as error:
         raise Unanswerable(str(error)) from None
+    if "node" in by and not rights.nodes:
+        raise Unanswerable("nodes are private here (PrivateData=nodes)")
     wanted = allowed(rights, wanted, accounts="account" in by)
     try:
         with open_store(site.config.store.url, readonly=True) as store, store.reading() as connection:
@@ -52,7 +55,7 @@ def answer(question: UsageQuestion, rights: Rights, site: QuerySite) -> Reply:
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", error)
         raise Unanswerable(f"reading the database failed{site.detail(cause)}", detail=str(cause)) from None
-    return Reply(list(_lines(question, usage, wanted, now)))
+    return Reply(list(_lines(question, usage, (start, end), now)))
 
 
 def _usage(
@@ -81,8 +84,8 @@ def _usage(
     return report.roll_up(found, by, equivalent, known if sure else None)
 
 
-def _lines(question: UsageQuestion, usage: report.Usage, wanted: RunFilter, now: float) -> Iterator[str]:
-    start, end = wanted.start or 0.0, min(wanted.end or now, now)
+def _lines(question: UsageQuestion, usage: report.Usage, window: tuple[float, float], now: float) -> Iterator[str]:
+    start, end = window
     if question.as_json:
         yield report.document(usage, start, end, now)
     elif question.as_csv:

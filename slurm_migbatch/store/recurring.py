@@ -54,20 +54,24 @@ class RecurringRun:
     high: str = ""
 
 
+#: what `run_of` reads, of a run joined with its decision
+COLUMNS: Final = (
+    Run.lesson, Run.id, Run.job_id, Run.restart, Run.array_job, Run.het_job, Run.partition, Run.profile,
+    Run.slice_count, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
+    Decision.id.label("decision"), Decision.recurring, Decision.hints, Decision.facts,
+)  # fmt: skip
+
+
 def recurring_runs(connection: Connection, since: int, limit: int) -> list[RecurringRun]:
     """Return ended runs after a lesson number, in order: those that the submit filter can know again."""
     statement = (
-        select(
-            Run.lesson, Run.id, Run.job_id, Run.restart, Run.array_job, Run.het_job, Run.partition, Run.profile,
-            Run.slice_count, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
-            Decision.id.label("decision"), Decision.recurring, Decision.hints, Decision.facts,
-        )
+        select(*COLUMNS)
         .join(Decision, Decision.id == Run.decision)
         .where(Run.lesson > max(since, 0))
         .order_by(Run.lesson)
         .limit(limit)
-    )  # fmt: skip
-    return [_run(row) for row in connection.execute(statement)]
+    )
+    return [run_of(row) for row in connection.execute(statement)]
 
 
 def newest_lesson(connection: Connection) -> int:
@@ -75,25 +79,26 @@ def newest_lesson(connection: Connection) -> int:
     return max(connection.scalar(select(func.max(Run.lesson))) or 0, 0)
 
 
-def _run(row: Any) -> RecurringRun:
+def run_of(row: Any) -> RecurringRun:
+    """Return the run of a row of COLUMNS; the decision may be missing."""
     measured = row.measured_facts if isinstance(row.measured_facts, dict) else {}
     hints: Mapping[str, Any] = row.hints if isinstance(row.hints, dict) else {}
     facts: Mapping[str, Any] = row.facts if isinstance(row.facts, dict) else {}
     alone = measured.get("shared") is not True
     profile = (row.profile or "").partition(":")[0]
     return RecurringRun(
-        number=row.lesson,
+        number=row.lesson or 0,
         run=row.id,
         job=row.job_id,
         restart=row.restart,
         single=row.array_job is None and row.het_job is None,
         recurring=row.recurring or "",
-        decision=row.decision,
+        decision=row.decision or "",
         profile=profile if profile and "," not in (row.profile or "") else None,
-        ended=how_it_ended(row, measured),
+        ended=_ended(row, measured),
         peak_mib=row.measured_memory_mib if alone else None,
-        sm=share(measured.get("sm")) if alone else None,
-        dram=share(measured.get("dram")) if alone else None,
+        sm=_share(measured.get("sm")) if alone else None,
+        dram=_share(measured.get("dram")) if alone else None,
         engine=clean.text(facts.get("engine"), 16) or "",
         retry=hints.get("retry") == "oom",
         partition=row.partition or "",
@@ -103,8 +108,7 @@ def _run(row: Any) -> RecurringRun:
     )
 
 
-def how_it_ended(row: Any, measured: Mapping[str, Any]) -> str:
-    """Return how a run ended, as `RecurringRun.ended`, from its state, exit code, signal and measured facts."""
+def _ended(row: Any, measured: Mapping[str, Any]) -> str:
     failed = bool(row.exit_code or row.signal)
     if row.state in _DONE:
         return "done"
@@ -115,7 +119,6 @@ def how_it_ended(row: Any, measured: Mapping[str, Any]) -> str:
     return ""
 
 
-def share(value: Any) -> float | None:
-    """Return a share between 0 and 1; None for anything else."""
+def _share(value: Any) -> float | None:
     number = clean.real(value)
     return number if number is not None and 0 <= number <= 1 else None
