@@ -25,7 +25,7 @@ from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import wastelines
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.selection import ReportOptions, make_selection
-from slurm_migbatch.report.waste import SliceUse, Verdict, judge, waited
+from slurm_migbatch.report.waste import SliceUse, Verdict, judge, slice_mib, waited
 from slurm_migbatch.report.wastelines import JudgedRun
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.db import open_store
@@ -129,9 +129,9 @@ def _part(text: str) -> tuple[str, int]:
 
 def _shown(run: UsedRun, use: SliceUse, verdict: Verdict, geometry: Geometry | None) -> JudgedRun:
     row = run.shown
-    memory = {} if geometry is None else {info.profile.gres_type: info.memory_mib for info in geometry.profiles}
+    memory = None if geometry is None else slice_mib(geometry, use.profile)
     wait = None if row.submitted is None else max(0.0, row.started - row.submitted)
-    return JudgedRun(row, use, verdict, memory.get(use.profile), wait)
+    return JudgedRun(row, use, verdict, memory, wait)
 
 
 def _with_waits(connection: Connection, others: RunFilter, runs: Iterable[JudgedRun]) -> Iterator[JudgedRun]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import median
 from typing import Any, Final
 
@@ -136,7 +137,7 @@ def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, pol
         geometry: of its GPUs; None where it is not known any more, then nothing smaller is looked for.
         policy: how much longer a run may take on a smaller slice, as for recurring jobs.
     """
-    kind = _Kind(geometry) if geometry is not None else None
+    kind = _kind_of(geometry) if geometry is not None else None
     share = kind.share if kind is not None else gpu_equivalent
     gpu_hours = use.hours * sum(count * share(name) for name, count in use.parts)
     if unknown := _unknown(use):
@@ -160,14 +161,28 @@ class _Kind:
     """One kind of GPU: what slices it has, and how much of it they are."""
 
     def __init__(self, geometry: Geometry) -> None:
-        self._whole = (geometry.compute_slices, geometry.memory_slices)
+        whole = (geometry.compute_slices, geometry.memory_slices)
         self.full = geometry.full.profile.gres_type
         self.offers: Mapping[str, ProfileOffer] = Partition("", (GpuKind("", geometry, 0.0, 0.0),)).offers
+        self.plain = tuple(offer for offer in self.offers.values() if not offer.profile.suffix)
+        self._shares = {name: gpu_equivalent(name, offer.memory_slices, whole) for name, offer in self.offers.items()}
 
     def share(self, name: str) -> float:
         """Return how much of the GPU a slice is."""
-        offer = self.offers.get(name)
-        return gpu_equivalent(name, None if offer is None else offer.memory_slices, self._whole)
+        found = self._shares.get(name)
+        return gpu_equivalent(name) if found is None else found
+
+
+@lru_cache(maxsize=32)
+def _kind_of(geometry: Geometry) -> _Kind:
+    """Return the kind of GPU of a geometry; a month's runs are on a few kinds."""
+    return _Kind(geometry)
+
+
+def slice_mib(geometry: Geometry, profile: str) -> int | None:
+    """Return the memory of a slice; None where the GPU has no such."""
+    offer = _kind_of(geometry).offers.get(profile)
+    return None if offer is None else offer.memory_mib
 
 
 def _unknown(use: SliceUse) -> str:
@@ -206,8 +221,7 @@ def _smaller(
     need: ShownNeed, kind: _Kind, held: str, past: Sequence[PastRun], policy: RunsPolicy
 ) -> ProfileOffer | None:
     """Return the slice that the submit filter would give, where it is a smaller share of the GPU."""
-    plain = [offer for offer in kind.offers.values() if not offer.profile.suffix]
-    offer, reason, _ = pick(RecurringJob("", tuple(past)), need, plain, policy)
+    offer, reason, _ = pick(RecurringJob("", tuple(past)), need, kind.plain, policy)
     smaller = reason == "runs" and kind.share(offer.profile.gres_type) < kind.share(held)
     return offer if smaller else None
 
