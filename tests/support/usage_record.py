@@ -51,7 +51,7 @@ def run(
 ) -> None:
     """A job from its submission to its end: what Slurm says of it, and what its node does."""
     held = list(slices or [piece(gpu=f"GPU-{node.name}-0")])
-    who = {"user": user, "uid": uid, "account": account, "partition": partition}
+    who: dict[str, Any] = {"user": user, "uid": uid, "account": account, "partition": partition}
     row = {"job_id": job, "restarts": 0, "name": f"job{job}", "submit": start - waited, "start": start, **who}
     store.upsert_jobs([{**row, "state": "RUNNING"}], now=start)
     node.send(node.start(start + 2.0, job, *held, **who))
