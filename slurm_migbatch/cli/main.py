@@ -29,6 +29,8 @@ COMMANDS = {
     "simulate": (f"{_LAB}.simulate:simulate", "Replay a trace under a policy on a simulated cluster."),
     "testbed": ("slurm_migbatch.testbed.cli:testbed", "Start and stop a private Slurm cluster with simulated GPUs."),
     "top": (f"{_HERE}.top:top", "Watch GPUs, slices, the queue and loans in the terminal."),
+    "usage": (f"{_HERE}.usage:usage", "Show how many GPU-hours were held, by whom, and how much of it idle."),
+    "waste": (f"{_HERE}.waste:waste", "Show what jobs held and did not use, and what to ask for next time."),
     "why": (f"{_HERE}.why:why", "Say why a job waits and what it would take."),
 }
 

@@ -454,7 +454,7 @@ class NodeApiConfig:
 
 @dataclass(frozen=True)
 class QueryConfig:
-    """Answers users on any host: migacct, migbatch why, show, nodes, loans, explain, top; by munge only."""
+    """The service that answers users on any host: migacct, migbatch why, show, usage and the like; by munge only."""
 
     enabled: bool = key(True, "Answer users over the network; false: only who may read the database can ask.")
     listen: str = key("", "Address to listen on, where login nodes are; empty: chosen as for [node_api].")

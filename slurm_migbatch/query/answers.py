@@ -10,6 +10,8 @@ from slurm_migbatch.query.questions import (
     RunsQuestion,
     ShowQuestion,
     TopQuestion,
+    UsageQuestion,
+    WasteQuestion,
     WhyQuestion,
 )
 from slurm_migbatch.query.reply import Reply
@@ -48,6 +50,14 @@ def answer(question: Question, rights: Rights, site: QuerySite) -> Reply:
         from slurm_migbatch.query import top
 
         return top.answer(question, rights, site)
+    if isinstance(question, UsageQuestion):
+        from slurm_migbatch.query import usage
+
+        return usage.answer(question, rights, site)
+    if isinstance(question, WasteQuestion):
+        from slurm_migbatch.query import waste
+
+        return waste.answer(question, rights, site)
     assert isinstance(question, ExplainQuestion)
     from slurm_migbatch.query import explain
 

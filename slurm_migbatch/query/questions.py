@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 MAX_QUESTION = 65536
 """Bytes of a question on the wire."""
@@ -142,6 +142,58 @@ class TopQuestion:
 
 
 @dataclass(frozen=True)
+class UsageQuestion:
+    """`migbatch usage`: roll-ups of what slices were held.
+
+    Attributes:
+        by: columns of the roll-up, separated by commas; "" for the default.
+        delimiter: what separates columns; None for a table.
+        time_style: SLURM_TIME_FORMAT of who asks.
+    """
+
+    kind: ClassVar[str] = "usage"
+
+    by: str = text(64)
+    users: tuple[str, ...] = words(256)
+    accounts: tuple[str, ...] = words(256)
+    partitions: tuple[str, ...] = words(256)
+    nodes: str = text(8192)
+    start: str = text(64)
+    end: str = text(64)
+    header: bool = True
+    delimiter: str | None = text(16, optional=True)
+    as_csv: bool = False
+    as_json: bool = False
+    time_style: str = text(64)
+
+
+@dataclass(frozen=True)
+class WasteQuestion:
+    """`migbatch waste`: what was held and not used, of one job, or of the runs that ended in a window.
+
+    Attributes:
+        job: as Slurm prints it; "" for a table of the runs that the other fields choose.
+        limit: lines of the table, those that wasted most.
+        delimiter: what separates columns; None for a table.
+    """
+
+    kind: ClassVar[str] = "waste"
+
+    job: str = text(64)
+    users: tuple[str, ...] = words(256)
+    accounts: tuple[str, ...] = words(256)
+    partitions: tuple[str, ...] = words(256)
+    nodes: str = text(8192)
+    start: str = text(64)
+    end: str = text(64)
+    limit: int | None = number(100_000)
+    header: bool = True
+    delimiter: str | None = text(16, optional=True)
+    as_csv: bool = False
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
 class ExplainQuestion:
     """`migbatch explain`: what the submit filter would make of a request.
 
@@ -165,9 +217,18 @@ class ExplainQuestion:
     as_json: bool = False
 
 
-Question = RunsQuestion | ShowQuestion | WhyQuestion | NodesQuestion | LoansQuestion | TopQuestion | ExplainQuestion
-_ALL = (RunsQuestion, ShowQuestion, WhyQuestion, NodesQuestion, LoansQuestion, TopQuestion, ExplainQuestion)
-KINDS: Mapping[str, type[Question]] = {kind.kind: kind for kind in _ALL}
+Question = (
+    RunsQuestion
+    | ShowQuestion
+    | WhyQuestion
+    | NodesQuestion
+    | LoansQuestion
+    | TopQuestion
+    | UsageQuestion
+    | WasteQuestion
+    | ExplainQuestion
+)
+KINDS: Mapping[str, type[Question]] = {kind.kind: kind for kind in get_args(Question)}
 
 
 def is_job(written: str) -> bool:

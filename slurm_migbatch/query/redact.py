@@ -43,11 +43,12 @@ class RedactedRun:
         return field_for(self._rights, self._row, name, getattr(self._row, name))
 
 
-def allowed(rights: Rights, wanted: RunFilter) -> RunFilter:
+def allowed(rights: Rights, wanted: RunFilter, *, accounts: bool = False) -> RunFilter:
     """Return the filter that leaves out what the user may not see.
 
-    Who may not know others' accounts cannot find out by asking for the runs of one.
+    Who may not know others' accounts cannot find out by asking for the runs of one, nor, with `accounts`, from an
+    answer that names them.
     """
-    if rights.runs and (rights.accounts or not wanted.accounts):
+    if rights.runs and (rights.accounts or not (accounts or wanted.accounts)):
         return wanted
     return replace(wanted, only=(rights.uid, tuple(sorted(rights.coordinates))))

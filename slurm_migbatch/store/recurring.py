@@ -54,20 +54,24 @@ class RecurringRun:
     high: str = ""
 
 
+#: what `run_of` reads, of a run joined with its decision
+COLUMNS: Final = (
+    Run.lesson, Run.id, Run.job_id, Run.restart, Run.het_job, Run.partition, Run.profile,
+    Run.slice_count, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
+    Decision.id.label("decision"), Decision.recurring, Decision.hints, Decision.facts,
+)  # fmt: skip
+
+
 def recurring_runs(connection: Connection, since: int, limit: int) -> list[RecurringRun]:
     """Return ended runs after a lesson number, in order: those that the submit filter can know again."""
     statement = (
-        select(
-            Run.lesson, Run.id, Run.job_id, Run.restart, Run.het_job, Run.partition, Run.profile, Run.slice_count,
-            Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
-            Decision.id.label("decision"), Decision.recurring, Decision.hints, Decision.facts,
-        )
+        select(*COLUMNS)
         .join(Decision, Decision.id == Run.decision)
         .where(Run.lesson > max(since, 0))
         .order_by(Run.lesson)
         .limit(limit)
-    )  # fmt: skip
-    return [_run(row) for row in connection.execute(statement)]
+    )
+    return [run_of(row) for row in connection.execute(statement)]
 
 
 def newest_lesson(connection: Connection) -> int:
@@ -75,20 +79,21 @@ def newest_lesson(connection: Connection) -> int:
     return max(connection.scalar(select(func.max(Run.lesson))) or 0, 0)
 
 
-def _run(row: Any) -> RecurringRun:
+def run_of(row: Any) -> RecurringRun:
+    """Return the run of a row of COLUMNS; the decision may be missing."""
     measured = row.measured_facts if isinstance(row.measured_facts, dict) else {}
     hints: Mapping[str, Any] = row.hints if isinstance(row.hints, dict) else {}
     facts: Mapping[str, Any] = row.facts if isinstance(row.facts, dict) else {}
     alone = measured.get("shared") is not True
     profile = (row.profile or "").partition(":")[0]
     return RecurringRun(
-        number=row.lesson,
+        number=row.lesson or 0,
         run=row.id,
         job=row.job_id,
         restart=row.restart,
         het=row.het_job is not None,
         recurring=row.recurring or "",
-        decision=row.decision,
+        decision=row.decision or "",
         profile=profile if profile and "," not in (row.profile or "") else None,
         ended=_ended(row, measured),
         peak_mib=row.measured_memory_mib if alone else None,

@@ -17,6 +17,7 @@ FORBIDDEN = {
     "nvml": ("profiling/oom.py", "pynvml"),
     "decisions": ("predict/knee.py", "urllib.request"),
     "plots": ("report/table.py", "matplotlib.pyplot"),
+    "roll-ups": ("report/table.py", "pandas"),
     "database": ("site/render.py", "sqlalchemy"),
     "doctor-anywhere": ("doctor/disks.py", "slurm_migbatch.site.render"),
 }

@@ -29,7 +29,7 @@ ANSWERS = {
     "Nodes and partitions": r"n1",
     "A notebook": r"would have MIG-",
     "Does MPS": "no MPS in this partition",
-    "Should this job": r"PROFILE",
+    "Should this job": r"Held:\s+2g\.20gb for[\s\S]*PROFILE",
 }
 
 

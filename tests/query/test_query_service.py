@@ -20,7 +20,7 @@ from slurm_migbatch.node.auth import AuthError, MungeSigner, digest_of, request_
 from slurm_migbatch.query.client import NoAnswer, ask
 from slurm_migbatch.query.login import Servers
 from slurm_migbatch.query.protocol import PATH, Answer
-from slurm_migbatch.query.questions import Question, RunsQuestion, ShowQuestion, write
+from slurm_migbatch.query.questions import Question, RunsQuestion, ShowQuestion, UsageQuestion, WasteQuestion, write
 from tests.support.query_site import ALICE, BOB, SECRETS, QueryProcess, as_user, query_process
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -98,6 +98,20 @@ def test_private_jobs_are_as_none(tmp_path: Path) -> None:
         hidden, missing = (told(service, BOB, ShowQuestion(job)) for job in ("7", "77"))
         assert hidden == Answer(missing.code, error=missing.error.replace("77", "7"))
         assert "secretname7" in told(service, ALICE, ShowQuestion("7")).out
+
+
+def test_usage_is_added_up_beside_the_database(service: QueryProcess) -> None:
+    asked = UsageQuestion(by="user", start="now-1hour", delimiter="|", header=False)
+    assert [line.split("|")[:2] for line in told(service, BOB, asked).out.splitlines()] == [
+        ["daemon", "2"],
+        ["bin", "1"],
+    ]
+    assert told(service, BOB, UsageQuestion(by="colour")).code == 1
+
+
+def test_waste_is_told_of_own_jobs(service: QueryProcess) -> None:
+    assert told(service, ALICE, WasteQuestion("7")).out.startswith("Job:          7\n")
+    assert "or it is not yours" in told(service, BOB, WasteQuestion("7")).error
 
 
 def test_where_slurm_does_not_say_what_is_private_all_is(tmp_path: Path) -> None:

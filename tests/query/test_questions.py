@@ -46,6 +46,8 @@ SENSIBLE = {
     "runs": {"allusers": True, "start": "now-1hour"},
     "show": {"job": "8"},
     "why": {"job": "8"},
+    "usage": {"start": "now-1hour"},
+    "waste": {"start": "now-1hour"},
     "explain": {"gres": "mig:auto", "partition": "gpu"},
 }
 

@@ -22,6 +22,8 @@ from slurm_migbatch.query.questions import (
     RunsQuestion,
     ShowQuestion,
     TopQuestion,
+    UsageQuestion,
+    WasteQuestion,
     WhyQuestion,
 )
 from slurm_migbatch.query.reply import Unanswerable
@@ -139,6 +141,14 @@ QUESTIONS: st.SearchStrategy[Question] = st.one_of(
         only=st.sampled_from(["", "gpu", "train", "1g.10gb"]),
     ),
     st.builds(LoansQuestion, jobs=st.one_of(st.none(), JOBS.map(str)), over=st.booleans(), as_json=st.booleans()),
+    st.builds(
+        UsageQuestion, by=st.sampled_from(["", "user", "account", "node,profile", "partition,month"]), users=NAMES,
+        accounts=ACCOUNTS, start=st.just("now-1hour"), as_csv=st.booleans(), as_json=st.booleans(),
+    ),
+    st.builds(
+        WasteQuestion, job=st.sampled_from(["", *(str(first) for _, first in USERS.values())]), users=NAMES,
+        accounts=ACCOUNTS, start=st.just("now-1hour"), as_csv=st.booleans(), as_json=st.booleans(),
+    ),
 )  # fmt: skip
 PRIVATE = st.sets(st.sampled_from(sorted(ALL_PRIVATE))).map(frozenset)
 
@@ -158,6 +168,8 @@ def test_nobody_is_told_what_others_wrote(site: QuerySite, question: Question, p
         assert '"user": "bob"' not in text and "bob/" not in text
     if "accounts" in private:
         assert "bobsacct" not in text
+    if isinstance(question, WasteQuestion):
+        assert "bob" not in text
     if "nodes" in private and not isinstance(question, RunsQuestion | ShowQuestion | LoansQuestion):
         assert "n1" not in text
 
@@ -191,6 +203,32 @@ def test_who_may_see_a_job_is_told_all_of_it(site: QuerySite, rights: Rights) ->
     assert str(first) in told(site, rights, LoansQuestion(over=True))
     page = told(site, rights, TopQuestion())
     assert f'"1g.10gb",{first + 1},' in page and "bobsmodel" in page
+    assert "bobsacct" in told(site, rights, UsageQuestion(start="now-1hour"))
+    assert f"Job:          {first}" in told(site, rights, WasteQuestion(str(first)))
+
+
+def test_usage_of_others_is_told_where_it_is_not_private(site: QuerySite) -> None:
+    """Ann asks what was used."""
+    by_user = UsageQuestion(by="user", start="now-1hour", delimiter="|", header=False)
+
+    def users(*private: str) -> set[str]:
+        lines = told(site, Rights(1001, private=frozenset(private)), by_user).splitlines()
+        return {line.partition("|")[0] for line in lines}
+
+    assert users() == {"ann", "bob"}
+    assert users("usage") == users("jobs") == {"ann"}
+    by_account = dataclasses.replace(by_user, by="account")
+    told_of = told(site, Rights(1001, private=frozenset({"accounts"})), by_account)
+    assert told_of.startswith("annsacct|") and "bobsacct" not in told_of
+
+
+def test_waste_is_told_to_who_wasted_it_and_to_operators(site: QuerySite) -> None:
+    bobs = str(USERS["bob"][1])
+    nobody = Rights(1001, private=frozenset())
+    assert "is in the record, or it is not yours" in told(site, nobody, WasteQuestion(bobs))
+    table = WasteQuestion(start="now-1hour", as_json=True)
+    assert json.loads(told(site, nobody, table))["total"]["runs"] == 1
+    assert json.loads(told(site, Rights(0, everything=True), table))["total"]["runs"] == 2
 
 
 def test_rights_are_asked_of_nobody_for_a_database_that_was_named(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""`migbatch usage`: what slices were held, rolled up in the way of sreport."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from slurm_migbatch.cli.asking import ask_and_print, source_option
+from slurm_migbatch.cli.common import F
+from slurm_migbatch.query.questions import UsageQuestion
+
+
+def window_options(command: F) -> F:
+    """Return the options of migacct that choose runs: -u -A -r -N -S -E, and --db."""
+    options: tuple[Callable[[F], F], ...] = (
+        click.option("-u", "--user", "users", multiple=True, metavar="USERS", help="Only of these users."),
+        click.option("-A", "--accounts", multiple=True, metavar="ACCOUNTS", help="Only of these accounts, as named."),
+        click.option("-r", "--partition", "partitions", multiple=True, metavar="NAMES", help="Only in these."),
+        click.option("-N", "--nodelist", multiple=True, metavar="NODES", help="Only on these nodes: n[1-4],m7."),
+        click.option("-S", "--starttime", default="", metavar="TIME", help="Begin of the window [default: midnight]."),
+        click.option("-E", "--endtime", default="", metavar="TIME", help="End of the window [default: now]."),
+        click.option("--db", metavar="URL", help="Database to read [env MIGBATCH_DB]."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def filters(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of these options as fields of a question."""
+    from slurm_migbatch.report.format import split
+
+    return {
+        **{name: split(options[name]) for name in ("users", "accounts", "partitions")},
+        "nodes": ",".join(options["nodelist"]),
+        "start": options["starttime"],
+        "end": options["endtime"],
+    }
+
+
+def database(db: str | None) -> str | None:
+    """Return the database that was named, by option or environment."""
+    return db or os.environ.get("MIGBATCH_DB")
+
+
+@click.command()
+@source_option
+@click.option(
+    "--by", default="", metavar="COLUMNS", help="Some of user,account,partition,profile,node,month [account,user]."
+)
+@window_options
+@click.option("-n", "--noheader", is_flag=True, help="No header.")
+@click.option("-P", "--parsable2", is_flag=True, help="Columns separated by '|', no total.")
+@click.option("--csv", "as_csv", is_flag=True, help="CSV with plain numbers, no total.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def usage(config: str | None, db: str | None, **options: Any) -> int:
+    """Show how many slice-hours and GPU-hours were held in a window of time, by whom, and how much of it idle.
+
+    Each run counts from its start to its end within the window, as in sreport; a slice counts as its share of a GPU
+    (3g.40gb is half of one). Percent is of the time of all MIG GPUs that were there, or, where the record does not know
+    them over the whole window, of what was used. %IDLE is the share of SMs' time without work, of what was sampled
+    (%SAMPLED). A slice that two trainings share counts for each.
+    """
+    question = UsageQuestion(
+        by=options["by"],
+        **filters(options),
+        header=not options["noheader"],
+        delimiter="|" if options["parsable2"] else None,
+        as_csv=options["as_csv"],
+        as_json=options["as_json"],
+        time_style=os.environ.get("SLURM_TIME_FORMAT", ""),
+    )
+    return ask_and_print(question, config, db=database(db))

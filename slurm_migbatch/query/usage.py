@@ -1,0 +1,104 @@
+"""What `migbatch usage` tells: how many GPU-hours were held by whom, where, as what, and how much of that was idle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from slurm_migbatch.query.questions import UsageQuestion
+from slurm_migbatch.query.redact import allowed
+from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.site import QuerySite
+from slurm_migbatch.report import usage as report
+from slurm_migbatch.report.equivalents import WHOLE, gpu_equivalent
+from slurm_migbatch.report.errors import ReportError
+from slurm_migbatch.report.selection import ReportOptions, make_selection
+from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.slurm.times import time_formatter
+from slurm_migbatch.store.capacity import gpu_seconds
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.geometries import whole_gpus
+from slurm_migbatch.store.queries import RunFilter
+from slurm_migbatch.store.usage import GROUPS, HeldSlices, held_slices
+
+
+def answer(question: UsageQuestion, rights: Rights, site: QuerySite) -> Reply:
+    """Answer with the roll-up of what the user may know of."""
+    now = time.time()
+    asked = ReportOptions(
+        users=question.users,
+        allusers=not question.users,
+        accounts=question.accounts,
+        partitions=question.partitions,
+        nodes=question.nodes,
+        start=question.start,
+        end=question.end,
+    )
+    try:
+        wanted = make_selection(asked, now, rights.uid).wanted
+        by = report.parse_by(question.by)
+        start = max(wanted.start or 0.0, 0.0)
+        end = max(start, min(wanted.end or now, now))
+        spans = report.spans(by, start, end)
+    except ReportError as error:
+        raise Unanswerable(str(error)) from None
+    if "node" in by and not rights.nodes:
+        raise Unanswerable("nodes are private here (PrivateData=nodes)")
+    wanted = allowed(rights, wanted, accounts="account" in by)
+    try:
+        with open_store(site.config.store.url, readonly=True) as store, store.reading() as connection:
+            usage = _usage(connection, wanted, by, spans, now, capacity=rights.nodes)
+    except SQLAlchemyError as error:
+        cause = getattr(error, "orig", error)
+        raise Unanswerable(f"reading the database failed{site.detail(cause)}", detail=str(cause)) from None
+    return Reply(list(_lines(question, usage, (start, end), now)))
+
+
+def _usage(
+    connection: Connection,
+    wanted: RunFilter,
+    by: tuple[str, ...],
+    spans: Iterable[report.Span],
+    now: float,
+    *,
+    capacity: bool,
+) -> report.Usage:
+    groups = [name for name in by if name in GROUPS]
+    found: list[tuple[report.Span, HeldSlices]] = []
+    rooms: dict[str, dict[str, float] | None] = {}
+    for span in spans:
+        pieces = held_slices(connection, wanted, groups, span.start, span.end, now)
+        found += [(span, piece) for piece in pieces]
+        rooms[span.month] = gpu_seconds(connection, span.start, span.end, wanted.nodes) if capacity else None
+    known = {month: room for month, room in rooms.items() if room is not None}
+    sure = len(known) == len(rooms) and any(any(room.values()) for room in known.values())
+    wholes = whole_gpus(connection)
+
+    def equivalent(profile: str, size: int) -> float:
+        return gpu_equivalent(profile, size, wholes.get((profile, size), WHOLE))
+
+    return report.roll_up(found, by, equivalent, known if sure else None)
+
+
+def _lines(question: UsageQuestion, usage: report.Usage, window: tuple[float, float], now: float) -> Iterator[str]:
+    start, end = window
+    if question.as_json:
+        yield report.document(usage, start, end, now)
+    elif question.as_csv:
+        yield from report.as_csv(usage, header=question.header)
+    elif question.delimiter is not None:
+        yield from report.separated(usage, question.delimiter, header=question.header)
+    else:
+        if question.header:
+            yield _title(usage, start, end, question.time_style)
+        yield from report.lines(usage, header=question.header)
+
+
+def _title(usage: report.Usage, start: float, end: float, style: str) -> str:
+    moment: Any = time_formatter(style or None, end)
+    what = "of the GPUs' time" if usage.percent_of == report.CAPACITY else "of what was used (capacity is not known)"
+    return f"Slices held from {moment(start)} to {moment(end)}; percent {what}"

@@ -1,0 +1,163 @@
+"""What `migbatch waste` tells: what was held and not used, what to ask for next time, and what that would have waited.
+
+It says how somebody uses what he asked for, so a user is told of his own jobs and those of accounts that he
+coordinates; operators of all. How long others waited is told as two figures over several runs, as far as runs of others
+may be seen at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from slurm_migbatch.daemon.recurring import past_run
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.predict.recurring import WINDOW, PastRun, RunsPolicy
+from slurm_migbatch.query.questions import WasteQuestion
+from slurm_migbatch.query.redact import allowed
+from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.show import job_id, name_of
+from slurm_migbatch.query.site import QuerySite
+from slurm_migbatch.report import wastelines
+from slurm_migbatch.report.errors import ReportError
+from slurm_migbatch.report.selection import ReportOptions, make_selection
+from slurm_migbatch.report.waste import SliceUse, Verdict, judge, slice_mib, waited
+from slurm_migbatch.report.wastelines import JudgedRun
+from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.geometries import geometries
+from slurm_migbatch.store.queries import RunFilter
+from slurm_migbatch.store.recurring import RecurringRun
+from slurm_migbatch.store.waste import UsedRun, runs_alike, used_runs, waits
+
+WORST = 20
+"""Lines of a table where nobody says how many."""
+AROUND_S = 86400.0
+"""Seconds before and after a run's submission in which others that were submitted tell what it would have waited."""
+
+
+def answer(question: WasteQuestion, rights: Rights, site: QuerySite) -> Reply:
+    """Answer about one job, or with a table of the worst."""
+    now = time.time()
+    wanted = _wanted(question, rights, now)
+    recurring = site.config.recurring
+    policy = RunsPolicy(recurring.runs, recurring.slowdown)
+    others = allowed(rights, RunFilter())
+    try:
+        with open_store(site.config.store.url, readonly=True) as store, store.reading() as connection:
+            runs = list(_judged(connection, wanted, policy, now))
+            total = wastelines.add_up(run.verdict for run in runs)
+            if not question.job:
+                runs = sorted((run for run in runs if run.verdict.findings), key=_worst_first)
+                runs = runs[: question.limit or WORST]
+            shown = list(_with_waits(connection, others, runs))
+    except SQLAlchemyError as error:
+        cause = getattr(error, "orig", error)
+        raise Unanswerable(f"reading the database failed{site.detail(cause)}", detail=str(cause)) from None
+    if question.job and not shown:
+        raise Unanswerable(
+            f"no run of job {name_of(wanted.jobs[0])} that held slices is in the record, or it is not yours"
+        )
+    return Reply(list(_lines(question, shown, total, wanted, now)))
+
+
+def _wanted(question: WasteQuestion, rights: Rights, now: float) -> RunFilter:
+    if question.job:
+        wanted = RunFilter(jobs=(job_id(question.job),))
+    else:
+        asked = ReportOptions(
+            users=question.users,
+            allusers=not question.users,
+            accounts=question.accounts,
+            partitions=question.partitions,
+            nodes=question.nodes,
+            start=question.start,
+            end=question.end,
+        )
+        try:
+            wanted = replace(make_selection(asked, now, rights.uid).wanted, duplicates=True)
+        except ReportError as error:
+            raise Unanswerable(str(error)) from None
+    return wanted if rights.everything else replace(wanted, only=(rights.uid, tuple(sorted(rights.coordinates))))
+
+
+def _worst_first(run: JudgedRun) -> tuple[float, int]:
+    return -run.verdict.wasted_gpu_hours, run.shown.job_id
+
+
+def _judged(connection: Connection, wanted: RunFilter, policy: RunsPolicy, now: float) -> Iterator[JudgedRun]:
+    kinds = geometries(connection)
+    runs = list(used_runs(connection, wanted))
+    past = _past(connection, runs, alone=bool(wanted.jobs))
+    for run in runs:
+        own = past_run(run.seen)
+        use = _use(run, own, now)
+        geometry = kinds.get(run.gpu)
+        verdict = judge(use, past.get(run.seen.recurring) or (own,), geometry, policy)
+        yield _shown(run, use, verdict, geometry)
+
+
+def _past(connection: Connection, runs: Sequence[UsedRun], *, alone: bool) -> Mapping[str, Sequence[PastRun]]:
+    """Return the newest runs of each recurring job among these, those of one job's from the whole record."""
+    seen: Iterable[RecurringRun] = (run.seen for run in runs)
+    if alone:
+        before = max((run.shown.ended for run in runs if run.shown.ended is not None), default=0.0)
+        seen = runs_alike(connection, {run.seen.recurring for run in runs if run.seen.recurring}, before, WINDOW)
+    found: dict[str, list[PastRun]] = {}
+    for run in seen:
+        if run.recurring and run.ended and run.profile is not None:
+            found.setdefault(run.recurring, []).append(past_run(run))
+    return {key: some[-WINDOW:] for key, some in found.items()}
+
+
+def _use(run: UsedRun, own: PastRun, now: float) -> SliceUse:
+    row = run.shown
+    until = now if row.ended is None else row.ended
+    parts = tuple(map(_part, filter(None, (row.profile or "").replace("+", ".").split(","))))
+    nodes = len((row.nodes or "").split(","))
+    return SliceUse(parts, nodes, max(0.0, until - row.started) / 3600, own, run.shared, row.ended is None)
+
+
+def _part(text: str) -> tuple[str, int]:
+    name, _, count = text.partition(":")
+    return name, int(count) if count.isdigit() else 1
+
+
+def _shown(run: UsedRun, use: SliceUse, verdict: Verdict, geometry: Geometry | None) -> JudgedRun:
+    row = run.shown
+    memory = None if geometry is None else slice_mib(geometry, use.profile)
+    wait = None if row.submitted is None else max(0.0, row.started - row.submitted)
+    return JudgedRun(row, use, verdict, memory, wait)
+
+
+def _with_waits(connection: Connection, others: RunFilter, runs: Iterable[JudgedRun]) -> Iterator[JudgedRun]:
+    for run in runs:
+        row, profile, count = run.shown, run.verdict.profile, run.use.slices
+        if not profile or row.submitted is None:
+            yield run
+            continue
+        # the record has NVML's spelling; what is advised has no suffix, so it is the GRES type's too
+        named = profile if count == 1 else f"{profile}:{count}"
+        around = (row.submitted - AROUND_S, row.submitted + AROUND_S)
+        yield replace(run, would=waited(waits(connection, others, row.partition or "", named, around)))
+
+
+def _lines(
+    question: WasteQuestion, runs: Sequence[JudgedRun], total: wastelines.WasteSum, wanted: RunFilter, now: float
+) -> Iterator[str]:
+    if question.as_json:
+        yield wastelines.document(runs, total, (wanted.start, wanted.end), now)
+    elif question.as_csv:
+        yield from wastelines.as_csv(runs, header=question.header)
+    elif question.delimiter is not None:
+        yield from wastelines.separated(runs, question.delimiter, header=question.header)
+    elif question.job:
+        for number, run in enumerate(runs):
+            yield from ("",) if number else ()
+            yield from wastelines.block(run)
+    else:
+        yield from wastelines.table(runs, total, header=question.header)

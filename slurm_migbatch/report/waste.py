@@ -1,0 +1,271 @@
+"""What a run held and did not use, and what it should ask for next time. Pure: figures in, findings out.
+
+Which slice would have done is decided as for recurring jobs (`predict.recurring`): what runs held of memory with its
+margin, and, where it was sampled, what was in use of SMs and memory bandwidth. One run is a history of one here, so its
+peak and half as much again must fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from statistics import median
+from typing import Any, Final
+
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.predict.recurring import (
+    CUT,
+    DONE,
+    UNNAMED,
+    PastRun,
+    RecurringJob,
+    RunsPolicy,
+    ShownNeed,
+    need_of,
+    pick,
+)
+from slurm_migbatch.report.equivalents import gpu_equivalent
+from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
+
+IDLE: Final = 0.1
+"""A run whose SMs were in use for less than this share of the time has held its slices idle."""
+LEAST_WAITS: Final = 5
+"""Runs below which nothing is said of how long one would have waited."""
+KINDS: Final = ("idle", "whole", "memory", "sms")
+"""Held but idle; a whole GPU where a slice would do; memory, SMs that a smaller slice has enough of."""
+
+
+@dataclass(frozen=True)
+class SliceUse:
+    """What one run held and used of it.
+
+    Attributes:
+        parts: GRES types of its slices and how many of each it had on all its nodes.
+        nodes: how many nodes these were.
+        hours: from its start to its end.
+        own: what it showed as a run of a recurring job.
+        shared: it had its slice together with another run for a while.
+        live: it goes on; figures come at its end.
+    """
+
+    parts: tuple[tuple[str, int], ...]
+    nodes: int
+    hours: float
+    own: PastRun
+    shared: bool = False
+    live: bool = False
+
+    @property
+    def profile(self) -> str:
+        """The GRES type of its slices; empty where they are not alike."""
+        return self.parts[0][0] if len(self.parts) == 1 else ""
+
+    @property
+    def slices(self) -> int:
+        """How many slices it had."""
+        return sum(count for _, count in self.parts)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One way in which a run held more than it used.
+
+    Attributes:
+        kind: one of KINDS.
+        sentence: for its user.
+        wasted_gpu_hours: what would have been free for others; those of several findings are not to be added up.
+        figures: what it rests on, JSON-able, units in the names.
+    """
+
+    kind: str
+    sentence: str
+    wasted_gpu_hours: float
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said of a run.
+
+    Attributes:
+        gpu_hours: that it held.
+        findings: in the order of KINDS.
+        profile: GRES type of the smaller slice that would have done; empty where there is none, or none is known.
+        sbatch: what to submit with next time; empty likewise.
+        note: why there is no finding, or what is not known; empty where there is nothing to add.
+        judged: something of its use was seen.
+    """
+
+    gpu_hours: float
+    findings: tuple[Finding, ...] = ()
+    profile: str = ""
+    sbatch: str = ""
+    note: str = ""
+    judged: bool = True
+
+    @property
+    def wasted_gpu_hours(self) -> float:
+        """The most that one of the findings says."""
+        return max((finding.wasted_gpu_hours for finding in self.findings), default=0.0)
+
+
+@dataclass(frozen=True)
+class WaitFigures:
+    """How long runs waited, in seconds: the median, what nine of ten did not exceed, and of how many runs."""
+
+    median_s: float
+    p90_s: float
+    runs: int
+
+
+def waited(seconds: Sequence[float]) -> WaitFigures | None:
+    """Return the figures of these waits; None where they are fewer than LEAST_WAITS."""
+    if len(seconds) < LEAST_WAITS:
+        return None
+    ordered = sorted(seconds)
+    return WaitFigures(median(ordered), ordered[math.ceil(0.9 * len(ordered)) - 1], len(ordered))
+
+
+def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, policy: RunsPolicy) -> Verdict:
+    """Say what a run held and did not use.
+
+    Args:
+        use: the run.
+        past: runs of the same recurring job, the newest last, this one among them.
+        geometry: of its GPUs; None where it is not known any more, then nothing smaller is looked for.
+        policy: how much longer a run may take on a smaller slice, as for recurring jobs.
+    """
+    kind = _kind_of(geometry) if geometry is not None else None
+    share = kind.share if kind is not None else gpu_equivalent
+    gpu_hours = use.hours * sum(count * share(name) for name, count in use.parts)
+    if unknown := _unknown(use):
+        return Verdict(gpu_hours, note=unknown, judged=False)
+    findings = []
+    if use.own.sm is not None and use.own.sm < IDLE:
+        findings.append(_idle(use, gpu_hours))
+    if kind is None or use.profile not in kind.offers:
+        return Verdict(gpu_hours, tuple(findings), note="its GPU is not known any more, so no other slice is looked at")
+    need, note = _need(use, past, kind.offers)
+    smaller = _smaller(need, kind, use.profile, past, policy) if need is not None else None
+    if need is None or smaller is None:
+        return Verdict(gpu_hours, tuple(findings), note=note or "nothing smaller would have done")
+    saved = gpu_hours - use.hours * use.slices * kind.share(smaller.profile.gres_type)
+    findings += _oversized(use, kind, smaller, need, saved)
+    profile = smaller.profile.gres_type
+    return Verdict(gpu_hours, tuple(findings), profile, _sbatch(profile, use))
+
+
+class _Kind:
+    """One kind of GPU: what slices it has, and how much of it they are."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        whole = (geometry.compute_slices, geometry.memory_slices)
+        self.full = geometry.full.profile.gres_type
+        self.offers: Mapping[str, ProfileOffer] = Partition("", (GpuKind("", geometry, 0.0, 0.0),)).offers
+        self.plain = tuple(offer for offer in self.offers.values() if not offer.profile.suffix)
+        self._shares = {name: gpu_equivalent(name, offer.memory_slices, whole) for name, offer in self.offers.items()}
+
+    def share(self, name: str) -> float:
+        """Return how much of the GPU a slice is."""
+        found = self._shares.get(name)
+        return gpu_equivalent(name) if found is None else found
+
+
+@lru_cache(maxsize=32)
+def _kind_of(geometry: Geometry) -> _Kind:
+    """Return the kind of GPU of a geometry; a month's runs are on a few kinds."""
+    return _Kind(geometry)
+
+
+def slice_mib(geometry: Geometry, profile: str) -> int | None:
+    """Return the memory of a slice; None where the GPU has no such."""
+    offer = _kind_of(geometry).offers.get(profile)
+    return None if offer is None else offer.memory_mib
+
+
+def _unknown(use: SliceUse) -> str:
+    if use.live:
+        return "it goes on; memory and SMs are told at its end"
+    if not use.profile:
+        return "its slices are not alike, so its figures are not those of one of them"
+    if use.shared:
+        return "it shared its slice with another run for a while, so what was seen is not its own"
+    if use.own.peak_mib is None and use.own.sm is None:
+        return "neither its memory nor its SMs were seen, so what it used is not known"
+    return ""
+
+
+def _need(use: SliceUse, past: Sequence[PastRun], offers: Mapping[str, ProfileOffer]) -> tuple[ShownNeed | None, str]:
+    """Return what the runs showed that they need, and where that is not known why."""
+    if use.own.peak_mib is None:
+        return None, "its memory was not seen, so whether a smaller slice would do is not known"
+    need = need_of(_as_done(past), offers, 1)
+    if need is None:
+        return None, "it did not complete, so what it needs is not known"
+    if need.engine:
+        name = "its program" if need.engine == UNNAMED else need.engine
+        return None, f"{name} fills a fixed share of any slice, so what it needs is not known"
+    if need.full_mib or need.unknown:
+        return None, "a run of it ended with its slice full, so nothing smaller is advised"
+    return need, ""
+
+
+def _as_done(past: Sequence[PastRun]) -> list[PastRun]:
+    """Return the runs as `need_of` wants them: who ends his own job has mostly done what he wanted."""
+    return [replace(run, ended=DONE) if run.ended == CUT else run for run in past]
+
+
+def _smaller(
+    need: ShownNeed, kind: _Kind, held: str, past: Sequence[PastRun], policy: RunsPolicy
+) -> ProfileOffer | None:
+    """Return the slice that the submit filter would give, where it is a smaller share of the GPU."""
+    offer, reason, _ = pick(RecurringJob("", tuple(past)), need, kind.plain, policy)
+    smaller = reason == "runs" and kind.share(offer.profile.gres_type) < kind.share(held)
+    return offer if smaller else None
+
+
+def _idle(use: SliceUse, gpu_hours: float) -> Finding:
+    sm = use.own.sm or 0.0
+    held = use.profile if use.slices == 1 else f"{use.slices} slices of {use.profile}"
+    sentence = f"held but idle: SMs were in use {sm:.1%} of the {use.hours:.3g} h that it held {held}"
+    return Finding("idle", sentence, gpu_hours * (1 - sm), {"sm_active": sm, "hours": use.hours})
+
+
+def _oversized(use: SliceUse, kind: _Kind, smaller: ProfileOffer, need: ShownNeed, saved: float) -> list[Finding]:
+    held, name, sm = kind.offers[use.profile], smaller.profile.gres_type, use.own.sm
+    memory = (
+        f"at most {_gib(use.own.peak_mib or 0)} of {_gib(held.memory_mib)} GiB were used, with a margin "
+        f"{_gib(need.need_mib)}, and {name} has {_gib(smaller.memory_mib)}"
+    )
+    unseen = "" if sm is not None else "; its SMs were not sampled, so whether it is as fast there is not known"
+    busy = None if sm is None else sm * held.compute_slices
+    compute = (
+        ""
+        if busy is None
+        else (f"{busy:.2g} of {held.compute_slices} compute slices were busy, and {name} has {smaller.compute_slices}")
+    )
+    bytes_ = {
+        "peak_mib": use.own.peak_mib, "held_mib": held.memory_mib, "need_mib": need.need_mib,
+        "enough_mib": smaller.memory_mib,
+    }  # fmt: skip
+    sms = {"busy_slices": busy, "held_slices": held.compute_slices, "enough_slices": smaller.compute_slices}
+    if use.profile == kind.full:
+        sentence = f"a whole GPU where {name} would do: {memory}{f'; {compute}' if compute else unseen}"
+        return [Finding("whole", sentence, saved, {**bytes_, **sms})]
+    found = []
+    if smaller.memory_mib < held.memory_mib:
+        found.append(Finding("memory", f"more memory than it needs: {memory}{unseen}", saved, bytes_))
+    if busy is not None and smaller.compute_slices < held.compute_slices:
+        found.append(Finding("sms", f"more SMs than it needs: {compute}", saved, sms))
+    return found
+
+
+def _sbatch(profile: str, use: SliceUse) -> str:
+    each = use.slices // max(use.nodes, 1)
+    return f"sbatch --gres=mig:{profile}" + (f":{each}" if each > 1 else "")
+
+
+def _gib(mib: float) -> str:
+    return f"{mib / 1024:.3g}"

@@ -1,0 +1,235 @@
+"""What `migbatch waste` prints: one run in depth in the way of seff, or a table of the worst."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from slurm_migbatch.report.columns import exit_code, job_id
+from slurm_migbatch.report.lines import pair_lines, table_lines
+from slurm_migbatch.report.waste import LEAST_WAITS, SliceUse, Verdict, WaitFigures
+from slurm_migbatch.slurm.times import format_duration
+
+SCHEMA_VERSION: Final = 1
+NOT_SAMPLED: Final = "not sampled"
+UNKNOWN: Final = "unknown"
+_TITLES = ("JOBID", "USER", "ACCOUNT", "HELD", "ELAPSED", "%MEM", "%SM", "GPU-HOURS", "WASTED", "FINDINGS")
+_LAST = ("NEXT TIME", "WAITED", "WOULD WAIT")
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """A run with what is said of it.
+
+    Attributes:
+        shown: a row with the fields by which runs are shown.
+        use, verdict: what it held, and what is said of it.
+        held_mib: memory of one of its slices; None where that is not known.
+        waited_s: from its submission to its start; None where the former is not known.
+        would: how long runs with the slice that would have done waited; None where too few did.
+    """
+
+    shown: Any
+    use: SliceUse
+    verdict: Verdict
+    held_mib: int | None
+    waited_s: float | None
+    would: WaitFigures | None = None
+
+
+@dataclass(frozen=True)
+class WasteSum:
+    """All runs of a table: how many, GPU-hours held, of which judged (something of their use was seen), and wasted."""
+
+    runs: int
+    gpu_hours: float
+    judged_gpu_hours: float
+    wasted_gpu_hours: float
+
+
+def add_up(verdicts: Iterable[Verdict]) -> WasteSum:
+    """Add up what is said of all runs."""
+    runs, held, judged, wasted = 0, 0.0, 0.0, 0.0
+    for verdict in verdicts:
+        runs += 1
+        held += verdict.gpu_hours
+        judged += verdict.gpu_hours if verdict.judged else 0.0
+        wasted += verdict.wasted_gpu_hours
+    return WasteSum(runs, held, judged, wasted)
+
+
+def block(run: JudgedRun) -> Iterator[str]:
+    """Yield the lines about one run."""
+    yield from pair_lines(_pairs(run))
+
+
+def _pairs(run: JudgedRun) -> Iterator[tuple[str, str]]:
+    shown, use, verdict = run.shown, run.use, run.verdict
+    yield "Job", job_id(shown) + (f" (run {shown.restart + 1})" if shown.restart else "")
+    yield "User/Account", f"{_user(shown)}/{_clean(shown.account or UNKNOWN)}"
+    yield "Partition", _clean(shown.partition or UNKNOWN)
+    yield "State", f"{shown.state} (exit code {exit_code(shown)})"
+    yield "Held", f"{_held(use)} for {format_duration(use.hours * 3600)} ({verdict.gpu_hours:.3g} GPU-hours)"
+    yield "Memory", _memory(run)
+    yield "SMs", _sms(use)
+    yield "Wasted", f"{verdict.wasted_gpu_hours:.3g} GPU-hours" if verdict.judged else UNKNOWN
+    for number, finding in enumerate(verdict.findings):
+        yield "" if number else "Findings", finding.sentence
+    if verdict.note:
+        yield "Note", verdict.note
+    if verdict.sbatch:
+        yield "Next time", verdict.sbatch
+    if run.waited_s is not None:
+        yield "Waited", format_duration(run.waited_s)
+    if verdict.sbatch:
+        yield "Would wait", _would(run)
+
+
+def _memory(run: JudgedRun) -> str:
+    peak = run.use.own.peak_mib
+    if peak is None:
+        return "not seen"
+    of = "" if run.held_mib is None else f" of {run.held_mib / 1024:.3g} GiB ({peak / run.held_mib:.0%})"
+    return f"{peak / 1024:.3g} GiB{of}"
+
+
+def _sms(use: SliceUse) -> str:
+    if use.own.sm is None:
+        return NOT_SAMPLED
+    bandwidth = "" if use.own.dram is None else f", memory bandwidth {use.own.dram:.0%}"
+    return f"{use.own.sm:.0%} in use{bandwidth}"
+
+
+def _would(run: JudgedRun) -> str:
+    if run.would is None:
+        return f"unknown: fewer than {LEAST_WAITS} runs with {run.verdict.profile} were submitted around that time"
+    return (
+        f"{format_duration(run.would.median_s)} median, {format_duration(run.would.p90_s)} for nine of ten "
+        f"({run.would.runs} runs with {run.verdict.profile} submitted around that time)"
+    )
+
+
+def table(runs: Sequence[JudgedRun], total: WasteSum, *, header: bool) -> Iterator[str]:
+    """Yield the worst runs as a table, and a sentence about all."""
+    rows = [_cells(run) for run in runs]
+    if rows:
+        yield from table_lines((*_TITLES, *_LAST), rows, show_header=header)
+    yield _sentence(total, len(runs))
+
+
+def _sentence(total: WasteSum, shown: int) -> str:
+    if not total.runs:
+        return "no runs with slices ended in this window"
+    held, judged, wasted = total.gpu_hours, total.judged_gpu_hours, total.wasted_gpu_hours
+    share = f" ({wasted / judged:.0%})" if judged else ""
+    return (
+        f"{total.runs} runs held {held:.3g} GPU-hours; of {judged:.3g} it was seen what they did, {wasted:.3g}{share} "
+        f"were wasted; shown: the worst {shown}"
+    )
+
+
+def separated(runs: Iterable[JudgedRun], delimiter: str, *, header: bool) -> Iterator[str]:
+    """Yield the worst runs with a delimiter between the columns."""
+    if header:
+        yield delimiter.join((*_TITLES, *_LAST))
+    for run in runs:
+        yield delimiter.join(_cells(run))
+
+
+def _cells(run: JudgedRun) -> list[str]:
+    use, verdict = run.use, run.verdict
+    peak = use.own.peak_mib
+    return [
+        job_id(run.shown),
+        _user(run.shown),
+        _clean(run.shown.account or ""),
+        _held(use),
+        format_duration(use.hours * 3600),
+        "" if peak is None or run.held_mib is None else f"{100 * peak / run.held_mib:.0f}",
+        NOT_SAMPLED if use.own.sm is None else f"{100 * use.own.sm:.0f}",
+        f"{verdict.gpu_hours:.2f}",
+        f"{verdict.wasted_gpu_hours:.2f}",
+        ",".join(finding.kind for finding in verdict.findings),
+        verdict.sbatch,
+        "" if run.waited_s is None else format_duration(run.waited_s),
+        _brief(run),
+    ]
+
+
+def _brief(run: JudgedRun) -> str:
+    if not run.verdict.sbatch:
+        return ""
+    return UNKNOWN if run.would is None else f"{format_duration(run.would.median_s)}/{format_duration(run.would.p90_s)}"
+
+
+def as_csv(runs: Iterable[JudgedRun], *, header: bool) -> Iterator[str]:
+    """Yield the worst runs as CSV with plain numbers; what is not known is empty."""
+    for number, run in enumerate(runs):
+        row = _object(run)
+        would = row.pop("would_wait") or {}
+        row["findings"] = ",".join(finding["kind"] for finding in row["findings"])
+        row |= {f"would_wait_{name}": would.get(name) for name in ("median_s", "p90_s", "runs")}
+        if header and not number:
+            yield _csv_line(row)
+        yield _csv_line("" if value is None else value for value in row.values())
+
+
+def document(runs: Sequence[JudgedRun], total: WasteSum, window: Sequence[float | None], now: float) -> str:
+    """Return runs and sum as JSON, with plain numbers and units in the names."""
+    start, end = window
+    return json.dumps(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "generated_unix_s": now,
+            "window": {"start_unix_s": start, "end_unix_s": end},
+            "runs": [_object(run) for run in runs],
+            "total": asdict(total),
+        }
+    )
+
+
+def _object(run: JudgedRun) -> dict[str, Any]:
+    shown, use, verdict = run.shown, run.use, run.verdict
+    return {
+        "job": job_id(shown),
+        "restarts": shown.restart,
+        "user": _user(shown),
+        "account": _clean(shown.account or ""),
+        "partition": _clean(shown.partition or ""),
+        "state": shown.state,
+        "held": _held(use),
+        "elapsed_s": use.hours * 3600,
+        "memory_mib": use.own.peak_mib,
+        "held_memory_mib": run.held_mib,
+        "sm_active": use.own.sm,
+        "dram_active": use.own.dram,
+        "gpu_hours": verdict.gpu_hours,
+        "wasted_gpu_hours": verdict.wasted_gpu_hours if verdict.judged else None,
+        "findings": [asdict(finding) for finding in verdict.findings],
+        "note": verdict.note,
+        "next_time": verdict.sbatch,
+        "waited_s": run.waited_s,
+        "would_wait": None if run.would is None else asdict(run.would),
+    }
+
+
+def _held(use: SliceUse) -> str:
+    return ",".join(name if count == 1 else f"{name}:{count}" for name, count in use.parts)
+
+
+def _user(shown: Any) -> str:
+    return _clean(shown.user or ("" if shown.uid is None else str(shown.uid)))
+
+
+def _clean(text: str) -> str:
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _csv_line(cells: Iterable[Any]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow(list(cells))
+    return out.getvalue()

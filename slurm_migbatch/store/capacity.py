@@ -1,0 +1,77 @@
+"""How many MIG GPUs there were in a window of time, as far as the nodes' own descriptions of their GPUs tell."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from slurm_migbatch.store.models import Gpu, Node, NodeEvent, NodeJournal
+
+#: events that describe all GPUs of a node
+_DESCRIBING = ("inventory", "state")
+
+
+def gpu_seconds(
+    connection: Connection, start: float, end: float, nodes: Collection[str] = ()
+) -> dict[str, float] | None:
+    """Return by node how many seconds its MIG GPUs were there between two moments, all of them added up.
+
+    A node counts from its first description to the last that was heard of it. What it was down for in between is not
+    taken off: the GPUs were there.
+
+    Args:
+        start, end: unix seconds, not later than now.
+        nodes: these only; () for all.
+
+    Returns:
+        None where the descriptions of a node that were valid at `start` were removed for their age.
+    """
+    known = _descriptions(connection, end, nodes)
+    pruned = set(connection.scalars(select(NodeJournal.node).where(NodeJournal.forgotten.is_not(None))))
+    found: dict[str, float] = {}
+    for node, seen in connection.execute(select(Node.node, Node.seen)):
+        if nodes and node not in nodes:
+            continue
+        told = sorted(known.get(node, {}).items())
+        if not told:
+            continue
+        if told[0][0] > start and node in pruned:
+            return None
+        last = min(end, max(seen, told[-1][0]))
+        found[node] = _counted(told, start, last)
+    return found
+
+
+def _descriptions(connection: Connection, end: float, nodes: Collection[str]) -> dict[str, dict[float, int]]:
+    """Return by node how many MIG GPUs it had from which moment on."""
+    found: dict[str, dict[float, int]] = {}
+    present = select(Gpu.node, Gpu.seen).where(Gpu.present, Gpu.mig, Gpu.seen <= end)
+    for node, moment in connection.execute(present):
+        at = found.setdefault(node, {})
+        at[moment] = at.get(moment, 0) + 1
+    events = select(NodeEvent.node, NodeEvent.ts, NodeEvent.payload)
+    events = events.where(NodeEvent.kind.in_(_DESCRIBING), NodeEvent.ts <= end)
+    if nodes:
+        events = events.where(NodeEvent.node.in_(nodes))
+    for node, moment, payload in connection.execute(events):
+        count = _mig_gpus(payload)
+        if count is not None:
+            found.setdefault(node, {})[moment] = count
+    return found
+
+
+def _mig_gpus(payload: Any) -> int | None:
+    gpus = payload.get("gpus") if isinstance(payload, Mapping) else None
+    if not isinstance(gpus, list):
+        return None
+    return sum(isinstance(gpu, Mapping) and gpu.get("mig") is True for gpu in gpus)
+
+
+def _counted(told: list[tuple[float, int]], start: float, end: float) -> float:
+    seconds = 0.0
+    for number, (since, count) in enumerate(told):
+        until = told[number + 1][0] if number + 1 < len(told) else end
+        seconds += count * max(0.0, min(until, end) - max(since, start))
+    return seconds

@@ -1,0 +1,95 @@
+"""What was held in a window of time, grouped by the database: the first step of `migbatch usage`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, String, and_, case, cast, func, or_, select
+
+from slurm_migbatch.store.models import Lease, Run
+from slurm_migbatch.store.queries import RunFilter, matching
+
+#: what can be grouped by, beside profile and size, which always are
+GROUPS: dict[str, ColumnElement[Any]] = {
+    "user": func.coalesce(Run.user, cast(Run.uid, String(16)), ""),
+    "account": func.coalesce(Run.account, ""),
+    "partition": func.coalesce(Run.partition, ""),
+    "node": func.coalesce(Lease.node, ""),
+}
+
+
+class HeldSlices(NamedTuple):
+    """Time for which slices alike were held in a window.
+
+    Attributes:
+        groups: values of the columns that were asked for, in their order.
+        profile, size: of each slice; `size` in memory slices.
+        run: 0 for runs of one slice that lie within the window, which are counted together; else the one run's id.
+            The latter may be in several groups and windows.
+        runs: how many they are.
+        seconds: of all slices together.
+        sampled_s: of these, seconds of runs whose SMs were sampled; `idle_s`: the part of them in which SMs were idle.
+    """
+
+    groups: tuple[str, ...]
+    profile: str
+    size: int
+    run: int
+    runs: int
+    seconds: float
+    sampled_s: float
+    idle_s: float
+
+
+def held_slices(
+    connection: Connection, wanted: RunFilter, groups: Sequence[str], start: float, end: float, now: float
+) -> Iterator[HeldSlices]:
+    """Yield what the wanted runs held between two moments, from their start to their end as Slurm accounts for them.
+
+    Args:
+        wanted: its window is replaced by this one. With nodes, slices on other nodes are left out.
+        groups: names in GROUPS.
+        start, end, now: unix seconds; a run that goes on has held its slices until `now`.
+    """
+    until = min(end, now)
+    began = case((Run.started > start, Run.started), else_=start)
+    ended = case((Run.ended < until, Run.ended), else_=until)
+    facts = Run.measured_facts
+    # of a slice that two runs share it is not known whose work was seen
+    sm = case((func.coalesce(facts["shared"].as_string(), "") == "", facts["sm"].as_float()), else_=None)
+    whole = and_(Run.slice_count == 1, Run.started >= start, Run.ended <= end)
+    conditions = [
+        *matching(replace(wanted, start=start, end=end, states=(), duplicates=True)),
+        Run.started < until,
+        or_(Run.ended.is_(None), Run.ended > start),
+        or_(Lease.outcome.is_(None), Lease.outcome != "moved"),
+    ]
+    if wanted.nodes:
+        conditions.append(Lease.node.in_(wanted.nodes))
+    names = [GROUPS[name].label(f"group_{name}") for name in groups]
+    pieces = (
+        select(
+            *names,
+            Lease.profile,
+            Lease.slot_size,
+            case((whole, 0), else_=Run.id).label("run"),
+            (ended - began).label("seconds"),
+            sm.label("sm"),
+        )
+        .join(Lease, Lease.run_id == Run.id)
+        .where(*conditions)
+        .subquery()
+    )
+    keys = [*(pieces.c[name.name] for name in names), pieces.c.profile, pieces.c.slot_size, pieces.c.run]
+    sampled = case((pieces.c.sm.is_not(None), pieces.c.seconds), else_=0.0)
+    idle = case((pieces.c.sm.is_not(None), pieces.c.seconds * (1.0 - pieces.c.sm)), else_=0.0)
+    sums = (func.sum(pieces.c.seconds), func.sum(sampled), func.sum(idle))
+    count = len(names)
+    for row in connection.execute(select(*keys, func.count(), *sums).group_by(*keys)):
+        profile, size, run, runs, seconds, sampled_s, idle_s = row[count:]
+        found = 1 if run else runs
+        yield HeldSlices(
+            tuple(map(str, row[:count])), profile, size, run, found, float(seconds), float(sampled_s), float(idle_s)
+        )

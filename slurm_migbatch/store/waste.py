@@ -1,0 +1,98 @@
+"""Ended runs with what they held and used, and how long others waited: what `migbatch waste` judges by."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, Select, or_, select
+
+from slurm_migbatch.store import recurring
+from slurm_migbatch.store.models import Decision, Lease, Run
+from slurm_migbatch.store.queries import RunFilter, matching
+from slurm_migbatch.store.recurring import RecurringRun
+
+_MOST_WAITS: Final = 10_000
+"""Newest runs whose waiting is looked at."""
+#: what a run is shown by
+_SHOWN = (
+    Run.array_task, Run.het_offset, Run.uid, Run.user, Run.account, Run.nodes, Run.submitted, Run.started, Run.ended,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class UsedRun:
+    """One run that has held slices.
+
+    Attributes:
+        seen: what is known of it as a run of a recurring job.
+        shown: a row with the fields by which runs are shown (job_id, array_job, user, started ...).
+        shared: it had its slice together with another for a while, so figures are not its own.
+        gpu: UUID of the GPU of one of its slices.
+    """
+
+    seen: RecurringRun
+    shown: Any
+    shared: bool
+    gpu: str
+
+
+def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
+    """Yield the wanted runs that have started and held slices, by their ids; with a window those that ended in it."""
+    conditions = [*matching(replace(wanted, states=())), Run.slice_count > 0, Run.started.is_not(None)]
+    if not wanted.jobs:
+        conditions += [Run.ended >= (wanted.start or 0.0), Run.ended <= wanted.end]
+    yield from _used(connection, _statement().where(*conditions).order_by(Run.job_id, Run.id))
+
+
+def runs_alike(connection: Connection, keys: Collection[str], before: float, each: int) -> Iterator[RecurringRun]:
+    """Yield the newest runs of recurring jobs that had ended by a moment, the newest of each job last."""
+    for key in sorted(keys):
+        newest = (
+            select(*recurring.COLUMNS)
+            .join(Decision, Decision.id == Run.decision)
+            .where(Decision.recurring == key, Run.lesson > 0, Run.ended <= before)
+            .order_by(Run.lesson.desc())
+            .limit(each)
+        )
+        yield from (recurring.run_of(row) for row in reversed(connection.execute(newest).all()))
+
+
+def waits(
+    connection: Connection, wanted: RunFilter, partition: str, profile: str, window: Sequence[float]
+) -> list[float]:
+    """Return how many seconds the newest wanted runs in a partition waited that got exactly these slices.
+
+    Args:
+        profile: as `Run.profile` has it, "1g.10gb" or "1g.10gb:2".
+        window: two moments between which they were submitted.
+    """
+    start, end = window
+    statement = (
+        select(Run.started - Run.submitted)
+        .where(*matching(replace(wanted, start=start, end=None, states=(), jobs=(), users=(), uids=(), accounts=())))
+        .where(Run.submitted >= start, Run.submitted <= end, Run.started.is_not(None))
+        .where(Run.partition == partition, Run.profile == profile)
+        .order_by(Run.id.desc())
+        .limit(_MOST_WAITS)
+    )
+    return [max(0.0, float(seconds or 0.0)) for seconds in connection.scalars(statement)]
+
+
+def _statement() -> Select[Any]:
+    held: ColumnElement[Any] = (
+        select(Lease.gpu)
+        .where(Lease.run_id == Run.id, or_(Lease.outcome.is_(None), Lease.outcome != "moved"))
+        .limit(1)
+        .correlate(Run)
+        .scalar_subquery()
+        .label("gpu")
+    )
+    return select(*recurring.COLUMNS, *_SHOWN, held).outerjoin(Decision, Decision.id == Run.decision)
+
+
+def _used(connection: Connection, statement: Select[Any]) -> Iterator[UsedRun]:
+    for row in connection.execute(statement):
+        facts = row.measured_facts if isinstance(row.measured_facts, dict) else {}
+        yield UsedRun(recurring.run_of(row), row, facts.get("shared") is True, row.gpu or "")

@@ -1,0 +1,241 @@
+"""What is said of runs that hold more than they use: pure findings, then `migbatch waste` over a record."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from slurm_migbatch.cli.common import run as run_command
+from slurm_migbatch.cli.main import cli
+from slurm_migbatch.predict.recurring import CUT, DONE, FAILED, PastRun, RunsPolicy
+from slurm_migbatch.report.waste import SliceUse, Verdict, WaitFigures, judge, waited
+from slurm_migbatch.store.db import open_store
+from tests.support.gpu_kinds import H100
+from tests.support.store_events import Node, piece
+from tests.support.usage_record import at, describe, run
+
+POLICY = RunsPolicy(3, 1.1)
+
+
+def used(
+    profile: str = "7g.80gb",
+    peak: float | None = 4096.0,
+    sm: float | None = None,
+    *,
+    count: int = 1,
+    nodes: int = 1,
+    hours: float = 10.0,
+    ended: str = DONE,
+    past: tuple[PastRun, ...] = (),
+    **more: Any,
+) -> Verdict:
+    engine = more.pop("engine", "")
+    own = PastRun(1, profile, ended, peak, sm, None if sm is None else sm / 2, engine)
+    use = SliceUse(((profile, count),), nodes, hours, own, **more)
+    return judge(use, (*past, own), H100.geometry, POLICY)
+
+
+def kinds(verdict: Verdict) -> list[str]:
+    return [finding.kind for finding in verdict.findings]
+
+
+def test_a_whole_gpu_where_a_slice_would_do() -> None:
+    verdict = used(peak=4096.0, sm=0.12)
+    assert kinds(verdict) == ["whole"]
+    # 0.84 of 7 compute slices were busy, and one and a half times 4 GiB fit
+    assert (verdict.profile, verdict.sbatch) == ("1g.10gb", "sbatch --gres=mig:1g.10gb")
+    assert verdict.gpu_hours == 10 and verdict.wasted_gpu_hours == pytest.approx(10 * 6 / 7)
+    sentence = verdict.findings[0].sentence
+    assert "at most 4 of 79.2 GiB were used, with a margin 6, and 1g.10gb has 9.75" in sentence
+    assert "0.84 of 7 compute slices were busy, and 1g.10gb has 1" in sentence
+
+
+def test_where_sms_were_not_sampled_it_says_so() -> None:
+    verdict = used(sm=None)
+    assert verdict.profile == "1g.10gb"
+    assert "its SMs were not sampled, so whether it is as fast there is not known" in verdict.findings[0].sentence
+
+
+def test_busy_sms_keep_a_slice_though_its_memory_is_empty() -> None:
+    verdict = used("3g.40gb", 1024.0, 0.95)
+    assert (kinds(verdict), verdict.sbatch, verdict.wasted_gpu_hours) == ([], "", 0.0)
+    assert verdict.note == "nothing smaller would have done"
+
+
+def test_memory_and_sms_are_named_apart() -> None:
+    verdict = used("3g.40gb", 8 * 1024.0, 0.4)
+    # 1.2 of 3 compute slices: 1g.20gb would be slower by a fifth
+    assert (kinds(verdict), verdict.profile) == (["memory", "sms"], "2g.20gb")
+    assert verdict.wasted_gpu_hours == pytest.approx(10 * (1 / 2 - 2 / 7))
+    assert kinds(used("4g.40gb", 25 * 1024.0, 0.5)) == ["sms"], "memory for 3g.40gb is needed"
+    assert kinds(used("1g.20gb", 4 * 1024.0, 0.9)) == ["memory"]
+
+
+def test_held_but_idle() -> None:
+    verdict = used("1g.10gb", 100.0, 0.02, hours=14.0)
+    assert kinds(verdict) == ["idle"] and verdict.sbatch == ""
+    assert verdict.wasted_gpu_hours == pytest.approx(2 * 0.98)
+    assert "SMs were in use 2.0% of the 14 h that it held 1g.10gb" in verdict.findings[0].sentence
+    assert kinds(used(sm=0.02)) == ["idle", "whole"], "and what to ask for if it did something"
+
+
+def test_several_slices_and_nodes() -> None:
+    verdict = used("3g.40gb", 4096.0, None, count=4, nodes=2)
+    assert verdict.sbatch == "sbatch --gres=mig:1g.10gb:2", "--gres counts on each node"
+    assert verdict.gpu_hours == 20
+
+
+@pytest.mark.parametrize(
+    ("use", "note"),
+    [
+        ({"peak": None}, "neither its memory nor its SMs were seen"),
+        ({"peak": None, "sm": 0.5}, "its memory was not seen"),
+        ({"ended": FAILED}, "it did not complete"),
+        ({"ended": FAILED, "peak": 80_000.0}, "ended with its slice full"),
+        ({"engine": "vllm"}, "vllm fills a fixed share of any slice"),
+        ({"shared": True}, "it shared its slice"),
+        ({"live": True}, "it goes on"),
+    ],
+)
+def test_what_is_not_known_is_not_guessed(use: dict[str, Any], note: str) -> None:
+    verdict = used(**use)
+    assert note in verdict.note and verdict.sbatch == "" and not verdict.findings
+
+
+def test_a_run_that_its_user_ended_counts() -> None:
+    assert used(ended=CUT).profile == "1g.10gb"
+
+
+def test_slices_that_are_not_alike() -> None:
+    use = SliceUse((("1g.10gb", 2), ("3g.40gb", 1)), 1, 10.0, PastRun(1, "", DONE, 100.0))
+    verdict = judge(use, (), H100.geometry, POLICY)
+    assert verdict.gpu_hours == pytest.approx(10 * (2 / 7 + 0.5)) and not verdict.judged
+
+
+def test_other_runs_of_the_same_job_count() -> None:
+    past = tuple(PastRun(n, "7g.80gb", DONE, 30 * 1024.0) for n in range(9))
+    assert used(peak=4096.0, past=past).profile == "3g.40gb"
+
+
+def test_waits() -> None:
+    assert waited([1, 2, 3, 4]) is None
+    assert waited([float(n) for n in range(10, 0, -1)]) == WaitFigures(5.5, 9.0, 10)
+
+
+# -- over a record ---------------------------------------------------------------------------------------------------
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = f"sqlite:///{tmp_path_factory.mktemp('waste')}/x.db"
+    with open_store(url) as store:
+        node = Node(store)
+        node.send(describe(node, at("09-01")))
+        whole, busy = piece(0, 8, "7g.80gb", "GPU-n1-0"), {"seconds": 9.0, "tensor": 0.0, "dram": 0.05}
+        run(
+            store, node, 7, at("10-02T10:00"), at("10-02T12:00"), whole, waited=3600,
+            memory_mib=4096, activity={**busy, "sm": 0.12},
+        )  # fmt: skip
+        run(store, node, 8, at("10-03T10:00"), at("10-03T11:00"), whole, user="bob", uid=1002, memory_mib=70_000)
+        run(store, node, 9, at("10-04T10:00"), at("10-04T20:00"), piece(0, 4, "3g.40gb", "GPU-n1-0"), memory_mib=5000)
+        for number in range(20, 26):
+            began = at("10-02T08:00") + 60 * number
+            run(store, node, number, began, began + 50, piece(gpu="GPU-n1-0"), waited=float(number))
+        run(store, node, 30, at("11-14T00:00"), None, piece(gpu="GPU-n1-0"))
+    return url
+
+
+@pytest.fixture
+def waste(database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    monkeypatch.setenv("MIGBATCH_DB", database)
+    monkeypatch.setattr(time, "time", lambda: at("11-15"))
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = run_command(cli, "migbatch", ("waste", *arguments))
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+BLOCK = """\
+Job:          7
+User/Account: alice/chemistry
+Partition:    gpu
+State:        COMPLETED (exit code 0:0)
+Held:         7g.80gb for 02:00:00 (2 GPU-hours)
+Memory:       4 GiB of 79.2 GiB (5%)
+SMs:          12% in use, memory bandwidth 5%
+Wasted:       1.71 GPU-hours
+Findings:     a whole GPU where 1g.10gb would do: at most 4 of 79.2 GiB were used, with a margin 6, and 1g.10gb has \
+9.75; 0.84 of 7 compute slices were busy, and 1g.10gb has 1
+Next time:    sbatch --gres=mig:1g.10gb
+Waited:       01:00:00
+Would wait:   00:00:22 median, 00:00:25 for nine of ten (6 runs with 1g.10gb submitted around that time)
+"""
+
+
+def test_should_this_job_have_been_on_a_slice(waste: Cli) -> None:
+    assert waste("7") == (0, BLOCK, "")
+
+
+def test_where_too_few_waited_it_is_unknown(waste: Cli) -> None:
+    out = waste("9")[1]
+    assert "Next time:    sbatch --gres=mig:1g.10gb\n" in out
+    assert "Would wait:   unknown: fewer than 5 runs with 1g.10gb were submitted around that time" in out
+    assert "SMs:          not sampled" in out
+
+
+def test_a_job_that_goes_on(waste: Cli) -> None:
+    assert "Note:         it goes on; memory and SMs are told at its end" in waste("30")[1]
+
+
+def test_the_worst_of_the_site_come_first(waste: Cli) -> None:
+    code, out, err = waste("-S", "2026-10-01", "-E", "2026-11-01")
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert lines[0].split()[:4] == ["JOBID", "USER", "ACCOUNT", "HELD"]
+    assert [line.split()[0] for line in lines[1:-1]] == ["9", "7"], "most GPU-hours first, job 8 needs what it had"
+    assert lines[-1] == (
+        "9 runs held 8.01 GPU-hours; of 8 it was seen what they did, 5.29 (66%) were wasted; shown: the worst 2"
+    )
+    assert waste("-S", "2026-10-01", "-E", "2026-11-01", "--limit", "1", "-P", "-n")[1].splitlines() == [
+        "9|alice|chemistry|3g.40gb|10:00:00|12|not sampled|5.00|3.57|memory|sbatch --gres=mig:1g.10gb|00:01:00|unknown"
+    ]
+
+
+def test_json_and_csv_hold_the_same(waste: Cli) -> None:
+    window = ("-S", "2026-10-01", "-E", "2026-11-01", "-u", "alice")
+    found = json.loads(waste(*window, "--json")[1])
+    assert [row["job"] for row in found["runs"]] == ["9", "7"] and found["total"]["runs"] == 8
+    assert found["runs"][1]["would_wait"] == {"median_s": 22.5, "p90_s": 25.0, "runs": 6}
+    assert found["runs"][1]["findings"][0]["figures"]["busy_slices"] == pytest.approx(0.84)
+    table = list(csv.DictReader(io.StringIO(waste(*window, "--csv")[1])))
+    assert [(row["job"], row["next_time"], row["would_wait_runs"]) for row in table] == [
+        ("9", "sbatch --gres=mig:1g.10gb", ""), ("7", "sbatch --gres=mig:1g.10gb", "6"),
+    ]  # fmt: skip
+
+
+def test_nothing_is_no_error(waste: Cli) -> None:
+    assert waste("-S", "2020-01-01", "-E", "2020-01-02") == (0, "no runs with slices ended in this window\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("99",), 1, "no run of job 99 that held slices is in the record"),
+        (("a;b",), 2, "'a;b' is no job id"),
+        (("7", "-u", "alice"), 2, "leave -u"),
+        (("-S", "never"), 1, "'never' is not a time"),
+    ],
+)
+def test_exit_codes(waste: Cli, arguments: tuple[str, ...], code: int, said: str) -> None:
+    done = waste(*arguments)
+    assert done[:2] == (code, "") and said in done[2]

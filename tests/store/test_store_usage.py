@@ -1,0 +1,48 @@
+"""What was held, added up by each kind of database."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.queries import RunFilter
+from slurm_migbatch.store.usage import HeldSlices, held_slices
+from tests.support.store_events import Node, piece
+from tests.support.usage_record import run
+
+
+def test_it_is_added_up_and_clipped(database: str) -> None:
+    with open_store(database) as store:
+        node = Node(store)
+        half = {"seconds": 9.0, "sm": 0.5, "tensor": 0.0, "dram": 0.0}
+        run(store, node, 1, 1000, 1100, activity=half)
+        run(store, node, 2, 1200, 1250)
+        run(store, node, 3, 1300, 1400, shared=True, activity=half)
+        run(store, node, 4, 900, 1010, activity=half)
+        run(store, node, 5, 1900, 2100)
+        run(store, node, 6, 1500, 1600, piece(0, 1), piece(1, 1))
+        run(store, node, 7, 1700, None, piece(0, 2, "2g.20gb"), user="")
+        run(store, node, 8, 2000, 2500)
+        run(store, node, 9, 500, 1000)
+        with store.reading() as connection:
+            everyone = list(held_slices(connection, RunFilter(), ("user", "node"), 1000, 2000, 1800))
+            other = list(held_slices(connection, RunFilter(nodes=("n2",)), (), 1000, 2000, 1800))
+            nobody = list(held_slices(connection, RunFilter(accounts=("ml",)), ("partition",), 1000, 2000, 1800))
+    alice = ("alice", "n1")
+    assert sorted(everyone) == [
+        HeldSlices(("1001", "n1"), "2g.20gb", 2, 7, 1, 100.0, 0.0, 0.0),
+        HeldSlices(alice, "1g.10gb", 1, 0, 3, 250.0, 100.0, 50.0),
+        HeldSlices(alice, "1g.10gb", 1, 4, 1, 10.0, 10.0, 5.0),
+        HeldSlices(alice, "1g.10gb", 1, 6, 1, 200.0, 0.0, 0.0),
+    ]
+    assert other == nobody == []
+
+
+@pytest.mark.parametrize("group", ["user", "account", "partition", "node"])
+def test_each_group(database: str, group: str) -> None:
+    with open_store(database) as store:
+        node = Node(store)
+        run(store, node, 1, 1000, 1100)
+        with store.reading() as connection:
+            (found,) = held_slices(connection, RunFilter(), (group,), 0, 2000, 2000)
+    assert found.groups == ({"user": "alice", "account": "chemistry", "partition": "gpu", "node": "n1"}[group],)
