@@ -59,9 +59,31 @@ def ask_and_print(
 
     site = QuerySite(found, catalog, submit_socket)
     try:
-        return _print(answer(question, _rights(site, named=bool(db)), site))
+        return _print(answer(question, rights_here(site, named=bool(db)), site))
     except Unanswerable as error:
         raise _failure(str(error), error.code) from None
+
+
+def local_site(config: str | None, db: str | None) -> QuerySite:
+    """Return the record that this user may open here, for what no query service answers.
+
+    Args:
+        config: file of the configuration, as -c gives it.
+        db: URL of the database instead of the configured one.
+
+    Raises:
+        Failure: he may not open it.
+        ConfigError: the configuration exists and cannot be used.
+    """
+    from slurm_migbatch.query.site import QuerySite
+
+    found = _configuration(config, db, named=False)
+    if isinstance(found, Servers):
+        raise Failure(
+            "this reads the record itself, which is not here or not yours to open; run it on the controller as root or "
+            "SlurmUser, or name a database with --db"
+        )
+    return QuerySite(found)
 
 
 def _failure(sentence: str, code: int) -> click.ClickException:
@@ -89,7 +111,7 @@ def _print_answer(answer: Answer) -> int:
     return answer.code
 
 
-def _rights(site: QuerySite, *, named: bool) -> Rights:
+def rights_here(site: QuerySite, *, named: bool) -> Rights:
     """Return what this user may see: all of a database that he named and could open, else as the service does."""
     from slurm_migbatch.slurm.rights import Rights
 

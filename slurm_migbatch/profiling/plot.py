@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.ticker import Formatter
 
-# distinguishable by people with any colour vision (Okabe and Ito)
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
+# distinguishable by people with any colour vision (Okabe and Ito), grey in the place of black: also on a dark page
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c6d31")
 #: points (1/72 inch) of a line of text
 LINE = 16.0
 _PANEL_WIDTH, _PANEL_HEIGHT = 430.0, 330.0

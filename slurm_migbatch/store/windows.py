@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
-from sqlalchemy.engine import Row
 
 from slurm_migbatch.store.models import Gpu, Lease, Loan, Run
 from slurm_migbatch.store.queries import RunFilter, conditions_of
@@ -38,13 +37,13 @@ class HeldSlice(NamedTuple):
     sm: float | None
 
 
-def held_slices(connection: Connection, wanted: RunFilter) -> Sequence[Row[Any]]:
+def held_slices(connection: Connection, wanted: RunFilter) -> Sequence[Sequence[Any]]:
     """Return rows with the fields of `HeldSlice`; a slice that two runs share comes once for each."""
     statement = select(
         Lease.node, Lease.gpu, Lease.gpu_index, Lease.profile, Lease.slot_start, Lease.slot_size, Lease.since,
         Lease.until, Run.account, Run.measured_facts["sm"].as_float(),
     ).join(Run, Lease.run_id == Run.id)  # fmt: skip
-    known = [Lease.since.is_not(None)]
+    known: list[ColumnElement[bool]] = [Lease.since.is_not(None)]
     if wanted.end is not None:
         known.append(Lease.since < wanted.end)
     if wanted.start is not None:
@@ -70,7 +69,7 @@ def waits(connection: Connection, wanted: RunFilter, bounds: Sequence[float]) ->
     return [(str(profile), int(number), int(count)) for profile, number, count in connection.execute(statement)]
 
 
-def predictions(connection: Connection, wanted: RunFilter) -> Sequence[Row[Any]]:
+def predictions(connection: Connection, wanted: RunFilter) -> Sequence[Sequence[Any]]:
     """Return predicted and measured figures of runs that ended in the window: two columns for each of PREDICTED."""
     pairs = [(getattr(Run, f"predicted_{name}"), getattr(Run, f"measured_{name}")) for name in PREDICTED]
     known = or_(*(and_(predicted > 0, measured > 0) for predicted, measured in pairs))
@@ -79,7 +78,7 @@ def predictions(connection: Connection, wanted: RunFilter) -> Sequence[Row[Any]]
     return connection.execute(statement).all()
 
 
-def loans(connection: Connection, wanted: RunFilter) -> Sequence[Row[Any]]:
+def loans(connection: Connection, wanted: RunFilter) -> Sequence[Sequence[Any]]:
     """Return (profile, started, signalled, requeued, ended, cause) of loans that ran at some moment of the window.
 
     Of the filter the window, users, accounts, partitions, nodes and `only` count.
@@ -100,7 +99,7 @@ def loans(connection: Connection, wanted: RunFilter) -> Sequence[Row[Any]]:
     return connection.execute(select(*columns).where(*conditions)).all()
 
 
-def gpus(connection: Connection, wanted: RunFilter) -> Sequence[Row[Any]]:
+def gpus(connection: Connection, wanted: RunFilter) -> Sequence[Sequence[Any]]:
     """Return (node, uuid, index) of the GPUs in MIG mode that nodes have now."""
     statement = select(Gpu.node, Gpu.uuid, Gpu.gpu_index).where(Gpu.present, Gpu.mig)
     if wanted.nodes:

@@ -54,7 +54,8 @@ def _run(number: int, submitted: float, started: float, ended: float, chance: ra
         "began": submitted, "span_class": span_class(submitted, ended), "asked": "mig:auto", "slice_count": 1,
         "bucket": f"bert-large/infer/b{2 ** (number % 8)}/128tok/any/any", "decision": f"{number:08x}",
         "source": "service", "profile": chance.choice(_PROFILES)[0], "warm": number % 2 == 0, "setup_ms": 4.0,
-        "predicted_latency_ms": chance.uniform(1, 100),
+        "predicted_latency_ms": chance.uniform(1, 100), "measured_latency_ms": chance.uniform(1, 100),
+        "measured_facts": {"sm": round(chance.random(), 4)},
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What pictures show, summed up from rows of the record: use, waits, predictions, loans, layouts. No input or output."""
+"""Sums that pictures show: use, waits, predictions, loans, layouts, from rows of the record. No input or output."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ WAITS: Final = (
 )  # fmt: skip
 #: shares of a GPU's memory slices whose profiles are drawn: below, the place counts as empty
 _MOSTLY: Final = 0.5
+#: above the memory slices of any GPU
+_MOST_SLICES: Final = 64
 _NO_ACCOUNT: Final = "(no account)"
 
 
@@ -88,16 +90,23 @@ class Held:
         account_codes, accounts = _coded(names, str)
         ends = [end if moment is None else moment for moment in until]
         return cls(
-            gpu_codes, profile_codes, account_codes, np.array(start, np.int64), np.array(size, np.int64),
+            gpu_codes, profile_codes, account_codes, np.array(start, np.int64),
+            np.minimum(np.array(size, np.int64), _MOST_SLICES - 1),
             np.array(since, np.float64), np.array(ends, np.float64), np.array(sm, np.float64), gpus, profiles, accounts,
         )  # fmt: skip
 
     @cached_property
     def weight(self) -> Reals:
         """GPU equivalents of each slice."""
-        kinds, which = np.unique(np.stack([self.profile, self.size]), axis=1, return_inverse=True)
-        found = [gpu_equivalent(self.profiles[profile], int(size)) for profile, size in kinds.T]
-        return np.array(found, np.float64)[which.ravel()] if found else np.zeros(0)
+        kinds = self.profile * _MOST_SLICES + self.size
+        table = {
+            int(kind): gpu_equivalent(self.profiles[kind // _MOST_SLICES], int(kind % _MOST_SLICES))
+            for kind in set(kinds.tolist())
+        }
+        weights = np.zeros(len(self.profiles) * _MOST_SLICES + _MOST_SLICES)
+        weights[list(table)] = list(table.values())
+        found: Reals = weights[kinds]
+        return found
 
     @cached_property
     def activity(self) -> tuple[Reals, Reals, Reals]:
@@ -123,9 +132,10 @@ def _gpu_order(gpu: tuple[str, int | None, str]) -> tuple[str, int, str]:
 def profile_order(text: str) -> tuple[tuple[int, int, str], str]:
     """Order profiles by size; what a run of several slices got comes behind its first, other texts come last."""
     try:
-        return tuple(Profile.parse(text.split(",")[0].split(":")[0])), text
+        profile = Profile.parse(text.split(",")[0].split(":")[0])
     except ProfileError:
         return (1000, 0, ""), text
+    return (profile.compute, profile.memory_gb, profile.suffix), text
 
 
 def use_by_account(held: Held, bins: TimeBins) -> list[Use]:
