@@ -46,6 +46,9 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
     loans. It reads the record itself, so it is for who may open that: on the database's host, or with --db. Who is no
     operator gets his own runs where PrivateData hides others. Times are migacct's.
     """
+    from slurm_migbatch.report.pictures import require
+
+    require()
     from slurm_migbatch.cli.asking import local_site, rights_here
     from slurm_migbatch.query import pictures
     from slurm_migbatch.query.reply import Unanswerable

@@ -17,6 +17,7 @@ FORBIDDEN = {
     "nvml": ("profiling/oom.py", "pynvml"),
     "decisions": ("predict/knee.py", "urllib.request"),
     "plots": ("report/table.py", "matplotlib.pyplot"),
+    "charts": ("report/lines.py", "plotly"),
     "database": ("site/render.py", "sqlalchemy"),
     "doctor-anywhere": ("doctor/disks.py", "slurm_migbatch.site.render"),
 }
