@@ -14,6 +14,7 @@ from slurm_migbatch.profiling.measurement import Measurement
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.ticker import Formatter
 
@@ -80,6 +81,7 @@ def _paint(found: Sequence[MeasuredCurve], title: str, figure: Figure) -> None:
     left.yaxis.set_major_formatter(numbers())
     if any(curve.points for curve in found):  # of crosses alone no logarithmic scale can be made
         right.set_yscale("log")
+        decades(right.yaxis)
     right.yaxis.set_major_formatter("{x:g}")
     if legend:
         figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=2)
@@ -120,6 +122,15 @@ def _draw_curve(curve: MeasuredCurve, colour: str, left: Axes, right: Axes, numb
             )  # fmt: skip
             legend["does not fit"] = mark
     return legend
+
+
+def decades(axis: Axis) -> None:
+    """Put ticks of a logarithmic axis at decades, where these are few at 2 and 5 times them too."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def numbers() -> Formatter:
