@@ -59,31 +59,42 @@ def ask_and_print(
 
     site = QuerySite(found, catalog, submit_socket)
     try:
-        return _print(answer(question, rights_here(site, named=bool(db)), site))
+        return _print(answer(question, _rights(site, named=bool(db)), site))
     except Unanswerable as error:
         raise _failure(str(error), error.code) from None
 
 
-def local_site(config: str | None, db: str | None) -> QuerySite:
-    """Return the record that this user may open here, for what no query service answers.
+def ask_for_text(question: Question, config: str | None = None, *, db: str | None = None) -> str:
+    """Ask a question whose answer is a file's text, and return that; remarks go to stderr.
 
     Args:
+        question: what is asked.
         config: file of the configuration, as -c gives it.
         db: URL of the database instead of the configured one.
 
     Raises:
-        Failure: he may not open it.
+        Failure, click.UsageError: there is no answer.
         ConfigError: the configuration exists and cannot be used.
     """
-    from slurm_migbatch.query.site import QuerySite
-
     found = _configuration(config, db, named=False)
     if isinstance(found, Servers):
-        raise Failure(
-            "this reads the record itself, which is not here or not yours to open; run it on the controller as root or "
-            "SlurmUser, or name a database with --db"
-        )
-    return QuerySite(found)
+        told = _asked(question, found)
+        if told.error:
+            raise _failure(told.error, told.code)
+        lines, remarks = [told.out.removesuffix("\n")], told.err
+    else:
+        from slurm_migbatch.query.answers import answer
+        from slurm_migbatch.query.site import QuerySite
+
+        site = QuerySite(found)
+        try:
+            reply = answer(question, _rights(site, named=bool(db)), site)
+            lines, remarks = list(reply.lines), reply.remarks
+        except Unanswerable as error:
+            raise _failure(str(error), error.code) from None
+    for remark in remarks:
+        click.echo(remark, err=True)
+    return "\n".join(lines) + "\n"
 
 
 def _failure(sentence: str, code: int) -> click.ClickException:
@@ -111,7 +122,7 @@ def _print_answer(answer: Answer) -> int:
     return answer.code
 
 
-def rights_here(site: QuerySite, *, named: bool) -> Rights:
+def _rights(site: QuerySite, *, named: bool) -> Rights:
     """Return what this user may see: all of a database that he named and could open, else as the service does."""
     from slurm_migbatch.slurm.rights import Rights
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure
+from slurm_migbatch.cli.common import HELP
 
 
 @click.command(context_settings=HELP)
@@ -43,48 +39,22 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
     """Draw what GPU slices were used for as one HTML file, which needs nothing beside it.
 
     Use by account and over time, busy and idle; profiles; what lay on the GPUs; waits; predicted against measured;
-    loans. It reads the record itself, so it is for who may open that: on the database's host, or with --db. Who is no
-    operator gets his own runs where PrivateData hides others. Times are migacct's.
+    loans. Where PrivateData hides runs of others, who is no operator gets his own. Times are migacct's.
     """
-    from slurm_migbatch.report.pictures import require
+    from slurm_migbatch.cli.asking import ask_for_text
+    from slurm_migbatch.query.questions import PageQuestion
 
-    require()
-    from slurm_migbatch.cli.asking import local_site, rights_here
-    from slurm_migbatch.query import pictures
-    from slurm_migbatch.query.reply import Unanswerable
-    from slurm_migbatch.report.errors import ReportError
-    from slurm_migbatch.report.format import split
-    from slurm_migbatch.report.selection import ReportOptions, make_selection
-
-    now = time.time()
-    db = db or os.environ.get("MIGBATCH_DB")
-    asked = ReportOptions(
-        users=split(names["users"]),
-        allusers=not names["users"],
-        accounts=split(names["accounts"]),
-        partitions=split(names["partitions"]),
+    question = PageQuestion(
+        users=_split(names["users"]),
+        accounts=_split(names["accounts"]),
+        partitions=_split(names["partitions"]),
         nodes=",".join(names["nodes"]),
         start=start,
         end=end,
-        duplicates=True,
     )
-    try:
-        wanted = make_selection(asked, now, os.getuid()).wanted
-        site = local_site(config, db)
-        with _no_collection():
-            document = pictures.page(wanted, rights_here(site, named=bool(db)), site, now)
-    except ReportError as error:
-        raise click.UsageError(str(error)) from None
-    except Unanswerable as error:
-        raise Failure(str(error)) from None
+    document = ask_for_text(question, config, db=db or os.environ.get("MIGBATCH_DB"))
     html.write_text(document, encoding="utf-8")
 
 
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Look for no cycles meanwhile: rows of the record make none, and a fifth of the time would go into it."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+def _split(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(word for text in texts for word in text.split(",") if word)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,14 +12,17 @@ import numpy as np
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from slurm_migbatch.query.questions import PageQuestion
 from slurm_migbatch.query.redact import allowed
-from slurm_migbatch.query.reply import Unanswerable
+from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.site import QuerySite
+from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.pictures import charts, sums
 from slurm_migbatch.report.pictures.bins import TimeBins
 from slurm_migbatch.report.pictures.charts import Chart
 from slurm_migbatch.report.pictures.page import render
 from slurm_migbatch.report.pictures.words import moment, zone
+from slurm_migbatch.report.selection import ReportOptions, make_selection
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store import windows
 from slurm_migbatch.store.db import open_store
@@ -27,6 +33,37 @@ _FINE, _COARSE = 250, 62
 _ACCOUNTS, _GPUS, _PROFILES = 12, 32, 10
 """How many are drawn; tables hold all accounts."""
 _FIGURES = (("Throughput", "items/s"), ("Latency of a batch", "ms"), ("Memory", "MiB"))
+
+
+def answer(question: PageQuestion, rights: Rights, site: QuerySite) -> Reply:
+    """Answer with the HTML document."""
+    now = time.time()
+    asked = ReportOptions(
+        users=question.users,
+        allusers=not question.users,
+        accounts=question.accounts,
+        partitions=question.partitions,
+        nodes=question.nodes,
+        start=question.start,
+        end=question.end,
+        duplicates=True,
+    )
+    try:
+        wanted = make_selection(asked, now, rights.uid).wanted
+    except ReportError as error:
+        raise Unanswerable(str(error), 2) from None
+    with _no_collection():
+        return Reply([page(wanted, rights, site, now)])
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Look for no cycles meanwhile: rows of the record make none, and a fifth of the time would go into it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:

@@ -148,10 +148,25 @@ class ExplainQuestion:
     as_json: bool = False
 
 
-Question = RunsQuestion | ShowQuestion | WhyQuestion | NodesQuestion | LoansQuestion | ExplainQuestion
-KINDS: Mapping[str, type[Question]] = {
-    kind.kind: kind for kind in (RunsQuestion, ShowQuestion, WhyQuestion, NodesQuestion, LoansQuestion, ExplainQuestion)
-}
+@dataclass(frozen=True)
+class PageQuestion:
+    """`migbatch report`: pictures of a window of time as one HTML document."""
+
+    kind: ClassVar[str] = "page"
+
+    users: tuple[str, ...] = words(256)
+    accounts: tuple[str, ...] = words(256)
+    partitions: tuple[str, ...] = words(256)
+    nodes: str = text(8192)
+    start: str = text(64)
+    end: str = text(64)
+
+
+Question = RunsQuestion | ShowQuestion | WhyQuestion | NodesQuestion | LoansQuestion | ExplainQuestion | PageQuestion
+_KINDS: tuple[type[Question], ...] = (
+    RunsQuestion, ShowQuestion, WhyQuestion, NodesQuestion, LoansQuestion, ExplainQuestion, PageQuestion,
+)  # fmt: skip
+KINDS: Mapping[str, type[Question]] = {kind.kind: kind for kind in _KINDS}
 
 
 def is_job(written: str) -> bool:

@@ -182,6 +182,6 @@ def test_who_may_see_a_job_is_told_all_of_it(site: QuerySite, rights: Rights) ->
 
 def test_rights_are_asked_of_nobody_for_a_database_that_was_named(tmp_path: Path) -> None:
     """--db keeps its meaning: the file's own permissions are what counts."""
-    from slurm_migbatch.cli.asking import rights_here
+    from slurm_migbatch.cli.asking import _rights
 
-    assert rights_here(QuerySite(Config()), named=True).everything
+    assert _rights(QuerySite(Config()), named=True).everything

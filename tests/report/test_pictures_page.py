@@ -158,7 +158,7 @@ def test_a_record_that_holds_nothing_is_said_so(tmp_path):
     [
         (("-S", "nonsense"), 2, "is not a time"),
         (("-S", "2026-10-02", "-E", "2026-10-01"), 2, "ends before it begins"),
-        (("-S", "tomorrow", "-E", "now+3days"), 1, "holds no time that has passed"),
+        (("-S", "tomorrow", "-E", "now+3days"), 2, "holds no time that has passed"),
     ],
 )
 def test_what_is_refused(url, tmp_path, capsys, options, code, words):
