@@ -97,6 +97,39 @@ def asker(config: str | None = None) -> Callable[[Question], Answer]:
     return here
 
 
+def ask_for_text(question: Question, config: str | None = None, *, db: str | None = None) -> str:
+    """Ask a question whose answer is a file's text, and return that; remarks go to stderr.
+
+    Args:
+        question: what is asked.
+        config: file of the configuration, as -c gives it.
+        db: URL of the database instead of the configured one.
+
+    Raises:
+        Failure, click.UsageError: there is no answer.
+        ConfigError: the configuration exists and cannot be used.
+    """
+    found = _configuration(config, db, named=False)
+    if isinstance(found, Servers):
+        told = _asked(question, found)
+        if told.error:
+            raise _failure(told.error, told.code)
+        lines, remarks = [told.out.removesuffix("\n")], told.err
+    else:
+        from slurm_migbatch.query.answers import answer
+        from slurm_migbatch.query.site import QuerySite
+
+        site = QuerySite(found)
+        try:
+            reply = answer(question, _rights(site, named=bool(db)), site)
+            lines, remarks = list(reply.lines), reply.remarks
+        except Unanswerable as error:
+            raise _failure(str(error), error.code) from None
+    for remark in remarks:
+        click.echo(remark, err=True)
+    return "\n".join(lines) + "\n"
+
+
 def _failure(sentence: str, code: int) -> click.ClickException:
     return click.UsageError(sentence) if code == EXIT_USAGE else Failure(sentence)
 

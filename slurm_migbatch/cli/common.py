@@ -26,7 +26,7 @@ EXIT_INTERRUPTED = 130
 HELP = {"help_option_names": ["-h", "--help"]}
 
 #: modules that another extra brings than `controller` does
-_EXTRAS = {"pynvml": "node", "matplotlib": "plot", "rich": "login"}
+_EXTRAS = {"pynvml": "node", "matplotlib": "plot", "rich": "login", "plotly": "report", "markupsafe": "report"}
 _LAB = "slurm_migbatch.lab"
 #: what a database says of itself, by SQLAlchemy, which commands without one do not import
 _OF_DATABASES = ("OperationalError", "InternalError", "InterfaceError", "DatabaseError")

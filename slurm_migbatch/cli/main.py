@@ -25,6 +25,7 @@ COMMANDS = {
     "profile": (f"{_HERE}.profile:profile", "Measure models, and keep what was measured."),
     "progress": (f"{_HERE}.progress:progress", "Say, inside a job, what it has achieved so far."),
     "replay": (f"{_HERE}.replay:replay", "Decide again on recorded rounds, and show what is decided otherwise."),
+    "report": (f"{_HERE}.report:report", "Draw use, layouts, waits, predictions and loans as one HTML page."),
     "show": (f"{_HERE}.show:show", "Show one job: asked, bucket, got, predicted, measured, why."),
     "simulate": (f"{_LAB}.simulate:simulate", "Replay a trace under a policy on a simulated cluster."),
     "testbed": ("slurm_migbatch.testbed.cli:testbed", "Start and stop a private Slurm cluster with simulated GPUs."),

@@ -466,6 +466,23 @@ class QueryConfig:
 
 
 @dataclass(frozen=True)
+class ReportConfig:
+    """The page of pictures that the process answering users serves to browsers, as `migbatch report` draws it."""
+
+    page: bool = key(False, "Serve it; needs [query] enabled and the extra `report`.")
+    listen: str = key("127.0.0.1", "Address to listen on; elsewhere than on loopback every page needs the token.")
+    port: int = key(6832, "Port.", between(0, 65535))
+    token_file: str = key(
+        "",
+        "File with a token, 32 bytes at least, for a page of all runs whatever PrivateData says (Authorization: "
+        "Bearer, or as a password); owned by migbatchd's user, mode 0600. Empty: this host alone is shown what "
+        "PrivateData shows to everybody.",
+        absolute_or_empty,
+    )
+    days: int = key(30, "Days back that it shows where its address names no others.", between(1, 3660))
+
+
+@dataclass(frozen=True)
 class DaemonConfig:
     """The service itself."""
 
@@ -529,6 +546,7 @@ class Config:
     store: StoreConfig = StoreConfig()
     node_api: NodeApiConfig = NodeApiConfig()
     query: QueryConfig = QueryConfig()
+    report: ReportConfig = ReportConfig()
     daemon: DaemonConfig = DaemonConfig()
     gpus: Mapping[str, GpuConfig] = field(default_factory=dict)
     models: Mapping[str, ModelConfig] = field(default_factory=dict)

@@ -14,11 +14,12 @@ from slurm_migbatch.profiling.measurement import Measurement
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.ticker import Formatter
 
-# distinguishable by people with any colour vision (Okabe and Ito)
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
+# distinguishable by people with any colour vision (Okabe and Ito), grey in the place of black: also on a dark page
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c6d31")
 #: points (1/72 inch) of a line of text
 LINE = 16.0
 _PANEL_WIDTH, _PANEL_HEIGHT = 430.0, 330.0
@@ -80,6 +81,7 @@ def _paint(found: Sequence[MeasuredCurve], title: str, figure: Figure) -> None:
     left.yaxis.set_major_formatter(numbers())
     if any(curve.points for curve in found):  # of crosses alone no logarithmic scale can be made
         right.set_yscale("log")
+        decades(right.yaxis)
     right.yaxis.set_major_formatter("{x:g}")
     if legend:
         figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=2)
@@ -120,6 +122,15 @@ def _draw_curve(curve: MeasuredCurve, colour: str, left: Axes, right: Axes, numb
             )  # fmt: skip
             legend["does not fit"] = mark
     return legend
+
+
+def decades(axis: Axis) -> None:
+    """Put ticks of a logarithmic axis at decades, where these are few at 2 and 5 times them too."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def numbers() -> Formatter:

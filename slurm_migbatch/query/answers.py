@@ -6,6 +6,7 @@ from slurm_migbatch.query.questions import (
     ExplainQuestion,
     LoansQuestion,
     NodesQuestion,
+    PageQuestion,
     Question,
     RunsQuestion,
     ShowQuestion,
@@ -14,7 +15,7 @@ from slurm_migbatch.query.questions import (
     WasteQuestion,
     WhyQuestion,
 )
-from slurm_migbatch.query.reply import Reply
+from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.rights import Rights
 
@@ -58,7 +59,24 @@ def answer(question: Question, rights: Rights, site: QuerySite) -> Reply:
         from slurm_migbatch.query import waste
 
         return waste.answer(question, rights, site)
+    if isinstance(question, PageQuestion):
+        _require_plotly(site)
+        from slurm_migbatch.query import pictures
+
+        return pictures.answer(question, rights, site)
     assert isinstance(question, ExplainQuestion)
     from slurm_migbatch.query import explain
 
     return explain.answer(question, rights.uid, site)
+
+
+def _require_plotly(site: QuerySite) -> None:
+    from slurm_migbatch.report.pictures import require
+
+    try:
+        require()
+    except ModuleNotFoundError as error:
+        if not site.quiet:  # the command says what to install
+            raise
+        lacking = "the query service cannot draw: its host lacks pip install 'slurm-migbatch[report]'"
+        raise Unanswerable(lacking) from error

@@ -217,6 +217,20 @@ class ExplainQuestion:
     as_json: bool = False
 
 
+@dataclass(frozen=True)
+class PageQuestion:
+    """`migbatch report`: pictures of a window of time as one HTML document."""
+
+    kind: ClassVar[str] = "page"
+
+    users: tuple[str, ...] = words(256)
+    accounts: tuple[str, ...] = words(256)
+    partitions: tuple[str, ...] = words(256)
+    nodes: str = text(8192)
+    start: str = text(64)
+    end: str = text(64)
+
+
 Question = (
     RunsQuestion
     | ShowQuestion
@@ -227,6 +241,7 @@ Question = (
     | UsageQuestion
     | WasteQuestion
     | ExplainQuestion
+    | PageQuestion
 )
 KINDS: Mapping[str, type[Question]] = {kind.kind: kind for kind in get_args(Question)}
 

@@ -36,6 +36,7 @@ from slurm_migbatch.daemon.listening import Listening
 from slurm_migbatch.daemon.log import Seldom
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
 from slurm_migbatch.node.auth import MungeSigner, Signer
+from slurm_migbatch.query.livepage import LivePage
 from slurm_migbatch.query.protocol import PATH
 from slurm_migbatch.query.questions import MAX_QUESTION, QuestionError, read
 
@@ -47,6 +48,8 @@ _HELD_PER_USER: Final = 2
 _WAITING: Final = 64
 #: questions after which another process takes the place of a worker
 _QUESTIONS: Final = 200
+#: connections of browsers
+_BROWSERS: Final = ConnectionBounds(64, 32, 32, 5.0)
 _BODY_S: Final = 5.0
 _NICE: Final = 10
 _PAUSE_S: Final = 1.0
@@ -161,10 +164,17 @@ class QueryService:
         handler = gate.guard(self._answer, lambda _path, status: self.answers.update((status,)))
         bounds = ConnectionBounds(query.max_connections, min(128, query.max_connections // 2), 32, 5.0)
         self.api = ApiServer(Starlette(routes=[Route(PATH, handler, methods=["POST"])]), query.port, bounds, "query")
+        #: for browsers, where they are served
+        self.page: ApiServer | None = None
+        if config.report.page:
+            page = LivePage(config, self._workers.ask)
+            self.page = ApiServer(page.app(), config.report.port, _BROWSERS, "report")
 
     async def stop(self) -> None:
         """Answer no more."""
         await self.api.stop()
+        if self.page is not None:
+            await self.page.stop()
         self._workers.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -218,7 +228,7 @@ async def serve(config: Config, start: bytes) -> None:
     """Serve until stdin ends.
 
     Raises:
-        AuthError: munge cannot be used.
+        AuthError: munge cannot be used, or the token of the page of pictures.
         OSError: the port cannot be had.
     """
     cluster = config.cluster
@@ -229,6 +239,8 @@ async def serve(config: Config, start: bytes) -> None:
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _when_ended, ended)
     try:
         listening.begin()
+        if service.page is not None:
+            Listening(service.page, config.report.listen, slurm.settings, "browsers", "report").begin()
         _send({"serving": service.api.port})
         follow = asyncio.create_task(listening.follow())
         reporting = asyncio.create_task(_report_answers(service))

@@ -125,7 +125,7 @@ def select_runs(
     """
     columns: list[ColumnElement[Any]] = [Run.__table__.c.id]
     columns += [RUN_FIELDS[name] if name in RUN_FIELDS else RETYPED_FIELDS[name] for name in run_fields if name != "id"]
-    conditions = list(matching(wanted))
+    conditions = list(conditions_of(wanted))
     order = [Run.job_id, Run.reuse, Run.restart]
     if not slice_fields:
         for row in connection.execute(select(*columns).where(*conditions).order_by(*order)):
@@ -142,8 +142,8 @@ def select_runs(
         yield lines[0], lines if lines[0][position] is not None else ()
 
 
-def matching(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
-    """Yield the conditions of a filter, all of which must hold."""
+def conditions_of(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
+    """Yield the conditions on `Run` that a filter means; all must hold."""
     if wanted.only is not None:
         uid, accounts = wanted.only
         yield or_(Run.uid == uid, Run.account.in_(accounts))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, String, and_, case, cast, func, or_, select
 
 from slurm_migbatch.store.models import Lease, Run
-from slurm_migbatch.store.queries import RunFilter, matching
+from slurm_migbatch.store.queries import RunFilter, conditions_of
 
 #: what can be grouped by, beside profile and size, which always are
 GROUPS: dict[str, ColumnElement[Any]] = {
@@ -61,7 +61,7 @@ def held_slices(
     sm = case((func.coalesce(facts["shared"].as_string(), "") == "", facts["sm"].as_float()), else_=None)
     whole = and_(Run.slice_count == 1, Run.started >= start, Run.ended <= end)
     conditions = [
-        *matching(replace(wanted, start=start, end=end, states=(), duplicates=True)),
+        *conditions_of(replace(wanted, start=start, end=end, states=(), duplicates=True)),
         Run.started < until,
         or_(Run.ended.is_(None), Run.ended > start),
         or_(Lease.outcome.is_(None), Lease.outcome != "moved"),

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Select, or_, select
 
 from slurm_migbatch.store import recurring
 from slurm_migbatch.store.models import Decision, Lease, Run
-from slurm_migbatch.store.queries import RunFilter, matching
+from slurm_migbatch.store.queries import RunFilter, conditions_of
 from slurm_migbatch.store.recurring import RecurringRun
 
 _MOST_WAITS: Final = 10_000
@@ -40,7 +40,7 @@ class UsedRun:
 
 def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
     """Yield the wanted runs that have started and held slices, by their ids; with a window those that ended in it."""
-    conditions = [*matching(replace(wanted, states=())), Run.slice_count > 0, Run.started.is_not(None)]
+    conditions = [*conditions_of(replace(wanted, states=())), Run.slice_count > 0, Run.started.is_not(None)]
     if not wanted.jobs:
         conditions += [Run.ended >= (wanted.start or 0.0), Run.ended <= wanted.end]
     yield from _used(connection, _statement().where(*conditions).order_by(Run.job_id, Run.id))
@@ -71,7 +71,7 @@ def waits(
     start, end = window
     statement = (
         select(Run.started - Run.submitted)
-        .where(*matching(replace(wanted, start=start, end=None, states=(), jobs=(), users=(), uids=(), accounts=())))
+        .where(*conditions_of(replace(wanted, start=start, end=None, states=(), jobs=(), users=(), uids=(), accounts=())))
         .where(Run.submitted >= start, Run.submitted <= end, Run.started.is_not(None))
         .where(Run.partition == partition, Run.profile == profile)
         .order_by(Run.id.desc())

@@ -18,6 +18,7 @@ FORBIDDEN = {
     "decisions": ("predict/knee.py", "urllib.request"),
     "plots": ("report/table.py", "matplotlib.pyplot"),
     "roll-ups": ("report/table.py", "pandas"),
+    "charts": ("report/lines.py", "plotly"),
     "database": ("site/render.py", "sqlalchemy"),
     "doctor-anywhere": ("doctor/disks.py", "slurm_migbatch.site.render"),
 }

@@ -72,6 +72,8 @@ def extras_of(path):
         return ("pyslurm-25-11",)
     if name == "profiling/plot.py":
         return ("plot",)
+    if name.startswith("report/pictures/"):
+        return ("report",)
     if name.startswith("lab/"):
         return ("lab",)
     return ("node",) if name.startswith(ON_NODES) else ("controller",)
@@ -101,7 +103,10 @@ def test_no_test_module_imports_another():
     assert {path: modules for path, modules in others.items() if modules} == {}
 
 
-@pytest.mark.parametrize("extra", ["", "node", "controller", "plot", "lab", "mysql", "postgres", "pyslurm-25-11"])
+EXTRAS = ("", "node", "controller", "plot", "report", "lab", "mysql", "postgres", "pyslurm-25-11")
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
 def test_declared_packages_are_used(extra):
     """The drivers of databases are not imported by name: SQLAlchemy is told theirs."""
     files = [

@@ -141,6 +141,12 @@ def test_a_package_missed_late_is_told_alike(tmp_path):
     one_line(done, "migbatch", "lab", "numpy")
 
 
+def test_a_page_of_pictures_is_refused_before_anything_is_read(tmp_path):
+    words = ("report", "--db", f"sqlite:///{tmp_path}/x.db", "--html", str(tmp_path / "page.html"))
+    one_line(start(("controller",), "migbatch", *words), "migbatch", "report", "plotly", "markupsafe")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_plot_is_refused_before_anything_is_measured(tmp_path):
     (tmp_path / "bench.py").write_text("def make(batch): return lambda: None\n")
     target = ("--model", "m", "-o", str(tmp_path / "m.csv"), "--plot", str(tmp_path / "m.svg"))

@@ -69,6 +69,36 @@ def test_jain_is_one_for_equals_and_one_over_n_for_one(values: list[float]) -> N
     assert jain([]) is None
 
 
+def test_fairness_is_said_of_two_users_and_more() -> None:
+    result, _ = _preempted()
+    assert summarise(result)["all"]["jain"] is None
+    alone = [SimulatedJob(0, "a", 0, 10, user="ann"), SimulatedJob(1, "b", 0, 20, user="ann")]
+    done = Simulation(SimulatedCluster.of(whole("a30"), 1), alone, Fifo(), Whole()).run()
+    assert summarise(done)["all"]["jain"] is None
+
+
+def test_values_of_0_are_told_and_not_drawn_on_a_logarithmic_axis() -> None:
+    svg = plots.cdf({"wait": [0.0, 0.0, 0.0, 5.0]}, "waits")
+    assert "wait (75% are 0)" in _texts(svg)
+    (line,) = _groups(svg, "line-")
+    assert len(_corners(line)) <= 1
+    straight = plots.cdf({"wait": [0.0, 0.0, 0.0, 5.0]}, "waits", linear=True)
+    assert "wait" in _texts(straight)
+
+
+def test_a_short_logarithmic_axis_has_numbers_at_its_ticks() -> None:
+    texts = _texts(plots.cdf({"wait": [1500.0, 2500.0, 9000.0]}, "waits"))
+    assert {"2000", "5000"} <= texts
+    assert not [text for text in texts if "$" in text]
+
+
+def test_a_timeline_says_which_profile_has_which_colour() -> None:
+    result, cluster = _preempted()
+    stays = spans(result.events, result.end)
+    texts = _texts(plots.timeline(stays, cluster, "layouts"))
+    assert {str(span.place.slot.profile) for span in stays} | {"pale: no progress yet"} <= texts
+
+
 def test_figures_of_seeds_become_means_with_intervals() -> None:
     merged = over_seeds([{"a": {"b": 1.0, "c": None}, "d": 5}, {"a": {"b": 3.0, "c": 1.0}, "d": 5}])
     assert merged["a"]["c"] is None
@@ -143,7 +173,7 @@ def test_plots_are_documents_with_finite_points() -> None:
     svg = plots.cdf(series, "title & <more>")
     assert svg == plots.cdf(series, "title & <more>")
     assert all(math.isfinite(number) for line in _groups(svg, "line-") for pair in _corners(line) for number in pair)
-    assert {"title & <more>", "ours <&>", "zero", "s (logarithmic)"} <= _texts(svg)
+    assert {"title & <more>", "ours <&>", "zero (100% are 0)", "s (logarithmic)"} <= _texts(svg)
     assert "none" not in _texts(svg)
     svg = plots.use(levels(result.events, result.begin, result.end, result.slices), "use")
     assert len(_groups(svg, "line-")) == 2

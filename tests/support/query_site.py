@@ -59,7 +59,7 @@ def fill(url: str) -> None:
 class QueryProcess:
     """A running service: its port, its processes, and questions to it as any user."""
 
-    def __init__(self, home: Path, munge: str, **query: Any) -> None:
+    def __init__(self, home: Path, munge: str, report: dict[str, Any] | None = None, **query: Any) -> None:
         self.home, self.munge, self._book = home, munge, PortBook()
         self.port = self._book.take()
         (home / "bin").mkdir(exist_ok=True)
@@ -75,6 +75,7 @@ class QueryProcess:
             "node_api": {"munge_socket": munge},
             "query": {"listen": "127.0.0.1", "port": self.port, **query},
             "daemon": {"run_dir": str(home / "run")},
+            **({"report": report} if report else {}),
         }
         self.config = home / "migbatch.toml"
         self.config.write_text(render(values))
@@ -128,13 +129,15 @@ def as_user(uid: int, work: Any) -> Any:
 
 
 @contextlib.contextmanager
-def query_process(home: Path, private: str = "", **query: Any) -> Iterator[QueryProcess]:
+def query_process(
+    home: Path, private: str = "", report: dict[str, Any] | None = None, **query: Any
+) -> Iterator[QueryProcess]:
     """A service over the record of `fill`, on a site with that PrivateData."""
     open_to_users(home)
     (home / "munge").mkdir(mode=0o755)
     with private_munged(home / "munge") as socket:
         fill(f"sqlite:///{home}/migbatch.db")
-        service = QueryProcess(home, socket, **query)
+        service = QueryProcess(home, socket, report, **query)
         service.private(private)
         try:
             yield service

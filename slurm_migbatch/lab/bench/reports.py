@@ -1,4 +1,4 @@
-"""How long `migacct` takes on a large store: fills one with made-up runs and times the whole command from outside."""
+"""How long `migacct` and `migbatch report` take on a large store of made-up runs, as whole commands from outside."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.models import Lease, Run, span_class
 
 TARGET_S = 0.5
+PAGE_TARGET_S = 2.0
 _PROFILES = (("1g.10gb", 1), ("1g.20gb", 2), ("2g.20gb", 2), ("3g.40gb", 4), ("7g.80gb", 8))
 _BATCH = 20000
+_MIGACCT, _MIGBATCH = "slurm_migbatch.cli.migacct", "slurm_migbatch.cli.main"
 
 
 def fill(store: Store, runs: int, days: float, end: float, seed: int = 1) -> None:
@@ -54,7 +56,8 @@ def _run(number: int, submitted: float, started: float, ended: float, chance: ra
         "began": submitted, "span_class": span_class(submitted, ended), "asked": "mig:auto", "slice_count": 1,
         "bucket": f"bert-large/infer/b{2 ** (number % 8)}/128tok/any/any", "decision": f"{number:08x}",
         "source": "service", "profile": chance.choice(_PROFILES)[0], "warm": number % 2 == 0, "setup_ms": 4.0,
-        "predicted_latency_ms": chance.uniform(1, 100),
+        "predicted_latency_ms": chance.uniform(1, 100), "measured_latency_ms": chance.uniform(1, 100),
+        "measured_facts": {"sm": round(chance.random(), 4)},
     }  # fmt: skip
 
 
@@ -85,10 +88,11 @@ def _queries(runs: int, days: float, end: float) -> Iterator[tuple[str, list[str
 
 
 def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dict[str, Any]:
-    """Fill a store in a temporary directory and run `migacct -a` on it.
+    """Fill a store in a temporary directory; run `migacct -a` on it, and `migbatch report` on a tenth of its runs.
 
     Returns:
-        {"runs", "days", "fill_s", "file_mb", "queries": [{"name", "median_s", "worst_s", "lines"}], "bars": [...]}.
+        {"runs", "days", "fill_s", "file_mb", "queries": [{"name", "median_s", "worst_s", "lines"}], "page": the same,
+        "bars": [...]}.
     """
     end = float(int(time.time()))
     with tempfile.TemporaryDirectory(prefix="migacct-bench-") as directory:
@@ -97,7 +101,12 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
         with open_store(f"sqlite:///{path}") as store:
             fill(store, runs, days, end)
         fill_s = time.perf_counter() - began
-        queries = [_time(path, name, options, repeats) for name, options in _queries(runs, days, end)]
+        queries = [
+            _time(path, _MIGACCT, name, ["-n", *options], repeats) for name, options in _queries(runs, days, end)
+        ]
+        window = ["-S", f"uts{int(end - 0.2 * days * 86400)}", "-E", f"uts{int(end - 0.1 * days * 86400)}"]
+        words = ["report", "--html", str(Path(directory) / "page.html"), *window]
+        page = _time(path, _MIGBATCH, f"a page of pictures of {runs // 10:,} runs", words, repeats)
         size = path.stat().st_size
     worst = max(query["median_s"] for query in queries)
     return {
@@ -106,19 +115,21 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
         "fill_s": fill_s,
         "file_mb": size / 1e6,
         "queries": queries,
-        "bars": [Bar("migacct, slowest query [s]", worst, TARGET_S).to_dict()],
+        "page": page,
+        "bars": [
+            Bar("migacct, slowest query [s]", worst, TARGET_S).to_dict(),
+            Bar(f"migbatch report, {runs // 10:,} runs [s]", page["median_s"], PAGE_TARGET_S).to_dict(),
+        ],
     }
 
 
-def _time(path: Path, name: str, options: list[str], repeats: int) -> dict[str, Any]:
-    start = "from slurm_migbatch.cli.migacct import main; main()"
+def _time(path: Path, program: str, name: str, options: list[str], repeats: int) -> dict[str, Any]:
+    start = f"from {program} import main; main()"
     environment = {**os.environ, "MIGBATCH_DB": f"sqlite:///{path}"}
     times, lines = [], 0
     for _ in range(repeats):
         began = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", start, "-n", *options], env=environment, capture_output=True, check=True
-        )
+        done = subprocess.run([sys.executable, "-c", start, *options], env=environment, capture_output=True, check=True)
         times.append(time.perf_counter() - began)
         lines = done.stdout.count(b"\n")
     return {"name": name, "median_s": statistics.median(times), "worst_s": max(times), "lines": lines}

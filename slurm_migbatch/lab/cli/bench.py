@@ -156,14 +156,14 @@ def scale(nodes: int, gpus: int, pending: int, as_json: bool) -> None:
 @click.option("--runs", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="In the store.")
 @json_option
 def reports(runs: int, as_json: bool) -> None:
-    """The whole of migacct, from start to end, on a store with a year of runs."""
+    """The whole of migacct, and a page of `migbatch report`, on a store with a year of runs."""
     from slurm_migbatch.lab.bench.reports import measure
 
     result = measure(runs)
     if as_json:
         click.echo(json.dumps(result))
         return
-    for query in result["queries"]:
+    for query in (*result["queries"], result["page"]):
         click.echo(f"  {query['name']:<40} {query['median_s']:.2f} s")
     print_bars(result)
 

@@ -238,7 +238,7 @@ def _shown(value: float, unit: str) -> str:
     if unit == "count":
         return f"{value:.0f}"
     if unit == "number":
-        return f"{value:.3f}"
+        return f"{value:.2f}"
     for seconds, word in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
         if value >= 2 * seconds:
             return f"{value / seconds:.1f} {word}"

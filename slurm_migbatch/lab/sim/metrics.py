@@ -60,7 +60,7 @@ def of_jobs(runs: Sequence[SimulatedRun], end: float) -> dict[str, Any]:
       had passed), and the share;
     - `restarts`: how often a job was interrupted or moved (`interrupted` plus `moved`), mean and most;
     - `lost_s`: work done twice; `paused_s`: on slices without progress;
-    - `jain`: fairness over users, of each user's mean of work / JCT (1: all are slowed down alike).
+    - `jain`: fairness over users, of each one's mean of work / JCT (1: all are slowed alike); None for fewer than two.
     """
     done = [run for run in runs if run.ended is not None]
     jct = np.array([run.ended - run.job.arrival for run in done if run.ended is not None])
@@ -80,7 +80,7 @@ def of_jobs(runs: Sequence[SimulatedRun], end: float) -> dict[str, Any]:
         "restarts": {"mean": float(restarts.mean()) if count else None, "max": int(restarts.max(initial=0))},
         "lost_s": sum(run.lost for run in runs),
         "paused_s": sum(run.paused for run in runs),
-        "jain": jain(_by_user(done)),
+        "jain": jain(shares) if len(shares := _by_user(done)) > 1 else None,
     }
 
 
@@ -143,6 +143,8 @@ def _by_user(done: Iterable[SimulatedRun]) -> list[float]:
     users: dict[str, list[float]] = {}
     for run in done:
         assert run.ended is not None
+        if not run.job.user:
+            continue
         took = run.ended - run.job.arrival
         users.setdefault(run.job.user, []).append(run.job.work / took if took > 0 else 1.0)
     return [sum(values) / len(values) for values in users.values()]

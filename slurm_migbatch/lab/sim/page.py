@@ -8,29 +8,36 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from slurm_migbatch.report.pictures.page import text_of
+
+#: colours of matplotlib's texts, lines, grids and grounds, and those of the page in their place
+_SCHEME = (
+    ("stroke: #000000", "stroke: currentColor"), ("fill: #000000", "fill: currentColor"),
+    ("#dddddd", "var(--grid)"), ("#cccccc", "var(--line)"), ("fill: #ffffff", "fill: none"),
+    ("stroke: #ffffff", "stroke: var(--page)"),
+)  # fmt: skip
+
 _TEMPLATE = """\
 <!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <title>{{ title }}</title>
-<style>
-body { font: 15px/1.45 sans-serif; margin: 2em auto; max-width: 900px; color: #222 }
-table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .9em .2em 0; text-align: left }
-th { border-bottom: 1px solid #999 } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
-pre { background: #f4f4f4; padding: .8em; overflow-x: auto } svg { max-width: 100%; height: auto } .note { color: #666 }
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>{{ css }}
+svg { max-width: 100%; min-width: 40rem; height: auto } svg text { fill: currentColor }
 </style>
 <h1>{{ title }}</h1>
 <p>{{ about }}</p>
 {% for note in notices %}<p class="note">{{ note }}</p>
 {% endfor %}
-<table>
-<tr>{% for name in header %}<th{% if not loop.first %} class="n"{% endif %}>{{ name }}</th>{% endfor %}</tr>
+<div class="scrolls"><table>
+<tr>{% for name in header %}<th scope="col">{{ name }}</th>{% endfor %}</tr>
 {% for row in rows %}<tr>
-{% for cell in row %}<td{% if not loop.first %} class="n"{% endif %}>{{ cell }}</td>{% endfor %}
+{% for cell in row %}<td>{{ cell }}</td>{% endfor %}
 </tr>
 {% endfor %}
-</table>
-{% for plot in plots %}<p>{{ plot }}</p>
+</table></div>
+{% for plot in plots %}<div class="scrolls" tabindex="0" role="region" aria-label="Plot">{{ plot }}</div>
 {% endfor %}
 <h2>Scenario</h2>
 <pre>{{ scenario }}</pre>
@@ -53,9 +60,17 @@ def page(
         "about": about,
         "header": header,
         "rows": rows,
-        "plots": [Markup(plot) for plot in plots if plot],  # noqa: S704 our own drawing, its texts are escaped there
+        "css": Markup(text_of("look.css")),  # noqa: S704 our own file
+        "plots": [Markup(_in_scheme(plot)) for plot in plots if plot],  # noqa: S704 our own drawing, its texts are escaped there
         "scenario": scenario,
         "notices": notices,
     }
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(_TEMPLATE).render(values)
+
+
+def _in_scheme(svg: str) -> str:
+    """Return a drawing that is light or dark as the page is."""
+    for theirs, ours in _SCHEME:
+        svg = svg.replace(theirs, ours)
+    return svg

@@ -12,7 +12,7 @@ from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.spans import MeanLevels, Span
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout
-from slurm_migbatch.profiling.plot import COLOURS, LINE, document, numbers
+from slurm_migbatch.profiling.plot import COLOURS, LINE, decades, document, numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +22,7 @@ _WIDTH, _HEIGHT = 760.0, 300.0
 #: points of what stands around the rows of a plot: its title, ticks and label
 _AROUND = 80.0
 _ROW = 24.0
+_LEGEND_COLUMNS: Final = 5
 _MOST_POINTS: Final = 400
 _MOST_SPANS: Final = 6000
 _SVG = "http://www.w3.org/2000/svg"
@@ -37,13 +38,20 @@ class PlottedBar(NamedTuple):
 
 
 def cdf(series: Mapping[str, Sequence[float]], title: str, unit: str = "s", *, linear: bool = False) -> str:
-    """Share of values that are at most so large, one line for each name; their axis is logarithmic where not linear."""
-    shown = {name: sorted(max(value, 1e-3) for value in values) for name, values in series.items() if len(values)}
+    """Share of values that are at most so large, one line for each name; their axis is logarithmic where not linear.
+
+    A logarithmic axis has no 0: the line of values that are 0 or less begins above it, and the legend says how many.
+    """
     lines: dict[str, list[tuple[float, float]]] = {}
-    for name, values in shown.items():
-        step = max(1, len(values) // _MOST_POINTS)
-        chosen = [*range(0, len(values), step), len(values) - 1]
-        lines[name] = [(values[i], (i + 1) / len(values)) for i in chosen]
+    for name, values in series.items():
+        if not len(values):
+            continue
+        ordered = sorted(values)
+        first = 0 if linear else sum(value <= 0 for value in ordered)
+        step = max(1, (len(ordered) - first) // _MOST_POINTS)
+        chosen = sorted({*range(first, len(ordered), step), len(ordered) - 1} - set(range(first)))
+        label = f"{name} ({first / len(ordered):.0%} are 0)" if first else name
+        lines[label] = [(ordered[i], (i + 1) / len(ordered)) for i in chosen]
 
     def finish(axes: Axes) -> None:
         axes.set_ylim(0.0, 1.0)
@@ -51,6 +59,7 @@ def cdf(series: Mapping[str, Sequence[float]], title: str, unit: str = "s", *, l
             axes.set_xlim(left=0.0)
         else:
             axes.set_xscale("log")
+            decades(axes.xaxis)
         axes.xaxis.set_major_formatter(numbers())
 
     return _lines(lines, title, unit if linear else f"{unit} (logarithmic)", finish)
@@ -93,7 +102,9 @@ def _lines(
         axes = figure.subplots()
         axes.set(title=title, xlabel=label)
         drawn = [
-            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.5, gid=f"line-{number}")[0]
+            axes.plot(
+                [x for x, _ in points], [y for _, y in points], color=colour, linewidth=1.5, gid=f"line-{number}"
+            )[0]
             for number, (points, colour) in enumerate(zip(lines.values(), cycle(COLOURS), strict=False))
         ]
         finish(axes)
@@ -119,9 +130,10 @@ def bars(groups: Mapping[str, Sequence[PlottedBar]], title: str, label: str, mar
         axes.margins(x=0.1)  # room for the last value
         axes.xaxis.set_major_formatter(numbers())
         if mark is not None:
-            axes.axvline(mark, color="#333333", linestyle="--", linewidth=1.0, gid="mark")
+            line = axes.axvline(mark, color="#000000", linestyle="--", linewidth=1.0, gid="mark")
+            figure.legend([line], [f"what they are held against: {mark:g}"], loc="outside lower left")
 
-    return document(_WIDTH, _AROUND + LINE * rows, paint)
+    return document(_WIDTH, _AROUND + LINE * (rows + (mark is not None)), paint)
 
 
 def _draw_bars(axes: Axes, groups: Mapping[str, Sequence[PlottedBar]]) -> None:
@@ -180,8 +192,8 @@ def layouts(rows: Sequence[tuple[str, Layout]], geometry: Geometry, title: str) 
 def timeline(spans: Sequence[Span], cluster: SimulatedCluster, title: str, gpus: int = 24) -> str:
     """What lay on the first GPUs over time: a row for each GPU, in it the memory slices from the bottom up.
 
-    A job keeps its colour; the pale beginning of a bar is the time before it made progress. A bar says what it is where
-    the pointer stands on it.
+    A profile keeps its colour; the pale beginning of a bar is the time before its job made progress. A bar says what it
+    is where the pointer stands on it.
     """
     chosen = [span for span in spans if span.place.gpu < gpus][:_MOST_SPANS]
     rows = min(gpus, len(cluster.gpus))
@@ -189,8 +201,11 @@ def timeline(spans: Sequence[Span], cluster: SimulatedCluster, title: str, gpus:
         return ""
     working = [span for span in chosen if span.begin + span.paused < span.end]
     cut = f" (only the first {_MOST_SPANS} stays)" if len(chosen) == _MOST_SPANS else ""
+    lines = -(-(1 + len({span.place.slot.profile for span in chosen})) // _LEGEND_COLUMNS)
     svg = document(
-        _WIDTH, _AROUND + _ROW * rows, partial(_paint_stays, chosen, working, cluster, rows, f"{title}{cut}")
+        _WIDTH,
+        _AROUND + _ROW * rows + LINE * lines,
+        partial(_paint_stays, chosen, working, cluster, rows, f"{title}{cut}"),
     )
     return _with_tips(svg, {"stays": [_tip(span) for span in chosen], "progress": [_tip(span) for span in working]})
 
@@ -199,7 +214,10 @@ def _paint_stays(
     stays: Sequence[Span], working: Sequence[Span], cluster: SimulatedCluster, rows: int, title: str, figure: Figure
 ) -> None:
     from matplotlib.collections import PolyCollection
+    from matplotlib.patches import Patch
 
+    profiles = sorted({span.place.slot.profile for span in stays})
+    colour_of = {profile: COLOURS[number % len(COLOURS)] for number, profile in enumerate(profiles)}
     axes = figure.subplots()
     axes.set(title=title, xlabel="hours", ylim=(rows - 0.5, -0.5))
     axes.set_yticks(range(rows), [f"GPU {row}" for row in range(rows)])
@@ -208,8 +226,15 @@ def _paint_stays(
     for name, spans, alpha in (("stays", stays, 0.35), ("progress", working, 1.0)):
         begins = [span.begin + (span.paused if name == "progress" else 0.0) for span in spans]
         boxes = [_box(span, begin, cluster) for span, begin in zip(spans, begins, strict=True)]
-        colours = [COLOURS[span.job % len(COLOURS)] for span in spans]
-        axes.add_collection(PolyCollection(boxes, facecolors=colours, alpha=alpha, linewidths=0.0, gid=name))
+        colours = [colour_of[span.place.slot.profile] for span in spans]
+        axes.add_collection(
+            PolyCollection(boxes, facecolors=colours, alpha=alpha, edgecolors="#ffffff", linewidths=0.3, gid=name)
+        )
+    marks = [Patch(facecolor=colour) for colour in colour_of.values()]
+    pale = Patch(facecolor=colour_of[profiles[0]], alpha=0.35)
+    figure.legend(
+        [*marks, pale], [*map(str, profiles), "pale: no progress yet"], loc="outside lower left", ncols=_LEGEND_COLUMNS
+    )
     axes.set_xlim(0.0, max(span.end for span in stays) / 3600)
 
 

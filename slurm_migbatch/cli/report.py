@@ -1,0 +1,60 @@
+"""`migbatch report`: pictures of the record as one HTML file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from slurm_migbatch.cli.common import HELP
+
+
+@click.command(context_settings=HELP)
+@click.option(
+    "--html", metavar="FILE", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Write this file."
+)
+@click.option(
+    "-S", "--starttime", "start", default="now-30days", show_default=True, metavar="TIME", help="Begin of the window."
+)
+@click.option("-E", "--endtime", "end", default="now", show_default=True, metavar="TIME", help="End of the window.")
+@click.option(
+    "-A", "--account", "--accounts", "accounts", multiple=True, metavar="NAMES", help="Only runs of these accounts."
+)
+@click.option(
+    "-u", "--user", "users", multiple=True, metavar="NAMES", help="Only runs of these users (names or numbers)."
+)
+@click.option("-r", "--partition", "partitions", multiple=True, metavar="NAMES", help="Only runs in these partitions.")
+@click.option(
+    "-N", "--nodelist", "nodes", multiple=True, metavar="NODES", help="Only slices on these nodes: n[1-4],m7."
+)
+@click.option("--db", metavar="URL", help="Database to read [env MIGBATCH_DB; default: of the configuration].")
+@click.option(
+    "-c",
+    "--config",
+    metavar="FILE",
+    help="Configuration of the controller [env MIGBATCH_CONFIG; default /etc/migbatch/migbatch.toml].",
+)
+def report(html: Path, start: str, end: str, db: str | None, config: str | None, **names: tuple[str, ...]) -> None:
+    """Draw what GPU slices were used for as one HTML file, which needs nothing beside it.
+
+    Use by account and over time, busy and idle; profiles; what lay on the GPUs; waits; predicted against measured;
+    loans. Where PrivateData hides runs of others, who is no operator gets his own. Times are migacct's.
+    """
+    from slurm_migbatch.cli.asking import ask_for_text
+    from slurm_migbatch.query.questions import PageQuestion
+
+    question = PageQuestion(
+        users=_split(names["users"]),
+        accounts=_split(names["accounts"]),
+        partitions=_split(names["partitions"]),
+        nodes=",".join(names["nodes"]),
+        start=start,
+        end=end,
+    )
+    document = ask_for_text(question, config, db=db or os.environ.get("MIGBATCH_DB"))
+    html.write_text(document, encoding="utf-8")
+
+
+def _split(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(word for text in texts for word in text.split(",") if word)

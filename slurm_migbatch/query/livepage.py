@@ -1,0 +1,95 @@
+"""The page of pictures for browsers: read only, on loopback unless configured otherwise, PrivateData kept.
+
+Who has the token sees all runs. Who is on this host without it is nobody in particular: he sees what PrivateData shows
+to everybody. From elsewhere nothing is shown without the token. A page asked for under a name that is none of this
+host's is refused without it, or a web site could have its own name stand for the loopback address and read along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.gate import Refused
+from slurm_migbatch.daemon.scraping import Scraping
+from slurm_migbatch.node.auth import read_private
+from slurm_migbatch.query.protocol import Answer
+from slurm_migbatch.query.questions import PageQuestion, QuestionError, write
+
+ALL: Final = "/all"
+"""The path under which a browser is asked for the token."""
+_EVERYTHING, _NOBODY = 0, 65534
+_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+}
+#: seconds after which a browser asks again
+_REFRESH_S: Final = 300
+
+
+class LivePage:
+    """What stands behind the port of browsers."""
+
+    def __init__(self, config: Config, ask: Callable[[int, bytes], Awaitable[bytes]]) -> None:
+        """Set up. `ask` answers a question of a user id. Raises AuthError where the token is missing or not safe."""
+        report = config.report
+        token = read_private(report.token_file) if report.token_file else b""
+        self._rule = Scraping(token, "pictures are", "[report] token_file")
+        self._days, self._ask = report.days, ask
+        # each takes seconds and half a gigabyte: one after the other
+        self._turn = asyncio.Lock()
+
+    def app(self) -> Starlette:
+        """Return the ASGI application."""
+        return Starlette(routes=[Route("/", self._page, methods=["GET"]), Route(ALL, self._page, methods=["GET"])])
+
+    async def _page(self, request: Request) -> Response:
+        try:
+            uid = self._asker(request)
+            question = write(self._question(request))
+            if self._turn.locked() and uid == _NOBODY:
+                raise Refused(503, "another page is being drawn; ask again in a few seconds", 5)
+            async with self._turn:
+                found = Answer.read(await self._ask(uid, question))
+        except QuestionError as error:
+            return _text(400, str(error))
+        except Refused as refused:
+            return _text(refused.status, str(refused))
+        if found.error:
+            return _text(400 if found.code == 2 else 500, found.error)
+        return Response(found.out, headers={**_HEADERS, "Refresh": str(_REFRESH_S)}, media_type="text/html")
+
+    def _asker(self, request: Request) -> int:
+        if self._rule.given(request.headers):
+            return _EVERYTHING
+        self._rule.check(request.client.host if request.client else "", request.headers)
+        if request.url.path == ALL or "authorization" in request.headers:
+            raise Refused(401, f"send the token of {self._rule.key}, as a password or as Authorization: Bearer TOKEN")
+        if request.url.hostname not in _HOSTS:
+            raise Refused(403, "without the token this page is asked for at localhost or 127.0.0.1")
+        return _NOBODY
+
+    def _question(self, request: Request) -> PageQuestion:
+        given = request.query_params
+        return PageQuestion(
+            accounts=tuple(given.getlist("account")),
+            partitions=tuple(given.getlist("partition")),
+            nodes=given.get("nodes", ""),
+            start=given.get("start", f"now-{self._days}days"),
+            end=given.get("end", "now"),
+        )
+
+
+def _text(status: int, sentence: str) -> Response:
+    asking = {"WWW-Authenticate": 'Basic realm="migbatch: any name, the token as password"'} if status == 401 else {}
+    return PlainTextResponse(sentence + "\n", status, {**_HEADERS, **asking})

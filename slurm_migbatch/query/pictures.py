@@ -1,0 +1,144 @@
+"""What `migbatch report` tells: pictures of a window of time, of the runs that who asks may see."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from slurm_migbatch.query.questions import PageQuestion
+from slurm_migbatch.query.redact import allowed
+from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.site import QuerySite
+from slurm_migbatch.report.errors import ReportError
+from slurm_migbatch.report.pictures import charts, sums
+from slurm_migbatch.report.pictures.bins import TimeBins
+from slurm_migbatch.report.pictures.charts import Chart
+from slurm_migbatch.report.pictures.page import render
+from slurm_migbatch.report.pictures.words import moment, zone
+from slurm_migbatch.report.selection import ReportOptions, make_selection
+from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.store import windows
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.queries import RunFilter
+
+_FINE, _COARSE = 250, 62
+"""Bins of lines and layouts, and of bars."""
+_ACCOUNTS, _GPUS, _PROFILES = 12, 32, 10
+"""How many are drawn; tables hold all accounts."""
+_FIGURES = (("Throughput", "items/s"), ("Latency of a batch", "ms"), ("Memory", "MiB"))
+
+
+def answer(question: PageQuestion, rights: Rights, site: QuerySite) -> Reply:
+    """Answer with the HTML document."""
+    now = time.time()
+    asked = ReportOptions(
+        users=question.users,
+        allusers=not question.users,
+        accounts=question.accounts,
+        partitions=question.partitions,
+        nodes=question.nodes,
+        start=question.start,
+        end=question.end,
+        duplicates=True,
+    )
+    try:
+        wanted = make_selection(asked, now, rights.uid).wanted
+    except ReportError as error:
+        raise Unanswerable(str(error), 2) from None
+    with _no_collection():
+        return Reply([page(wanted, rights, site, now)])
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Look for no cycles meanwhile: rows of the record make none, and a fifth of the time would go into it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:
+    """Return the HTML document.
+
+    Args:
+        wanted: which runs, with a window (`start` and `end`, unix seconds).
+        rights: of who asks; runs of others that he may not see do not count, names that he may not know are left out.
+        site: where the record is.
+        now: the present moment, unix seconds; a window ends by then.
+
+    Raises:
+        Unanswerable: the window has no length, or the database fails.
+        StoreError: the record cannot be opened.
+    """
+    assert wanted.start is not None
+    end = min(now, wanted.end if wanted.end is not None else now)
+    if end <= wanted.start:
+        raise Unanswerable(f"the window from {moment(wanted.start)} to {moment(end)} holds no time that has passed", 2)
+    mine = allowed(rights, replace(wanted, end=end))
+    with open_store(site.config.store.url, readonly=True) as store, store.reading() as connection:
+        try:
+            shown = [chart for chart in _charts(connection, mine, rights) if chart.table.rows]
+        except SQLAlchemyError as error:
+            cause = getattr(error, "orig", error)
+            raise Unanswerable(f"reading the database failed{site.detail(cause)}", detail=str(cause)) from None
+    notes = [] if mine.only is None else ["Only your own runs and those of accounts that you coordinate (PrivateData)."]
+    if not shown:
+        notes.append("The record holds nothing of that.")
+    return render(
+        _title(wanted),
+        f"From {moment(wanted.start)} to {moment(end)} ({zone(end)}).",
+        shown,
+        f"Made by migbatch report on {moment(now)}, of the record of migbatch.",
+        notes,
+    )
+
+
+def _title(wanted: RunFilter) -> str:
+    named = (
+        ("account", wanted.accounts), ("user", (*wanted.users, *map(str, wanted.uids))),
+        ("partition", wanted.partitions), ("node", wanted.nodes),
+    )  # fmt: skip
+    chosen = [f"{noun} {', '.join(names)}" for noun, names in named if names]
+    return f"GPU slices: {'; '.join(chosen)}" if chosen else "GPU slices"
+
+
+def _charts(connection: Connection, wanted: RunFilter, rights: Rights) -> Iterator[Chart]:
+    assert wanted.start is not None
+    assert wanted.end is not None
+    fine, coarse = (TimeBins.over(wanted.start, wanted.end, most) for most in (_FINE, _COARSE))
+    held = sums.Held.of(windows.held_slices(connection, wanted), wanted.end, named=rights.accounts)
+    # GPUs that lay idle belong to a picture of all runs only
+    everything = not (wanted.accounts or wanted.users or wanted.uids or wanted.partitions or wanted.only)
+    rows = windows.gpus(connection, wanted) if everything and rights.nodes else ()
+    gpus = [(str(row[0]), row[2], str(row[1])) for row in rows]
+    uses = sums.use_by_account(held, coarse)
+    if uses:
+        yield charts.use_by_account(uses, _ACCOUNTS)
+        yield charts.use_over_time(sums.use_over_time(held, coarse), coarse)
+        yield charts.profiles_over_time(sums.profiles_over_time(held, fine), held.profiles, fine, len(gpus))
+    bounds = [bound for bound, _ in sums.WAITS[:-1]]
+    if waits := sums.waits_by_profile(windows.waits(connection, wanted, bounds), _PROFILES):
+        yield charts.waits(waits)
+    if uses and rights.nodes:
+        yield charts.layout(sums.layout_over_time(held, fine, gpus, _GPUS), held.profiles, fine)
+    yield from _agreements(connection, wanted)
+    if loans := windows.loans(connection, wanted):
+        yield charts.loans(sums.loans_over_time(loans, coarse), coarse)
+
+
+def _agreements(connection: Connection, wanted: RunFilter) -> Iterator[Chart]:
+    rows = windows.predictions(connection, wanted)
+    columns = np.array([tuple(row) for row in rows], np.float64).reshape(-1, 2 * len(_FIGURES))
+    for number, (figure, unit) in enumerate(_FIGURES):
+        found = sums.agreement(columns[:, 2 * number], columns[:, 2 * number + 1])
+        if found is not None:
+            yield charts.agreement(found, figure, unit)

@@ -1,0 +1,89 @@
+"""Bins of time, and how much of something was held in each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+Reals = np.ndarray[Any, np.dtype[np.float64]]
+Codes = np.ndarray[Any, np.dtype[np.int64]]
+
+_WIDTHS_S: Final = (60, 300, 900, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 7 * 86400, 28 * 86400)
+
+
+@dataclass(frozen=True)
+class TimeBins:
+    """Bins of one width that cover a window; the first and the last are cut off where the window is.
+
+    Attributes:
+        start, end: the window, unix seconds; start < end.
+        width: seconds.
+        origin: where the first bin would begin were it not cut off.
+    """
+
+    start: float
+    end: float
+    width: float
+    origin: float
+
+    @classmethod
+    def over(cls, start: float, end: float, most: int) -> TimeBins:
+        """Return at most about `most` bins of a round width, which begin at round local times."""
+        length = max(end - start, 1.0)
+        fitting = (width for width in _WIDTHS_S if length / width <= most)
+        width = float(next(fitting, 28 * 86400 * np.ceil(length / most / (28 * 86400))))
+        offset = datetime.fromtimestamp(start).astimezone().utcoffset()
+        shift = offset.total_seconds() if offset is not None else 0.0
+        origin = np.floor((start + shift) / width) * width - shift
+        return cls(start, start + length, width, float(origin))
+
+    @cached_property
+    def edges(self) -> Reals:
+        """One more moment than there are bins, within the window."""
+        count = max(1, int(np.ceil((self.end - self.origin) / self.width)))
+        return np.clip(self.origin + self.width * np.arange(count + 1), self.start, self.end)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.edges) - 1
+
+    @property
+    def lengths(self) -> Reals:
+        """Seconds of each bin; those that lie outside of the window have none."""
+        return np.diff(self.edges)
+
+    def of(self, moments: Reals) -> Codes:
+        """Return the numbers of the bins in which moments of the window lie."""
+        found = np.floor((moments - self.origin) / self.width).astype(np.int64)
+        return np.clip(found, 0, self.count - 1)
+
+    def held(self, since: Reals, until: Reals, weight: Reals, group: Codes, groups: int) -> Reals:
+        """Return weight x seconds in each bin by group, shape (groups, bins).
+
+        Args:
+            since, until: when each thing began and ended to be held, unix seconds; what lies outside of the window
+                does not count.
+            weight: how much each counts.
+            group: number of each thing's group, below `groups`.
+        """
+        since, until = np.clip(since, self.start, self.end), np.clip(until, self.start, self.end)
+        counts = until > since
+        since, until, weight, group = since[counts], until[counts], weight[counts], group[counts]
+        first, last = self.of(since), self.of(until)
+        bins = self.count
+        at_first, at_last = group * bins + first, group * bins + last
+        size = groups * bins
+        # what was held from its begin until the end of the window, less the same from its end on
+        edges = self.edges
+        part = np.bincount(at_first, weight * (edges[first + 1] - since), size)
+        part -= np.bincount(at_last, weight * (edges[last + 1] - until), size)
+        whole = np.bincount(at_first, weight, size) - np.bincount(at_last, weight, size)
+        running = np.cumsum(whole.reshape(groups, bins), axis=1)
+        before = np.concatenate([np.zeros((groups, 1)), running[:, :-1]], axis=1)
+        found: Reals = part.reshape(groups, bins) + before * self.lengths
+        return np.maximum(found, 0.0)

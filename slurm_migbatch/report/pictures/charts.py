@@ -1,0 +1,425 @@
+"""Charts as values: what Plotly draws, with a legend, a table of the same figures and a sentence, for each picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.profiling.plot import COLOURS
+from slurm_migbatch.report.pictures.bins import Reals, TimeBins
+from slurm_migbatch.report.pictures.sums import WAITS, Agreement, LayoutOverTime, Loans, Use, Waits
+from slurm_migbatch.report.pictures.words import amount, axis_moment, in_chart, moment, percent, plural, seconds
+
+BLUE, ORANGE, GREY = COLOURS[0], COLOURS[4], COLOURS[6]
+#: from short to long, for waits: cividis, whose order is seen with any colour vision
+_ORDERED: Final = ("#00224e", "#2a3f6d", "#575d6d", "#7d7c78", "#a59c74", "#d2c060", "#fee838")
+_OUTLINE: Final = {"color": "#808080", "width": 1}
+#: hatching of the colours that come a second time
+_HATCH: Final = ("", "/", "x", "-", "|", "+", ".")
+_ACTIVITY: Final = (("busy", BLUE, ""), ("idle", ORANGE, "/"), ("not sampled", GREY, "."))
+_CAUSES: Final = {
+    "reclaim": "called back: inference waits",
+    "forecast": "called back: inference was expected",
+    "grow": "moved to a larger slice",
+    "late": "it did not start in time",
+    "slurm": "ended by Slurm",
+    "left": "its job left the queue",
+    "refused": "Slurm refused it",
+    "ended": "no cause is recorded",
+}
+_ROW, _AROUND = 66, 70
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    """What one colour (with a hatching) of a chart means; `series`: the traces of that name can be hidden."""
+
+    name: str
+    colour: str
+    hatch: str = ""
+    series: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """The figures of a chart as text."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One picture.
+
+    Attributes:
+        id: of its element.
+        title, about: what it shows, and how to read it.
+        answer: the main figure in one sentence.
+        data, layout: for Plotly; colours of texts and grids are the page's.
+        height: pixels.
+        cells: what the cells of a layout are called, see `layout`.
+        wide: whether it takes the width of the page.
+    """
+
+    id: str
+    title: str
+    about: str
+    answer: str
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    height: int
+    table: Table
+    legend: Sequence[LegendEntry] = ()
+    cells: dict[str, Any] | None = None
+    wide: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the page's script draws from."""
+        return {"id": self.id, "data": self.data, "layout": self.layout, "height": self.height, "cells": self.cells}
+
+
+def use_by_account(uses: Sequence[Use], most: int) -> Chart:
+    """Draw GPU hours of accounts that were busy, idle and not sampled; those behind the first `most` in one bar."""
+    shown = list(uses[:most])
+    if rest := uses[most:]:
+        sums = (sum(getattr(use, part) for use in rest) for part in ("busy", "idle", "unknown"))
+        shown.append(Use(f"{plural(len(rest), 'other account')}", *sums))
+    everything = Use("", *(sum(getattr(use, part) for use in uses) for part in ("busy", "idle", "unknown")))
+    rows = range(len(shown))
+    data = [
+        {
+            "type": "bar", "orientation": "h", "name": name, "y": list(rows), "width": 0.36,
+            "x": [_short(getattr(use, part)) for use in shown],
+            "marker": {"color": colour, "line": _OUTLINE, "pattern": _pattern(hatch)},
+            "hovertemplate": f"%{{x:,.3~g}} GPU hours {name}<extra></extra>",
+        }
+        for (name, colour, hatch), part in zip(_ACTIVITY, ("busy", "idle", "unknown"), strict=True)
+    ]  # fmt: skip
+    labels = [f"<b>{in_chart(use.name)}</b><br>{_said(use)}" for use in shown]
+    layout = {
+        "barmode": "stack", "annotations": _above(labels), "yaxis": _rows_axis(len(shown)),
+        "xaxis": {"title": {"text": "GPU hours"}, "rangemode": "tozero", "showgrid": False},
+    }  # fmt: skip
+    table = Table(
+        ("Account", "GPU hours", "busy", "idle", "not sampled", "idle, of what was sampled"),
+        [
+            (use.name, amount(use.total), amount(use.busy), amount(use.idle), amount(use.unknown), _idle(use))
+            for use in uses
+        ],
+    )
+    about = (
+        "GPU hours: hours on slices, each as the share of a GPU that it takes. Idle is the part of them in which no SM "
+        "was active, where the node samples that."
+    )
+    answer = (
+        f"{plural(len(uses), 'account')}: {_said(everything)}"
+        if len(uses) != 1
+        else f"{uses[0].name}: {_said(uses[0])}"
+    )
+    return Chart(
+        "accounts", "Use by account: busy and idle", about, answer, data, layout, _AROUND + _ROW * len(shown), table,
+        [LegendEntry(*entry) for entry in _ACTIVITY],
+    )  # fmt: skip
+
+
+def _said(use: Use) -> str:
+    text = amount(use.total, "GPU hours")
+    if use.idle_share is None:
+        return f"{text}, activity not sampled"
+    sampled = "" if use.unknown < 0.005 * use.total else f" of the {amount(use.busy + use.idle)} sampled"
+    return f"{text}, {percent(use.idle_share)}{sampled} idle"
+
+
+def _idle(use: Use) -> str:
+    return "" if use.idle_share is None else percent(use.idle_share)
+
+
+def use_over_time(hours: Reals, bins: TimeBins) -> Chart:
+    """Draw GPU hours in each bin that were busy, idle and not sampled; `hours` as `sums.use_over_time` returns them."""
+    middles = [axis_moment(at) for at in bins.edges[:-1] + bins.lengths / 2]
+    data = [
+        {
+            "type": "bar", "name": name, "x": middles, "y": _shorts(row), "width": [1000 * s for s in bins.lengths],
+            "marker": {"color": colour, "line": _OUTLINE, "pattern": _pattern(hatch)},
+            "hovertemplate": f"%{{y:,.3~g}} GPU hours {name}<br>%{{x}}<extra></extra>",
+        }
+        for (name, colour, hatch), row in zip(_ACTIVITY, hours, strict=True)
+    ]  # fmt: skip
+    uses = [Use(moment(at), *map(float, column)) for at, column in zip(bins.edges, hours.T, strict=False)]
+    most = max(uses, key=lambda use: use.total)
+    table = Table(
+        ("From", "GPU hours", "busy", "idle", "not sampled"),
+        [(use.name, amount(use.total), amount(use.busy), amount(use.idle), amount(use.unknown)) for use in uses],
+    )
+    layout = {"barmode": "stack", "xaxis": _time_axis(bins), "yaxis": {"title": {"text": "GPU hours"}}}
+    width = _width(bins)
+    return Chart(
+        "activity", "Use over time: busy and idle", f"The same GPU hours by when they were used, each bar {width}.",
+        f"Most in one bar: {amount(most.total, 'GPU hours')}, from {most.name}.", data, layout, 300, table,
+        [LegendEntry(*entry) for entry in _ACTIVITY],
+    )  # fmt: skip
+
+
+def profiles_over_time(gpus: Reals, profiles: Sequence[str], bins: TimeBins, known: int) -> Chart:
+    """Draw how many GPUs the slices of each profile took, on each other; `known` GPUs are there now (0: not said)."""
+    times = [axis_moment(at) for at in bins.edges]
+    data: list[dict[str, Any]] = []
+    for number, (profile, row) in enumerate(zip(profiles, gpus, strict=True)):
+        trace = {
+            "type": "scatter", "mode": "lines", "stackgroup": "profiles", "name": in_chart(profile), "x": times,
+            "y": _shorts([*row, row[-1]]), "fillcolor": _colour(number),
+            "line": {"shape": "hv", "width": 1, "color": _OUTLINE["color"]},
+            "hovertemplate": f"{in_chart(profile)}: %{{y:.3~g}} GPUs<br>%{{x}}<extra></extra>",
+        }  # fmt: skip
+        if hatch := _hatch(number):
+            trace["fillpattern"] = {"shape": hatch, "bgcolor": _colour(number), "fgcolor": "#ffffff", "solidity": 0.25}
+        data.append(trace)
+    layout: dict[str, Any] = {"xaxis": _time_axis(bins), "yaxis": {"title": {"text": "GPUs"}, "rangemode": "tozero"}}
+    if known:
+        line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": known, "y1": known}
+        layout["shapes"] = [{**line, "line": {"color": "#808080", "width": 2, "dash": "dash"}}]
+    means = (gpus * bins.lengths).sum(axis=1) / bins.lengths.sum() if len(profiles) else np.zeros(0)
+    table = Table(
+        ("Profile", "GPUs on average", "most"),
+        [
+            (profile, amount(float(mean)), amount(float(row.max())))
+            for profile, mean, row in zip(profiles, means, gpus, strict=True)
+        ],
+    )
+    of = f" of the {known} that are there now (dashed)" if known else ""
+    return Chart(
+        "profiles", "Utilisation by profile over time",
+        "GPUs that slices of each profile took, on each other, each slice as the share of a GPU that it takes; "
+        f"means of {_width(bins)}.",
+        f"On average slices took {amount(float(means.sum()))} GPUs{of}.", data, layout, 340, table,
+        [LegendEntry(profile, _colour(number), _hatch(number)) for number, profile in enumerate(profiles)],
+    )  # fmt: skip
+
+
+def layout(found: LayoutOverTime, profiles: Sequence[str], bins: TimeBins) -> Chart:
+    """Draw what lay on each memory slice of GPUs."""
+    shown = len(profiles)
+    rows: list[list[int | None]] = []
+    shares: list[list[int]] = []
+    for gpu in range(len(found.gpus)):
+        for cell in range(gpu * found.slices, (gpu + 1) * found.slices):
+            rows.append([None if value < 0 else int(value) for value in found.profile[cell]])
+            shares.append([round(100 * value) for value in found.share[cell]])
+        rows.append([None] * bins.count)
+        shares.append([0] * bins.count)
+    step = found.slices + 1
+    scale = [
+        [edge / max(shown, 1), _colour(number)] for number in range(max(shown, 1)) for edge in (number, number + 1)
+    ]
+    data = [
+        {
+            "type": "heatmap", "x": [axis_moment(at) for at in bins.edges], "z": rows, "customdata": shares,
+            "zmin": -0.5, "zmax": max(shown, 1) - 0.5, "colorscale": scale, "showscale": False, "ygap": 0.5,
+            "hovertemplate": "%{text}<br>%{x}<extra></extra>",
+        }
+    ]  # fmt: skip
+    ticks = {"tickvals": [row * step + found.slices / 2 for row in range(len(found.gpus))]}
+    axis = {**ticks, "ticktext": [in_chart(name) for name in found.gpus], "autorange": "reversed", "showgrid": False}
+    held = [found.share[row * found.slices : (row + 1) * found.slices] for row in range(len(found.gpus))]
+    parts = bins.lengths / bins.lengths.sum()
+    table = Table(
+        ("GPU", "memory slices held on average"),
+        [(name, percent(float((share @ parts).mean()))) for name, share in zip(found.gpus, held, strict=True)],
+    )
+    cut = f" The first {len(found.gpus)} GPUs; -N chooses others than these of {found.left_out + len(found.gpus)}."
+    return Chart(
+        "layout", "What lay on the GPUs",
+        "A band for each GPU, in it a line for each memory slice: the profile that held it for most of the time, means "
+        f"of {_width(bins)}. Empty: held for less than half of it.{cut if found.left_out else ''}",
+        f"{plural(len(found.gpus), 'GPU')}, {plural(shown, 'profile')}.", data,
+        {"xaxis": {**_time_axis(bins), "showgrid": False}, "yaxis": {**axis, "automargin": True}},
+        _AROUND + 26 * len(found.gpus), table,
+        [LegendEntry(profile, _colour(number), series=False) for number, profile in enumerate(profiles)],
+        {"gpus": [in_chart(name) for name in found.gpus], "profiles": [in_chart(name) for name in profiles],
+         "slices": found.slices}, wide=True,
+    )  # fmt: skip
+
+
+def waits(found: Sequence[Waits]) -> Chart:
+    """Draw how long runs waited, as shares of the runs of each profile."""
+    rows = list(range(len(found)))
+    data = [
+        {
+            "type": "bar", "orientation": "h", "name": name, "y": rows, "width": 0.36,
+            "x": [_short(100 * each.runs[number] / each.total) for each in found],
+            "text": [
+                percent(each.runs[number] / each.total) if each.runs[number] >= 0.08 * each.total else ""
+                for each in found
+            ],
+            "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
+            "customdata": [each.runs[number] for each in found],
+            "marker": {"color": colour, "line": _OUTLINE},
+            "hovertemplate": f"{name}: %{{customdata:,}} runs<extra></extra>",
+        }
+        for number, ((_, name), colour) in enumerate(zip(WAITS, _ORDERED, strict=True))
+    ]  # fmt: skip
+    labels = [f"<b>{in_chart(each.profile)}</b><br>{plural(each.total, 'run')}" for each in found]
+    layout = {
+        "barmode": "stack", "annotations": _above(labels), "yaxis": _rows_axis(len(found)),
+        "xaxis": {"title": {"text": "% of the runs"}, "range": [0, 100], "showgrid": False},
+    }  # fmt: skip
+    total = sum(each.total for each in found)
+    quick = sum(sum(each.runs[:3]) for each in found)
+    table = Table(
+        ("Profile", "runs", *(name for _, name in WAITS)),
+        [(each.profile, f"{each.total:,}", *(f"{runs:,}" for runs in each.runs)) for each in found],
+    )
+    return Chart(
+        "waits", "How long runs waited",
+        "From submission to start, runs that started within the window, by what they got.",
+        f"{percent(quick / total)} of {plural(total, 'run')} waited under 1 min.", data, layout,
+        _AROUND + _ROW * len(found), table,
+        [LegendEntry(name, colour) for (_, name), colour in zip(WAITS, _ORDERED, strict=True)],
+    )  # fmt: skip
+
+
+def agreement(found: Agreement, figure: str, unit: str) -> Chart:
+    """Draw one figure of runs, predicted over measured; the colour of a cell says how many runs it holds."""
+    middles = (found.edges[:-1] + found.edges[1:]) / 2
+    low, high = float(found.edges[0]), float(found.edges[-1])
+    values, texts = _log_ticks(low, high)
+    near = float(np.log10(1.25))
+    lines = [(0.0, "as measured", "solid"), (near, "25 % more", "dot"), (-near, "25 % less", "dot")]
+    data: list[dict[str, Any]] = [
+        {
+            "type": "heatmap", "x": [_short(value) for value in middles], "y": [_short(value) for value in middles],
+            "z": [[int(count) or None for count in row] for row in found.counts.T], "colorscale": "Cividis",
+            "colorbar": {"title": {"text": "runs"}, "thickness": 12}, "hovertemplate": "%{z} runs<extra></extra>",
+        }
+    ]  # fmt: skip
+    data += [
+        {
+            "type": "scatter", "mode": "lines", "name": name, "x": [low, high], "y": [low + shift, high + shift],
+            "line": {"color": ORANGE, "width": 2, "dash": dash}, "hoverinfo": "skip",
+        }
+        for shift, name, dash in lines
+    ]  # fmt: skip
+    axis = {"tickvals": values, "ticktext": texts, "range": [low, high]}
+    layout = {
+        "xaxis": {**axis, "title": {"text": f"measured, {unit}"}},
+        "yaxis": {**axis, "title": {"text": f"predicted, {unit}"}},
+    }
+    ten, quarter, half = found.within
+    table = Table(
+        ("Runs", "within 10 %", "within 25 %", "within 50 %", "predicted over measured, median"),
+        [(f"{found.runs:,}", percent(ten), percent(quarter), percent(half), f"{found.middle:.2f}")],
+    )
+    return Chart(
+        f"predicted-{figure.split()[0].lower()}", f"{figure}: predicted against measured",
+        "Runs by what was measured (to the right) and what was predicted at submission (up). On the solid line both "
+        "are the same, between the dotted ones the prediction is off by less than 25 %.",
+        f"{percent(quarter)} of {plural(found.runs, 'run')} within 25 % of what was measured.", data, layout,
+        340, table,
+        [LegendEntry("as measured; dotted: 25 % more and less", ORANGE, series=False)],
+    )  # fmt: skip
+
+
+def loans(found: Loans, bins: TimeBins) -> Chart:
+    """Draw loans that began above those that ended, by what ended them."""
+    middles = [axis_moment(at) for at in bins.edges[:-1] + bins.lengths / 2]
+    width = [1000 * length for length in bins.lengths]
+    series = [("begun", "y", found.started.tolist(), BLUE, "")]
+    for number, (cause, counts) in enumerate(found.ended.items()):
+        colours = [colour for colour in COLOURS if colour != BLUE]
+        series.append(
+            (_CAUSES.get(cause, cause), "y2", counts.tolist(), colours[number % len(colours)], _HATCH[1 + number % 6])
+        )
+    data = [
+        {
+            "type": "bar", "name": in_chart(name), "x": middles, "y": counts, "yaxis": axis, "width": width,
+            "marker": {"color": colour, "line": _OUTLINE, "pattern": _pattern(hatch)},
+            "hovertemplate": f"%{{y}} {in_chart(name)}<br>%{{x}}<extra></extra>",
+        }
+        for name, axis, counts, colour, hatch in series
+    ]  # fmt: skip
+    whole = {"rangemode": "tozero", "tickformat": ",d", "nticks": 4}
+    layout = {
+        "barmode": "stack", "xaxis": {**_time_axis(bins), "anchor": "y2"},
+        "yaxis": {**whole, "domain": [0.55, 1], "title": {"text": "begun"}},
+        "yaxis2": {**whole, "domain": [0, 0.45], "title": {"text": "ended"}},
+    }  # fmt: skip
+    called = sum(int(found.ended[cause].sum()) for cause in ("reclaim", "forecast") if cause in found.ended)
+    table = Table(
+        ("Loans", "count"),
+        [
+            ("begun", f"{int(found.started.sum()):,}"),
+            *(
+                (f"ended: {_CAUSES.get(cause, cause)}", f"{int(counts.sum()):,}")
+                for cause, counts in found.ended.items()
+            ),
+            ("GPU hours on loan", amount(found.hours)),
+            ("from signal to requeue, median", "" if found.leaving_s is None else seconds(found.leaving_s)),
+        ],
+    )
+    quick = "" if found.leaving_s is None else f", half of them within {seconds(found.leaving_s)}"
+    return Chart(
+        "loans", "Loans of idle slices to training, and what ended them", f"Counts in bars of {_width(bins)}.",
+        f"{plural(int(found.started.sum()), 'loan')} begun, {amount(found.hours, 'GPU hours')} on loan; "
+        f"{called:,} called back{quick}.", data, layout, 320, table,
+        [LegendEntry(name, colour, hatch) for name, _, _, colour, hatch in series],
+    )  # fmt: skip
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _hatch(number: int) -> str:
+    return _HATCH[number // len(COLOURS) % len(_HATCH)]
+
+
+def _pattern(hatch: str) -> dict[str, Any]:
+    return {"shape": hatch, "fillmode": "overlay", "fgcolor": "#ffffff", "solidity": 0.25} if hatch else {"shape": ""}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _shorts(values: Sequence[float] | Reals) -> list[float]:
+    return [_short(value) for value in values]
+
+
+def _above(labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a text above each bar; bars have rows of height 1."""
+    return [
+        {
+            "x": 0, "xref": "paper", "xanchor": "left", "y": row - 0.2, "yanchor": "bottom", "text": text,
+            "showarrow": False, "align": "left",
+        }
+        for row, text in enumerate(labels)
+    ]  # fmt: skip
+
+
+def _rows_axis(rows: int) -> dict[str, Any]:
+    return {"range": [rows - 0.7, -0.85], "showticklabels": False, "showgrid": False, "zeroline": False, "ticks": ""}
+
+
+def _time_axis(bins: TimeBins) -> dict[str, Any]:
+    return {"type": "date", "range": [axis_moment(bins.start), axis_moment(bins.end)]}
+
+
+def _width(bins: TimeBins) -> str:
+    for length, unit in ((7 * 86400.0, "week"), (86400.0, "day"), (3600.0, "hour"), (60.0, "minute")):
+        if bins.width >= length:
+            return plural(round(bins.width / length), unit)
+    return plural(round(bins.width), "second")
+
+
+def _log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
+    """Return places and texts of ticks on an axis of log10: decades, and 2 and 5 times them if those are few."""
+    steps = (1, 2, 5) if high - low < 2.5 else (1,)
+    found = [step * 10.0**power for power in range(int(np.floor(low)), int(np.ceil(high)) + 1) for step in steps]
+    shown = [value for value in found if low <= np.log10(value) <= high]
+    return [float(np.log10(value)) for value in shown], [
+        f"{value:,.0f}" if value >= 1 else f"{value:g}" for value in shown
+    ]

@@ -1,0 +1,322 @@
+"""Sums that pictures show: use, waits, predictions, loans, layouts, from rows of the record. No input or output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.report.equivalents import gpu_equivalent
+from slurm_migbatch.report.pictures.bins import Codes, Reals, TimeBins
+
+HOUR_S: Final = 3600.0
+#: classes of waits: seconds below which, and what they are called
+WAITS: Final = (
+    (1.0, "under 1 s"), (10.0, "1 to 10 s"), (60.0, "10 s to 1 min"), (600.0, "1 to 10 min"),
+    (3600.0, "10 min to 1 h"), (6 * 3600.0, "1 to 6 h"), (math.inf, "6 h and more"),
+)  # fmt: skip
+#: shares of a GPU's memory slices whose profiles are drawn: below, the place counts as empty
+_MOSTLY: Final = 0.5
+#: above the memory slices of any GPU
+_MOST_SLICES: Final = 64
+_NO_ACCOUNT: Final = "(no account)"
+
+
+@dataclass(frozen=True)
+class Use:
+    """GPU hours: of slices that were busy and idle by their SM activity, and of slices that were not sampled."""
+
+    name: str
+    busy: float
+    idle: float
+    unknown: float
+
+    @property
+    def total(self) -> float:
+        """GPU hours."""
+        return self.busy + self.idle + self.unknown
+
+    @property
+    def idle_share(self) -> float | None:
+        """Idle part of what was sampled; None where nothing was."""
+        sampled = self.busy + self.idle
+        return self.idle / sampled if sampled > 0 else None
+
+
+@dataclass(frozen=True)
+class Held:
+    """Slices held in a window, as columns of one length.
+
+    Attributes:
+        gpu, profile, account: numbers into `gpus`, `profiles` and `accounts`.
+        start, size: memory slices.
+        since, until: unix seconds; `until` of what is still held is the end of the window.
+        sm: mean SM activity, nan where it was not sampled.
+        gpus: (node, index where known, UUID); `profiles`: by size.
+    """
+
+    gpu: Codes
+    profile: Codes
+    account: Codes
+    start: Codes
+    size: Codes
+    since: Reals
+    until: Reals
+    sm: Reals
+    gpus: Sequence[tuple[str, int | None, str]]
+    profiles: Sequence[str]
+    accounts: Sequence[str]
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[Any]], end: float, *, named: bool = True) -> Held:
+        """Return the columns of rows with the fields of `store.windows.HeldSlice`.
+
+        Args:
+            rows: of the record.
+            end: of the window, unix seconds.
+            named: False where names of accounts may not be told.
+        """
+        columns = list(zip(*rows, strict=True)) or [()] * 10
+        node, gpu, index, profile, start, size, since, until, account, sm = columns
+        gpu_codes, gpus = _coded(zip(node, index, gpu, strict=True), _gpu_order)
+        profile_codes, profiles = _coded(profile, profile_order)
+        names = (name or _NO_ACCOUNT for name in account) if named else ("all accounts" for _ in account)
+        account_codes, accounts = _coded(names, str)
+        ends = [end if moment is None else moment for moment in until]
+        return cls(
+            gpu_codes, profile_codes, account_codes, np.array(start, np.int64),
+            np.minimum(np.array(size, np.int64), _MOST_SLICES - 1),
+            np.array(since, np.float64), np.array(ends, np.float64), np.array(sm, np.float64), gpus, profiles, accounts,
+        )  # fmt: skip
+
+    @cached_property
+    def weight(self) -> Reals:
+        """GPU equivalents of each slice."""
+        kinds = self.profile * _MOST_SLICES + self.size
+        table = {
+            int(kind): gpu_equivalent(self.profiles[kind // _MOST_SLICES], int(kind % _MOST_SLICES))
+            for kind in set(kinds.tolist())
+        }
+        weights = np.zeros(len(self.profiles) * _MOST_SLICES + _MOST_SLICES)
+        weights[list(table)] = list(table.values())
+        found: Reals = weights[kinds]
+        return found
+
+    @cached_property
+    def activity(self) -> tuple[Reals, Reals, Reals]:
+        """GPU equivalents that were busy, idle and not sampled, of each slice."""
+        unknown = np.isnan(self.sm)
+        busy = np.where(unknown, 0.0, self.sm)
+        return self.weight * busy, self.weight * np.where(unknown, 0.0, 1 - busy), self.weight * unknown
+
+
+def _coded(values: Iterable[Any], order: Any) -> tuple[Codes, list[Any]]:
+    """Return the number of each value in the list of different values, which is in order."""
+    listed = list(values)
+    known: list[Hashable] = sorted(set(listed), key=order)
+    numbers = {value: number for number, value in enumerate(known)}
+    return np.fromiter((numbers[value] for value in listed), np.int64, len(listed)), known
+
+
+def _gpu_order(gpu: tuple[str, int | None, str]) -> tuple[str, int, str]:
+    node, index, uuid = gpu
+    return node, -1 if index is None else index, uuid
+
+
+def profile_order(text: str) -> tuple[tuple[int, int, str], str]:
+    """Order profiles by size; what a run of several slices got comes behind its first, other texts come last."""
+    try:
+        profile = Profile.parse(text.split(",")[0].split(":")[0])
+    except ProfileError:
+        return (1000, 0, ""), text
+    return (profile.compute, profile.memory_gb, profile.suffix), text
+
+
+def use_by_account(held: Held, bins: TimeBins) -> list[Use]:
+    """Return the use of each account, most first."""
+    sums = [
+        bins.held(held.since, held.until, part, held.account, len(held.accounts)).sum(axis=1) / HOUR_S
+        for part in held.activity
+    ]
+    found = [Use(name, *map(float, parts)) for name, *parts in zip(held.accounts, *sums, strict=True)]
+    return sorted((use for use in found if use.total > 0), key=lambda use: -use.total)
+
+
+def use_over_time(held: Held, bins: TimeBins) -> Reals:
+    """Return GPU hours in each bin that were busy, idle and not sampled, shape (3, bins)."""
+    one = np.zeros(len(held.since), np.int64)
+    return np.concatenate([bins.held(held.since, held.until, part, one, 1) for part in held.activity]) / HOUR_S
+
+
+def profiles_over_time(held: Held, bins: TimeBins) -> Reals:
+    """Return the mean number of GPUs that the slices of each profile took in each bin, shape (profiles, bins)."""
+    sums = bins.held(held.since, held.until, held.weight, held.profile, len(held.profiles))
+    return np.divide(sums, bins.lengths, out=np.zeros_like(sums), where=bins.lengths > 0)
+
+
+@dataclass(frozen=True)
+class LayoutOverTime:
+    """What lay on GPUs: a row for each memory slice of each GPU, from slice 0 of the first GPU on.
+
+    Attributes:
+        gpus: names of the GPUs; `slices`: memory slices of each.
+        profile: number of the profile that held the memory slice for most of the bin; -1 where it was held for less
+            than half of it. Shape (gpus x slices, bins).
+        share: part of the bin for which it was held, 0 to 1, of the same shape.
+        left_out: GPUs that are not among them.
+    """
+
+    gpus: Sequence[str]
+    slices: int
+    profile: Codes
+    share: Reals
+    left_out: int
+
+
+def layout_over_time(
+    held: Held, bins: TimeBins, known: Iterable[tuple[str, int | None, str]], most: int
+) -> LayoutOverTime:
+    """Return what lay on the first `most` GPUs by node and index.
+
+    Args:
+        held: slices held.
+        bins: of time.
+        known: (node, index, UUID) of further GPUs, which may have held nothing.
+        most: GPUs that are shown.
+    """
+    every = {gpu[2]: gpu for gpu in (*held.gpus, *known)}
+    ordered = sorted(every.values(), key=_gpu_order)
+    shown = {gpu[2]: row for row, gpu in enumerate(ordered[:most])}
+    rows = np.array([shown.get(gpu[2], -1) for gpu in held.gpus], np.int64)
+    slices = int((held.start + held.size).max()) if len(held.size) else 8
+    row = rows[held.gpu] if len(held.gpu) else held.gpu
+    there = np.flatnonzero(row >= 0)
+    # one entry for each memory slice of each lease
+    which = np.repeat(there, held.size[there])
+    within = np.arange(len(which)) - np.repeat(np.cumsum(held.size[there]) - held.size[there], held.size[there])
+    cell = row[which] * slices + held.start[which] + within
+    cells, profiles = len(shown) * slices, max(len(held.profiles), 1)
+    sums = bins.held(
+        held.since[which],
+        held.until[which],
+        np.ones(len(which)),
+        cell * profiles + held.profile[which],
+        cells * profiles,
+    ).reshape(cells, profiles, bins.count)
+    lengths = np.where(bins.lengths > 0, bins.lengths, np.inf)
+    share = np.minimum(sums.sum(axis=1) / lengths, 1.0)
+    profile = np.where(share >= _MOSTLY, sums.argmax(axis=1), -1)
+    names = [f"{node} GPU {uuid if index is None else index}" for node, index, uuid in ordered[:most]]
+    return LayoutOverTime(names, slices, profile, share, len(ordered) - len(shown))
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Runs of one profile by how long they waited: a number for each class of `WAITS`."""
+
+    profile: str
+    runs: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """How many runs."""
+        return sum(self.runs)
+
+
+def waits_by_profile(rows: Iterable[tuple[str, int, int]], most: int) -> list[Waits]:
+    """Return the waits of the profiles with most runs, by size; those of the others in one, which comes last.
+
+    Args:
+        rows: (what runs got, class, runs).
+        most: profiles that are told apart.
+    """
+    found: dict[str, list[int]] = {}
+    for profile, number, runs in rows:
+        found.setdefault(profile, [0] * len(WAITS))[number] += runs
+    often = sorted(found, key=lambda profile: -sum(found[profile]))
+    told = [Waits(profile, tuple(found[profile])) for profile in sorted(often[:most], key=profile_order)]
+    if rest := often[most:]:
+        told.append(Waits("others", tuple(map(sum, zip(*(found[profile] for profile in rest), strict=True)))))
+    return told
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One figure of runs, predicted against measured.
+
+    Attributes:
+        runs: how many have both.
+        counts: runs by bin of the measured and the predicted value, shape (bins, bins); `edges` of both, in log10.
+        within: share of runs whose prediction is off by at most 10, 25 and 50 % of what was measured.
+        middle: median of predicted over measured.
+    """
+
+    runs: int
+    counts: Codes
+    edges: Reals
+    within: tuple[float, float, float]
+    middle: float
+
+
+def agreement(predicted: Reals, measured: Reals, bins: int = 40) -> Agreement | None:
+    """Compare predicted with measured values; pairs of which one is unknown (nan) or not positive do not count."""
+    with np.errstate(invalid="ignore"):
+        both = (predicted > 0) & (measured > 0)
+    predicted, measured = predicted[both], measured[both]
+    if not len(measured):
+        return None
+    ratio = predicted / measured
+    off = np.abs(ratio - 1)
+    logs = np.log10(np.stack([measured, predicted]))
+    low, high = float(logs.min()), float(logs.max())
+    margin = max(0.05, (high - low) * 0.02)
+    edges = np.linspace(low - margin, high + margin, bins + 1)
+    counts = np.histogram2d(logs[0], logs[1], bins=(edges, edges))[0].astype(np.int64)
+    within = tuple(float((off <= bound).mean()) for bound in (0.1, 0.25, 0.5))
+    return Agreement(len(measured), counts, edges, (within[0], within[1], within[2]), float(np.median(ratio)))
+
+
+@dataclass(frozen=True)
+class Loans:
+    """Loans over time.
+
+    Attributes:
+        started: in each bin.
+        ended: cause -> how many ended for it in each bin.
+        hours: GPU hours on loan within the window.
+        leaving_s: median seconds from the signal to the requeue of those that were called back; None without any.
+    """
+
+    started: Codes
+    ended: dict[str, Codes]
+    hours: float
+    leaving_s: float | None
+
+
+def loans_over_time(rows: Sequence[Sequence[Any]], bins: TimeBins) -> Loans:
+    """Sum up rows (profile, started, signalled, requeued, ended, cause) of `store.windows.loans`."""
+    weight = np.array([gpu_equivalent(row[0]) for row in rows], np.float64)
+    since = np.array([row[1] for row in rows], np.float64)
+    until = np.array([bins.end if row[4] is None else row[4] for row in rows], np.float64)
+    hours = bins.held(since, until, weight, np.zeros(len(rows), np.int64), 1).sum() / HOUR_S
+    ended: dict[str, list[float]] = {}
+    for row in rows:
+        if row[4] is not None and bins.start <= row[4] <= bins.end:
+            ended.setdefault(row[5] or "ended", []).append(row[4])
+    leaving = [row[3] - row[2] for row in rows if row[2] is not None and row[3] is not None and row[3] >= row[2]]
+    started = since[(since >= bins.start) & (since <= bins.end)]
+    return Loans(
+        np.bincount(bins.of(started), minlength=bins.count),
+        {
+            cause: np.bincount(bins.of(np.array(moments)), minlength=bins.count)
+            for cause, moments in sorted(ended.items())
+        },
+        float(hours),
+        median(leaving) if leaving else None,
+    )

@@ -1,0 +1,66 @@
+"""Numbers, moments and names as texts of a page: no more digits than the figures deserve."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from html import escape
+
+_LONGEST = 48
+
+
+def amount(value: float, unit: str = "") -> str:
+    """Write a quantity with three digits at most: 0, 0.4, 2, 12, 1,230, 45,700."""
+    if value <= 0:
+        text = "0"
+    elif value < 0.1:
+        text = "under 0.1"
+    elif value < 9.95:
+        text = f"{value:.1f}".removesuffix(".0")
+    else:
+        digits = max(0, len(str(round(value))) - 3)
+        text = f"{round(value, -digits):,.0f}"
+    return f"{text} {unit}".rstrip()
+
+
+def percent(share: float) -> str:
+    """Write a share, 0 to 1, as whole percents; what is neither nothing nor all does not look like it."""
+    if 0 < share < 0.005:
+        return "under 1 %"
+    if 0.995 <= share < 1:
+        return "over 99 %"
+    return f"{share:.0%}".replace("%", " %")
+
+
+def plural(count: int, noun: str) -> str:
+    """Write a count with its noun: 1 run, 1,200 runs."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def seconds(value: float) -> str:
+    """Write a duration: 8 s, 3 min, 2.5 h, 4 d."""
+    for length, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if value >= 2 * length:
+            return amount(value / length, unit)
+    return amount(value, "s")
+
+
+def moment(at: float) -> str:
+    """Write a moment (unix seconds) in local time, to the minute."""
+    return f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M}"
+
+
+def axis_moment(at: float) -> str:
+    """Write a moment (unix seconds) as a date axis takes it, in local time."""
+    return datetime.fromtimestamp(at).isoformat(timespec="seconds")
+
+
+def zone(at: float) -> str:
+    """Return the name of the local time zone at a moment."""
+    return datetime.fromtimestamp(at).astimezone().tzname() or ""
+
+
+def in_chart(text: str) -> str:
+    """Return a text of the record for a chart, cut off if long; Plotly reads some HTML and templates in texts."""
+    short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    visible = "".join(char if char.isprintable() else "?" for char in short)
+    return escape(visible, quote=False).replace("%{", "% {")
