@@ -273,6 +273,21 @@ def _served(connection: Connection) -> None:
             connection.execute(text(f"ALTER TABLE measurements ADD COLUMN {definition}"))
 
 
+def _accounting(connection: Connection) -> None:
+    existing = {column["name"] for column in inspect(connection).get_columns("runs")}
+    columns: tuple[Column[object], ...] = (
+        Column("gid", BigInteger),
+        Column("qos", String(128)),
+        Column("wckey", String(128)),
+        Column("comment", String(1024)),
+    )
+    Table("runs", MetaData(), *columns)
+    for column in columns:
+        if column.name not in existing:
+            definition = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.execute(text(f"ALTER TABLE runs ADD COLUMN {definition}"))
+
+
 #: In order; a released one is never changed, removed or moved.
 HISTORY: tuple[Migration, ...] = (
     Migration("0001 first tables", _first_tables),
@@ -284,4 +299,5 @@ HISTORY: tuple[Migration, ...] = (
     Migration("0007 which migbatchd is active", _terms),
     Migration("0008 what was removed for its age", _retention),
     Migration("0009 served language models", _served),
+    Migration("0010 what accounting asks of runs", _accounting),
 )

@@ -87,6 +87,11 @@ class Run(Base):
     user: Mapped[str | None] = mapped_column(String(128))
     account: Mapped[str | None] = mapped_column(String(128))
     partition: Mapped[str | None] = mapped_column(String(128))
+    gid: Mapped[int | None]
+    qos: Mapped[str | None] = mapped_column(String(128))
+    wckey: Mapped[str | None] = mapped_column(String(128))
+    #: the comment of its user, without the marker of its grant
+    comment: Mapped[str | None] = mapped_column(String(1024))
     name: Mapped[str | None] = mapped_column(String(256))
     nodes: Mapped[str | None] = mapped_column(Text)
 

@@ -51,6 +51,9 @@ JOB = {
     "features": "",
     "cpus": NUMBER,
     "resv_name": "",
+    "group_id": 1001,
+    "qos": "normal",
+    "wckey": "",
 }
 PARTITIONS = {"partitions": [{"name": "gpu", "priority": {"tier": 1}}], "errors": []}
 
