@@ -70,7 +70,7 @@ def run(command: click.Command | str, prog: str, args: Sequence[str] | None = No
     except click.UsageError as error:
         hint = f" (try '{error.ctx.command_path} -h')" if error.ctx is not None else ""
         _print_error(prog, f"{_usage_text(error)}{hint}")
-        return EXIT_USAGE
+        return error.exit_code
     except click.ClickException as error:
         _print_error(prog, error.format_message())
         return error.exit_code

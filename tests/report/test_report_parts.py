@@ -17,7 +17,7 @@ from slurm_migbatch.report.selection import parse_jobs, window
 from slurm_migbatch.report.states import parse_states
 from slurm_migbatch.report.units import figure, size_formatter
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.queries import RETYPED_FIELDS, RUN_FIELDS, SLICE_FIELDS, JobId, RunFilter
+from slurm_migbatch.store.runquery import RETYPED_FIELDS, RUN_FIELDS, SLICE_FIELDS, JobId, RunFilter
 
 NOW = datetime(2026, 3, 14, 12).timestamp()
 MIDNIGHT = datetime(2026, 3, 14).timestamp()
