@@ -17,7 +17,6 @@ from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.format import parse_format
 from slurm_migbatch.report.selection import ReportOptions, Selection, make_selection
 from slurm_migbatch.report.units import UNITS, size_formatter
-from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import time_formatter
 from slurm_migbatch.store.errors import ReadError
@@ -132,6 +131,8 @@ def _cluster(question: RunsQuestion, columns: Sequence[Column], site: QuerySite)
     named = any(name != "all" for name in question.clusters)
     if not named and not any(column.name == "Cluster" for column in columns):
         return ""
+    from slurm_migbatch.slurm.client import SlurmError
+
     try:
         return site.slurm().settings().get("clustername", "")
     except SlurmError:

@@ -24,7 +24,8 @@ SCHEMA_VERSION = 1
 
 RUN_FIELDS = (
     "job_id", "restart", "array_job", "array_task", "het_job", "het_offset", "uid", "user", "account", "partition",
-    "gid", "qos", "wckey", "comment", "name", "nodes", "state", "reason", "exit_code", "signal", "submitted", "started", "ended", "time_limit_s", "asked",
+    "gid", "qos", "wckey", "comment",
+    "name", "nodes", "state", "reason", "exit_code", "signal", "submitted", "started", "ended", "time_limit_s", "asked",
     "bucket", "decision", "source", "profile", "slice_count", "warm", "setup_ms", "predicted_latency_ms",
     "predicted_throughput_per_s", "predicted_memory_mib", "measured_latency_ms", "measured_throughput_per_s",
     "measured_memory_mib", "measured_items", "measured_facts", "retyped_before", "retyped_after", "retyped_why",

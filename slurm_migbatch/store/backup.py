@@ -27,8 +27,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from slurm_migbatch.store.engines import make_engine, private_engine, sqlite_file
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.migrations import RECORD, Migration, applied, migrate, pending
-from slurm_migbatch.store.transfer import copy_rows
 from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, readable_mode
+from slurm_migbatch.store.transfer import copy_rows
 
 _MIB = 1 << 20
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -65,7 +66,7 @@ def open_reader(url: str) -> RunReader:
         found = _sqlite(file)
         if found is not None:
             return RunReader(found)
-    return RunReader(_over_store(url))
+    return RunReader(_StoreConnected(url))
 
 
 def _sqlite(path: Path) -> _SqliteConnected | None:
@@ -100,30 +101,27 @@ class _SqliteConnected:
         self._connection.close()
 
 
-def _over_store(url: str) -> Connected:
-    from sqlalchemy import text
-    from sqlalchemy.exc import SQLAlchemyError
+class _StoreConnected:
+    """Over SQLAlchemy; what it raises is known once it is imported."""
 
-    from slurm_migbatch.store.db import open_store
+    def __init__(self, url: str) -> None:
+        from slurm_migbatch.store.db import open_store
 
-    store = open_store(url, readonly=True)
-    view = store.reading()
+        self._store = open_store(url, readonly=True)
+        self._closing = ExitStack()
+        self._closing.callback(self._store.close)
+        self._connection: Any = None
 
-    class StoreConnected:
-        def __init__(self) -> None:
-            self._connection: Any = None
+    def execute(self, statement: str, values: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+        from sqlalchemy import text
+        from sqlalchemy.exc import SQLAlchemyError
 
-        def execute(self, statement: str, values: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-            try:
-                if self._connection is None:
-                    self._connection = view.__enter__()
-                yield from self._connection.execute(text(statement), dict(values))
-            except SQLAlchemyError as error:
-                raise ReadError(str(getattr(error, "orig", error))) from error
+        try:
+            if self._connection is None:
+                self._connection = self._closing.enter_context(self._store.reading())
+            yield from self._connection.execute(text(statement), dict(values))
+        except SQLAlchemyError as error:
+            raise ReadError(str(getattr(error, "orig", error))) from error
 
-        def close(self) -> None:
-            if self._connection is not None:
-                view.__exit__(None, None, None)
-            store.close()
-
-    return StoreConnected()
+    def close(self) -> None:
+        self._closing.close()

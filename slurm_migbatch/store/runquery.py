@@ -125,7 +125,9 @@ def select_runs(
         (row with the run's fields, rows with its slices' fields). With slices, the first slice's row is the run's.
     """
     statement = statement_of(wanted, run_fields, slice_fields)
-    make = namedtuple("Row", statement.names)._make  # type: ignore[misc]  # noqa: PYI024 the names are the caller's
+    # the names are the caller's
+    row_type: Any = namedtuple("Row", statement.names)  # type: ignore[misc]
+    make = row_type._make
     read = [(at, reader) for at, name in enumerate(statement.names) if (reader := _READERS.get(name))]
     rows: Iterable[Sequence[Any]] = execute(statement.text, statement.values)
     if read:
@@ -194,6 +196,19 @@ def conditions(wanted: RunFilter, values: Values) -> Iterator[str]:
         yield f"runs.uid = {values.one(uid)} OR runs.account IN {values.all(accounts)}"
     if wanted.jobs:
         yield " OR ".join(_named(wanted.jobs, values))
+    yield from _chosen(wanted, values)
+    if not wanted.duplicates:
+        yield "runs.latest"
+    # a list of jobs is short: its own indexes serve it best
+    narrow = not wanted.jobs
+    if wanted.states:
+        yield " OR ".join(f"({state})" for state in _in_states(wanted, narrow, values))
+    elif wanted.start is not None or wanted.end is not None:
+        yield overlapping(wanted.start, wanted.end, values, narrow=narrow)
+
+
+def _chosen(wanted: RunFilter, values: Values) -> Iterator[str]:
+    """Yield the conditions of the filters that name values of one column."""
     if wanted.users or wanted.uids:
         yield f"runs.user IN {values.all(wanted.users)} OR runs.uid IN {values.all(wanted.uids)}"
     for column, chosen in (
@@ -207,14 +222,6 @@ def conditions(wanted: RunFilter, values: Values) -> Iterator[str]:
         yield f"EXISTS (SELECT held.id FROM leases held WHERE {held})"  # noqa: S608
     if wanted.limits_s is not None:
         yield _limited(*wanted.limits_s, values)
-    if not wanted.duplicates:
-        yield "runs.latest"
-    # a list of jobs is short: its own indexes serve it best
-    narrow = not wanted.jobs
-    if wanted.states:
-        yield " OR ".join(f"({state})" for state in _in_states(wanted, narrow, values))
-    elif wanted.start is not None or wanted.end is not None:
-        yield overlapping(wanted.start, wanted.end, values, narrow=narrow)
 
 
 def _with_default(wckeys: Collection[str]) -> tuple[str, ...]:

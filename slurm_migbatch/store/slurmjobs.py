@@ -23,7 +23,8 @@ _USED = (
 #: the decision's id in the marker that ends a granted job's comment (mig.grant writes it)
 _DECISION = re.compile(r"\[mig:[^\[\]#]{1,512}#([0-9a-z]{1,16})\]\s*\Z")
 _TEXTS = (
-    ("user", 128), ("account", 128), ("partition", 128), ("name", 256), ("array_task", 256), ("qos", 128), ("wckey", 128),
+    ("user", 128), ("account", 128), ("partition", 128), ("name", 256), ("array_task", 256), ("qos", 128),
+    ("wckey", 128),
 )  # fmt: skip
 _EXIT = re.compile(r"(\d{1,5}):(\d{1,5})\Z")
 

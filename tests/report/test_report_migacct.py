@@ -517,7 +517,8 @@ def test_it_imports_nothing_that_is_slow(database: str) -> None:
         "from slurm_migbatch.cli.migacct import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "slow = {'pandas', 'numpy', 'rich', 'sklearn', 'jinja2', 'pynvml', 'starlette', 'uvicorn',\n"
+        "slow = {'pandas', 'numpy', 'rich', 'sklearn', 'sqlalchemy', 'jinja2', 'pynvml', 'starlette', 'uvicorn',\n"
+        "        'asyncio', 'http.client', 'ssl', 'subprocess', 'json.tool', 'slurm_migbatch.slurm.client',\n"
         "        'slurm_migbatch.store.ingest', 'slurm_migbatch.daemon', 'slurm_migbatch.predict'}\n"
         "print(sorted(slow & set(sys.modules)), file=sys.stderr)\n"
     )
