@@ -17,13 +17,8 @@ from slurm_migbatch.cli.common import EXIT_FAILED, F, Failure, run
 class _Command(click.Command):
     """A command whose help ends with the columns and the forms of times."""
 
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """Read the arguments; wrong usage ends with 1, as of sacct."""
-        try:
-            return super().make_context(*args, **kwargs)
-        except click.UsageError as error:
-            error.exit_code = EXIT_FAILED
-            raise
+    #: wrong usage ends as of sacct
+    usage_code = EXIT_FAILED
 
     def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from slurm_migbatch.report.columns import COLUMNS, DEFAULT

@@ -244,7 +244,7 @@ def _cut(row: Any, wanted: RunFilter) -> Any:
     """Return a row whose times lie within the window, as sacct -T has it: what goes on ends with the window."""
     assert wanted.start is not None and wanted.end is not None
     names = row._fields
-    changed = {}
+    changed: dict[str, float] = {}
     for first, last in (("started", "ended"), ("slice_since", "slice_until")):
         if first in names and last in names:
             began, ended = getattr(row, first), getattr(row, last)

@@ -35,13 +35,15 @@ BAD = (
     ["-S", "noon", "-E", "midnight"],
 )  # fmt: skip
 GOOD = (
-    ["-L"], ["-M", "all"], ["-A", "nosuch"], ["-W", "nosuch"], ["-r", "nosuch"], ["--name", "a,b"], ["-T"], ["-K", "10"],
+    ["-L"], ["-M", "all"], ["-A", "nosuch"], ["-W", "nosuch"], ["-r", "nosuch"], ["--name", "a,b"], ["-T"],
+    ["-K", "10"],
     ["-k", "5", "-K", "10"], ["-k", "0-1"], ["-g", "root"], ["-j", "999"], ["-a"], ["--allusers", "-D", "-X"],
 )  # fmt: skip
 #: the words that both have, where sacct says something of a value
 WORDS = re.compile(
     r"Invalid time specification \(pos=\d+\): \S+|Invalid (?:user|group) id: \w+|unrecognized job state value '\w+'|"
-    r'Invalid field requested: "\w+"|Bad job/step specified: \w+|Invalid unit type \'\w\'|Invalid time limit specification|'
+    r'Invalid field requested: "\w+"|Bad job/step specified: \w+|Invalid unit type \'\w\'|'
+    r"Invalid time limit specification|"
     r"Start time \(\S+\) requested is after end time \(\S+\)|Slurm job completion is disabled"
 )
 

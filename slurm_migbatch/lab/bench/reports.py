@@ -45,7 +45,7 @@ def fill(store: Store, runs: int, days: float, end: float, seed: int = 1) -> Non
 
 
 def _run(number: int, submitted: float, started: float, ended: float, chance: random.Random) -> dict[str, Any]:
-    user = chance.randrange(200)
+    user = number % 200
     return {
         "id": number, "job_id": number, "restart": 0, "reuse": 0, "latest": True, "uid": 1000 + user,
         "user": f"user{user:03d}", "account": f"acct{user % 20:02d}", "partition": "gpu", "name": f"train{number % 50}",
@@ -102,7 +102,7 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
         with open_store(f"sqlite:///{path}") as store:
             fill(store, runs, days, end)
         fill_s = time.perf_counter() - began
-        start_s = statistics.median(_run([sys.executable, "-c", "pass"], {**os.environ})[1] for _ in range(repeats))
+        start_s = statistics.median(_timed([sys.executable, "-c", "pass"], {**os.environ})[1] for _ in range(repeats))
         queries = [_time(path, name, options, repeats, start_s) for name, options in _queries(runs, days, end)]
         size = path.stat().st_size
     # a table of a hundred thousand lines takes its time to be written
@@ -121,7 +121,7 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
 def _time(path: Path, name: str, options: list[str], repeats: int, start_s: float) -> dict[str, Any]:
     start = "from slurm_migbatch.cli.migacct import main; main()"
     environment = {**os.environ, "MIGBATCH_DB": f"sqlite:///{path}"}
-    runs = [_run([sys.executable, "-c", start, "-n", *options], environment) for _ in range(repeats)]
+    runs = [_timed([sys.executable, "-c", start, "-n", *options], environment) for _ in range(repeats)]
     times, cpu_s = [run[0] for run in runs], statistics.median(run[1] for run in runs)
     return {
         "name": name,
@@ -133,7 +133,7 @@ def _time(path: Path, name: str, options: list[str], repeats: int, start_s: floa
     }
 
 
-def _run(command: list[str], environment: dict[str, str]) -> tuple[float, float, int]:
+def _timed(command: list[str], environment: dict[str, str]) -> tuple[float, float, int]:
     """Return how long a command took, its processor time (both seconds), and its lines."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, env=environment, capture_output=True, check=True)
