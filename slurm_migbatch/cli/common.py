@@ -58,7 +58,7 @@ def run(command: click.Command | str, prog: str, args: Sequence[str] | None = No
         args: its arguments; those of this process where not given.
 
     Returns:
-        The exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+        The exit code: 0 done, 1 failed, 2 (or the command's own `usage_code`) wrong usage, 130 interrupted.
     """
     try:
         command = load(command) if isinstance(command, str) else command
@@ -70,7 +70,7 @@ def run(command: click.Command | str, prog: str, args: Sequence[str] | None = No
     except click.UsageError as error:
         hint = f" (try '{error.ctx.command_path} -h')" if error.ctx is not None else ""
         _print_error(prog, f"{_usage_text(error)}{hint}")
-        return EXIT_USAGE
+        return int(getattr(command, "usage_code", EXIT_USAGE))
     except click.ClickException as error:
         _print_error(prog, error.format_message())
         return error.exit_code

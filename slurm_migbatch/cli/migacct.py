@@ -11,11 +11,14 @@ from typing import Any
 import click
 
 from slurm_migbatch.cli.asking import ask_and_print
-from slurm_migbatch.cli.common import F, run
+from slurm_migbatch.cli.common import EXIT_FAILED, F, Failure, run
 
 
 class _Command(click.Command):
     """A command whose help ends with the columns and the forms of times."""
+
+    #: wrong usage ends as of sacct
+    usage_code = EXIT_FAILED
 
     def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from slurm_migbatch.report.columns import COLUMNS, DEFAULT
@@ -44,7 +47,9 @@ class _Command(click.Command):
                 ]
             )
         with formatter.section("Exit codes"):
-            formatter.write_text("0 done, also where nothing matches; 1 a value or the database is bad; 2 wrong usage.")
+            formatter.write_text(
+                "0 done, also where nothing matches; 1 wrong usage, a value that means nothing, or a bad database."
+            )
 
 
 def _now_print(text: str) -> Callable[[click.Context, click.Parameter, bool], None]:
@@ -88,10 +93,19 @@ def _words(*names: str, help: str, metavar: str) -> Callable[[F], F]:
 )
 @_words("-A", "--accounts", metavar="ACCOUNTS", help="Only jobs of these accounts.")
 @_words("-r", "--partition", "partitions", metavar="NAMES", help="Only jobs in these partitions.")
+@_words("-q", "--qos", metavar="NAMES", help="Only jobs with one of these QOS.")
+@_words("-g", "--gid", "--group", "groups", metavar="GROUPS", help="Only jobs of these groups (names or numbers).")
+@_words("-W", "--wckeys", metavar="NAMES", help="Only jobs with one of these wckeys.")
+@_words("--name", "names", metavar="NAMES", help="Only jobs with one of these names.")
+@click.option("-k", "--timelimit-min", "limit_min", default="", metavar="TIME", help="Only jobs with this time limit.")
+@click.option("-K", "--timelimit-max", "limit_max", default="", metavar="TIME", help="With -k: up to this time limit.")
+@_words("-M", "--clusters", metavar="NAMES", help="Only jobs of these clusters; `all` for every one of the record.")
+@click.option("-L", "--allclusters", is_flag=True, help="Jobs of every cluster of the record.")
 @_words("-N", "--nodelist", metavar="NODES", help="Only jobs that held slices on one of these nodes: n[1-4],m7.")
 @_words("-s", "--state", "states", metavar="STATES", help="Only jobs in these states within the window: CD,F or names.")
 @click.option("-S", "--starttime", default="", metavar="TIME", help="Begin of the window.")
 @click.option("-E", "--endtime", default="", metavar="TIME", help="End of the window.")
+@click.option("-T", "--truncate", is_flag=True, help="Times and durations within the window alone.")
 @click.option("-D", "--duplicates", is_flag=True, help="Also earlier runs of the same job id (requeued ones).")
 @click.option("-X", "--allocations", is_flag=True, help="One line for each job, none for its single slices.")
 @_words("-o", "--format", metavar="COLUMNS", help="Columns: name, name%20, name%-20 (left), +name adds to the default.")
@@ -104,9 +118,12 @@ def _words(*names: str, help: str, metavar: str) -> Callable[[F], F]:
     "--delimiter", default="|", show_default=True, metavar="TEXT", help="What separates columns in -p and -P."
 )
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON: raw numbers, units in the names.")
+@click.option("--yaml", "as_yaml", is_flag=True, help="The same as YAML.")
 @click.option("--noconvert", is_flag=True, help="Leave sizes in MiB (M).")
 @click.option("--units", metavar="K|M|G|T|P", help="Write sizes in this unit.")
 @click.option("--db", metavar="URL", help="Database to read.")
+@click.option("-c", "--completion", is_flag=True, help="Refused: there is no log of job completion.")
+@_words("-x", "--associations", metavar="IDS", help="Refused: the record has no ids of associations.")
 @click.option(
     "-e",
     "--helpformat",
@@ -141,6 +158,7 @@ def command(**options: Any) -> None:
     """  # fmt: skip
     from slurm_migbatch.query.questions import RunsQuestion
 
+    _refuse(options)
     parted = options["parsable"] or options["parsable2"]
     question = RunsQuestion(
         jobs=",".join(options["jobs"]),
@@ -153,6 +171,14 @@ def command(**options: Any) -> None:
         start=options["starttime"],
         end=options["endtime"],
         duplicates=options["duplicates"],
+        groups=_split(options["groups"]),
+        qos=_split(options["qos"]),
+        wckeys=_split(options["wckeys"]),
+        names=_split(options["names"]),
+        clusters=("all",) if options["allclusters"] else _split(options["clusters"]),
+        limit_min=options["limit_min"],
+        limit_max=options["limit_max"],
+        truncate=options["truncate"],
         slices=not options["allocations"],
         columns=",".join(options["format"]),
         default_columns=os.environ.get("MIGACCT_FORMAT", ""),
@@ -162,11 +188,22 @@ def command(**options: Any) -> None:
         delimiter=options["delimiter"] if parted else None,
         closed=options["parsable"] and not options["parsable2"],
         as_json=options["as_json"],
+        as_yaml=options["as_yaml"],
         convert=not options["noconvert"],
         units=options["units"] or "",
         time_style=os.environ.get("SLURM_TIME_FORMAT", ""),
     )
     ask_and_print(question, db=options["db"] or os.environ.get("MIGBATCH_DB"))
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    """Say what to use instead of what sacct has and the record cannot tell."""
+    if options["completion"]:
+        raise Failure("Slurm job completion is disabled: migacct reads the record of migbatchd alone; leave -c out")
+    if options["associations"]:
+        raise Failure(
+            "the record has no ids of associations: name their users, accounts and partitions by -u, -A and -r"
+        )
 
 
 def _split(texts: tuple[str, ...]) -> tuple[str, ...]:

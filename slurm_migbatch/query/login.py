@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -95,6 +94,8 @@ def of_slurm(config: str) -> Servers:
 
 
 def _scontrol() -> str:
+    import subprocess
+
     try:
         done = subprocess.run(
             ["scontrol", "show", "config"], capture_output=True, text=True, timeout=_SCONTROL_S, check=False

@@ -45,6 +45,10 @@ class RunsQuestion:
     """`migacct`: runs of the record, selected and shown as its options say.
 
     Attributes:
+        groups: names or numbers.
+        clusters: whose runs; () and "all" for every one that the record has.
+        limit_min, limit_max: time limits, as -k and -K give them.
+        truncate: show times and durations within the window alone.
         columns: as -o gives them; "" for the default of `brief`, `long` or neither.
         default_columns: what to show where none of the three says it, and what "+name" adds to; "" for ours.
         delimiter: what separates columns; None for fixed widths.
@@ -63,6 +67,14 @@ class RunsQuestion:
     start: str = text(64)
     end: str = text(64)
     duplicates: bool = False
+    groups: tuple[str, ...] = words(256)
+    qos: tuple[str, ...] = words(256)
+    wckeys: tuple[str, ...] = words(256)
+    names: tuple[str, ...] = words(256)
+    clusters: tuple[str, ...] = words(256)
+    limit_min: str = text(64)
+    limit_max: str = text(64)
+    truncate: bool = False
     slices: bool = True
     columns: str = text(4096)
     default_columns: str = text(4096)
@@ -72,6 +84,7 @@ class RunsQuestion:
     delimiter: str | None = text(16, optional=True)
     closed: bool = False
     as_json: bool = False
+    as_yaml: bool = False
     convert: bool = True
     units: str = text(1)
     time_style: str = text(64)

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from slurm_migbatch.slurm.rights import Rights
-from slurm_migbatch.store.queries import RunFilter
+from slurm_migbatch.store.runquery import RunFilter
 
 #: fields of a run that its user wrote, or that repeat what he wrote
-OWN_WORDS = frozenset({"name", "bucket", "decision", "measured_facts", "retyped_why"})
+OWN_WORDS = frozenset({"name", "comment", "wckey", "bucket", "decision", "measured_facts", "retyped_why"})
 _OPTION = re.compile(r"--(?:gres|gpus|gpus-per-node|gpus-per-task|gpus-per-socket)=[\w:,.+/]{1,256}", re.ASCII)
 
 
@@ -46,9 +46,10 @@ class RedactedRun:
 def allowed(rights: Rights, wanted: RunFilter, *, accounts: bool = False) -> RunFilter:
     """Return the filter that leaves out what the user may not see.
 
-    Who may not know others' accounts cannot find out by asking for the runs of one, nor, with `accounts`, from an
-    answer that names them.
+    Who may not know others' accounts, or what they wrote, cannot find out by asking for the runs of one, nor, with
+    `accounts`, from an answer that names them.
     """
-    if rights.runs and (rights.accounts or not (accounts or wanted.accounts)):
+    words = bool(wanted.names or wanted.wckeys) and not rights.everything
+    if rights.runs and not words and (rights.accounts or not (accounts or wanted.accounts)):
         return wanted
     return replace(wanted, only=(rights.uid, tuple(sorted(rights.coordinates))))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
-
-from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from slurm_migbatch.query.questions import RunsQuestion
 from slurm_migbatch.query.redact import RedactedRun, allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.site import QuerySite
-from slurm_migbatch.report import document, table
+from slurm_migbatch.report import table
 from slurm_migbatch.report.columns import BRIEF, DEFAULT, LONG, Column, Context
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.format import parse_format
@@ -21,24 +19,47 @@ from slurm_migbatch.report.selection import ReportOptions, Selection, make_selec
 from slurm_migbatch.report.units import UNITS, size_formatter
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import time_formatter
-from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.store.queries import RunFilter, select_runs
+from slurm_migbatch.store.errors import ReadError
+from slurm_migbatch.store.reader import RunReader, open_reader
+from slurm_migbatch.store.runquery import RunFilter
+
+Found = Iterable[tuple[Any, Sequence[Any]]]
+Wholes = Mapping[str, tuple[int, int]]
 
 
 def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with the runs that the question selects; lines are made while they are read."""
     now = time.time()
     try:
-        selection, columns, context = _selection(question, now, rights.uid), _columns(question), _context(question, now)
+        columns, units = _columns(question), _units(question)
+        selection = _selection(question, now, rights.uid)
     except ReportError as error:
         raise Unanswerable(str(error)) from None
-    remarks = (f"migacct: warning: {selection.remark}",) if selection.remark else ()
-    store, wanted = open_store(site.config.store.url, readonly=True), allowed(rights, selection.wanted)
-    if question.as_json:
-        lines = _document(store, rights, wanted, now)
-    else:
-        lines = _table(store, rights, wanted, columns, context, _style(question))
-    return Reply(_closing(store, lines, site), remarks)
+    cluster = _cluster(question, columns, site)
+    reader = open_reader(site.config.store.url)
+    try:
+        _check_users(question, rights, reader)
+        wanted = allowed(rights, selection.wanted)
+        elsewhere = bool(question.clusters) and not {"all", cluster} & set(question.clusters)
+        fields = _Fields.of(question, columns)
+        found = iter(() if elsewhere else _visible_runs(reader, rights, wanted, fields, question.truncate))
+        # the first run says whether there are any, while there is time for a remark
+        first = next(found, None)
+        remarks = [selection.remark] if selection.remark else []
+        if elsewhere:
+            remarks.append(f"the runs of this record are of the cluster {cluster} alone")
+        elif first is None:
+            remarks.extend(_unknown(wanted, reader))
+        found = found if first is None else chain((first,), found)
+        wholes = _wholes(reader) if fields.weighs else {}
+        lines = _lines(question, columns, units, found, wanted, _Moment(now, cluster, wholes))
+    except ReadError as error:
+        reader.close()
+        raise _failed(error, site) from None
+    except BaseException:
+        reader.close()
+        raise
+    return Reply(_closing(reader, lines, site), tuple(f"migacct: warning: {remark}" for remark in remarks))
 
 
 def _selection(question: RunsQuestion, now: float, uid: int) -> Selection:
@@ -50,6 +71,12 @@ def _selection(question: RunsQuestion, now: float, uid: int) -> Selection:
         partitions=question.partitions,
         nodes=question.nodes,
         states=question.states,
+        gids=_gids(question.groups),
+        qos=question.qos,
+        wckeys=question.wckeys,
+        names=question.names,
+        limit_min=question.limit_min,
+        limit_max=question.limit_max,
         start=question.start,
         end=question.end,
         duplicates=question.duplicates,
@@ -57,59 +84,184 @@ def _selection(question: RunsQuestion, now: float, uid: int) -> Selection:
     return make_selection(asked, now, uid)
 
 
+def _gids(groups: Iterable[str]) -> tuple[int, ...]:
+    """Return the numbers of groups by name or number, as this host knows them. Raises ReportError."""
+    import grp
+
+    found = []
+    for group in groups:
+        try:
+            found.append(grp.getgrgid(int(group)).gr_gid if _number(group) else grp.getgrnam(group).gr_gid)
+        except (KeyError, OverflowError):
+            raise ReportError(f"Invalid group id: {group}") from None
+    return tuple(found)
+
+
+def _check_users(question: RunsQuestion, rights: Rights, reader: RunReader) -> None:
+    """Raise Unanswerable for a user whom neither this host nor the record knows: one who has left has runs still."""
+    import pwd
+
+    for user in question.users:
+        try:
+            pwd.getpwuid(int(user)) if _number(user) else pwd.getpwnam(user)
+        except (KeyError, OverflowError):
+            known = RunFilter(uids=(int(user),)) if _number(user) and len(user) < 19 else RunFilter(users=(user,))
+            if not reader.has_run(allowed(rights, known)):
+                raise Unanswerable(f"Invalid user id: {user}") from None
+
+
+def _number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _unknown(wanted: RunFilter, reader: RunReader) -> Iterator[str]:
+    """Yield what was asked for that no run of the record has; of an empty answer alone, since it reads all runs."""
+    for what, field, names in (
+        ("account", "accounts", wanted.accounts),
+        ("QOS", "qos", wanted.qos),
+        ("wckey", "wckeys", wanted.wckeys),
+    ):
+        for name in names:
+            if not reader.has_run(RunFilter(**{field: (name,), "only": wanted.only})):  # type: ignore[arg-type]
+                yield f"no run that you may see has the {what} {name!r}"
+
+
+def _cluster(question: RunsQuestion, columns: Sequence[Column], site: QuerySite) -> str:
+    """Return Slurm's name of the cluster where it matters; Slurm is asked for it."""
+    named = any(name != "all" for name in question.clusters)
+    if not named and not any(column.name == "Cluster" for column in columns):
+        return ""
+    from slurm_migbatch.slurm.client import SlurmError
+
+    try:
+        return site.slurm().settings().get("clustername", "")
+    except SlurmError:
+        if named:
+            raise
+        return ""
+
+
 def _columns(question: RunsQuestion) -> tuple[Column, ...]:
     default = LONG if question.long else BRIEF if question.brief else question.default_columns or DEFAULT
     return parse_format(question.columns or default, default)
 
 
-def _context(question: RunsQuestion, now: float) -> Context:
+def _units(question: RunsQuestion) -> Callable[[float | None], str]:
     units = question.units.upper() or None
     if units is not None and units not in UNITS:
-        raise ReportError(f"--units {question.units!r} is not one of {', '.join(UNITS)}")
-    moment = time_formatter(question.time_style or None, now)
-    return Context(now, moment, size_formatter(unit=units, convert=question.convert))
+        raise ReportError(f"Invalid unit type '{question.units}'. Possible options are '{UNITS}'")
+    return size_formatter(unit=units, convert=question.convert)
 
 
-def _style(question: RunsQuestion) -> table.Style:
-    return table.Style(question.header, question.delimiter, question.closed, question.slices)
+class _Fields:
+    """Which fields of runs and slices the answer needs."""
+
+    def __init__(self, run: Iterable[str], slices: Iterable[str], weighs: bool) -> None:
+        self.run, self.slices = set(run), set(slices)
+        #: whether slices are weighed by their GPU
+        self.weighs = weighs
+
+    @classmethod
+    def of(cls, question: RunsQuestion, columns: Sequence[Column]) -> _Fields:
+        if question.as_json or question.as_yaml:
+            from slurm_migbatch.report import document
+
+            return cls(document.RUN_FIELDS, document.SLICE_FIELDS, True)
+        return cls(
+            (name for column in columns for name in column.run),
+            (name for column in columns for name in column.slice),
+            any(column.name == "GPUHours" for column in columns),
+        )
 
 
-def _table(
-    store: Store, rights: Rights, wanted: RunFilter, columns: tuple[Column, ...], context: Context, style: table.Style
+class _Moment:
+    """What lines are made of besides runs."""
+
+    def __init__(self, now: float, cluster: str, wholes: Wholes) -> None:
+        self.now, self.cluster, self.wholes = now, cluster, wholes
+
+
+def _lines(
+    question: RunsQuestion,
+    columns: Sequence[Column],
+    size: Callable[[float | None], str],
+    found: Found,
+    wanted: RunFilter,
+    moment: _Moment,
 ) -> Iterator[str]:
-    run_fields = {name for column in columns for name in column.run}
-    slice_fields = {name for column in columns for name in column.slice}
-    with store.reading() as connection:
-        found = _visible_runs(rights, connection, wanted, run_fields, slice_fields)
-        yield from table.render(columns, found, context, style)
+    if question.as_json or question.as_yaml:
+        from slurm_migbatch.report import document
+
+        render = document.render_yaml if question.as_yaml else document.render
+        return render(found, wanted, moment.now, moment.wholes)
+    style = table.Style(question.header, question.delimiter, question.closed, question.slices)
+    shown = time_formatter(question.time_style or None, moment.now)
+    context = Context(moment.now, shown, size, moment.wholes, moment.cluster, _group)
+    return table.render(columns, found, context, style)
 
 
-def _document(store: Store, rights: Rights, wanted: RunFilter, now: float) -> Iterator[str]:
-    with store.reading() as connection:
-        found = _visible_runs(rights, connection, wanted, document.RUN_FIELDS, document.SLICE_FIELDS)
-        yield from document.render(found, wanted, now)
+def _group(gid: int) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except (KeyError, OverflowError):
+        return str(gid)
+
+
+def _wholes(reader: RunReader) -> Wholes:
+    """Return the compute and memory slices of GPUs by UUID."""
+    from slurm_migbatch.mig.geometry import Geometry, GeometryError
+
+    found: dict[str, tuple[int, int]] = {}
+    for uuid, told in reader.geometries().items():
+        try:
+            geometry = Geometry.from_dict(told)
+        except GeometryError:
+            continue
+        found[uuid] = (geometry.compute_slices, geometry.memory_slices)
+    return found
 
 
 def _visible_runs(
-    rights: Rights,
-    connection: Connection,
-    wanted: RunFilter,
-    run_fields: Collection[str],
-    slice_fields: Collection[str],
+    reader: RunReader, rights: Rights, wanted: RunFilter, fields: _Fields, truncate: bool
 ) -> Iterator[tuple[Any, Sequence[Any]]]:
+    run_fields, slice_fields = fields.run, fields.slices
+    if truncate:
+        run_fields = run_fields | {"started", "ended"}
+        slice_fields = slice_fields | {"since", "until"} if slice_fields else slice_fields
+    if not rights.everything:
+        run_fields = run_fields | {"uid", "account"}
+    found = reader.runs(wanted, run_fields, slice_fields)
+    if truncate:
+        found = ((_cut(run, wanted), [_cut(row, wanted) for row in slices]) for run, slices in found)
     if rights.everything:
-        yield from select_runs(connection, wanted, run_fields, slice_fields)
-        return
-    for run, slices in select_runs(connection, wanted, {*run_fields, "uid", "account"}, slice_fields):
-        yield RedactedRun(rights, run), [RedactedRun(rights, row) for row in slices]
+        return found
+    return ((RedactedRun(rights, run), [RedactedRun(rights, row) for row in slices]) for run, slices in found)
 
 
-def _closing(store: Store, lines: Iterator[str], site: QuerySite) -> Iterator[str]:
+def _cut(row: Any, wanted: RunFilter) -> Any:
+    """Return a row whose times lie within the window, as sacct -T has it: what goes on ends with the window."""
+    assert wanted.start is not None and wanted.end is not None
+    names = row._fields
+    changed: dict[str, float] = {}
+    for first, last in (("started", "ended"), ("slice_since", "slice_until")):
+        if first in names and last in names:
+            began, ended = getattr(row, first), getattr(row, last)
+            end = wanted.end if ended is None else min(ended, wanted.end)
+            changed |= {first: min(max(began or end, wanted.start), end), last: end}
+    return row._replace(**changed)
+
+
+def _failed(error: ReadError, site: QuerySite) -> Unanswerable:
+    return Unanswerable(f"reading the database failed{site.detail(error)}", detail=str(error))
+
+
+def _closing(reader: RunReader, lines: Iterator[str], site: QuerySite) -> Iterator[str]:
     """Yield the lines, then let go of the record."""
     try:
         yield from lines
-    except SQLAlchemyError as error:
-        cause = getattr(error, "orig", error)
-        raise Unanswerable(f"reading the database failed{site.detail(cause)}", detail=str(cause)) from None
+    except ReadError as error:
+        raise _failed(error, site) from None
     finally:
-        store.close()
+        reader.close()

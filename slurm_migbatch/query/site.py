@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -77,6 +75,9 @@ class QuerySite:
         Raises:
             OSError: it does not answer, or refuses.
         """
+        import http.client  # with ssl a good part of the time that a question about runs takes
+        import socket
+
         connection = http.client.HTTPConnection("localhost", timeout=_PATIENCE_S)
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

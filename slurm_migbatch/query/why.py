@@ -23,7 +23,7 @@ from slurm_migbatch.report.lines import pair_lines
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.errors import StoreError
-from slurm_migbatch.store.queries import JobId
+from slurm_migbatch.store.runquery import JobId
 from slurm_migbatch.workload.catalog import CatalogError, load
 from slurm_migbatch.workload.loans import LoanHints, loan_hints
 

@@ -5,10 +5,11 @@ A query fetches exactly the fields that the shown columns declare (`run`, `slice
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_migbatch.report.equivalents import WHOLE, gpu_equivalent
 from slurm_migbatch.report.units import figure
 from slurm_migbatch.slurm.times import format_duration
 
@@ -18,11 +19,20 @@ Fields = Any
 
 @dataclass(frozen=True)
 class Context:
-    """What cells depend on besides their row: the present moment and the user's ways of writing."""
+    """What cells depend on besides their row: the present moment and the user's ways of writing.
+
+    Attributes:
+        wholes: compute and memory slices of the whole GPU, by UUID; of one that is not there, as most GPUs have.
+        cluster: Slurm's name of the cluster.
+        group: returns the name of a group by its number.
+    """
 
     now: float
     moment: Callable[[float | None], str]
     size: Callable[[float | None], str]
+    wholes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    cluster: str = ""
+    group: Callable[[int], str] = str
 
 
 RunCell = Callable[[Fields, Sequence[Fields], Context], str]
@@ -139,6 +149,25 @@ def _slice_elapsed_s(mig_slice: Fields, now: float) -> float | None:
     return max(0.0, float((now if mig_slice.slice_until is None else mig_slice.slice_until) - mig_slice.slice_since))
 
 
+def slice_hours(mig_slice: Fields, now: float) -> float | None:
+    """Return the hours for which a slice was held, until now where it is; None where it was never given."""
+    seconds = _slice_elapsed_s(mig_slice, now)
+    return None if seconds is None else seconds / 3600
+
+
+def gpu_hours(mig_slice: Fields, now: float, wholes: Mapping[str, tuple[int, int]]) -> float | None:
+    """Return the same in hours of a whole GPU, see `equivalents.gpu_equivalent`."""
+    hours = slice_hours(mig_slice, now)
+    whole = wholes.get(mig_slice.slice_gpu, WHOLE)
+    return None if hours is None else hours * gpu_equivalent(mig_slice.slice_profile, mig_slice.slice_slot_size, whole)
+
+
+def hours_of(slices: Sequence[Fields], hours: Callable[[Fields], float | None]) -> float | None:
+    """Return the sum of the slices' hours; None where there are none."""
+    known = [found for found in map(hours, slices) if found is not None]
+    return sum(known) if known else None
+
+
 def retyped(run: Fields) -> str:
     """Format how a waiting run's profile changed, `1g.10gb>2g.20gb`; empty where it did not."""
     before, after = run.retyped_before, run.retyped_after
@@ -188,6 +217,10 @@ def _duration(seconds: float | None) -> str:
     return "" if seconds is None else format_duration(seconds)
 
 
+def _hours(hours: float | None) -> str:
+    return "" if hours is None else f"{hours:.2f}"
+
+
 def _whole(seconds: float | None) -> str:
     return "" if seconds is None else str(int(seconds))
 
@@ -224,6 +257,13 @@ COLUMNS: tuple[Column, ...] = (
     Column("UID", 6, "Numeric id of the user.", ("uid",), _text("uid")),
     Column("Account", 10, "Slurm account it is charged to.", ("account",), _text("account")),
     Column("Partition", 9, "Partition it ran in, or may run in while it waits.", ("partition",), _text("partition")),
+    Column("QOS", 10, "Quality of service that it had.", ("qos",), _text("qos")),
+    Column("GID", 6, "Numeric id of its group.", ("gid",), _text("gid")),
+    Column("Group", 9, "Its group.", ("gid",), lambda run, slices, context: _group(run, context)),
+    Column("WCKey", 10, "Its wckey; a star stands before its user's default.", ("wckey",), _text("wckey")),
+    Column("Cluster", 10, "Slurm's name of the cluster.", (), lambda run, slices, context: context.cluster,
+           slice_cell=lambda mig_slice, number, context: context.cluster),
+    Column("Comment", 14, "Comment of its user.", ("comment",), _text("comment")),
     Column("Asked", 13, "What the user asked for (--gres, --gpus).", ("asked",),
            lambda run, slices, context: asked(run)),
     Column("Request", -40, "The same with its hints, as the options were given.", ("asked",), _text("asked")),
@@ -288,6 +328,22 @@ COLUMNS: tuple[Column, ...] = (
         "Timelimit", 10, "Its time limit.", ("time_limit_s",),
         lambda run, slices, context: _duration(run.time_limit_s),
     ),
+    Column("TimelimitRaw", 12, "The same in minutes.", ("time_limit_s",),
+           lambda run, slices, context: "" if run.time_limit_s is None else str(run.time_limit_s // 60)),
+    Column(
+        "SliceHours", 10, "Slices times the hours for which they were held.", (),
+        lambda run, slices, context: _hours(hours_of(slices, lambda row: slice_hours(row, context.now))),
+        ("since", "until"), lambda mig_slice, number, context: _hours(slice_hours(mig_slice, context.now)),
+    ),
+    Column(
+        "GPUHours", 8, "The same in hours of whole GPUs: a slice counts as its share of compute slices or of memory "
+        "slices, whichever is more.", (),
+        lambda run, slices, context: _hours(
+            hours_of(slices, lambda row: gpu_hours(row, context.now, context.wholes))
+        ),
+        ("since", "until", "gpu", "profile", "slot_size"),
+        lambda mig_slice, number, context: _hours(gpu_hours(mig_slice, context.now, context.wholes)),
+    ),
     Column("Restarts", 8, "How often it had been requeued before this run.", ("restart",), _text("restart")),
     Column("Warm", 4, "Whether its slices stood ready (yes) or were made for it (no).", ("warm",),
            lambda run, slices, context: _yes(run.warm)),
@@ -325,6 +381,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("MeasBy", 10, "Whose the measured figures are: the job's own words, the driver's, or both.",
            ("measured_facts",), lambda run, slices, context: ",".join(measured_by(run.measured_facts))),
 )  # fmt: skip
+
+
+def _group(run: Fields, context: Context) -> str:
+    return "" if run.gid is None else context.group(run.gid)
 
 
 def _user(run: Fields) -> str:

@@ -1,19 +1,30 @@
-"""Runs as a JSON document: raw numbers, with their units in the names, under a schema version."""
+"""Runs as a JSON or YAML document: raw numbers, with their units in the names, under a schema version."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from slurm_migbatch.report.columns import elapsed_s, job_id, measured_by, prediction_error, queue_wait_s
-from slurm_migbatch.store.queries import RunFilter
+from slurm_migbatch.report.columns import (
+    elapsed_s,
+    gpu_hours,
+    hours_of,
+    job_id,
+    measured_by,
+    prediction_error,
+    queue_wait_s,
+    slice_hours,
+)
+from slurm_migbatch.report.yamltext import item_lines, mapping_lines
+from slurm_migbatch.store.runquery import RunFilter
 
 #: grows when a name changes its meaning or goes; new names may come without
 SCHEMA_VERSION = 1
 
 RUN_FIELDS = (
     "job_id", "restart", "array_job", "array_task", "het_job", "het_offset", "uid", "user", "account", "partition",
+    "gid", "qos", "wckey", "comment",
     "name", "nodes", "state", "reason", "exit_code", "signal", "submitted", "started", "ended", "time_limit_s", "asked",
     "bucket", "decision", "source", "profile", "slice_count", "warm", "setup_ms", "predicted_latency_ms",
     "predicted_throughput_per_s", "predicted_memory_mib", "measured_latency_ms", "measured_throughput_per_s",
@@ -43,32 +54,60 @@ _RENAMED = {
 }
 
 
-def render(runs: Iterable[tuple[Any, Any]], wanted: RunFilter, now: float) -> Iterator[str]:
-    """Yield the lines of the document: one for each run, so that large ones stay readable and quick."""
-    head = {
-        "schema_version": SCHEMA_VERSION,
-        "generated_unix_s": now,
-        "window": {"start_unix_s": wanted.start, "end_unix_s": wanted.end},
-    }
-    yield json.dumps(head)[:-1] + ', "jobs": ['
+Wholes = Mapping[str, tuple[int, int]]
+
+
+def render(runs: Iterable[tuple[Any, Any]], wanted: RunFilter, now: float, wholes: Wholes) -> Iterator[str]:
+    """Yield the lines of the document in JSON: one for each run, so that large ones stay readable and quick.
+
+    `wholes`: see `columns.Context`.
+    """
+    yield json.dumps(_head(wanted, now))[:-1] + ', "jobs": ['
     before = None
     for run, slices in runs:
         if before is not None:
             yield before + ","
-        before = json.dumps(_job(run, slices, now))
+        before = json.dumps(_job(run, slices, now, wholes))
     if before is not None:
         yield before
     yield "]}"
 
 
-def _job(run: Any, slices: Any, now: float) -> dict[str, Any]:
+def render_yaml(runs: Iterable[tuple[Any, Any]], wanted: RunFilter, now: float, wholes: Wholes) -> Iterator[str]:
+    """Yield the lines of the same document in YAML."""
+    yield from mapping_lines(_head(wanted, now))
+    some = False
+    for run, slices in runs:
+        if not some:
+            yield "jobs:"
+            some = True
+        yield from item_lines([_job(run, slices, now, wholes)])
+    if not some:
+        yield "jobs: []"
+
+
+def _head(wanted: RunFilter, now: float) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "generated_unix_s": now,
+        "window": {"start_unix_s": wanted.start, "end_unix_s": wanted.end},
+    }
+
+
+def _job(run: Any, slices: Any, now: float, wholes: Wholes) -> dict[str, Any]:
     made: dict[str, Any] = {"job": job_id(run)}
     made.update((_RENAMED.get(name, name), getattr(run, name)) for name in RUN_FIELDS)
-    made["measured_by"] = measured_by(made.pop("measured_facts"))
+    facts = made.pop("measured_facts")
+    made["measured_by"] = measured_by(facts)
+    for name in ("sm", "tensor", "dram"):
+        share = facts.get(name) if isinstance(facts, dict) else None
+        made[f"{name}_active"] = share if isinstance(share, float) else None
     before, after, why = (made.pop(f"retyped_{name}") for name in ("before", "after", "why"))
     made["retyped"] = {"from": before, "to": after, "why": why} if before and before != after else None
     made["prediction_error"] = prediction_error(run)
     made["elapsed_s"], made["queue_wait_s"] = elapsed_s(run, now), queue_wait_s(run, now)
+    made["slice_hours"] = hours_of(slices, lambda row: slice_hours(row, now))
+    made["gpu_hours"] = hours_of(slices, lambda row: gpu_hours(row, now, wholes))
     made["nodes"] = run.nodes.split(",") if run.nodes else []
     made["slices"] = [
         {_RENAMED.get(name, name): getattr(mig_slice, f"slice_{name}") for name in SLICE_FIELDS} for mig_slice in slices

@@ -34,7 +34,7 @@ def find(name: str) -> Column:
         return shortest
     if found:
         raise ReportError(f"{name!r} may stand for {', '.join(column.name for column in found)}; write more of it")
-    raise ReportError(f"there is no column {name!r}; -e lists them")
+    raise ReportError(f'Invalid field requested: "{name}"; -e lists them')
 
 
 def parse_format(text: str, default: str) -> tuple[Column, ...]:
@@ -50,7 +50,9 @@ def parse_format(text: str, default: str) -> tuple[Column, ...]:
     for item in items:
         match = _ITEM.match(item)
         if not match:
-            raise ReportError(f"{item!r} is not a column; write its name, name%20 or name%-20 (left-justified)")
+            raise ReportError(
+                f'Invalid field requested: "{item}"; write its name, name%20 or name%-20 (left-justified)'
+            )
         if match[2].lower() == "all":
             found.extend(COLUMNS)
             continue

@@ -10,8 +10,8 @@ from datetime import datetime
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.states import parse_states
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
-from slurm_migbatch.slurm.times import TimeFormError, parse_time
-from slurm_migbatch.store.queries import JobId, RunFilter
+from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time, time_formatter
+from slurm_migbatch.store.runquery import JobId, RunFilter
 
 _JOB = re.compile(r"(\d{1,18})(?:_(\d{1,9})|_\[([\d,-]{1,200})\]|\+(\d{1,6}))?(?:\.[A-Za-z0-9_+-]{1,32})?\Z")
 _MAX_TASKS = 10000
@@ -37,7 +37,7 @@ def parse_jobs(text: str) -> tuple[JobId, ...]:
         match = _JOB.match(word)
         if not match or int(match[1]) > 2**63 - 1:
             raise ReportError(
-                f"{word!r} is not a job id; write 12, 12_3 (array task), 12+1 (component) or 12.s0 (slice)"
+                f"Bad job/step specified: {word}; write 12, 12_3 (array task), 12+1 (component) or 12.s0 (slice)"
             )
         job = int(match[1])
         if match[3]:
@@ -54,7 +54,9 @@ def _tasks(text: str, word: str) -> Iterable[str]:
     except NodeListError:
         tasks = ()
     if not tasks or len(tasks) > _MAX_TASKS:
-        raise ReportError(f"{word!r} does not name up to {_MAX_TASKS} array tasks; write 12_[1-5,9]")
+        raise ReportError(
+            f"Bad job array element specified: {word} does not name up to {_MAX_TASKS} array tasks; write 12_[1-5,9]"
+        )
     return tasks
 
 
@@ -69,6 +71,12 @@ class ReportOptions:
     partitions: tuple[str, ...] = ()
     nodes: str = ""
     states: str = ""
+    gids: tuple[int, ...] = ()
+    qos: tuple[str, ...] = ()
+    wckeys: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    limit_min: str = ""
+    limit_max: str = ""
     start: str = ""
     end: str = ""
     duplicates: bool = False
@@ -104,6 +112,11 @@ def make_selection(options: ReportOptions, now: float, own_uid: int) -> Selectio
             uids=uids,
             accounts=options.accounts,
             partitions=options.partitions,
+            gids=options.gids,
+            qos=options.qos,
+            wckeys=options.wckeys,
+            names=options.names,
+            limits_s=limits(options.limit_min, options.limit_max),
             nodes=names,
             states=named_states,
             start=since,
@@ -112,6 +125,25 @@ def make_selection(options: ReportOptions, now: float, own_uid: int) -> Selectio
         ),
         remark,
     )
+
+
+def limits(least: str, greatest: str) -> tuple[int | None, int | None] | None:
+    """Return the time limits that -k and -K mean, seconds: -k alone is that very limit, -K alone nothing.
+
+    Raises:
+        ReportError: one of them is no time limit.
+    """
+    try:
+        low = parse_duration(least) if least else None
+        high = parse_duration(greatest) if greatest else low
+    except TimeFormError:
+        wrong = "minutes, hours:minutes:seconds, days-hours or UNLIMITED"
+        raise ReportError(f"Invalid time limit specification: write {wrong} after -k and -K") from None
+    if not least:
+        return None
+    # Slurm keeps whole minutes
+    minute = (None if value is None else int(-(-value // 60)) * 60 for value in (low, high))
+    return next(minute), next(minute)
 
 
 def window(now: float, with_jobs: bool, with_states: bool, start: str, end: str) -> tuple[float, float, str]:
@@ -138,5 +170,8 @@ def window(now: float, with_jobs: bool, with_states: bool, start: str, end: str)
         if with_states and start:
             remark = f"-s with -S but no -E looks at one moment only; add -E now to see all since {start}"
     if until < since:
-        raise ReportError("the window ends before it begins: -E is earlier than -S")
+        shown = time_formatter(None)
+        raise ReportError(
+            f"Start time ({shown(since)}) requested is after end time ({shown(until)}); let -E be later than -S"
+        )
     return since, until, remark

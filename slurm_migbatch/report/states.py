@@ -36,6 +36,6 @@ def parse_states(text: str) -> tuple[str, ...]:
         name = CODES.get(word, word)
         if name not in long_names:
             known = ", ".join(f"{code}/{name}" for code, name in CODES.items())
-            raise ReportError(f"{word!r} is not a job state; states are {known}")
+            raise ReportError(f"unrecognized job state value '{word}'; states are {known}")
         found.append(name)
     return tuple(dict.fromkeys(found))

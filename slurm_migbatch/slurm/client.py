@@ -123,6 +123,9 @@ class JobRow:
     tasks: int = 1  # array tasks that this row stands for
     throttle: int | None = None  # array tasks that may run at once (%n); None: no limit
     reservation: str = ""  # --reservation; told only while a node is reserved
+    gid: int | None = None
+    qos: str = ""
+    wckey: str = ""
 
     @property
     def pending(self) -> bool:

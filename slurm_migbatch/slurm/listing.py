@@ -50,6 +50,9 @@ SQUEUE_FIELDS = (
     "NumCPUs",
     "Name",
     "Comment",
+    "GroupID",
+    "QOS",
+    "WCKey",
 )
 
 #: States in which a job waits for resources, holds them or gives them back.
@@ -175,6 +178,9 @@ def _job(job_id: int, row: Mapping[str, str]) -> JobRow:
         cpus=_number(row["NumCPUs"]) or 0,
         tasks=count_tasks(task) if task and state == "PENDING" else 1,
         throttle=int(throttle[1]) if throttle else None,
+        gid=_number(row["GroupID"]),
+        qos=_text(row["QOS"]) or "",
+        wckey=_text(row["WCKey"]) or "",
     )
 
 

@@ -291,6 +291,9 @@ def _row(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float
         cpus=job["cpus"] or 0,
         tasks=count_tasks(task) if task is not None and pending else 1,
         throttle=throttle,
+        gid=job["group_id"],
+        qos=job["qos"] or "",
+        wckey=job["wckey"] or "",
     )
 
 

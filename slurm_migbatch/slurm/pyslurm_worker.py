@@ -45,6 +45,9 @@ JOB = (
     "requeue_count",
     "constraints",
     "cpus",
+    "group_id",
+    "qos",
+    "wckey",
 )
 
 

@@ -109,6 +109,9 @@ def _job(job_id: int, job: Mapping[str, Any], states: Sequence[str], now: float,
         tasks=count_tasks(task) if task is not None and state == "PENDING" else 1,
         throttle=int(throttle[1]) if throttle else None,
         reservation=job["resv_name"] if reserved else "",
+        gid=int(job["group_id"]),
+        qos=job["qos"],
+        wckey=job["wckey"],
     )
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from slurm_migbatch.slurm.client import JobRow
+if TYPE_CHECKING:
+    from slurm_migbatch.slurm.client import JobRow
 
 #: words of PrivateData that hide something that is asked for here
 ALL_PRIVATE = frozenset({"jobs", "usage", "accounts", "nodes"})

@@ -1,7 +1,8 @@
 """Slurm's ways of writing moments and durations, read and written as its own commands do.
 
 Moments are unix seconds (float), read and shown in local time. Grammar: the "valid time formats" of sacct(1), in the
-past sense that sacct uses (a time of day is today's, a month after the current one is last year's).
+past sense that sacct uses (a time of day is today's, a month after the current one is last year's), and `yesterday`,
+which Slurm does not know.
 """
 
 from __future__ import annotations
@@ -12,22 +13,26 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 _CLOCK_WORDS = {"midnight": 0, "elevenses": 11, "noon": 12, "fika": 15, "teatime": 16}
+_DAY_WORDS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 
-_NOW = re.compile(r"now(?:\s*([+-])\s*(\d{1,9})\s*(?:(second|minute|hour|day|week)s?)?)?$", re.IGNORECASE)
+_NOW = re.compile(r"now(?:\s*([+-])\s*(\d{1,9})\s*(?:(second|minute|hour|day|week)s?)?)?\s*$", re.IGNORECASE)
 _UTS = re.compile(r"uts(\d{7,11})$", re.IGNORECASE)
-_WORD = re.compile(r"(today|tomorrow|midnight|elevenses|noon|fika|teatime)", re.IGNORECASE)
-_CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?\s*(am|pm)?", re.IGNORECASE)
-_ISO = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})(?!\d)")
-_AMERICAN = re.compile(r"(\d{1,2})[./](\d{1,2})(?:[./](\d\d))?(?!\d)")
-_DIGITS = re.compile(r"(\d\d)(\d\d)(\d\d)?(?!\d)")
-_GAP = re.compile(r"[ \t]+|[ \t]*[-T][ \t]*")
+_WORD = re.compile("|".join((*_DAY_WORDS, *_CLOCK_WORDS)), re.IGNORECASE)
+_CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d)|(?!:))\s*(am|pm)?", re.IGNORECASE)
+_ISO = re.compile(r"(\d{4})-(\d\d)-(\d{1,2})")
+#: a digit that follows a month, a day or a year belongs to it
+_AMERICAN = re.compile(r"(\d\d|\d(?!\d))[./]?(\d\d|\d(?!\d))[./]?(?:(\d\d)|(?!\d))")
+_GAP = re.compile(r"[ \t]+|-|T")
+
+#: Slurm takes no smaller one
+_FIRST_UTS = 1_000_000
 
 _DURATION = re.compile(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?(\.\d+)?$")
 
 TIME_FORMS = (
     "HH:MM[:SS][AM|PM], MMDD[YY][-HH:MM[:SS]], MM/DD[/YY][-HH:MM[:SS]], MM.DD[.YY][-HH:MM[:SS]], "
-    "YYYY-MM-DD[THH:MM[:SS]], today, tomorrow, midnight, noon, fika, teatime, "
+    "YYYY-MM-DD[THH:MM[:SS]], today, yesterday, tomorrow, midnight, noon, elevenses, fika, teatime, "
     "now[{+|-}count[seconds|minutes|hours|days|weeks]], uts<unix seconds>"
 )
 
@@ -48,58 +53,72 @@ def parse_time(text: str, now: float | None = None) -> float:
     """
     now = time.time() if now is None else now
     words = text.strip()
-    if match := _UTS.match(words):
+    if (match := _UTS.match(words)) and int(match[1]) >= _FIRST_UTS:
         return float(match[1])
-    if match := _NOW.match(words):
-        sign, count, unit = match.groups()
-        delta = int(count or 0) * _UNITS[(unit or "second").lower()]
-        return float(int(now) + (-delta if sign == "-" else delta))
     today = datetime.fromtimestamp(now)
     date: tuple[int, int, int] | None = None
     clock: tuple[int, int, int] | None = None
-    rest = words
-    while rest:
-        found_date, found_clock, length = _date_or_clock(rest, today)
-        if not length or (found_date and date) or (found_clock and clock):
-            raise TimeFormError(f"{text!r} is not a time; write it as one of: {TIME_FORMS}")
-        date, clock, rest = found_date or date, found_clock or clock, rest[length:]
-        if rest:
-            gap = _GAP.match(rest)
-            rest = rest[gap.end() :] if gap else rest
-            if not rest:
-                raise TimeFormError(f"{text!r} breaks off; write it as one of: {TIME_FORMS}")
+    at = 0
+    # as Slurm, which lets a later date or time of day take the place of an earlier one, and wants no gap between them
+    while at < len(words):
+        if match := _NOW.match(words, at):
+            return _from_now(match, now)
+        if (match := _GAP.match(words, at)) and not _WORD.match(words, at):
+            at = match.end()
+            continue
+        found_date, found_clock, end = _date_or_clock(words, at, today)
+        if end == at:
+            raise TimeFormError(f"Invalid time specification (pos={at}): {words}; write one of: {TIME_FORMS}")
+        date, clock, at = found_date or date, found_clock or clock, end
     if date is None and clock is None:
-        raise TimeFormError(f"an empty text is not a time; write it as one of: {TIME_FORMS}")
+        raise TimeFormError(f"Invalid time specification: {text!r} names no time; write one of: {TIME_FORMS}")
+    year, month, day = date or (today.year, today.month, today.day)
     try:
-        moment = datetime(*(date or (today.year, today.month, today.day)), *(clock or (0, 0, 0)))
-        return moment.timestamp()
+        # the 30th of February is the 2nd of March, as mktime(3) has it
+        return (datetime(year, month, 1, *(clock or (0, 0, 0))) + timedelta(days=day - 1)).timestamp()
     except (ValueError, OverflowError) as error:
-        raise TimeFormError(f"{text!r} names a moment that does not exist ({error})") from None
+        raise TimeFormError(
+            f"Invalid time specification: {words} names a moment that does not exist ({error})"
+        ) from None
 
 
-def _date_or_clock(text: str, today: datetime) -> tuple[tuple[int, int, int] | None, tuple[int, int, int] | None, int]:
-    """Return (date, clock, length) of the date or clock time that `text` begins with; length 0 where there is none."""
-    if match := _WORD.match(text):
-        word = match[1].lower()
+def _from_now(match: re.Match[str], now: float) -> float:
+    sign, count, unit = match.groups()
+    delta = int(count or 0) * _UNITS[(unit or "second").lower()]
+    return float(int(now) + (-delta if sign == "-" else delta))
+
+
+def _date_or_clock(
+    text: str, at: int, today: datetime
+) -> tuple[tuple[int, int, int] | None, tuple[int, int, int] | None, int]:
+    """Return (date, clock, end) of the date or time of day that stands at `at`; `at` itself where there is none."""
+    if match := _WORD.match(text, at):
+        word = match[0].lower()
         if word in _CLOCK_WORDS:
             return None, (_CLOCK_WORDS[word], 0, 0), match.end()
-        day = today + timedelta(days=1) if word == "tomorrow" else today
+        day = today + timedelta(days=_DAY_WORDS[word])
         return (day.year, day.month, day.day), None, match.end()
-    if match := _CLOCK.match(text):
-        hour, minute, second = int(match[1]), int(match[2]), int(match[3] or 0)
-        half = (match[4] or "").lower()
-        if half and not 1 <= hour <= 12:
-            return None, None, 0
-        if half:
-            hour = hour % 12 + (12 if half == "pm" else 0)
-        return None, (hour, minute, second), match.end()
-    if match := _ISO.match(text):
-        return (int(match[1]), int(match[2]), int(match[3])), None, match.end()
-    if match := _AMERICAN.match(text) or _DIGITS.match(text):
+    if match := _CLOCK.match(text, at):
+        clock = _clock(int(match[1]), int(match[2]), int(match[3] or 0), (match[4] or "").lower())
+        return None, clock, match.end() if clock else at
+    if match := _ISO.match(text, at):
+        year, month, day_of_month = int(match[1]), int(match[2]), int(match[3])
+    elif match := _AMERICAN.match(text, at):
         month, day_of_month = int(match[1]), int(match[2])
-        year = 2000 + int(match[3]) if match[3] else today.year - (month > today.month)
-        return (year, month, day_of_month), None, match.end()
-    return None, None, 0
+        year = 2000 + int(match[3]) if int(match[3] or 0) else today.year - (month > today.month)
+    else:
+        return None, None, at
+    if not (1 <= month <= 12 and 1 <= day_of_month <= 31):
+        return None, None, at
+    return (year, month, day_of_month), None, match.end()
+
+
+def _clock(hour: int, minute: int, second: int, half: str) -> tuple[int, int, int] | None:
+    if hour > 23 or minute > 59 or second > 59 or (half and hour > 12):
+        return None
+    if half:
+        hour = hour % 12 + (12 if half == "pm" else 0)
+    return hour, minute, second
 
 
 def parse_duration(text: str) -> float | None:

@@ -24,16 +24,10 @@ from urllib.parse import quote
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from slurm_migbatch.store.engines import (
-    BUSY_TIMEOUT_S,
-    make_engine,
-    one_state,
-    private_engine,
-    readable_mode,
-    sqlite_file,
-)
+from slurm_migbatch.store.engines import make_engine, one_state, private_engine, sqlite_file
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.migrations import RECORD, Migration, applied, migrate, pending
+from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, readable_mode
 from slurm_migbatch.store.transfer import copy_rows
 
 _MIB = 1 << 20

@@ -14,11 +14,9 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import StaticPool
 
-from slurm_migbatch.store.errors import NetworkFilesystemError, StoreError
-from slurm_migbatch.store.filesystem import filesystem_type, is_network
+from slurm_migbatch.store.errors import StoreError
+from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, check_local, readable_mode
 
-#: seconds that a connection waits for another one's write to end
-BUSY_TIMEOUT_S = 30.0
 #: execution option of connections that only read; SQLite then needs no write lock
 READ_OPTION = "migbatch_read"
 
@@ -77,12 +75,7 @@ def _sqlite(url: URL, readonly: bool) -> Engine:
     if not url.database or url.database == ":memory:" or not Path(url.database).is_absolute():
         raise StoreError(f"{url} names no absolute file; write four slashes: sqlite:////var/lib/migbatch/migbatch.db")
     path = Path(url.database)
-    kind = filesystem_type(path)
-    if is_network(kind):
-        raise NetworkFilesystemError(
-            f"{path} lies on a {kind} filesystem, which several hosts can share; SQLite loses data there. Put it on a "
-            "local disk of the controller ([store] url in migbatch.toml), or use MariaDB or PostgreSQL"
-        )
+    check_local(path)
     mode = readable_mode(path) if readonly else _create(path)
 
     def connect() -> sqlite3.Connection:
@@ -192,44 +185,3 @@ def _use_wal(connect: Any, path: Path) -> None:
             connection.close()
     if mode != "wal":
         raise StoreError(f"{path}: SQLite cannot keep a write-ahead log there ({mode}); use a local disk")
-
-
-def readable_mode(path: Path) -> str:
-    """Return the URI parameters with which this user can read `path` now.
-
-    A reader who may not write the directory cannot make the -shm file that WAL needs. It exists while migbatchd runs;
-    where it is stopped, and has folded its log into the file, the file is complete and nobody writes it.
-    """
-    try:
-        path.stat()
-    except FileNotFoundError:
-        raise StoreError(
-            f"there is no database at {path}; migbatchd makes it at its first start, --db or MIGBATCH_DB names another"
-        ) from None
-    except OSError as error:
-        raise StoreError(f"cannot read the database {path}: {error.strerror}") from None
-    problem: sqlite3.Error | None = None
-    for mode in ("mode=ro", "mode=ro&immutable=1"):
-        if "immutable" in mode and _log_size(path):
-            break
-        try:
-            connection = sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, timeout=BUSY_TIMEOUT_S)
-        except sqlite3.Error as error:
-            problem = error
-            continue
-        try:
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            return mode
-        except sqlite3.Error as error:
-            problem = error
-        finally:
-            connection.close()
-    advice = "" if os.access(path, os.R_OK) else "; ask the administrator for the group that may read it"
-    raise StoreError(f"cannot read the database {path}: {problem}{advice}")
-
-
-def _log_size(path: Path) -> int:
-    try:
-        return path.with_name(path.name + "-wal").stat().st_size
-    except OSError:
-        return 0

@@ -15,5 +15,9 @@ class NewerDatabaseError(StoreError):
     """The database was made by a later version of this package."""
 
 
+class ReadError(StoreError):
+    """Reading failed half-way; the message is the database's own."""
+
+
 class OlderDatabaseError(StoreError):
     """The database waits for a migration, which a reader must not do."""

@@ -32,6 +32,7 @@ from sqlalchemy.schema import CreateColumn
 
 from slurm_migbatch.store.migrations import Migration
 from slurm_migbatch.store.models import TABLE_OPTIONS
+from slurm_migbatch.store.steps import STEPS
 
 _BIG = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -279,16 +280,33 @@ def _trained(connection: Connection) -> None:
         connection.execute(text("ALTER TABLE measurements ADD COLUMN tuning VARCHAR(64) DEFAULT '' NOT NULL"))
 
 
-#: In order; a released one is never changed, removed or moved.
-HISTORY: tuple[Migration, ...] = (
-    Migration("0001 first tables", _first_tables),
-    Migration("0002 measurements", _measurements),
-    Migration("0003 what runs achieved", _achieved),
-    Migration("0004 loans and actions", _loans),
-    Migration("0005 which database this is", _identity),
-    Migration("0006 recurring jobs", _recurring),
-    Migration("0007 which migbatchd is active", _terms),
-    Migration("0008 what was removed for its age", _retention),
-    Migration("0009 served language models", _served),
-    Migration("0011 how language models were trained", _trained),
+def _accounting(connection: Connection) -> None:
+    existing = {column["name"] for column in inspect(connection).get_columns("runs")}
+    columns: tuple[Column[object], ...] = (
+        Column("gid", BigInteger),
+        Column("qos", String(128)),
+        Column("wckey", String(128)),
+        Column("comment", String(1024)),
+    )
+    Table("runs", MetaData(), *columns)
+    for column in columns:
+        if column.name not in existing:
+            definition = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.execute(text(f"ALTER TABLE runs ADD COLUMN {definition}"))
+
+
+_APPLY = (
+    _first_tables,
+    _measurements,
+    _achieved,
+    _loans,
+    _identity,
+    _recurring,
+    _terms,
+    _retention,
+    _served,
+    _accounting,
+    _trained,
 )
+
+HISTORY: tuple[Migration, ...] = tuple(Migration(name, apply) for name, apply in zip(STEPS, _APPLY, strict=True))

@@ -24,8 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column
 
-#: A span class c >= 1 holds the runs that last (submission to end) less than 4**c seconds and at least 4**(c-1).
-OPEN, LAST_SPAN_CLASS = 0, 16
+from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, OPEN
 
 #: what a change of which makes an ended run a new lesson
 _TEACHING = (
@@ -45,7 +44,10 @@ TABLE_OPTIONS: dict[str, Any] = {
 
 
 def span_class(began: float, ended: float | None) -> int:
-    """Return the class of a run by its length; OPEN while it has no end. See `queries.overlapping`."""
+    """Return the class of a run by its length; OPEN while it has no end. See `runquery.overlapping`.
+
+    A class c >= 1 holds the runs that last (submission to end) less than 4**c seconds and at least 4**(c-1).
+    """
     if ended is None:
         return OPEN
     length = max(ended - began, 0.0)
@@ -87,6 +89,11 @@ class Run(Base):
     user: Mapped[str | None] = mapped_column(String(128))
     account: Mapped[str | None] = mapped_column(String(128))
     partition: Mapped[str | None] = mapped_column(String(128))
+    gid: Mapped[int | None]
+    qos: Mapped[str | None] = mapped_column(String(128))
+    wckey: Mapped[str | None] = mapped_column(String(128))
+    #: the comment of its user, without the marker of its grant
+    comment: Mapped[str | None] = mapped_column(String(1024))
     name: Mapped[str | None] = mapped_column(String(256))
     nodes: Mapped[str | None] = mapped_column(Text)
 

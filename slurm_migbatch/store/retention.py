@@ -28,8 +28,6 @@ from sqlalchemy.orm import Session, aliased
 
 from slurm_migbatch.store.lessons import teaching
 from slurm_migbatch.store.models import (
-    LAST_SPAN_CLASS,
-    OPEN,
     Action,
     Decision,
     Job,
@@ -42,6 +40,7 @@ from slurm_migbatch.store.models import (
     Run,
     SupplyChange,
 )
+from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, OPEN
 
 AT_ONCE: Final = 200
 """Rows that one transaction looks at."""

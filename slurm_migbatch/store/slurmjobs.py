@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from slurm_migbatch.mig.grant import strip
 from slurm_migbatch.store import clean
 from slurm_migbatch.store.lifecycle import FINAL_STATES, finish_if_free, link, run_of
 from slurm_migbatch.store.models import Decision, Job, Lease, Run
@@ -17,10 +18,14 @@ _CHUNK = 500
 #: what runs take from a row; another priority alone, say, changes no run
 _USED = (
     "state", "restarts", "submit", "start", "end", "exit_code", "user", "uid", "account", "partition", "name", "reason",
-    "array_job", "array_task", "het_job", "time_limit_s", "nodes", "gres", "comment",
+    "array_job", "array_task", "het_job", "time_limit_s", "nodes", "gres", "comment", "gid", "qos", "wckey",
 )  # fmt: skip
 #: the decision's id in the marker that ends a granted job's comment (mig.grant writes it)
 _DECISION = re.compile(r"\[mig:[^\[\]#]{1,512}#([0-9a-z]{1,16})\]\s*\Z")
+_TEXTS = (
+    ("user", 128), ("account", 128), ("partition", 128), ("name", 256), ("array_task", 256), ("qos", 128),
+    ("wckey", 128),
+)  # fmt: skip
 _EXIT = re.compile(r"(\d{1,5}):(\d{1,5})\Z")
 
 
@@ -80,9 +85,11 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     # a job that is submitted after the end of its namesake is another one
     run = run_of(session, job_id, restart, submitted or now, starts=submitted is not None, known=known)
     run.submitted = submitted or run.submitted
-    for field, length in (("user", 128), ("account", 128), ("partition", 128), ("name", 256), ("array_task", 256)):
+    for field, length in _TEXTS:
         setattr(run, field, clean.text(row.get(field), length) or getattr(run, field))
-    for field in ("uid", "array_job", "het_job", "time_limit_s"):
+    if "comment" in row:
+        run.comment = clean.text(strip(clean.text(row["comment"], 65536) or ""), 1024)
+    for field in ("uid", "gid", "array_job", "het_job", "time_limit_s"):
         value = clean.whole(row.get(field))
         setattr(run, field, getattr(run, field) if value is None else value)
     if run.het_job is not None and run.het_offset is None:

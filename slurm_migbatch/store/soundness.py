@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from sqlalchemy import Connection, exists, func, inspect, select, text
 
-from slurm_migbatch.store.models import OPEN, Base, Lease, Run
+from slurm_migbatch.store.models import Base, Lease, Run
+from slurm_migbatch.store.runquery import OPEN
 
 _MOST = 20
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, String, and_, case, cast, func, or_, select
+from sqlalchemy import ColumnElement, Connection, String, TextClause, and_, case, cast, func, or_, select
 
 from slurm_migbatch.store.models import Lease, Run
 from slurm_migbatch.store.queries import RunFilter, conditions_of
@@ -60,7 +60,7 @@ def held_slices(
     # of a slice that two runs share it is not known whose work was seen
     sm = case((func.coalesce(facts["shared"].as_string(), "") == "", facts["sm"].as_float()), else_=None)
     whole = and_(Run.slice_count == 1, Run.started >= start, Run.ended <= end)
-    conditions = [
+    conditions: list[ColumnElement[bool] | TextClause] = [
         *conditions_of(replace(wanted, start=start, end=end, states=(), duplicates=True)),
         Run.started < until,
         or_(Run.ended.is_(None), Run.ended > start),

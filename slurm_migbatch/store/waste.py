@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Select, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, TextClause, or_, select
 
 from slurm_migbatch.store import recurring
 from slurm_migbatch.store.models import Decision, Lease, Run
@@ -40,7 +40,11 @@ class UsedRun:
 
 def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
     """Yield the wanted runs that have started and held slices, by their ids; with a window those that ended in it."""
-    conditions = [*conditions_of(replace(wanted, states=())), Run.slice_count > 0, Run.started.is_not(None)]
+    conditions: list[ColumnElement[bool] | TextClause] = [
+        *conditions_of(replace(wanted, states=())),
+        Run.slice_count > 0,
+        Run.started.is_not(None),
+    ]
     if not wanted.jobs:
         conditions += [Run.ended >= (wanted.start or 0.0), Run.ended <= wanted.end]
     yield from _used(connection, _statement().where(*conditions).order_by(Run.job_id, Run.id))
@@ -69,9 +73,10 @@ def waits(
         window: two moments between which they were submitted.
     """
     start, end = window
+    anybodys = replace(wanted, start=start, end=None, states=(), jobs=(), users=(), uids=(), accounts=())
     statement = (
         select(Run.started - Run.submitted)
-        .where(*conditions_of(replace(wanted, start=start, end=None, states=(), jobs=(), users=(), uids=(), accounts=())))
+        .where(*conditions_of(anybodys))
         .where(Run.submitted >= start, Run.submitted <= end, Run.started.is_not(None))
         .where(Run.partition == partition, Run.profile == profile)
         .order_by(Run.id.desc())

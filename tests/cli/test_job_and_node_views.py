@@ -19,7 +19,7 @@ from slurm_migbatch.query.why import describe, find, tasks_at_once
 from slurm_migbatch.site import render as render_site
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.queries import JobId
+from slurm_migbatch.store.runquery import JobId
 
 
 def info(name, number, compute, memory, limit, starts):

@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 
 from slurm_migbatch.cli.common import run
 from slurm_migbatch.cli.main import cli
+from slurm_migbatch.store.db import open_store
 
 PACKAGE = Path(__file__).parents[2] / "slurm_migbatch"
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -108,8 +109,15 @@ def test_users_on_login_nodes_need_no_package(asked):
     assert start(("login",), *asked[: 2 if asked[0] == "migbatch" else 1], "-h").returncode == 0
 
 
-def test_who_may_open_the_record_needs_what_reads_it(tmp_path):
-    one_line(start(("login",), "migacct", "--db", f"sqlite:///{tmp_path}/x.db"), "migacct", "controller", "sqlalchemy")
+def test_a_record_on_a_server_needs_what_reads_it(tmp_path):
+    one_line(start(("login",), "migacct", "--db", "postgresql:///x"), "migacct", "controller", "sqlalchemy")
+
+
+def test_a_file_is_read_without_any_package(tmp_path):
+    url = f"sqlite:///{tmp_path}/x.db"
+    open_store(url).close()
+    done = start(("login",), "migacct", "-P", "-o", "jobid,gpuhours,smactive", "--db", url)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "JobID|GPUHours|SMActive\n", "")
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)

@@ -9,7 +9,7 @@ from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.store.queries import JobId, RunFilter
+from slurm_migbatch.store.runquery import JobId, RunFilter
 from tests.support.daemon_fakes import FakeSigner, Node, gpu, state
 from tests.support.daemon_running import Running, pending
 from tests.support.waiting import eventually

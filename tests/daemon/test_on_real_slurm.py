@@ -5,7 +5,7 @@ import time
 import pytest
 
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.queries import JobId, RunFilter
+from slurm_migbatch.store.runquery import JobId, RunFilter
 from slurm_migbatch.testbed.errors import TestbedError
 
 pytestmark = pytest.mark.slurm

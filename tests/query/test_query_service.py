@@ -90,11 +90,14 @@ def test_private_jobs_are_as_none(tmp_path: Path) -> None:
         for question in (
             RunsQuestion(jobs="7", header=False),
             RunsQuestion(users=("daemon",), header=False),
-            RunsQuestion(accounts=("a7",), allusers=True, header=False),
             RunsQuestion(nodes="n1", users=("1",), header=False),
         ):
             answer = told(service, BOB, question)
             assert (answer.code, answer.out, answer.err, answer.error) == (0, "", (), "")
+        for account in ("a7", "nosuch"):
+            answer = told(service, BOB, RunsQuestion(accounts=(account,), allusers=True, header=False))
+            said = f"migacct: warning: no run that you may see has the account '{account}'"
+            assert (answer.code, answer.out, answer.err, answer.error) == (0, "", (said,), "")
         hidden, missing = (told(service, BOB, ShowQuestion(job)) for job in ("7", "77"))
         assert hidden == Answer(missing.code, error=missing.error.replace("77", "7"))
         assert "secretname7" in told(service, ALICE, ShowQuestion("7")).out

@@ -62,7 +62,18 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
         job(1, "PENDING", "alice", 1001, submit=at("-10:00"))
         send("start", at("-9:00"), job=1, restart=0, slices=[piece(0, 1, "1g.10gb")], warm=True, elapsed_ms=2.0)
         send("stop", at("-5:00"), job=1, restart=0, slices=[], exit_code=0)
-        job(2, "PENDING", "alice", 1001, submit=at("9:00"), comment="[mig:2g.20gb:1#7fq3k]", time_limit_s=7200)
+        job(
+            2,
+            "PENDING",
+            "alice",
+            1001,
+            submit=at("9:00"),
+            comment="a paper [mig:2g.20gb:1#7fq3k]",
+            time_limit_s=7200,
+            gid=0,
+            qos="high",
+            wckey="*paper",
+        )
         two = [piece(0, 2, "2g.20gb")]
         send("start", at("9:01:30"), job=2, restart=0, slices=two, decision="7fq3k", warm=False, elapsed_ms=203.4)
         send("progress", at("10:02"), job=2, restart=0, latency_ms=11.0)
@@ -166,6 +177,17 @@ def test_allocations_only(cli: Cli) -> None:
          "3.s0|MIG-GPU-a-2||2026-03-14T11:30:00|Unknown|1800\n"
          "3.s1|MIG-GPU-a-3||2026-03-14T11:30:00|Unknown|1800\n"
          "3.s2|MIG-GPU-a-4||2026-03-14T11:30:00|Unknown|1800\n"),
+        (["-j", "2", "-P", "-o", "qos,gid,group,wckey,comment,timelimitraw"], "high|0|root|*paper|a paper|120\n"),
+        (["-j", "2", "-P", "-o", "slicehours,gpuhours"], "1.02|0.29\n"),
+        (["-j", "4", "-P", "-o", "slicehours,gpuhours,qos,group,comment,timelimitraw"], "|||||\n"),
+        (["-j", "3", "-P", "-o", "jobid,slicehours,gpuhours"],
+         "3|1.50|0.29\n3.s0|0.50|0.07\n3.s1|0.50|0.07\n3.s2|0.50|0.14\n"),
+        (["-T", "-X", "-S", "09:30", "-E", "10:00", "-j", "2", "-P", "-o", "start,end,elapsed,slicehours"],
+         "2026-03-14T09:30:00|2026-03-14T10:00:00|00:30:00|0.50\n"),
+        (["--truncate", "-E", "11:40", "-j", "3,4", "-X", "-P", "-o", "start,end,elapsed"],
+         "2026-03-14T11:30:00|2026-03-14T11:40:00|00:10:00\n"),
+        (["--truncate", "-j", "4", "-P", "-o", "start,end,elapsed"],
+         "2026-03-14T12:00:00|2026-03-14T12:00:00|00:00:00\n"),
         (["-j", "10", "-P", "-o", "jobname"], "evil?[2J?name\n"),
         (["-j", "999"], ""),
     ],
@@ -196,6 +218,23 @@ def test_an_empty_result_still_has_its_header(cli: Cli) -> None:
         (["-u", "alice", "-a"], "2 3 4 5 6_[2-9%4] 6_1 9+1"),
         (["-A", "ml,x", "-r", "gpu", "-u", "alice"], "2"),
         (["-A", "x"], ""),
+        (["-q", "high,low"], "2"),
+        (["--qos", "low"], ""),
+        (["-g", "root"], "2"),
+        (["--group", "0", "--gid", "0"], "2"),
+        (["-W", "paper"], "2"),
+        (["--wckeys", "*paper,other"], "2"),
+        (["--name", "job2,job4"], "2 4"),
+        (["--name", "job"], ""),
+        (["-k", "120"], "2"),
+        (["-k", "2:00:00"], "2"),
+        (["-k", "119"], ""),
+        (["-k", "60", "-K", "0-3"], "2"),
+        (["-K", "60", "-j", "2,3"], "2 3"),
+        (["-k", "UNLIMITED", "-j", "2,3"], "3"),
+        (["-L"], "2 3 4 5 6_[2-9%4] 6_1 9+1"),
+        (["-M", "all", "-u", "alice"], "2"),
+        (["-S", "yesterday", "-E", "today"], "1"),
         (["-r", "cpu"], ""),
         (["-N", "n[2-9]"], "5"),
         (["-S", "now-2days"], "1 2 3 4 5 6_[2-9%4] 6_1 9+1"),
@@ -246,23 +285,37 @@ def test_the_state_alone_warns_that_it_means_now(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["-S", "foo"], 1, "'foo' is not a time"),
-        (["-E", "31/31"], 1, "does not exist"),
-        (["-S", "noon", "-E", "midnight"], 1, "ends before it begins"),
-        (["-s", "SLEEPING"], 1, "'SLEEPING' is not a job state; states are BF/BOOT_FAIL"),
-        (["-j", "abc"], 1, "'abc' is not a job id; write 12"),
+        (["-S", "foo"], 1, "Invalid time specification (pos=0): foo; write"),
+        (["-E", "31/31"], 1, "Invalid time specification (pos=0): 31/31; write"),
+        (
+            ["-S", "noon", "-E", "midnight"],
+            1,
+            "Start time (2026-03-14T12:00:00) requested is after end time (2026-03-14T00:00:00); ",
+        ),
+        (["-u", "alice,nosuch"], 1, "Invalid user id: nosuch"),
+        (["-u", "4000000"], 1, "Invalid user id: 4000000"),
+        (["-u", "9" * 30], 1, "Invalid user id: 9999"),
+        (["--uid", "nosuch", "-a"], 1, "Invalid user id: nosuch"),
+        (["-g", "nosuch"], 1, "Invalid group id: nosuch"),
+        (["--gid", "4000000"], 1, "Invalid group id: 4000000"),
+        (["-k", "foo"], 1, "Invalid time limit specification"),
+        (["-k", "5", "-K", "foo"], 1, "Invalid time limit specification"),
+        (["-c"], 1, "Slurm job completion is disabled: "),
+        (["-x", "12"], 1, "no ids of associations: "),
+        (["-s", "SLEEPING"], 1, "unrecognized job state value 'SLEEPING'; states are BF/BOOT_FAIL"),
+        (["-j", "abc"], 1, "Bad job/step specified: abc; write 12"),
         (["-j", "12_[1-99999999]"], 1, "array tasks"),
         (["-N", "n[1-"], 1, "-N: 'n[1-' lacks"),
-        (["-o", "jobid,color"], 1, "no column 'color'; -e lists them"),
+        (["-o", "jobid,color"], 1, 'Invalid field requested: "color"; -e lists them'),
         (["-o", "jobid%x"], 1, "write its name, name%20"),
         (["-o", "p"], 1, "may stand for Partition, Profile, Placement"),
         (["-o", ","], 1, "no columns"),
-        (["--units", "X"], 1, "not one of K, M, G, T, P"),
+        (["--units", "X"], 1, "Invalid unit type 'X'. Possible options are 'KMGTP'"),
         (["--db", "sqlite:////nowhere/x.db"], 1, "there is no database at /nowhere/x.db"),
         (["--db", "nonsense"], 1, "not a database URL"),
-        (["-Q"], 2, "No such option"),
-        (["-S"], 2, "requires an argument"),
-        (["stray"], 2, "unexpected extra argument"),
+        (["-Q"], 1, "No such option"),
+        (["-S"], 1, "requires an argument"),
+        (["stray"], 1, "unexpected extra argument"),
     ],
 )
 def test_errors_speak_and_have_their_exit_codes(cli: Cli, options: list[str], code: int, says: str) -> None:
@@ -318,6 +371,52 @@ def test_json(cli: Cli) -> None:
     assert json.loads(cli("--json", "-j", "999")[1])["jobs"] == []
 
 
+def test_yaml_is_the_same_document(cli: Cli) -> None:
+    """Read by a parser of its own for what is written: block style, texts in double quotes."""
+    yaml = pytest.importorskip("yaml")
+    for wanted in (["-j", "2,3,10"], ["-j", "999"]):
+        code, out, _ = cli("--yaml", *wanted)
+        assert code == 0
+        assert yaml.safe_load(out) == json.loads(cli("--json", *wanted)[1])
+
+
+def test_the_first_lines_of_yaml(cli: Cli) -> None:
+    lines = cli("--yaml", "-j", "3")[1].splitlines()
+    assert lines[:6] == [
+        "schema_version: 1", f"generated_unix_s: {NOW.timestamp()}", "window:", "  start_unix_s: 0.0",
+        f"  end_unix_s: {NOW.timestamp()}", "jobs:",
+    ]  # fmt: skip
+    assert lines[6:8] == ['- job: "3"', "  job_id: 3"]
+    assert {"  nodes:", '  - "n1"', "  slices:", '  - node: "n1"', '    gpu_uuid: "GPU-a"'} <= set(lines)
+    assert cli("--yaml", "-j", "999")[1].splitlines()[-1] == "jobs: []"
+
+
+def test_what_nothing_has_is_said(cli: Cli) -> None:
+    for options, said in (
+        (["-A", "ml,nosuch", "-u", "alice", "-r", "cpu"], "no run that you may see has the account 'nosuch'"),
+        (["-q", "nosuch"], "no run that you may see has the QOS 'nosuch'"),
+        (["-W", "nosuch"], "no run that you may see has the wckey 'nosuch'"),
+    ):
+        assert cli("-n", *options) == (0, "", f"migacct: warning: {said}\n")
+    assert cli("-n", "-q", "high", "-r", "cpu") == (0, "", "")
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm says that the cluster is called `one`."""
+    program = tmp_path / "scontrol"
+    program.write_text("#!/bin/sh\necho 'ClusterName             = one'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+def test_clusters(cli: Cli, named: None) -> None:
+    assert cli("-n", "-X", "-j", "2", "-P", "-o", "jobid,cluster") == (0, "2|one\n", "")
+    assert cli("-n", "-X", "-j", "2", "-P", "-o", "jobid", "-M", "two,one") == (0, "2\n", "")
+    said = "migacct: warning: the runs of this record are of the cluster one alone\n"
+    assert cli("-n", "-j", "2", "-M", "two") == (0, "", said)
+
+
 def test_names_in_json_keep_their_meaning(cli: Cli) -> None:
     """A name may be added; one that goes or changes its meaning needs a new schema_version."""
     document = json.loads(cli("--json", "-j", "2")[1])
@@ -328,7 +427,8 @@ def test_names_in_json_keep_their_meaning(cli: Cli) -> None:
         "started_unix_s", "ended_unix_s", "time_limit_s", "asked", "bucket", "decision", "source", "profile",
         "slice_count", "warm", "setup_ms", "predicted_latency_ms", "predicted_throughput_per_s", "predicted_memory_mib",
         "measured_latency_ms", "measured_throughput_per_s", "measured_memory_mib", "measured_items",
-        "measured_by", "prediction_error", "elapsed_s", "queue_wait_s", "slices", "retyped",
+        "measured_by", "sm_active", "tensor_active", "dram_active", "gid", "qos", "wckey", "comment", "slice_hours",
+        "gpu_hours", "prediction_error", "elapsed_s", "queue_wait_s", "slices", "retyped",
     }  # fmt: skip
     assert set(document["jobs"][0]["slices"][0]) == {
         "node", "gpu_uuid", "gpu_index", "profile", "placement_start", "placement_size", "gpu_instance_id",
@@ -417,7 +517,8 @@ def test_it_imports_nothing_that_is_slow(database: str) -> None:
         "from slurm_migbatch.cli.migacct import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "slow = {'pandas', 'numpy', 'rich', 'sklearn', 'jinja2', 'pynvml', 'starlette', 'uvicorn',\n"
+        "slow = {'pandas', 'numpy', 'rich', 'sklearn', 'sqlalchemy', 'jinja2', 'pynvml', 'starlette', 'uvicorn',\n"
+        "        'asyncio', 'http.client', 'ssl', 'subprocess', 'json.tool', 'slurm_migbatch.slurm.client',\n"
         "        'slurm_migbatch.store.ingest', 'slurm_migbatch.daemon', 'slurm_migbatch.predict'}\n"
         "print(sorted(slow & set(sys.modules)), file=sys.stderr)\n"
     )

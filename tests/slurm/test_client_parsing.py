@@ -89,6 +89,11 @@ def test_arrays_and_heterogeneous_jobs(jobs: dict[int, JobRow]) -> None:
     assert (jobs[12].user, jobs[12].uid) == ("mbbob", 1002)
 
 
+def test_group_qos_and_wckey(jobs: dict[int, JobRow]) -> None:
+    """A cluster without accounting has neither QOS nor wckeys."""
+    assert {(row.gid, row.qos, row.wckey) for row in jobs.values() if row.user == "mbbob"} == {(1002, "", "")}
+
+
 def test_pending_jobs_come_in_slurms_order(release: str) -> None:
     rows = merge_partitions(parse_jobs(recorded(release, "jobs"), MARK))
     in_gpu = [row.job_id for row in rows if row.pending and row.priority and "gpu" in row.partition]

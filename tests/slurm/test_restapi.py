@@ -49,6 +49,9 @@ JOB = {
     "features": "",
     "cpus": NUMBER,
     "resv_name": "",
+    "group_id": 1001,
+    "qos": "normal",
+    "wckey": "",
 }
 
 

@@ -174,3 +174,19 @@ def test_odd_decisions_are_kept(store: Store) -> None:
 def test_odd_jobs_do_not_stop_the_others(store: Store) -> None:
     store.upsert_jobs([{}, {"job_id": "x"}, {"job_id": -1}, {"job_id": 3, "state": None, "submit": "x"}, job(4)])
     assert states(store) == [(3, 0, "PENDING"), (4, 0, "PENDING")]
+
+
+def test_what_accounting_asks_for_is_kept(store: Store) -> None:
+    store.upsert_jobs([job(7, gid=1001, qos="high", wckey="*paper", comment=MARKED)])
+    run = run_of(store, 7).run
+    assert (run["gid"], run["qos"], run["wckey"], run["comment"]) == (
+        1001,
+        "high",
+        "*paper",
+        "migbatch: model=bert-large",
+    )
+    store.upsert_jobs([job(7, "RUNNING", start=60.0, gid=1001, qos="low", wckey="", comment="x" * 2000)])
+    run = run_of(store, 7).run
+    assert (run["gid"], run["qos"], run["wckey"], run["comment"]) == (1001, "low", "*paper", "x" * 1024)
+    store.upsert_jobs([{"job_id": 7, "state": "COMPLETED", "restarts": 0}])
+    assert run_of(store, 7).run["comment"] == "x" * 1024, "a row that does not tell it leaves it"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from slurm_migbatch.store import engines
+from slurm_migbatch.store import sqlitefile
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.errors import NetworkFilesystemError, StoreError
 from slurm_migbatch.store.filesystem import filesystem_type, is_network
@@ -56,7 +56,7 @@ def test_the_filesystem_of_this_machine_is_known(tmp_path: Path) -> None:
 
 @pytest.mark.sqlite
 def test_a_shared_filesystem_is_refused_with_what_to_do(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "filesystem_type", lambda path: "lustre")
+    monkeypatch.setattr(sqlitefile, "filesystem_type", lambda path: "lustre")
     for readonly in (False, True):
         with pytest.raises(NetworkFilesystemError, match=r"lustre.*local disk of the controller.*MariaDB"):
             open_store(url, readonly=readonly)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.store.models import LAST_SPAN_CLASS, Run, span_class
-from slurm_migbatch.store.queries import JobId, RunFilter
+from slurm_migbatch.store.models import Run, span_class
+from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, JobId, RunFilter
 from tests.support.store_events import Node, job, piece, states
 
 moments = st.floats(min_value=0, max_value=5e8) | st.sampled_from([0.0, 1.0, 4.0, 16.0, 64.0, 4.0**14, 4.0**15])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.errors import NewerDatabaseError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.models import Base
-from slurm_migbatch.store.queries import JobId, RunFilter
+from slurm_migbatch.store.reader import open_reader
+from slurm_migbatch.store.runquery import RETYPED_FIELDS, RUN_FIELDS, JobId, RunFilter
 from tests.support.servers import KINDS, START, empty
 from tests.support.store_events import Node, job, piece, run_of, states
 
@@ -81,6 +83,15 @@ def test_a_day_on_the_cluster(store: Store, server: str) -> None:
         ]
         assert states(reader, RunFilter(jobs=(JobId(8),), users=("alice",))) == [(8, 0, "NODE_FAIL")]
         assert states(reader, RunFilter(users=("Alice",))) == [], "users are told apart by case"
+        rare = RunFilter(qos=("high",), wckeys=("k",), names=("x",), gids=(7,), limits_s=(60, 120), duplicates=False)
+        assert states(reader, rare) == []
+    with closing(open_reader(server)) as runs:
+        found = {
+            run.job_id: (run.user, run.retyped_after)
+            for run, _ in runs.runs(RunFilter(), (*RUN_FIELDS, *RETYPED_FIELDS))
+        }
+        assert found[8] == ("alice", None)
+        assert len(runs.geometries()) == 1
 
 
 def test_the_tables_are_those_of_the_models(store: Store) -> None:

@@ -19,6 +19,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {
             "id": 5, "job_id": 41, "restart": 1, "reuse": 0, "latest": True, "array_job": 40, "array_task": "3",
             "uid": 1001, "user": "alice", "account": "ml", "partition": "gpu", "name": "übung \U0001f600",
+            "gid": 1001, "qos": "normal", "wckey": "paper", "comment": "a comment",
             "nodes": "n1", "state": "COMPLETED", "state_from": "slurm", "exit_code": 0, "signal": 0,
             "submitted": AT - 30, "started": AT - 20, "ended": AT, "time_limit_s": 600, "began": AT - 30,
             "span_class": 3, "asked": "mig:auto", "bucket": "bert", "decision": "7fq3k", "source": "auto",

@@ -164,7 +164,8 @@ def reports(runs: int, as_json: bool) -> None:
         click.echo(json.dumps(result))
         return
     for query in (*result["queries"], result["page"]):
-        click.echo(f"  {query['name']:<40} {query['median_s']:.2f} s")
+        starts = f"{query['starts']:.1f} starts of the interpreter"
+        click.echo(f"  {query['name']:<40} {query['median_s']:.2f} s, {query['lines']} lines, {starts}")
     print_bars(result)
 
 

@@ -77,6 +77,9 @@ class Job:
     required_nodes = property(lambda self: self._row.requested_nodes or None)
     comment = property(lambda self: _text(self._row.comment))
     requeue_count = property(lambda self: self._row.restarts)
+    group_id = property(lambda self: self._row.gid)
+    qos = property(lambda self: self._row.qos or None)
+    wckey = property(lambda self: self._row.wckey or None)
     constraints = property(lambda self: self._row.features.split(",") if self._row.features else [])
     cpus = property(lambda self: self._row.cpus)
 

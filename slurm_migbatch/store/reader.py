@@ -1,0 +1,127 @@
+"""Reading runs: of an SQLite file without SQLAlchemy, of anything else over the store."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from slurm_migbatch.store.errors import ReadError
+from slurm_migbatch.store.runquery import RunFilter, select_runs
+from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, check_local, readable_mode
+from slurm_migbatch.store.steps import STEPS
+
+_SQLITE = "sqlite:///"
+
+
+class Connected(Protocol):
+    """One consistent view of a record."""
+
+    def execute(self, statement: str, values: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
+        """Run a SELECT whose values have names, `:name` in its text. Raises ReadError, also while rows are read."""
+
+    def close(self) -> None:
+        """Let go of the record."""
+
+
+class RunReader:
+    """The runs of a record at one moment; close it at the end."""
+
+    def __init__(self, connected: Connected) -> None:
+        self._connected = connected
+
+    def close(self) -> None:
+        """Let go of the record."""
+        self._connected.close()
+
+    def runs(
+        self, wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = ()
+    ) -> Iterator[tuple[Any, Sequence[Any]]]:
+        """Yield runs with their slices, see `runquery.select_runs`. Raises ReadError."""
+        return select_runs(self._connected.execute, wanted, run_fields, slice_fields)
+
+    def has_run(self, wanted: RunFilter) -> bool:
+        """Return whether there is any such run. Raises ReadError."""
+        return next(self.runs(wanted, ()), None) is not None
+
+    def geometries(self) -> dict[str, Any]:
+        """Return the geometries of GPUs by UUID, as their nodes last described them. Raises ReadError."""
+        import json
+
+        rows = self._connected.execute("SELECT gpus.uuid, gpus.geometry FROM gpus", {})
+        return {uuid: json.loads(text) if isinstance(text, (str, bytes)) else text for uuid, text in rows}
+
+
+def open_reader(url: str) -> RunReader:
+    """Open the record at `url` for reading runs.
+
+    Raises:
+        StoreError: it cannot be used; the message says what to do.
+    """
+    file = Path(url.removeprefix(_SQLITE)) if url.startswith(f"{_SQLITE}/") and "?" not in url else None
+    if file is not None:
+        found = _sqlite(file)
+        if found is not None:
+            return RunReader(found)
+    return RunReader(_StoreConnected(url))
+
+
+def _sqlite(path: Path) -> _SqliteConnected | None:
+    """Return a connection to a file whose tables are today's; None where `store.db` says what is wrong with it."""
+    check_local(path)
+    mode = readable_mode(path)
+    connection = sqlite3.connect(
+        f"file:{quote(str(path))}?{mode}", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
+    )
+    try:
+        connection.execute("BEGIN")
+        names = sorted(name for (name,) in connection.execute("SELECT name FROM schema_migrations"))
+    except sqlite3.Error:
+        names = []
+    if tuple(names) == STEPS:
+        return _SqliteConnected(connection)
+    connection.close()
+    return None
+
+
+class _SqliteConnected:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, values: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+        try:
+            yield from self._connection.execute(statement, dict(values))
+        except sqlite3.Error as error:
+            raise ReadError(str(error)) from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _StoreConnected:
+    """Over SQLAlchemy; what it raises is known once it is imported."""
+
+    def __init__(self, url: str) -> None:
+        from slurm_migbatch.store.db import open_store
+
+        self._store = open_store(url, readonly=True)
+        self._closing = ExitStack()
+        self._closing.callback(self._store.close)
+        self._connection: Any = None
+
+    def execute(self, statement: str, values: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+        from sqlalchemy import text
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            if self._connection is None:
+                self._connection = self._closing.enter_context(self._store.reading())
+            yield from self._connection.execute(text(statement), dict(values))
+        except SQLAlchemyError as error:
+            raise ReadError(str(getattr(error, "orig", error))) from error
+
+    def close(self) -> None:
+        self._closing.close()

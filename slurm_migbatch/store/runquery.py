@@ -1,0 +1,323 @@
+"""Which runs are wanted, and the SQL that selects them: one text for SQLite, MariaDB and PostgreSQL.
+
+Nothing here imports SQLAlchemy, which takes ten times as long to import as an answer takes: `migacct` reads an SQLite
+file without it (`store.reader`), and `store.queries` hands the same text to SQLAlchemy. Names of columns follow the
+name of their table, so that none is taken for a keyword.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import namedtuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+#: what can be asked for of a run and of a slice: the columns of their tables
+RUN_FIELDS = (
+    "id", "job_id", "restart", "reuse", "latest", "array_job", "array_task", "het_job", "het_offset", "uid", "user",
+    "account", "partition", "gid", "qos", "wckey", "comment", "name", "nodes", "state", "state_from", "reason",
+    "exit_code", "signal", "submitted", "started", "ended", "time_limit_s", "began", "span_class", "asked", "bucket",
+    "decision", "source", "profile", "slice_count", "warm", "setup_ms", "predicted_latency_ms",
+    "predicted_throughput_per_s", "predicted_memory_mib", "measured_latency_ms", "measured_throughput_per_s",
+    "measured_memory_mib", "measured_items", "measured_facts", "lesson",
+)  # fmt: skip
+SLICE_FIELDS = (
+    "id", "run_id", "job_id", "restart", "node", "journal", "position", "gpu", "gpu_index", "profile", "slot_start",
+    "slot_size", "gi", "ci", "mig_uuid", "since", "until", "outcome",
+)  # fmt: skip
+_TRUTHS = frozenset({"latest", "warm"})
+_DOCUMENTS = frozenset({"measured_facts"})
+
+#: classes of runs by their length, see `models.span_class`
+OPEN, LAST_SPAN_CLASS = 0, 16
+#: states of runs that still go on
+LIVE_STATES = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "STOPPED", "SIGNALING"})
+_CLOCKS_S = 60.0
+
+
+@dataclass(frozen=True)
+class JobId:
+    """A job as users name it: 12, 12_3 (array task), 12+1 (component of a heterogeneous job)."""
+
+    job: int
+    task: str | None = None
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs are wanted; an empty tuple or None does not filter. All conditions must hold.
+
+    Attributes:
+        start, end: window in unix seconds, both included. Without `states`, runs that existed in it are wanted;
+            with `states`, those that were in one of them at some moment of it (as sacct has it).
+        duplicates: earlier runs of a job id too (requeues, numbers that Slurm used again).
+        only: (user, accounts): runs of this user id or charged to one of these accounts, whatever else is wanted.
+        limits_s: least and greatest time limit, seconds, both included; (None, None) stands for no limit at all.
+    """
+
+    jobs: tuple[JobId, ...] = ()
+    users: tuple[str, ...] = ()
+    uids: tuple[int, ...] = ()
+    gids: tuple[int, ...] = ()
+    accounts: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    qos: tuple[str, ...] = ()
+    wckeys: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    limits_s: tuple[int | None, int | None] | None = None
+    start: float | None = None
+    end: float | None = None
+    duplicates: bool = True
+    only: tuple[int, tuple[str, ...]] | None = None
+
+
+@dataclass
+class Values:
+    """The values of a statement, by the names that its text has for them."""
+
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def one(self, value: Any) -> str:
+        """Return what stands for a value in the text."""
+        name = f"v{len(self.found)}"
+        self.found[name] = value
+        return f":{name}"
+
+    def all(self, values: Iterable[Any]) -> str:
+        """Return what stands for a list of values after IN; one that nothing is in where there are none."""
+        return f"({', '.join(map(self.one, values)) or 'NULL'})"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A SELECT with the names of its columns; the first column is the run's id.
+
+    `slices` is the place of the slice's id among them, from which on they are the slice's; None: runs alone.
+    """
+
+    text: str
+    values: Mapping[str, Any]
+    names: tuple[str, ...]
+    slices: int | None
+
+
+Execute = Callable[[str, Mapping[str, Any]], Iterable[Sequence[Any]]]
+
+
+def select_runs(
+    execute: Execute, wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = ()
+) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """Yield the wanted runs by job id, each with its slices, in one statement that fetches no other fields.
+
+    Args:
+        execute: runs a statement with its values and returns its rows.
+        wanted: the filter.
+        run_fields: names in RUN_FIELDS and RETYPED_FIELDS; "id" comes too.
+        slice_fields: names in SLICE_FIELDS, which appear as slice_<name>; () does not look at slices at all.
+
+    Yields:
+        (row with the run's fields, rows with its slices' fields). With slices, the first slice's row is the run's.
+    """
+    statement = statement_of(wanted, run_fields, slice_fields)
+    # the names are the caller's
+    row_type: Any = namedtuple("Row", statement.names)  # type: ignore[misc]
+    make = row_type._make
+    read = [(at, reader) for at, name in enumerate(statement.names) if (reader := _READERS.get(name))]
+    rows: Iterable[Sequence[Any]] = execute(statement.text, statement.values)
+    if read:
+        rows = (_read(row, read) for row in rows)
+    if statement.slices is None:
+        for row in rows:
+            yield make(row), ()
+        return
+    for _, group in groupby(rows, key=itemgetter(0)):
+        lines = [make(row) for row in group]
+        yield lines[0], lines if lines[0][statement.slices] is not None else ()
+
+
+def _read(row: Sequence[Any], readers: Iterable[tuple[int, Callable[[Any], Any]]]) -> list[Any]:
+    values = list(row)
+    for at, reader in readers:
+        if values[at] is not None:
+            values[at] = reader(values[at])
+    return values
+
+
+def _document(value: Any) -> Any:
+    """Return the value of a JSON column, which some drivers read already."""
+    return json.loads(value) if isinstance(value, (str, bytes)) else value
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(_TRUTHS, bool),
+    **dict.fromkeys(_DOCUMENTS, _document),
+}
+
+
+def statement_of(wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = ()) -> Statement:
+    """Return the statement of `select_runs`."""
+    values = Values()
+    names = ["id", *(name for name in run_fields if name != "id")]
+    columns = [f"runs.{name}" if name in _RUN_FIELDS else RETYPED_FIELDS[name] for name in names]
+    tables, order, slices = "runs", "runs.job_id, runs.reuse, runs.restart", None
+    if slice_fields:
+        slices = len(names)
+        wanted_slices = ["id", *(name for name in slice_fields if name != "id")]
+        columns += [f"leases.{_slice(name)}" for name in wanted_slices]
+        names += [f"slice_{name}" for name in wanted_slices]
+        tables += (
+            " LEFT JOIN leases ON leases.run_id = runs.id AND (leases.outcome IS NULL OR leases.outcome <> 'moved')"
+        )
+        order += ", leases.node, leases.position, leases.id"
+    where = " AND ".join(f"({condition})" for condition in conditions(wanted, values)) or "1 = 1"
+    text = f"SELECT {', '.join(columns)} FROM {tables} WHERE {where} ORDER BY {order}"  # noqa: S608 names are ours
+    return Statement(text, values.found, tuple(names), slices)
+
+
+_RUN_FIELDS, _SLICE_FIELDS = frozenset(RUN_FIELDS), frozenset(SLICE_FIELDS)
+
+
+def _slice(name: str) -> str:
+    if name not in _SLICE_FIELDS:
+        raise KeyError(name)
+    return name
+
+
+def conditions(wanted: RunFilter, values: Values) -> Iterator[str]:
+    """Yield the conditions on `runs` that a filter means; all must hold. Adds to `values` what they name."""
+    if wanted.only is not None:
+        uid, accounts = wanted.only
+        yield f"runs.uid = {values.one(uid)} OR runs.account IN {values.all(accounts)}"
+    if wanted.jobs:
+        yield " OR ".join(_named(wanted.jobs, values))
+    yield from _chosen(wanted, values)
+    if not wanted.duplicates:
+        yield "runs.latest"
+    # a list of jobs is short: its own indexes serve it best
+    narrow = not wanted.jobs
+    if wanted.states:
+        yield " OR ".join(f"({state})" for state in _in_states(wanted, narrow, values))
+    elif wanted.start is not None or wanted.end is not None:
+        yield overlapping(wanted.start, wanted.end, values, narrow=narrow)
+
+
+def _chosen(wanted: RunFilter, values: Values) -> Iterator[str]:
+    """Yield the conditions of the filters that name values of one column."""
+    if wanted.users or wanted.uids:
+        yield f"runs.user IN {values.all(wanted.users)} OR runs.uid IN {values.all(wanted.uids)}"
+    for column, chosen in (
+        ("gid", wanted.gids), ("account", wanted.accounts), ("partition", wanted.partitions), ("qos", wanted.qos),
+        ("wckey", _with_default(wanted.wckeys)), ("name", wanted.names),
+    ):  # fmt: skip
+        if chosen:
+            yield f"runs.{column} IN {values.all(chosen)}"
+    if wanted.nodes:
+        held = f"held.run_id = runs.id AND held.node IN {values.all(wanted.nodes)}"
+        yield f"EXISTS (SELECT held.id FROM leases held WHERE {held})"  # noqa: S608
+    if wanted.limits_s is not None:
+        yield _limited(*wanted.limits_s, values)
+
+
+def _with_default(wckeys: Collection[str]) -> tuple[str, ...]:
+    """Return the wckeys, each also with the star that Slurm puts before a user's default."""
+    return tuple(name for key in wckeys for name in dict.fromkeys((key, f"*{key.removeprefix('*')}")))
+
+
+def _limited(least: int | None, greatest: int | None, values: Values) -> str:
+    if least is None and greatest is None:
+        return "runs.time_limit_s IS NULL"
+    low = f"runs.time_limit_s >= {values.one(least or 0)}"
+    return low if greatest is None else f"{low} AND runs.time_limit_s <= {values.one(greatest)}"
+
+
+def _named(jobs: Collection[JobId], values: Values) -> Iterator[str]:
+    """Yield few conditions for many jobs: SQLite takes up to a thousand."""
+    whole = [id.job for id in jobs if id.task is None and id.offset is None]
+    if whole:
+        among = values.all(whole)
+        yield f"runs.job_id IN {among} OR runs.array_job IN {among} OR runs.het_job IN {among}"
+    tasks: dict[int, list[str]] = {}
+    parts: dict[int, list[int]] = {}
+    for id in jobs:
+        if id.task is not None:
+            tasks.setdefault(id.job, []).append(id.task)
+        elif id.offset is not None:
+            parts.setdefault(id.job, []).append(id.offset)
+    for job, names in tasks.items():
+        yield f"(runs.array_job = {values.one(job)} AND runs.array_task IN {values.all(names)})"
+    for job, offsets in parts.items():
+        yield f"(runs.het_job = {values.one(job)} AND runs.het_offset IN {values.all(offsets)})"
+
+
+def overlapping(start: float | None, end: float | None, values: Values, *, narrow: bool = True) -> str:
+    """Return the condition that a run existed at some moment from `start` to `end`.
+
+    With `narrow` it is said in a way that an index on (span_class, ended) answers in time that grows with the number
+    of matches, not of runs: a run of a class whose runs last less than 4**c seconds and that began by `end` has ended
+    by end + 4**c.
+    """
+    begins = "1 = 1" if end is None else f"runs.began <= {values.one(end)}"
+    low = "runs.ended IS NOT NULL" if start is None else f"runs.ended >= {values.one(start)}"
+    if not narrow:
+        return f"{begins} AND (runs.ended IS NULL OR {low})"
+    ranges = [f"runs.span_class = {OPEN}"]
+    for c in range(1, LAST_SPAN_CLASS + 1):
+        bounded = end is not None and c < LAST_SPAN_CLASS
+        high = f" AND runs.ended <= {values.one((end or 0.0) + 4.0**c)}" if bounded else ""
+        ranges.append(f"(runs.span_class = {c} AND {low}{high})")
+    return f"{begins} AND ({' OR '.join(ranges)})"
+
+
+def _in_states(wanted: RunFilter, narrow: bool, values: Values) -> Iterator[str]:
+    start, end = wanted.start, wanted.end
+    window = overlapping(start, end, values, narrow=narrow) if start is not None or end is not None else "1 = 1"
+    states = set(wanted.states)
+    if "PENDING" in states:
+        waited = f"runs.started IS NULL OR runs.started >= {values.one(start)}" if start is not None else ""
+        yield f"{window} AND ({waited or 'runs.submitted IS NOT NULL'})"
+    if "RUNNING" in states:
+        yield f"{window} AND " + ("runs.started IS NOT NULL" if end is None else f"runs.started <= {values.one(end)}")
+    live = states & (LIVE_STATES - {"PENDING", "RUNNING"})
+    if live:
+        yield f"{window} AND runs.state IN {values.all(sorted(live))}"
+    if final := states - LIVE_STATES:
+        ended = [f"runs.state IN {values.all(sorted(final))}", "runs.ended IS NOT NULL"]
+        if start is not None:
+            ended.append(f"runs.ended >= {values.one(start)}")
+        if end is not None:
+            ended.append(f"runs.ended <= {values.one(end)}")
+        yield " AND ".join((window, *ended))
+
+
+def _retyped(column: str, *, last: bool) -> str:
+    """Return a field of the first or last time that a run was given another profile while it waited; none: null.
+
+    A change of an array's tasks is kept under the array (whose id the last task has, too), so that of a task it is one
+    that led to what the task got.
+    """
+    mine = (
+        "(runs.array_job IS NULL AND actions.job_id = runs.job_id OR "
+        "actions.job_id IN (runs.job_id, runs.array_job) AND actions.after = runs.profile)"
+    )
+    done = "actions.kind = 'retype' AND actions.restart = runs.restart AND NOT actions.dry_run"
+    # Slurm may have begun its job ids anew; moments are of several clocks
+    then = (
+        f"(runs.submitted IS NULL OR actions.ts >= runs.submitted - {_CLOCKS_S}) AND "
+        f"(runs.started IS NULL OR actions.ts <= runs.started + {_CLOCKS_S})"
+    )
+    order = f"actions.id{' DESC' if last else ''}"
+    where = f"{mine} AND {done} AND actions.outcome IS NULL AND {then}"
+    return f"(SELECT actions.{column} FROM actions WHERE {where} ORDER BY {order} LIMIT 1)"  # noqa: S608
+
+
+#: what can be asked for of a run besides: from which profile it was moved to which, and why, while it waited
+RETYPED_FIELDS: Mapping[str, str] = {
+    f"retyped_{column}": _retyped(column, last=last)
+    for column, last in (("before", False), ("after", True), ("why", True))
+}

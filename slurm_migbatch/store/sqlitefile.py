@@ -1,0 +1,65 @@
+"""Whether and how this user can read an SQLite file; without SQLAlchemy, see `runquery`."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from urllib.parse import quote
+
+from slurm_migbatch.store.errors import NetworkFilesystemError, StoreError
+from slurm_migbatch.store.filesystem import filesystem_type, is_network
+
+#: seconds that a connection waits for another one's write to end
+BUSY_TIMEOUT_S = 30.0
+
+
+def check_local(path: Path) -> None:
+    """Raise NetworkFilesystemError where several hosts can share the file."""
+    kind = filesystem_type(path)
+    if is_network(kind):
+        raise NetworkFilesystemError(
+            f"{path} lies on a {kind} filesystem, which several hosts can share; SQLite loses data there. Put it on a "
+            "local disk of the controller ([store] url in migbatch.toml), or use MariaDB or PostgreSQL"
+        )
+
+
+def readable_mode(path: Path) -> str:
+    """Return the URI parameters with which this user can read `path` now.
+
+    A reader who may not write the directory cannot make the -shm file that WAL needs. It exists while migbatchd runs;
+    where it is stopped, and has folded its log into the file, the file is complete and nobody writes it.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise StoreError(
+            f"there is no database at {path}; migbatchd makes it at its first start, --db or MIGBATCH_DB names another"
+        ) from None
+    except OSError as error:
+        raise StoreError(f"cannot read the database {path}: {error.strerror}") from None
+    problem: sqlite3.Error | None = None
+    for mode in ("mode=ro", "mode=ro&immutable=1"):
+        if "immutable" in mode and _log_size(path):
+            break
+        try:
+            connection = sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, timeout=BUSY_TIMEOUT_S)
+        except sqlite3.Error as error:
+            problem = error
+            continue
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return mode
+        except sqlite3.Error as error:
+            problem = error
+        finally:
+            connection.close()
+    advice = "" if os.access(path, os.R_OK) else "; ask the administrator for the group that may read it"
+    raise StoreError(f"cannot read the database {path}: {problem}{advice}")
+
+
+def _log_size(path: Path) -> int:
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size
+    except OSError:
+        return 0
