@@ -56,7 +56,7 @@ class RecurringRun:
 
 #: what `run_of` reads, of a run joined with its decision
 COLUMNS: Final = (
-    Run.lesson, Run.id, Run.job_id, Run.restart, Run.het_job, Run.partition, Run.profile,
+    Run.lesson, Run.id, Run.job_id, Run.restart, Run.array_job, Run.het_job, Run.partition, Run.profile,
     Run.slice_count, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
     Decision.id.label("decision"), Decision.recurring, Decision.hints, Decision.facts,
 )  # fmt: skip

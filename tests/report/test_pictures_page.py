@@ -156,8 +156,8 @@ def test_a_record_that_holds_nothing_is_said_so(tmp_path):
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (("-S", "nonsense"), 2, "is not a time"),
-        (("-S", "2026-10-02", "-E", "2026-10-01"), 2, "ends before it begins"),
+        (("-S", "nonsense"), 2, "Invalid time specification (pos=0): nonsense"),
+        (("-S", "2026-10-02", "-E", "2026-10-01"), 2, "let -E be later than -S"),
         (("-S", "tomorrow", "-E", "now+3days"), 2, "holds no time that has passed"),
     ],
 )

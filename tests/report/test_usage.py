@@ -179,9 +179,9 @@ def test_nothing_held_is_no_error(usage: Cli) -> None:
     ("arguments", "said"),
     [
         (("--by", "colour"), "--by 'colour': write some of user, account"),
-        (("-S", "never"), "'never' is not a time"),
+        (("-S", "never"), "Invalid time specification (pos=0): never"),
         (("-S", "1990-01-01", "--by", "month"), "up to 240 months"),
-        (("-S", "now", "-E", "now-1day"), "-E is earlier than -S"),
+        (("-S", "now", "-E", "now-1day"), "let -E be later than -S"),
         (("-N", "n[1"), "-N: "),
     ],
 )

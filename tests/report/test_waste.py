@@ -233,7 +233,7 @@ def test_nothing_is_no_error(waste: Cli) -> None:
         (("99",), 1, "no run of job 99 that held slices is in the record"),
         (("a;b",), 2, "'a;b' is no job id"),
         (("7", "-u", "alice"), 2, "leave -u"),
-        (("-S", "never"), 1, "'never' is not a time"),
+        (("-S", "never"), 1, "Invalid time specification (pos=0): never"),
     ],
 )
 def test_exit_codes(waste: Cli, arguments: tuple[str, ...], code: int, said: str) -> None:
