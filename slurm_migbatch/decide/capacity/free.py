@@ -75,18 +75,18 @@ class FreeCapacity:
         """The profiles that some node of the pool can give at times."""
         return frozenset().union(*{self._kinds[name] for name in pool if name in self._kinds})
 
-    def count(self, pool: Collection[str], profile: Profile, each: int = 1, enough: int = 1 << 30) -> int:
-        """For how many jobs of `each` slices there is room, as far as `enough`; of this profile alone."""
+    def count(self, pool: Collection[str], profile: Profile, slice_count: int = 1, enough: int = 1 << 30) -> int:
+        """Return for how many jobs of `slice_count` slices of this profile there is room, at most `enough`."""
         found = 0
         for name in self._in(pool):
-            found += self._rooms[name].count(profile) // each
+            found += self._rooms[name].count(profile) // slice_count
             if found >= enough:
                 return enough
         return found
 
-    def take(self, pool: Collection[str], profile: Profile, each: int = 1) -> str | None:
-        """Take room for one job; the node, or None where there is none."""
-        return self.take_all(pool, [profile] * each)
+    def take(self, pool: Collection[str], profile: Profile, slice_count: int = 1) -> str | None:
+        """Take room for one job; return the node, or None where there is none."""
+        return self.take_all(pool, [profile] * slice_count)
 
     def take_all(self, pool: Collection[str], wanted: Sequence[Profile]) -> str | None:
         """Take room for slices of several profiles on one node."""

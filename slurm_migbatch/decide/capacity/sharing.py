@@ -151,20 +151,20 @@ def due(plan: ClusterPlan, demands: Iterable[Demand]) -> dict[str, Counter[Profi
     return found
 
 
-def ends(gpu: GpuFacts, until: Mapping[int, float | None], gone: float) -> tuple[float | None, ...]:
+def ends(gpu: GpuFacts, until: Mapping[int, float | None], unlisted_end: float) -> tuple[float | None, ...]:
     """When each leased slot of a GPU should be free: when the last of its holders is to end; None: nobody knows.
 
     Args:
         gpu: what the node says of it.
         until: when Slurm's jobs should end.
-        gone: for jobs that Slurm no longer lists.
+        unlisted_end: end of jobs that Slurm no longer lists.
     """
     if not gpu.guests:
-        return tuple([until.get(run[0], gone) for _, run in gpu.leases])
+        return tuple([until.get(run[0], unlisted_end) for _, run in gpu.leases])
     second = dict(gpu.guests)
     found: list[float | None] = []
     for slot, run in gpu.leases:
-        moments = [until.get(job, gone) for job, _ in (run, *([second[slot]] if slot in second else []))]
+        moments = [until.get(job, unlisted_end) for job, _ in (run, *([second[slot]] if slot in second else []))]
         known = [moment for moment in moments if moment is not None]
         found.append(max(known) if len(known) == len(moments) else None)
     return tuple(found)
@@ -175,8 +175,8 @@ def whose(gpu: GpuFacts, started: Collection[int]) -> tuple[bool, ...]:
     return tuple([run[0] in started for _, run in gpu.leases]) if started else ()
 
 
-def _alike(one: JobRow, other: JobRow | None) -> bool:
-    return other is not None and other.active and (one.uid, one.user) == (other.uid, other.user)
+def _alike(guest: JobRow, host: JobRow | None) -> bool:
+    return host is not None and host.active and (guest.uid, guest.user) == (host.uid, host.user)
 
 
 def _slot(place: Place) -> tuple[str, Slot] | None:

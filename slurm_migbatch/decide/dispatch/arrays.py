@@ -130,28 +130,28 @@ def elastic_arrays(jobs: Iterable[JobRow]) -> list[ElasticArray]:
     found = []
     for array, rows in sorted(members.items()):
         waiting = [row for row in rows if row.pending]
-        told = elastic_hints(waiting[0].comment) if waiting else None
-        if told is None:
+        hints = elastic_hints(waiting[0].comment) if waiting else None
+        if hints is None:
             continue
         asked = slices(waiting[0].gres)
         if len(asked) != 1 or waiting[0].num_nodes != 1:
             continue
-        ((profile, each),) = asked.items()
+        ((profile, slices_per_task),) = asked.items()
         found.append(
             ElasticArray(
                 array=array,
                 user=waiting[0].user,
                 comment=waiting[0].comment,
                 profile=profile,
-                each=each,
+                each=slices_per_task,
                 pending=sum(row.tasks for row in waiting),
                 running=tuple(sorted(row.start for row in rows if row.active and row.start is not None)),
                 throttle=next((row.throttle for row in waiting if row.throttle), None),
-                deadline_s=told.deadline_s,
-                items=told.items,
+                deadline_s=hints.deadline_s,
+                items=hints.items,
                 shown=any(row.tasks > 1 for row in waiting),
-                rate=told.rate,
-                limit_ms=told.limit_ms,
+                rate=hints.rate,
+                limit_ms=hints.limit_ms,
             )
         )
     return found
@@ -170,15 +170,15 @@ class ElasticHints(NamedTuple):
 def elastic_hints(comment: str) -> ElasticHints | None:
     """What a comment's hints say of an elastic array; None where it is none, or is of training."""
     try:
-        told: Hints = hinting.parse(strip(comment))
+        hints: Hints = hinting.parse(strip(comment))
     except Refusal:
         return None
-    if told.role == hinting.SERVE:
-        limit_ms = None if told.slo_us is None else told.slo_us / 1000
-        return None if told.llm.rate is None else ElasticHints(rate=told.llm.rate / 1000, limit_ms=limit_ms)
-    if told.deadline_s is None or told.items is None or told.role == "train":
+    if hints.role == hinting.SERVE:
+        limit_ms = None if hints.slo_us is None else hints.slo_us / 1000
+        return None if hints.llm.rate is None else ElasticHints(rate=hints.llm.rate / 1000, limit_ms=limit_ms)
+    if hints.deadline_s is None or hints.items is None or hints.role == "train":
         return None
-    return ElasticHints(told.deadline_s, told.items)
+    return ElasticHints(hints.deadline_s, hints.items)
 
 
 # -- what users set themselves -----------------------------------------------------------------------------------------
@@ -298,9 +298,9 @@ def throttles(
             wanted.append(found)
     given = _shares(now, wanted, space, history.served.spent)
     changed = []
-    for each in wanted:
-        array, why = each.array, each.why
-        share = given.get(array.array, Share(each.claim.need))
+    for wish in wanted:
+        array, why = wish.array, wish.why
+        share = given.get(array.array, Share(wish.claim.need))
         if share.why:
             why += f"; {share.tasks} is the share of {array.user}, who with others needs more than there is: "
             why += share.why
@@ -333,15 +333,15 @@ def _of_service(
 ) -> _Wanted | None:
     """What a service needs; None where nobody knows what an instance of it carries."""
     found = instances(rate, len(array.running), array.carries, array.load)
-    each = carried(array.carries, array.load)
-    if found is None or each is None:
+    instance_rate = carried(array.carries, array.load)
+    if found is None or instance_rate is None:
         return None
     need = min(history.loads.held(array.array, found, history.bounds.ours.get(array.array), now), _most(array, asked))
     if array.load is None:
         load = f"{rate:.3g} items/s by its hints"
     else:
         load = f"{array.load.each * len(array.running):.3g} items/s measured"
-    why = f"{load}, {each:.3g} items/s of each instance: "
+    why = f"{load}, {instance_rate:.3g} items/s of each instance: "
     if found < need:
         why += f"{found} would do, more were needed in the last {HOLD_S:.0f} s: "
     claim = Claim(array.array, array.user, array.units, need, array.task_s or LOAD_S, session_s([array]))
@@ -364,17 +364,17 @@ def _shares(
 ) -> dict[int, Share]:
     """Tasks at once of the arrays that compete; nothing for all others."""
     pools: dict[frozenset[str], list[_Wanted]] = {}
-    for each in wanted:
-        pools.setdefault(each.array.pool, []).append(each)
+    for wish in wanted:
+        pools.setdefault(wish.array.pool, []).append(wish)
     found: dict[int, Share] = {}
     for pool, members in pools.items():
-        if len({each.array.user for each in members}) < 2:
+        if len({wish.array.user for wish in members}) < 2:
             continue
-        asked = sum(each.claim.need * each.array.units for each in members)
-        idle = max(space.count(pool, each.array.profile, each.array.each, asked) * each.array.units for each in members)
-        there = idle + sum((len(each.array.running) + each.array.placed) * each.array.units for each in members)
-        if asked > there:
-            found.update(shares(now, [each.claim for each in members], there, served))
+        asked = sum(wish.claim.need * wish.array.units for wish in members)
+        idle = max(space.count(pool, wish.array.profile, wish.array.each, asked) * wish.array.units for wish in members)
+        total = idle + sum((len(wish.array.running) + wish.array.placed) * wish.array.units for wish in members)
+        if asked > total:
+            found.update(shares(now, [wish.claim for wish in members], total, served))
     return found
 
 
@@ -383,9 +383,9 @@ def _shares(
 
 def known(array: ElasticArray, runs: Sequence[Task], rate: float | None, pool: frozenset[str]) -> ElasticArray:
     """The array with what the record, the predictor and the site know of it; `rate`: items a second of one slice."""
-    each_s = rate * array.each if rate else None
-    predicted_s = array.items / each_s if each_s and array.items is not None else None
-    return replace(array, runs=tuple(runs), predicted_s=predicted_s, carries=each_s, pool=pool)
+    task_rate = rate * array.each if rate else None
+    predicted_s = array.items / task_rate if task_rate and array.items is not None else None
+    return replace(array, runs=tuple(runs), predicted_s=predicted_s, carries=task_rate, pool=pool)
 
 
 def in_use(jobs: Iterable[JobRow]) -> dict[int, tuple[str, int]]:
@@ -403,8 +403,8 @@ def instance_starts(jobs: Iterable[JobRow]) -> dict[int, dict[Run, float]]:
     """The running instances of each service of a queue, and when they began (unix seconds)."""
     found: dict[int, dict[Run, float]] = {}
     for row in jobs:
-        told = elastic_hints(row.comment) if row.array_job is not None and GRES in row.gres else None
-        if told is None or told.rate is None or row.array_job is None:
+        hints = elastic_hints(row.comment) if row.array_job is not None and GRES in row.gres else None
+        if hints is None or hints.rate is None or row.array_job is None:
             continue
         runs = found.setdefault(row.array_job, {})
         if row.active and row.start is not None:

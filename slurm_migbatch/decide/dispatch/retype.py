@@ -75,10 +75,10 @@ class ServiceGuarantee:
     deadline_s: int | None = None
     terms: str = ""
 
-    def seconds(self, profile: Profile, each: int = 1) -> float | None:
-        """What the job takes on `each` slices of a profile, at most; None where nobody can say."""
+    def seconds(self, profile: Profile, slice_count: int = 1) -> float | None:
+        """Return what the job takes on `slice_count` slices of a profile, at most; None where nobody can say."""
         rate = next((option.rate for option in self.options if option.profile == profile), None)
-        return None if not rate or self.items is None else self.items / (rate * each)
+        return None if not rate or self.items is None else self.items / (rate * slice_count)
 
 
 def promise_of(
@@ -104,33 +104,33 @@ def promise_of(
 def promise_from_record(row: Mapping[str, Any]) -> ServiceGuarantee | None:
     """The promise of a decision as the store keeps it (`Store.decision`); None where it leaves nothing open."""
     facts, hints = row.get("facts"), row.get("hints")
-    facts, hints = (each if isinstance(each, dict) else {} for each in (facts, hints))
+    facts, hints = (part if isinstance(part, dict) else {} for part in (facts, hints))
     if facts.get("reason") not in CHOSEN:
         return None
     counts = slices(str(row.get("chosen") or ""))
     if len(counts) != 1:
         return None
     found = []
-    for each in row.get("candidates") or ():
+    for candidate in row.get("candidates") or ():
         try:
-            profile, memory = Profile.parse(str(each["profile"])), int(each["capacity_mib"])
-            bounds = each.get("throughput_per_s_range")
-            found.append(WeighedProfile(profile, memory, float(bounds[0]) if bounds else None, bool(each["ok"])))
+            profile, memory = Profile.parse(str(candidate["profile"])), int(candidate["capacity_mib"])
+            bounds = candidate.get("throughput_per_s_range")
+            found.append(WeighedProfile(profile, memory, float(bounds[0]) if bounds else None, bool(candidate["ok"])))
         except (KeyError, TypeError, ValueError, IndexError):  # a record from before, or by hand
             return None
     return promise_of(next(iter(counts)), found, hints.get("items"), hints.get("deadline_s"), _terms(hints))
 
 
 def _terms(hints: Mapping[str, Any]) -> str:
-    told = []
+    terms = []
     if hints.get("slo_us"):
-        told.append(f"slo={hints['slo_us'] / 1000:g}ms")
+        terms.append(f"slo={hints['slo_us'] / 1000:g}ms")
     if hints.get("deadline_s"):
-        told.append(f"deadline={hints['deadline_s']}s")
+        terms.append(f"deadline={hints['deadline_s']}s")
     if hints.get("mem_mib"):
-        told.append(f"mem={hints['mem_mib']}MiB")
-    told += [f"{end}={hints[end]}" for end in ("min", "max") if hints.get(end)]
-    return " ".join(told)
+        terms.append(f"mem={hints['mem_mib']}MiB")
+    terms += [f"{end}={hints[end]}" for end in ("min", "max") if hints.get(end)]
+    return " ".join(terms)
 
 
 # -- who waits ---------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def _terms(hints: Mapping[str, Any]) -> str:
 class Pending:
     """A pending job, or tasks of an array, without a place.
 
-    `copies` tasks of it have none; `each` slices of `profile` are what one asks for.
+    `copies` tasks of it have none; `slice_count` slices of `profile` are what one asks for.
     """
 
     row: JobRow
@@ -154,8 +154,8 @@ class Pending:
         return self.grant.parts[0][0]
 
     @property
-    def each(self) -> int:
-        """How many slices of it."""
+    def slice_count(self) -> int:
+        """Return how many slices of it one asks for."""
         return self.grant.parts[0][1]
 
     @property
@@ -246,11 +246,11 @@ class Retype:
 
     def fields(self) -> dict[str, str] | None:
         """For `scontrol update`, see `regranted`."""
-        return regranted(self.pending.row, Grant([(self.after, self.pending.each)], self.pending.grant.decision))
+        return regranted(self.pending.row, Grant([(self.after, self.pending.slice_count)], self.pending.grant.decision))
 
-    def words(self, profile: Profile) -> str:
-        """A profile as the record of runs spells what a job got."""
-        return profile.name if self.pending.each == 1 else f"{profile.name}:{self.pending.each}"
+    def profile_text(self, profile: Profile) -> str:
+        """Return a profile as the record of runs spells what a job got."""
+        return profile.name if self.pending.slice_count == 1 else f"{profile.name}:{self.pending.slice_count}"
 
 
 @dataclass
@@ -319,10 +319,10 @@ def retypes(
     for pending in waiting:
         if weighed == most:
             break
-        key = (pending.pool, pending.each)
+        key = (pending.pool, pending.slice_count)
         if key not in idle:
             kinds = space.kinds(pending.pool)
-            idle[key] = frozenset(k for k in kinds if space.count(pending.pool, k, pending.each, 1))
+            idle[key] = frozenset(k for k in kinds if space.count(pending.pool, k, pending.slice_count, 1))
         if not idle[key] or not turns.free(pending.row, now):
             continue
         promise = promises(pending)
@@ -334,34 +334,34 @@ def retypes(
             groups.setdefault(key, []).append((pending, promise))
             weighed += 1
     found: list[Retype] = []
-    for (pool, each), members in groups.items():
-        found += _of_pool(now, pool, each, members, space)
+    for (pool, slice_count), members in groups.items():
+        found += _of_pool(now, pool, slice_count, members, space)
     return found
 
 
 def _of_pool(
     now: float,
     pool: frozenset[str],
-    each: int,
+    slice_count: int,
     members: Sequence[tuple[Pending, ServiceGuarantee]],
     space: FreeCapacity,
 ) -> list[Retype]:
     kinds = sorted({option.profile for _, promise in members for option in promise.options} & space.kinds(pool))
     works: dict[WorkClass, int] = {}
-    pieces: list[Waiting] = []
+    waiting: list[Waiting] = []
     owners: list[int] = []
     for number, (pending, promise) in enumerate(members):
         work = works.setdefault(_work(pending, promise, kinds), len(works))
         for _ in range(min(pending.copies, MOST)):
-            pieces.append(Waiting(pending.arrived, work, len(owners)))
+            waiting.append(Waiting(pending.arrived, work, len(owners)))
             owners.append(number)
     board = StockCosts(list(works), [float(kind.compute) for kind in kinds], [1] * len(kinds))
-    idle = [space.count(pool, kind, each, len(pieces)) for kind in kinds]
+    idle = [space.count(pool, kind, slice_count, len(waiting)) for kind in kinds]
     chosen: dict[tuple[int, Profile], list[str]] = {}
-    for piece, kind in assign(now, pieces, idle, board):
-        node = space.take(pool, kinds[kind], each)
-        if node is not None and kinds[kind] != members[owners[piece.name]][0].profile:
-            chosen.setdefault((owners[piece.name], kinds[kind]), []).append(node)
+    for job, kind in assign(now, waiting, idle, board):
+        node = space.take(pool, kinds[kind], slice_count)
+        if node is not None and kinds[kind] != members[owners[job.name]][0].profile:
+            chosen.setdefault((owners[job.name], kinds[kind]), []).append(node)
     found = []
     left: dict[int, list[int]] = {}
     for (number, profile), nodes in sorted(chosen.items()):
@@ -370,10 +370,10 @@ def _of_pool(
         tasks: tuple[int, ...] = ()
         if row.array_task is not None:
             # Slurm starts tasks in their order, so that those without a place are the last
-            open_ones = left.setdefault(number, list(tasks_of(row.array_task)))
-            if len(nodes) < row.tasks or (row.tasks > 1 and len(ranges(open_ones)) > LONGEST_LIST):
-                tasks = tuple(open_ones[len(open_ones) - len(nodes) :])
-                del open_ones[len(open_ones) - len(nodes) :]
+            open_tasks = left.setdefault(number, list(tasks_of(row.array_task)))
+            if len(nodes) < row.tasks or (row.tasks > 1 and len(ranges(open_tasks)) > LONGEST_LIST):
+                tasks = tuple(open_tasks[len(open_tasks) - len(nodes) :])
+                del open_tasks[len(open_tasks) - len(nodes) :]
         found.append(Retype(pending, tasks, profile, _why(pending, promise, profile, nodes)))
     return found
 
@@ -381,7 +381,7 @@ def _of_pool(
 def _work(pending: Pending, promise: ServiceGuarantee, kinds: Sequence[Profile]) -> WorkClass:
     """A job as the policy sees it. Kinds on which it may not run take for ever."""
     own = next(option.rate for option in promise.options if option.profile == promise.granted)
-    known = promise.seconds(promise.granted, pending.each)
+    known = promise.seconds(promise.granted, pending.slice_count)
     usual = known or float(pending.row.time_limit_s or USUAL_S)
     rates = {option.profile: option.rate for option in promise.options}
     times = [
@@ -396,7 +396,7 @@ def _work(pending: Pending, promise: ServiceGuarantee, kinds: Sequence[Profile])
 def _why(pending: Pending, promise: ServiceGuarantee, profile: Profile, nodes: Sequence[str]) -> str:
     where = ", ".join(list(dict.fromkeys(nodes))[:3])
     text = f"no room for {pending.profile}, and {profile} is idle on {where}"
-    seconds = promise.seconds(profile, pending.each)
+    seconds = promise.seconds(profile, pending.slice_count)
     if seconds is not None and promise.deadline_s is not None:
         return f"{text}; {seconds:.3g} s at most of deadline={promise.deadline_s}s"
     return f"{text}; it keeps {promise.terms}" if promise.terms else text

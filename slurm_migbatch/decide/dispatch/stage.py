@@ -403,10 +403,10 @@ def _hear(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
 def _count_served(view: _View, arrays: Sequence[ElasticArray], memory: DispatchMemory) -> None:
     """Count what users had since the last decision, and of new arrays what they had before."""
     running, now = in_use(view.jobs.values()), view.now
-    look_back_s = HISTORY * session_s(arrays)
-    memory.served.count(now, running, look_back_s)
+    window_s = HISTORY * session_s(arrays)
+    memory.served.count(now, running, window_s)
     for array in arrays:
-        memory.served.learn(array.array, array.user, had(array, now - look_back_s, now))
+        memory.served.learn(array.array, array.user, had(array, now - window_s, now))
     for number, (user, _) in running.items():
         if number not in view.waiting:  # all of its tasks have started, so the record is not asked
             memory.served.learn(number, user, 0.0)
@@ -468,6 +468,6 @@ def action_row(change: Retype | Throttle, at: float, outcome: str = "", *, dry_r
         before, after = shown_throttle(change.array.throttle), shown_throttle(change.after)
         return {**row, "job_id": change.array.array, "kind": "throttle", "before": before, "after": after}
     pending = change.pending
-    before, after = change.words(pending.profile), change.words(change.after)
+    before, after = change.profile_text(pending.profile), change.profile_text(change.after)
     job, restart = pending.row.job_id, pending.row.restarts
     return {**row, "job_id": job, "restart": restart, "kind": "retype", "before": before, "after": after}

@@ -97,11 +97,11 @@ class ReclaimCandidate(Generic[Slot]):
     hits: int = 0
     horizon_s: float = 600.0
 
-    def loss(self, gone: int) -> float:
-        """Work lost, in seconds of one slice's speed, when `gone` slices are given back."""
-        if not gone:
+    def loss(self, given_back: int) -> float:
+        """Work lost, in seconds of one slice's speed, when `given_back` slices are returned."""
+        if not given_back:
             return 0.0
-        after = self.count - gone
+        after = self.count - given_back
         if after < max(1, self.least):
             return self.speedups[self.count] * self.horizon_s + self.costs.full * self.speedups[self.count]
         lost = max(0.0, self.speedups[self.count] - self.speedups[after]) * self.horizon_s
@@ -138,21 +138,24 @@ def reclaim(
     becomes free without further loss, so that rooms of it are taken next.
     """
     owner = {slot: loan for loan in loans for slot in loan.slots}
-    gone: dict[Hashable, int] = {}
+    given_back: dict[Hashable, int] = {}
     stopped: dict[Hashable, None] = {}
     taken: set[Slot] = set()
     order: list[Slot] = []
     served = 0
     left = [room for room in rooms if room and all(slot in owner for slot in room)]
     while served < starts and left:
-        ranked = min(enumerate(left), key=lambda one: (*_rank(one[1], owner, gone, stopped, now, protect), one[0]))
+        ranked = min(
+            enumerate(left),
+            key=lambda numbered: (*_rank(numbered[1], owner, given_back, stopped, now, protect), numbered[0]),
+        )
         room = left.pop(ranked[0])
         for slot in sorted(room, key=str):
             loan = owner[slot]
             taken.add(slot)
             order.append(slot)
-            gone[loan.job] = gone.get(loan.job, 0) + 1
-            if loan.count - gone[loan.job] < max(1, loan.least):
+            given_back[loan.job] = given_back.get(loan.job, 0) + 1
+            if loan.count - given_back[loan.job] < max(1, loan.least):
                 stopped[loan.job] = None
         left = [other for other in left if not other & taken]
         served += 1
@@ -162,7 +165,7 @@ def reclaim(
 def _rank(
     room: frozenset[Slot],
     owner: Mapping[Slot, ReclaimCandidate[Slot]],
-    gone: Mapping[Hashable, int],
+    given_back: Mapping[Hashable, int],
     stopped: Mapping[Hashable, None],
     now: float,
     protect: float,
@@ -178,7 +181,7 @@ def _rank(
     for job, count in more.items():
         if job in stopped:
             continue
-        had = gone.get(job, 0)
+        had = given_back.get(job, 0)
         loss += loan_of[job].loss(had + count) - loan_of[job].loss(had)
         shielded = shielded or (not had and loan_of[job].protected(now, protect))
     return shielded, loss

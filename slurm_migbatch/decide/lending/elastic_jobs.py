@@ -86,16 +86,16 @@ class ElasticJobs:
     def report(self, run: Run, report: Report) -> None:
         """A run has said something; a field that it left out stays as it was."""
         before = self._reports.get(run, Report())
-        told = {name: value for name, value in vars(report).items() if value is not None}
-        self._reports[run] = replace(before, **told)
+        values = {name: value for name, value in vars(report).items() if value is not None}
+        self._reports[run] = replace(before, **values)
 
     def recall(self, run: Run, profile: Profile, report: Report) -> None:
         """What the record has of a run, on a slice of this profile."""
         self._reports.setdefault(run, report)
         self._hear(run, profile, report)
 
-    def look(self, job_views: Mapping[int, JobView], held: Mapping[Run, Profile]) -> None:
-        """Slurm's list of now, and the profile of each run; jobs that are gone are forgotten."""
+    def update(self, job_views: Mapping[int, JobView], held: Mapping[Run, Profile]) -> None:
+        """Take in Slurm's present list and the profile of each run; forget jobs that are no longer listed."""
         for run, report in list(self._reports.items()):
             job_view = job_views.get(run[0])
             if job_view is None or job_view.row.restarts > run[1]:
@@ -117,8 +117,8 @@ class ElasticJobs:
 
     def checkpoints(self) -> dict[Run, float]:
         """The newest complete checkpoint of each run that has told of one."""
-        told = list(self._reports.items())  # reports come in another thread
-        return {run: report.checkpoint for run, report in told if report.checkpoint is not None}
+        reports = list(self._reports.items())  # reports come in another thread
+        return {run: report.checkpoint for run, report in reports if report.checkpoint is not None}
 
     def speeds(self, job_view: JobView) -> Mapping[Profile, float]:
         """Of each profile that the job may have, its speed relative to the whole GPU."""
@@ -169,9 +169,9 @@ class ElasticJobs:
         key = hints, job_view.row.partition
         if hints.model is not None:
             if key not in self._predicted:
-                told = self._predict(hints, job_view.row.partition)
+                predicted = self._predict(hints, job_view.row.partition)
                 may = {p for geometry in self._geometries for p in within(geometry, hints.min, hints.max)}
-                self._predicted[key] = {p: speed for p, speed in told.items() if p in may and speed > 0}
+                self._predicted[key] = {p: speed for p, speed in predicted.items() if p in may and speed > 0}
             if self._predicted[key]:
                 return self._predicted[key]
         if hints not in self._usual:

@@ -54,10 +54,10 @@ class Expectation:
                 gaps.demand(at, level)
             self._level[profile] = level
 
-    def look(
+    def update(
         self, running: Mapping[Profile, frozenset[tuple[int, int]]], waiting: Mapping[Profile, int], now: float
     ) -> None:
-        """What inference has (its runs, job and restart count) and waits for now."""
+        """Take in what inference has (its runs, job and restart count) and waits for now."""
         profiles = {*running, *waiting, *self._level}
         self._demand({p: len(running.get(p, ())) + waiting.get(p, 0) for p in profiles}, now)
 

@@ -141,9 +141,11 @@ class RoundCapacity:
         leaving = {job for job, loan in view.loans.items() if loan.leaving}
         found = {}
         for space in view.spaces:
-            gone = view.passing.get((space.node, space.gpu), 0)
-            taken = tuple(slot for slot in space.taken if not slot.placement.mask & gone)
-            lent = tuple(one for one in space.lent if one.job not in leaving and not one.slot.placement.mask & gone)
+            leaving_mask = view.passing.get((space.node, space.gpu), 0)
+            taken = tuple(slot for slot in space.taken if not slot.placement.mask & leaving_mask)
+            lent = tuple(
+                loan for loan in space.lent if loan.job not in leaving and not loan.slot.placement.mask & leaving_mask
+            )
             same = len(taken) == len(space.taken) and len(lent) == len(space.lent)
             found[space.node, space.gpu] = space if same else replace(space, taken=taken, lent=lent)
         return cls(found)

@@ -164,9 +164,9 @@ def plan_lending(
     job_views = job_views_of(scene.rows, settings.partitions)
     places = places_of(scene.facts)
     memory.elastic_jobs.gpus(gpu.geometry for node in scene.facts.values() for gpu in node.gpus)
-    memory.slice_sharing.look(scene.facts, job_views)
+    memory.slice_sharing.update(scene.facts, job_views)
     alone = {run: place[2].profile for run, place in places.items() if run not in memory.slice_sharing.shared}
-    memory.elastic_jobs.look(job_views, alone)
+    memory.elastic_jobs.update(job_views, alone)
     unread = {row.job_id for row in scene.rows if row.unread}
     ended = memory.ledger.follow(job_views, places, memory.elastic_jobs.checkpoints(), now, unread)
     memory.refusals.forget(job_views)
@@ -204,7 +204,7 @@ def _decide(
 ) -> Round:
     now = snapshot.now
     running, waiting = _inference(scene, job_views, places, memory.ledger.runs)
-    memory.expected.look(running, waiting, now)
+    memory.expected.update(running, waiting, now)
     reserve = memory.expected.reserve(now, settings.horizon_s, settings.sure)
     knowledge = LendingKnowledge(
         memory.elastic_jobs.speeds,

@@ -63,7 +63,7 @@ class GpuCapacity:
     @cached_property
     def used(self) -> Layout:
         """All slots on it; raises LayoutError where they overlap."""
-        return Layout((*self.taken, *(one.slot for one in self.lent)))
+        return Layout((*self.taken, *(loan.slot for loan in self.lent)))
 
 
 @dataclass(frozen=True)

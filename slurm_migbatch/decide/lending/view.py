@@ -77,8 +77,11 @@ class Idleness:
     since: dict[str, float] = field(default_factory=dict)
     _taken: dict[str, int] = field(default_factory=dict)
 
-    def look(self, uuid: str, taken: int, now: float) -> float:
-        """`taken`: memory slices (bits) that are in use by others than loans."""
+    def update(self, uuid: str, taken: int, now: float) -> float:
+        """Return since when (unix seconds) a GPU's free space has been as large as it is.
+
+        `taken`: memory slices (bits) that are in use by others than loans.
+        """
         if self._taken.get(uuid, taken) & ~taken:
             self.since[uuid] = now
         self._taken[uuid] = taken
@@ -153,7 +156,7 @@ def _spaces(
     own = {row.name for row in scene.nodes if row.partitions and scene.training_only.issuperset(row.partitions)}
     plan = scene.plan
     promised = _promised(scene, job_views)
-    shut = {place[1] for one in (plan.reservations if plan is not None else ()) for place in one.places}
+    shut = {place[1] for reservation in (plan.reservations if plan is not None else ()) for place in reservation.places}
     spaces: list[GpuCapacity] = []
     passing: dict[tuple[str, int], int] = {}
     places: dict[int, SlotReference] = {}
@@ -161,11 +164,11 @@ def _spaces(
         held = name not in open_nodes or not node.healthy or plan is None or name not in plan.nodes
         for number, gpu in enumerate(node.gpus):
             taken, lent = _split(gpu, ledger)
-            since = idle.look(gpu.uuid, sum(slot.placement.mask for slot in taken), scene.now)
+            since = idle.update(gpu.uuid, sum(slot.placement.mask for slot in taken), scene.now)
             if held:
                 continue
             assert plan is not None
-            extra = [slot for slot in promised.get(gpu.uuid, ()) if not any(_touch(slot, each) for each in taken)]
+            extra = [slot for slot in promised.get(gpu.uuid, ()) if not any(_touch(slot, used) for used in taken)]
             still = plan.nodes[name].fixed or gpu.uuid in shut
             reclaimed = inf if still else ledger.reclaimed.get(gpu.uuid)
             space = GpuCapacity(
@@ -181,9 +184,9 @@ def _spaces(
             )
             kept = {slot for slot, run in gpu.guests if run in alive or run[0] in unread}
             left = (slot for slot, run in gpu.leases if run not in alive and run[0] not in unread)
-            gone = sum(slot.placement.mask for slot in left if slot not in kept)
-            if gone:
-                passing[name, number] = gone
+            leaving_mask = sum(slot.placement.mask for slot in left if slot not in kept)
+            if leaving_mask:
+                passing[name, number] = leaving_mask
     return spaces, passing, places
 
 
@@ -198,8 +201,8 @@ def _is_open(run: Run, ledger: Ledger) -> bool:
     return loan is not None and loan.restart == run[1]
 
 
-def _touch(one: Slot, other: Slot) -> bool:
-    return bool(one.placement.mask & other.placement.mask)
+def _touch(slot: Slot, other: Slot) -> bool:
+    return bool(slot.placement.mask & other.placement.mask)
 
 
 def _promised(scene: LendingInputs, job_views: Mapping[int, JobView]) -> dict[str, list[Slot]]:
@@ -211,12 +214,12 @@ def _promised(scene: LendingInputs, job_views: Mapping[int, JobView]) -> dict[st
         placed = scene.plan.placed.get(demand.job)
         if placed is None or demand.job in job_views:
             continue
-        each = Counter(demand.slices)
+        by_profile = Counter(demand.slices)
         count = placed.copies * demand.nodes
         for number, node in enumerate(placed.nodes):
             # supply tells on which nodes, not how many on each: as evenly as can be
             share = (count - number + len(placed.nodes) - 1) // len(placed.nodes)
-            for profile, slices in each.items():
+            for profile, slices in by_profile.items():
                 need.setdefault(node, Counter())[profile] += slices * share
     found: dict[str, list[Slot]] = {}
     for node, counts in need.items():
@@ -225,7 +228,7 @@ def _promised(scene: LendingInputs, job_views: Mapping[int, JobView]) -> dict[st
             assert layouts is not None
             held = [slot for slot, _ in gpu.leases] + list(gpu.zombies)
             for slot in layouts.layouts.get(gpu.uuid, ()):
-                if counts[slot.profile] > 0 and not any(_touch(slot, each) for each in held):
+                if counts[slot.profile] > 0 and not any(_touch(slot, used) for used in held):
                     counts[slot.profile] -= 1
                     found.setdefault(gpu.uuid, []).append(slot)
     return found

@@ -30,8 +30,8 @@ from slurm_migbatch.mig.layout import EMPTY, Layout
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
-PIECES: Final = 2000
-"""Pieces of work in a trial while searching."""
+TRIAL_JOBS: Final = 2000
+"""Jobs in a trial while searching."""
 MARGIN: Final = 0.8
 """Of the work that may be late only this part may be so in trials: a cut that just keeps the bound on one short stream
 breaks it on another."""
@@ -52,7 +52,7 @@ class Cut:
     Attributes:
         kinds: the profiles that counts speak of.
         gpus: for each GPU, how many slices of each kind.
-        rate: the latency-bounded rate that the trials found, in pieces of work a second; 0 where not tried.
+        rate: the latency-bounded rate that the trials found, in jobs a second; 0 where not tried.
         origin: which candidate it came from.
     """
 
@@ -93,14 +93,14 @@ def homogeneous(geometry: Geometry, kinds: Sequence[Profile], gpus: int) -> list
     cuts = []
     for k, kind in enumerate(kinds):
         n = max(n for n in range(geometry.info(kind).max_instances + 1) if holds(geometry, [kind] * n))
-        one = tuple(n if i == k else 0 for i in range(len(kinds)))
-        cuts.append(Cut(tuple(kinds), (one,) * gpus, origin=f"only {kind}"))
+        counts = tuple(n if i == k else 0 for i in range(len(kinds)))
+        cuts.append(Cut(tuple(kinds), (counts,) * gpus, origin=f"only {kind}"))
     return cuts
 
 
 @dataclass(frozen=True)
 class Flow:
-    """The highest rate of work that a cut can carry if arrivals were even: `rate` pieces a second, ways by number."""
+    """The highest rate of work that a cut can carry if arrivals were even: `rate` jobs a second, ways by number."""
 
     rate: float
     ways: tuple[float, ...]
@@ -184,7 +184,7 @@ def partition(
     gpus: int,
     *,
     seed: int = 0,
-    pieces: int = PIECES,
+    job_count: int = TRIAL_JOBS,
     neighbours: int = NEIGHBOURS,
 ) -> Cut:
     """The cut of the GPUs with the highest latency-bounded rate that the search finds; see the module.
@@ -195,13 +195,13 @@ def partition(
         works: classes of work, their seconds in the order of `kinds`.
         gpus: how many GPUs; the search is meant for up to a few dozen that serve the same models.
         seed: of the arrivals in the trials.
-        pieces: of work in one trial.
+        job_count: jobs in one trial.
         neighbours: most neighbours that are tried.
     """
     possible = ways(geometry, kinds)
     prices = [float(kind.compute) for kind in kinds]
     chance = np.random.Generator(np.random.PCG64(seed))
-    arrivals = stream(works, pieces, chance, allowed=MARGIN * ALLOWED, exact=True)
+    arrivals = stream(works, job_count, chance, allowed=MARGIN * ALLOWED, exact=True)
     judge = _Judge(works, prices, arrivals)
     candidates = [*homogeneous(geometry, kinds, gpus)]
     for late, origin in ((0.0, "flow"), (MARGIN * ALLOWED, "flow with late work")):

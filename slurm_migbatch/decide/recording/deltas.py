@@ -39,8 +39,8 @@ class Delta(Generic[K]):
         """Return what changed since the last call; empty where nothing did."""
         before, self._last = self._last, dict(now)
         found: dict[str, Any] = {}
-        if gone := [key for key in before if key not in now]:
-            found["gone"] = gone
+        if removed := [key for key in before if key not in now]:
+            found["gone"] = removed
         new, changed = [], []
         for key, value in now.items():
             old = before.get(key)

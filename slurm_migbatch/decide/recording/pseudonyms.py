@@ -171,8 +171,8 @@ class _Mask:
         if "orders" in actions:
             actions["orders"] = [self.order_key(key) for key in actions["orders"]]
         outcomes = RecordedOutcomes(
-            tuple(_told(done, done.key) for done in known.outcomes.dispatch),
-            tuple(_told(done, self.order_key(done.key)) for done in known.outcomes.lending),
+            tuple(_settled(done, done.key) for done in known.outcomes.dispatch),
+            tuple(_settled(done, self.order_key(done.key)) for done in known.outcomes.lending),
             known.outcomes.unsaved,
         )
         return RecordedRound(snapshot, actions, self.hosts(known.offers), {}, outcomes)
@@ -201,7 +201,9 @@ class _Mask:
 
     def node(self, row: NodeRow) -> NodeRow:
         """A node; why it is drained is somebody's text."""
-        features = {_NODE_FEATURE.sub(lambda found: NODE_FEATURE + self.host(found[1]), word) for word in row.features}
+        features = {
+            _NODE_FEATURE.sub(lambda found: NODE_FEATURE + self.host(found[1]), feature) for feature in row.features
+        }
         reservations = frozenset(self._names.of("reservation", name) for name in row.reservations)
         name = self.host(row.name)
         return replace(row, name=name, reason="", features=frozenset(features), reservations=reservations)
@@ -245,7 +247,7 @@ class _Mask:
         supply, dispatch, lending = state["supply"], state["dispatch"], state["lending"]
         supply = {
             **supply,
-            "reservations": tuple(self._reservation(one) for one in supply["reservations"]),
+            "reservations": tuple(self._reservation(reservation) for reservation in supply["reservations"]),
             "standing": {
                 job: (tuple(self.host(name) for name in nodes), tasks, since)
                 for job, (nodes, tasks, since) in supply["standing"].items()
@@ -281,8 +283,10 @@ class _Mask:
             "lending": {**lending, "ledger": ledger, "slice_sharing": shared},
         }
 
-    def _reservation(self, one: Reservation) -> Reservation:
-        return replace(one, places=tuple((self.host(node), gpu, slot) for node, gpu, slot in one.places))
+    def _reservation(self, reservation: Reservation) -> Reservation:
+        return replace(
+            reservation, places=tuple((self.host(node), gpu, slot) for node, gpu, slot in reservation.places)
+        )
 
     def _promise(self, key: str) -> str:
         comment, at, partition = key.rpartition("@")
@@ -305,7 +309,7 @@ def _blank(text: str) -> str:
     return "".join(kept)
 
 
-def _told(done: Done, key: Json) -> Done:
+def _settled(done: Done, key: Json) -> Done:
     return replace(done, key=key, error="refused" if done.error else "")
 
 
@@ -318,9 +322,11 @@ def _answers(answers: Answers) -> Answers:
 def _decision(row: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"chosen": row.get("chosen")}
     for part, names in _DECISION.items():
-        told = row.get(part)
-        if isinstance(told, dict):
-            found[part] = {name: told[name] for name in sorted(names & told.keys())}
-    candidates = [one for one in row.get("candidates") or () if isinstance(one, dict)]
-    found["candidates"] = [{name: one[name] for name in sorted(_CANDIDATE & one.keys())} for one in candidates]
+        content = row.get(part)
+        if isinstance(content, dict):
+            found[part] = {name: content[name] for name in sorted(names & content.keys())}
+    candidates = [candidate for candidate in row.get("candidates") or () if isinstance(candidate, dict)]
+    found["candidates"] = [
+        {name: candidate[name] for name in sorted(_CANDIDATE & candidate.keys())} for candidate in candidates
+    ]
     return found

@@ -362,13 +362,15 @@ class SegmentWriter:
             tables.version, tables.answers = version, {}
             found["version"] = version
         answers = []
-        for one in asked:
-            key = one.kind, one.hints, one.partition
+        for question in asked:
+            key = question.kind, question.hints, question.partition
             if key not in tables.answers:
-                tables.answers[key] = one.answer
-                question, answer = _QUESTIONS[one.kind]
-                told = tables.codec.encode(one.answer, answer)
-                answers.append([one.kind, tables.codec.encode(one.hints, question), one.partition, told])
+                tables.answers[key] = question.answer
+                question_kind, answer_kind = _QUESTIONS[question.kind]
+                encoded = tables.codec.encode(question.answer, answer_kind)
+                answers.append(
+                    [question.kind, tables.codec.encode(question.hints, question_kind), question.partition, encoded]
+                )
         return {**found, "answers": answers} if answers else found
 
 
@@ -434,10 +436,10 @@ class SegmentReader:
         """Return what a round was the first to ask."""
         return [
             Asked(kind, self._tables.codec.decode(hints, _QUESTIONS[kind][0]), partition, answer)
-            for kind, hints, partition, answer in self._told(entry.get("asked", {}))
+            for kind, hints, partition, answer in self._decoded(entry.get("asked", {}))
         ]
 
-    def _told(self, data: Json) -> list[tuple[str, Any, str, Any]]:
+    def _decoded(self, data: Json) -> list[tuple[str, Any, str, Any]]:
         found = self._tables.codec.decode(data.get("answers", []), list[tuple[str, Any, str, Any]])
         if any(kind not in _QUESTIONS for kind, _, _, _ in found):
             raise CodecError("a question that is not known")
@@ -447,7 +449,7 @@ class SegmentReader:
         tables = self._tables
         if "version" in data:
             tables.version, tables.answers = str(data["version"]), {}
-        for kind, hints, partition, answer in self._told(data):
+        for kind, hints, partition, answer in self._decoded(data):
             tables.answers[kind, tables.codec.decode(hints, _QUESTIONS[kind][0]), partition] = answer
 
 

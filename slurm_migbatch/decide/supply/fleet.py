@@ -58,14 +58,14 @@ class Fleet:
         nodes: all nodes.
         pools: the node sets that demands name.
         book: remembers conditions between rounds.
-        wary: uuids of GPUs that were being cleared for someone; new slots go there last.
+        last_choice: uuids of GPUs that were being cleared for someone; new slots go there last.
     """
 
     def __init__(
-        self, nodes: Sequence[Node], pools: Iterable[frozenset[str]], book: GpuStates, wary: Container[str] = ()
+        self, nodes: Sequence[Node], pools: Iterable[frozenset[str]], book: GpuStates, last_choice: Container[str] = ()
     ) -> None:
         self.book = book
-        self._wary = wary
+        self._last_choice = last_choice
         self.nodes = {node.name: node for node in nodes}
         self.all_claims: list[GpuClaims] = []
         self.by_node: dict[str, list[GpuClaims]] = {}
@@ -125,7 +125,7 @@ class Fleet:
                 gpu.occupied.union(pinned) if pinned else gpu.occupied,
                 present.minus(pinned) if pinned else present,
                 gpu.warm,
-                wary=gpu.uuid in self._wary,
+                last_choice=gpu.uuid in self._last_choice,
             )
             gpu_claims = GpuClaims(len(self.all_claims), node.name, gpu, shape)
             if pinned:
@@ -186,7 +186,7 @@ class Fleet:
             if spare:
                 keep = Layout(slot for slot in shape.keep.slots if slot not in spare)
                 less = self.book.shape(
-                    shape.geometry, shape.used, keep, shape.warm, shape.future, shape.claims, shape.wary
+                    shape.geometry, shape.used, keep, shape.warm, shape.future, shape.claims, shape.last_choice
                 )
                 assert less is not None
                 self.change(gpu_claims, less, gpu_claims.claims)

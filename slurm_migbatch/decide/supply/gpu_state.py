@@ -40,6 +40,7 @@ class GpuState:
         "future",
         "geometry",
         "keep",
+        "last_choice",
         "rest",
         "room",
         "slots",
@@ -47,11 +48,10 @@ class GpuState:
         "used",
         "value",
         "warm",
-        "wary",
     )
 
     def __init__(self, book: GpuStates, condition: Condition, slots: Layout) -> None:
-        geometry, used, keep, self.warm, self.future, claims, self.wary = condition
+        geometry, used, keep, self.warm, self.future, claims, self.last_choice = condition
         self.book, self.geometry, self.used, self.keep = book, geometry, used, keep
         self.claims, self.slots = claims, slots
         self.taken = used.union(slots)
@@ -80,7 +80,7 @@ class GpuState:
             self.warm,
             self.future,
             tuple(sorted((*self.claims, profile))),
-            self.wary,
+            self.last_choice,
         )
         if after is None:
             return None
@@ -88,7 +88,7 @@ class GpuState:
         if any(s in self.keep for s in new):
             kind = 0 if any(s in self.keep and s in self.warm for s in new) else 1
         else:
-            kind = 3 if self.wary else 2
+            kind = 3 if self.last_choice else 2
         lost = len(self.rest) + len(self.slots) + 1 - len(after.rest) - len(after.slots)
         return (kind, self.value - after.value, lost), after
 
@@ -128,10 +128,10 @@ class GpuStates:
         keep: Layout = EMPTY,
         warm: Layout = EMPTY,
         future: Layout | None = None,
-        wary: bool = False,
+        last_choice: bool = False,
     ) -> GpuState:
         """The shape without claims."""
-        shape = self.shape(geometry, used, keep, warm, future, (), wary)
+        shape = self.shape(geometry, used, keep, warm, future, (), last_choice)
         assert shape is not None
         return shape
 
@@ -143,10 +143,10 @@ class GpuStates:
         warm: Layout,
         future: Layout | None,
         claims: tuple[Profile, ...],
-        wary: bool = False,
+        last_choice: bool = False,
     ) -> GpuState | None:
         """The shape with these claims (sorted); None where they do not fit together."""
-        key = (geometry, used, keep, warm, future, claims, wary)
+        key = (geometry, used, keep, warm, future, claims, last_choice)
         try:
             return self._shapes[key]
         except KeyError:
@@ -238,12 +238,12 @@ def _legal_together(geometry: Geometry, taken: Layout, wanted: Layout) -> bool:
 
 
 def _final(leased: Layout, offered: Layout, available: Layout, optional: Layout) -> Final:
-    gone = offered.minus(available)
+    removed = offered.minus(available)
     return Final(
         layout=leased.union(available),
         free=available.counts(),
         optional=optional,
-        withdrawn=frozenset(s.profile for s in gone.slots),
+        withdrawn=frozenset(s.profile for s in removed.slots),
         changed=available != offered,
     )
 
@@ -295,7 +295,7 @@ def _arrange(
             wanted[slot.profile] -= 1
             matched.append(slot)
     fixed = GpuStates.legal(geometry, base, Layout(matched))
-    if len(fixed) == len(claims) and (future is None or _beside(geometry, used, fixed)):
+    if len(fixed) == len(claims) and (future is None or _fit_beside(geometry, used, fixed)):
         return fixed
     hints = offers.union(_clear_of(warm, offers.mask))
     if len(fixed) == len(matched):
@@ -306,11 +306,11 @@ def _arrange(
             more = plan_free(geometry, base.union(fixed).union(besides), left, keep=hints)
             if len(more) == len(left):
                 found = fixed.union(more)
-                if future is None or _beside(geometry, used, found):
+                if future is None or _fit_beside(geometry, used, found):
                     return found
     ordered = tuple(sorted(claims, reverse=True))
     found = plan_free(geometry, base, ordered, keep=hints)
-    if len(found) == len(ordered) and (future is None or _beside(geometry, used, found)):
+    if len(found) == len(ordered) and (future is None or _fit_beside(geometry, used, found)):
         return found
     return None
 
@@ -320,6 +320,6 @@ def _clear_of(layout: Layout, mask: int) -> Layout:
     return Layout(s for s in layout.slots if not s.placement.mask & mask) if layout.mask & mask else layout
 
 
-def _beside(geometry: Geometry, used: Layout, slots: Layout) -> bool:
+def _fit_beside(geometry: Geometry, used: Layout, slots: Layout) -> bool:
     """Whether the slots fit beside what is used now."""
     return not slots.mask & used.mask and geometry.admits((*used.profiles, *slots.profiles))

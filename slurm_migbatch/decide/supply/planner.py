@@ -102,7 +102,7 @@ class _PlanRound:
     ) -> None:
         self.demands, self.now = demands, now
         self.fleet = Fleet(
-            nodes, (d.pool for d in demands), book, wary={place[1] for r in previous for place in r.places}
+            nodes, (d.pool for d in demands), book, last_choice={place[1] for r in previous for place in r.places}
         )
         self.reserver = Reserver(self.fleet, now, previous, share, most)
         self.copies: Counter[int] = Counter()  # by number of the demand
@@ -348,7 +348,7 @@ class _PlanRound:
 
     def _with(self, shape: GpuState, claims: Sequence[Profile]) -> GpuState | None:
         return self.fleet.book.shape(
-            shape.geometry, shape.used, shape.keep, shape.warm, shape.future, tuple(sorted(claims)), shape.wary
+            shape.geometry, shape.used, shape.keep, shape.warm, shape.future, tuple(sorted(claims)), shape.last_choice
         )
 
     def _ends(self, claim: Claim) -> float | None:

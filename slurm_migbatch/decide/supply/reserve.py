@@ -155,7 +155,7 @@ class Reserver:
             if other.placement.mask & mask:
                 return None
         unlimited, latest, blocked = 0, self._now, 0
-        beside = [other.profile for other in gpu_claims.reserved]
+        others = [other.profile for other in gpu_claims.reserved]
         for other, until in self._busy(gpu_claims, ends):
             if other.placement.mask & mask:
                 blocked += other.placement.size
@@ -164,8 +164,8 @@ class Reserver:
                 else:
                     latest = max(latest, until)
             else:
-                beside.append(other.profile)
-        if not gpu_claims.gpu.geometry.admits((*beside, slot.profile)):
+                others.append(other.profile)
+        if not gpu_claims.gpu.geometry.admits((*others, slot.profile)):
             return None
         return unlimited, latest, blocked
 
@@ -223,7 +223,7 @@ class Reserver:
             got = self._node_soonest(name, demand.slices, ends)
             if got is not None:
                 found[name] = got
-        return dict(sorted(found.items(), key=lambda one: (one[1][0], one[0])))
+        return dict(sorted(found.items(), key=lambda item: (item[1][0], item[0])))
 
     def _all_again(
         self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
@@ -261,9 +261,9 @@ class Reserver:
         for index, slots in by_gpu.items():
             gpu_claims = self._fleet.all_claims[index]
             together = Layout(slots)
-            beside = [s.profile for s, _ in self._busy(gpu_claims, ends) if not s.placement.mask & together.mask]
+            others = [s.profile for s, _ in self._busy(gpu_claims, ends) if not s.placement.mask & together.mask]
             reserved = [s.profile for s in gpu_claims.reserved]
-            if not gpu_claims.gpu.geometry.admits((*beside, *reserved, *together.profiles)):
+            if not gpu_claims.gpu.geometry.admits((*others, *reserved, *together.profiles)):
                 return None
         return max(whens), kept
 
@@ -292,7 +292,7 @@ class Reserver:
         self, all_claims: Sequence[GpuClaims], slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
     ) -> tuple[_When, _Places] | None:
         busy = {gpu_claims.index: list(self._busy(gpu_claims, ends)) for gpu_claims in all_claims}
-        times = sorted({_order(until) for one in busy.values() for _, until in one})
+        times = sorted({_order(until) for slots in busy.values() for _, until in slots})
         low, high = 0, len(times)
         answer: tuple[int, list[tuple[GpuClaims, Slot]]] | None = None
         while low <= high:
@@ -361,7 +361,7 @@ class Reserver:
         gpu_claims.settled = (*gpu_claims.settled, *gpu_claims.claims)
         shape = gpu_claims.shape
         frozen = self._fleet.book.start(
-            shape.geometry, shape.taken, shape.rest, shape.warm, shape.future, wary=shape.wary
+            shape.geometry, shape.taken, shape.rest, shape.warm, shape.future, last_choice=shape.last_choice
         )
         self._fleet.change(gpu_claims, frozen, ())
 
@@ -376,7 +376,7 @@ class Reserver:
         keep = self._fleet.book.legal(
             geometry, future, Layout(s for s in keep.slots if not s.placement.mask & future.mask)
         )
-        blocked = self._fleet.book.start(geometry, shape.used, keep, shape.warm, future, wary=shape.wary)
+        blocked = self._fleet.book.start(geometry, shape.used, keep, shape.warm, future, last_choice=shape.last_choice)
         self._fleet.change(gpu_claims, blocked, gpu_claims.claims)
 
 

@@ -112,8 +112,8 @@ def plan_supply(snapshot: ClusterSnapshot, memory: SupplyMemory, settings: Suppl
     sharing = {node: replace(found, due=due.get(node, {})) for node, found in sharing.items()}
     reasons = _Reasons(plan)
     offers = tuple(
-        Offer(one, nodes[one.node], sharing.get(one.node, sharers.ALONE), reasons.of(one.node))
-        for one in plan.nodes.values()
+        Offer(node_plan, nodes[node_plan.node], sharing.get(node_plan.node, sharers.ALONE), reasons.of(node_plan.node))
+        for node_plan in plan.nodes.values()
     )
     notes.extend(_unexplained(plan))
     return SupplyDecision(plan, wanted, nodes, sharing, offers, start_now, tuple(notes))

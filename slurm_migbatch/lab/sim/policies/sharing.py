@@ -74,7 +74,7 @@ class BsbfSharing(Quiet):
             low = empty & -empty
             places.append(gpus[low.bit_length() - 1].whole)
             empty ^= low
-        for partner, count in start.beside:
+        for partner, count in start.partners:
             single = [place for place in self.runs[partner].places if len(sim.cluster.runs(place)) == 1]
             places += single[:count]
         return places

@@ -228,7 +228,7 @@ class SliceLending(Quiet):
         for run in self.inference:
             waiting[self._profile(sim, run)] += run.job.gpus
         running = {profile: frozenset(runs) for profile, runs in self.running.items()}
-        self.expected.look(running, waiting, self.clock + sim.now)
+        self.expected.update(running, waiting, self.clock + sim.now)
 
     def _profile(self, sim: Simulation, run: SimulatedRun) -> Profile:
         """What it asks for; the whole of a GPU where it names no profile."""
