@@ -148,7 +148,7 @@ def steps(node: str, spool: str = "", sockets: str = SOCKETS) -> set[int]:
     form = re.compile(re.escape(node) + r"_([0-9]{1,10})\.[0-9.]{1,24}")
     try:
         with open(sockets, encoding="utf-8", errors="surrogateescape") as file:
-            paths = [words[7] for line in file if len(words := line.rstrip("\n").split(None, 7)) == 8]
+            paths = [fields[7] for line in file if len(fields := line.rstrip("\n").split(None, 7)) == 8]
     except OSError as error:
         raise LivenessError(f"{sockets} cannot be read: {error.strerror}") from None
     found = set()
