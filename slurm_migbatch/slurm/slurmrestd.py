@@ -185,7 +185,7 @@ class SlurmrestdClient(CliClient):
         except RestError as error:
             if error.number not in _REFUSALS:
                 raise
-            return "" if error.number in harmless else error.words
+            return "" if error.number in harmless else error.reason
         return ""
 
 
@@ -194,9 +194,9 @@ def _not_signalled(found: Mapping[str, Any]) -> dict[str, str]:
     refused = {}
     for status in restrows.records(found, "status"):
         error = status.get("error") or {}
-        number, words = error.get("code"), str(error.get("message") or error.get("string"))
-        if number and number not in (_UNKNOWN_JOB, _DONE) and "filter state" not in words:
-            refused[str(status.get("step_id"))] = words
+        number, reason = error.get("code"), str(error.get("message") or error.get("string"))
+        if number and number not in (_UNKNOWN_JOB, _DONE) and "filter state" not in reason:
+            refused[str(status.get("step_id"))] = reason
     return refused
 
 

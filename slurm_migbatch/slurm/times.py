@@ -47,17 +47,17 @@ def parse_time(text: str, now: float | None = None) -> float:
         TimeFormError: the text has none of the forms, or names a day or hour that does not exist.
     """
     now = time.time() if now is None else now
-    words = text.strip()
-    if match := _UTS.match(words):
+    stripped = text.strip()
+    if match := _UTS.match(stripped):
         return float(match[1])
-    if match := _NOW.match(words):
+    if match := _NOW.match(stripped):
         sign, count, unit = match.groups()
         delta = int(count or 0) * _UNITS[(unit or "second").lower()]
         return float(int(now) + (-delta if sign == "-" else delta))
     today = datetime.fromtimestamp(now)
     date: tuple[int, int, int] | None = None
     clock: tuple[int, int, int] | None = None
-    rest = words
+    rest = stripped
     while rest:
         found_date, found_clock, length = _date_or_clock(rest, today)
         if not length or (found_date and date) or (found_clock and clock):
@@ -108,10 +108,10 @@ def parse_duration(text: str) -> float | None:
     Raises:
         TimeFormError: the text is none of these.
     """
-    words = text.strip()
-    if words.upper() in ("UNLIMITED", "INFINITE", "-1"):
+    stripped = text.strip()
+    if stripped.upper() in ("UNLIMITED", "INFINITE", "-1"):
         return None
-    match = _DURATION.match(words)
+    match = _DURATION.match(stripped)
     if not match or (match[5] and not match[3]):
         raise TimeFormError(f"{text!r} is not a duration; write [days-]hours:minutes:seconds, minutes or UNLIMITED")
     days, first, second, third = (int(match[i]) if match[i] else None for i in (1, 2, 3, 4))
