@@ -146,7 +146,7 @@ class NodeApi:
             raise Refused(503, str(error)) from None
         except Exception as error:
             raise Refused(422, f"these events cannot be recorded: {error}") from error
-        self.ingested(node, events, receipt.told)
+        self.ingested(node, events, receipt.complete)
         return as_json(receipt._asdict())
 
     async def _plan(self, caller: Caller, body: bytes) -> Response:

@@ -139,8 +139,8 @@ def sync(path: Path) -> None:
 def _dump(url: str, part: Path, history: tuple[Migration, ...]) -> None:
     engine = make_engine(url, readonly=True)
     try:
-        one_state = engine.execution_options(isolation_level="REPEATABLE READ")
-        with one_state.connect() as source, source.begin():
+        snapshot = engine.execution_options(isolation_level="REPEATABLE READ")
+        with snapshot.connect() as source, source.begin():
             pending(source, history)
             present = applied(source)
             if not present:
