@@ -279,11 +279,11 @@ def _holds(path: Path, text: str) -> bool:
 def _replace(path: Path, text: str) -> None:
     if _holds(path, text):
         return
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.chmod(0o644)
-        beside.replace(path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.chmod(0o644)
+        temporary.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

@@ -65,7 +65,7 @@ class FaultReporter:
 
     def __init__(
         self,
-        what: str,
+        subject: str,
         advice: str,
         log: logging.Logger,
         *,
@@ -73,7 +73,7 @@ class FaultReporter:
         longest: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.what = what
+        self.subject = subject
         self.advice = advice
         self.error = ""
         self.tries = 0
@@ -99,14 +99,14 @@ class FaultReporter:
         before, self.error = self.error, text
         self.tries += 1
         if _cause(text) != _cause(before):
-            self._log.warning("%s: %s; %s", self.what, text, self.advice)
+            self._log.warning("%s: %s; %s", self.subject, text, self.advice)
         return float(min(self._longest, self._first * 2 ** min(self.tries - 1, 30)))
 
     def succeeded(self) -> None:
         """Note a success; after failures this says for how long it lasted."""
         if self.tries:
             took = self._clock() - self._since
-            self._log.info("%s: works again after %.0f s and %d failed tries", self.what, took, self.tries)
+            self._log.info("%s: works again after %.0f s and %d failed tries", self.subject, took, self.tries)
         self.error = ""
         self.tries = 0
 

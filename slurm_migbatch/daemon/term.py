@@ -55,7 +55,7 @@ class ActiveRole(Protocol):
     def acts(self) -> bool:
         """Tell whether it may change something in Slurm at this moment."""
 
-    def told(self, primary: bool) -> None:
+    def set_primary(self, primary: bool) -> None:
         """Take in slurmctld's word that it has become the primary of this host, or is it no more."""
 
 
@@ -69,7 +69,7 @@ class AlwaysActive:
         """Always."""
         return True
 
-    def told(self, primary: bool) -> None:
+    def set_primary(self, primary: bool) -> None:
         """Change nothing."""
 
 
@@ -143,7 +143,7 @@ class TermKeeper:
                 f"nothing is changed in Slurm by migbatchd on {self.host}: {self.why or 'its term is over'}"
             )
 
-    def told(self, primary: bool) -> None:
+    def set_primary(self, primary: bool) -> None:
         """Take in what slurmctld's own program said."""
         log.info("slurmctld of this host %s the primary", "has become" if primary else "is no more")
         self._primary = primary
@@ -159,14 +159,14 @@ class TermKeeper:
         while True:
             self._nudged.clear()
             before = self.active
-            wait = await asyncio.to_thread(self.look)
+            wait = await asyncio.to_thread(self.refresh)
             if self.active != before:
                 log.info("this migbatchd is %s", "active" if self.active else f"standing by: {self.why}")
                 self.on_change()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._nudged.wait(), wait)
 
-    def look(self) -> float:
+    def refresh(self) -> float:
         """Ask whom there is to ask, and become active or stand by; the seconds until the next look."""
         if self.number and not self.active:
             return LOOK_S  # the service ends first, see `resign`
