@@ -111,7 +111,7 @@ def _file(path: Path, problems: Problems) -> Reading:
 def _folder(path: Path, problems: Problems) -> Reading:
     rows: list[Measurement] = []
     notices: list[str] = []
-    theirs: dict[str, list[Path]] = {}
+    by_laboratory: dict[str, list[Path]] = {}
     passed: list[Path] = []
     files, before = csvfile.find(path), len(problems)
     for file in files:
@@ -122,11 +122,11 @@ def _folder(path: Path, problems: Problems) -> Reading:
             rows += found
             notices += new_notices
         elif owner is not None:
-            theirs.setdefault(owner.name, []).append(file)
+            by_laboratory.setdefault(owner.name, []).append(file)
         else:
             passed.append(file)
     for laboratory in LABORATORIES:
-        if own := theirs.get(laboratory.name):
+        if own := by_laboratory.get(laboratory.name):
             found, new_notices = laboratory.read(path, own, problems)
             rows += found
             notices += new_notices
