@@ -139,8 +139,8 @@ def age(value: str) -> str | None:
 
 def share_of(entry: Mapping[str, int]) -> str | None:
     """Accept how much one account may have."""
-    for word, value in entry.items():
-        if name(word):
+    for account, value in entry.items():
+        if name(account):
             return "must be the plain name of an account (letters, digits, _ . -)"
         if not 0 <= value <= 10**6:
             return "must be between 0 and 1000000"

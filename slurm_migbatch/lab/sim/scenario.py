@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.config.reader import ConfigError, Problem, lines_of, read_section, unknown_word
+from slurm_migbatch.config.reader import ConfigError, Problem, lines_of, read_section, unknown_name
 from slurm_migbatch.config.schema import Check, between, key, one_of, required
 from slurm_migbatch.lab.sim import gpus, registry
 from slurm_migbatch.mig.geometry import Geometry
@@ -148,7 +148,7 @@ def load(path: Path) -> Scenario:
     for name, value in data.items():
         line = where.get((name,), 0)
         if name not in PARTS and name != "policy":
-            problems.append(Problem(line, unknown_word("section", name, [*PARTS, "policy"])))
+            problems.append(Problem(line, unknown_name("section", name, [*PARTS, "policy"])))
         elif not isinstance(value, dict):
             problems.append(Problem(line, f"{name} must be a section, [{name}]"))
     for name, part in PARTS.items():
@@ -187,7 +187,7 @@ def _policy(values: object, where: Mapping[tuple[str, ...], int], problems: list
     name = values.get("name", registry.DEFAULT)
     if not isinstance(name, str) or name not in registry.POLICIES:
         problems.append(
-            Problem(where.get(("policy", "name"), line), unknown_word("policy", str(name), registry.POLICIES))
+            Problem(where.get(("policy", "name"), line), unknown_name("policy", str(name), registry.POLICIES))
         )
         return "", None
     rest = {word: value for word, value in values.items() if word != "name"}
