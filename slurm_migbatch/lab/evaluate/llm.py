@@ -197,8 +197,8 @@ def learned(points: Sequence[Point]) -> dict[str, Any]:
         eff = fit(others) if others else Efficiencies()
         for name, (measured, scored) in _stores(mine, others).items():
             for factor in FACTORS:
-                told = [served(point, eff, factor) for point in measured]
-                store = ServedMeasurements([point for point in told if point.trust > 0])
+                measurements = [served(point, eff, factor) for point in measured]
+                store = ServedMeasurements([point for point in measurements if point.trust > 0])
                 wrong = f", times {factor:g} wrong" if factor != 1.0 else ""
                 for figure, found in _errors(store, scored, eff).items():
                     by_model = errors.setdefault(f"{name}{wrong}", {}).setdefault(figure, {})
@@ -227,9 +227,9 @@ def _stores(mine: Sequence[Point], others: Sequence[Point]) -> dict[str, tuple[S
 def _errors(store: ServedMeasurements, scored: Sequence[Point], eff: Efficiencies) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"ttft": [], "tpot": []}
     for point in scored:
-        mine, said = pace(point, eff), store.at(served(point, eff))
-        found["ttft"].append(100.0 * abs(mine.ttft * math.exp(said.ttft) / point.ttft - 1.0))
-        found["tpot"].append(100.0 * abs(mine.tpot * math.exp(said.tpot) / point.tpot - 1.0))
+        mine, correction = pace(point, eff), store.at(served(point, eff))
+        found["ttft"].append(100.0 * abs(mine.ttft * math.exp(correction.ttft) / point.ttft - 1.0))
+        found["tpot"].append(100.0 * abs(mine.tpot * math.exp(correction.tpot) / point.tpot - 1.0))
     return found
 
 
@@ -301,10 +301,10 @@ def _memory() -> dict[str, float]:
     assert found is not None
     serving = Serving(8192, 8, 1024, 256, 16.0, "vllm", 0.9)
     need = need_of(Workload(found, serving, None), 20096)
-    ours = weights_mib(found.architecture, found.precision), need.activations + need.runtime
+    parts_mib = weights_mib(found.architecture, found.precision), need.activations + need.runtime
     reported_mib = (weights + runtime) * 1024
     return {
-        "weights_gib": round(ours[0] * MIB / 2**30, 3),
-        "runtime_gib": round(ours[1] / 1024, 3),
-        "error": round(100.0 * abs(sum(ours) / reported_mib - 1.0), 2),
+        "weights_gib": round(parts_mib[0] * MIB / 2**30, 3),
+        "runtime_gib": round(parts_mib[1] / 1024, 3),
+        "error": round(100.0 * abs(sum(parts_mib) / reported_mib - 1.0), 2),
     }

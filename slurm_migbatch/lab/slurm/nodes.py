@@ -342,7 +342,7 @@ class SimulatedNodes:
             return None
         if not all(claim.planned for claim in claims):
             self.unplanned.append(row.job_id)
-        return self._carry_out(row, name, node, claims)
+        return self._make_slices(row, name, node, claims)
 
     def _views(self, node: _SimulatedNode) -> list[placement.GpuOccupancy]:
         found = []
@@ -371,7 +371,9 @@ class SimulatedNodes:
         every = {(v.uuid, s) for v in views for p in wishes if p in v.geometry for s in v.geometry.info(p).slots}
         return every - allowed
 
-    def _carry_out(self, row: JobRow, name: str, node: _SimulatedNode, claims: Sequence[placement.SlotClaim]) -> float:
+    def _make_slices(
+        self, row: JobRow, name: str, node: _SimulatedNode, claims: Sequence[placement.SlotClaim]
+    ) -> float:
         took = 0.0
         rows = []
         for claim in claims:
@@ -425,7 +427,7 @@ class SimulatedNodes:
                 if (uuid, slot) != (shared.gpu, shared.slot)
             }
             claims = placement.choose_slots(self._views(node), [shared.slot.profile], row.uid, _REUSE, barred)
-            return None if claims is None else self._carry_out(row, name, node, claims)
+            return None if claims is None else self._make_slices(row, name, node, claims)
         return None
 
     def _started(self, row: JobRow, rows: Sequence[Slice], took: float, planned: bool) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class BsbfSharing(Quiet):
         if run.job.gpus <= len(sim.cluster.gpus):
             self.runs[run.job.id] = run
             task = QueuedTraining(run.job.id, run.job.app, run.job.gpus, run.job.claimed)
-            insort(self.board.queue, task, key=lambda one: (one.left, one.key))
+            insort(self.board.queue, task, key=lambda queued: (queued.left, queued.key))
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Its GPUs are free, or somebody has them alone."""

@@ -55,7 +55,7 @@ class SliceWay:
         servers: only whole nodes without inference are lent, and called back as a whole (Lyra's loans; a
             reconstruction). Inference starts on other nodes first.
         restarts_cost: whether training pays for checkpoints and restarts.
-        round_s: seconds between rounds. `look_s`: inference that found no room is seen after at most so
+        round_s: seconds between rounds. `poll_s`: inference that found no room is seen after at most so
             long.
     """
 
@@ -64,7 +64,7 @@ class SliceWay:
     servers: bool = False
     restarts_cost: bool = True
     round_s: float = 10.0
-    look_s: float = ClusterConfig().poll_s
+    poll_s: float = ClusterConfig().poll_s
 
 
 @lru_cache(maxsize=1 << 12)
@@ -174,11 +174,11 @@ class SliceLending(Quiet):
         self._changed = sim.now
         self._full.clear()
 
-    def _wake(self, sim: Simulation, what: str) -> None:
-        if what not in self._woken:
-            self._woken.add(what)
-            period = self.way.look_s if what == _EARLY else self.way.round_s
-            sim.wake((sim.now // period + 1) * period, what)
+    def _wake(self, sim: Simulation, timer: str) -> None:
+        if timer not in self._woken:
+            self._woken.add(timer)
+            period = self.way.poll_s if timer == _EARLY else self.way.round_s
+            sim.wake((sim.now // period + 1) * period, timer)
 
     def _may_differ(self, sim: Simulation) -> bool:
         """Return whether a round can decide anything: something was freed lately, or another reserve is kept."""
