@@ -31,8 +31,13 @@ class KnownGpu:
         until: tuple[float | None, ...],
         guests: tuple[bool, ...] = (),
     ) -> KnownGpu:
-        """Args: what the node says; the slots of its present plan; when each lease should end; whether Slurm counts
-        it as a guest (none: none of them).
+        """Read what a node says of one GPU.
+
+        Args:
+            facts: what the node says.
+            rows: the slots of its present plan.
+            until: when each lease should end.
+            guests: whether Slurm counts each lease as a guest; empty: none of them.
         """
         odd = _contradiction(facts)
         if odd:

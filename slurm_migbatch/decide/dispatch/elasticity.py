@@ -29,7 +29,7 @@ class Array:
 
 
 def at_once(array: Array, now: float, most: int, *, current: int | None = None, spare: float = 0.1) -> int:
-    """The fewest tasks at once, from 1 to `most`, with which the array ends in time; `most` where none does.
+    """Return the fewest tasks at once, from 1 to `most`, with which the array ends in time, else `most`.
 
     Tasks cannot be stopped: with fewer at once than are running, none starts until enough have ended, so the slots that
     stay are those that are busy the longest. `spare` is the share by which tasks may turn out slower than told. A
@@ -72,5 +72,5 @@ def _fewest(array: Array, now: float, most: int, spare: float) -> int | None:
 
 
 def _tasks(seconds: float, task_s: float) -> int:
-    """How many tasks one after the other end within so many seconds."""
+    """Return how many tasks one after the other end within so many seconds."""
     return max(math.floor(seconds / task_s * (1 + _TOLERANCE)), 0) if task_s > 0 else 1 << 30

@@ -143,7 +143,7 @@ class LoadHistory:
         return self.needs[array][0][1]
 
     def forget_but(self, starts: Mapping[int, Mapping[Run, float]]) -> None:
-        """Only these arrays and their running instances matter."""
+        """Forget all but these arrays and their running instances."""
         runs = {run for found in starts.values() for run in found}
         self.counts = {run: counts for run, counts in self.counts.items() if run in runs}
         self.latency = {run: took for run, took in self.latency.items() if run in runs}

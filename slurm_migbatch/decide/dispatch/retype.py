@@ -84,7 +84,7 @@ class ServiceGuarantee:
 def promise_of(
     granted: Profile, candidates: Iterable[WeighedProfile], items: int | None, deadline_s: int | None, terms: str = ""
 ) -> ServiceGuarantee | None:
-    """What else a job may have that was granted this profile; None where there is nothing."""
+    """Return what else a job may have that was granted this profile; None where there is nothing."""
     listed = list(candidates)
     own = next((c for c in listed if c.profile == granted), None)
     if own is None or not own.ok:
@@ -102,7 +102,7 @@ def promise_of(
 
 
 def promise_from_record(row: Mapping[str, Any]) -> ServiceGuarantee | None:
-    """The promise of a decision as the store keeps it (`Store.decision`); None where it leaves nothing open."""
+    """Return the promise of a decision as the store keeps it (`Store.decision`); None where it leaves nothing open."""
     facts, hints = row.get("facts"), row.get("hints")
     facts, hints = (part if isinstance(part, dict) else {} for part in (facts, hints))
     if facts.get("reason") not in CHOSEN:
@@ -167,7 +167,7 @@ class Pending:
 def without_place(
     demands: Iterable[Demand], jobs: Mapping[int, JobRow], placed: Mapping[int, int]
 ) -> Iterator[Pending]:
-    """Pending jobs that may be re-typed at all, as far as Slurm's rows tell, in Slurm's order.
+    """Yield the pending jobs that may be re-typed, as far as Slurm's rows tell, in Slurm's order.
 
     Args:
         demands: what could start if there were supply.
@@ -187,8 +187,10 @@ def without_place(
 
 @lru_cache(maxsize=1 << 15)
 def marked(comment: str) -> Grant | None:
-    """What the filter granted a job whose profile may be its choice; None for every other, and where the text before
-    the marker holds more than hints do."""
+    """Return what the filter granted a job whose profile may be its choice.
+
+    None for every other job, and where the text before the marker holds more than hints do.
+    """
     try:
         grant = parse_comment(comment)
     except GrantError:
@@ -245,7 +247,7 @@ class Retype:
         return (name_of(row),)
 
     def fields(self) -> dict[str, str] | None:
-        """For `scontrol update`, see `regranted`."""
+        """Return the fields for `scontrol update`, see `regranted`."""
         return regranted(self.pending.row, Grant([(self.after, self.pending.slice_count)], self.pending.grant.decision))
 
     def profile_text(self, profile: Profile) -> str:
@@ -266,22 +268,22 @@ class RetypeHistory:
     barred: dict[str, frozenset[Profile]] = field(default_factory=dict)
 
     def free(self, row: JobRow, now: float) -> bool:
-        """Whether the job's turn may come again."""
+        """Return whether the job may be re-typed again."""
         known = self.last.get(name_of(row))
         return known is None or now - known[0] >= self.hold_s
 
     def note(self, change: Retype, now: float) -> None:
-        """It was re-typed."""
+        """Note that a job was re-typed."""
         for name in change.names:
             self.last[name] = (now, change.pending.profile)
 
     def bar(self, change: Retype) -> None:
-        """It is not to become this again."""
+        """Note that the job must not get this profile again."""
         for name in change.names:
             self.barred[name] = self.barred.get(name, frozenset()) | {change.after}
 
     def forget_but(self, jobs: Iterable[JobRow]) -> None:
-        """Only jobs of the present queue matter."""
+        """Forget all jobs but these."""
         present = {name_of(row) for row in jobs}
         for known in (self.last, self.barred):
             for name in [name for name in known if name not in present]:
@@ -289,7 +291,10 @@ class RetypeHistory:
 
 
 def name_of(row: JobRow) -> str:
-    """12 of a job, of the common row of an array's tasks too; 12_3 of a task that has a row of its own."""
+    """Return the name that a job is known by.
+
+    12 of a job, and of the common row of an array's tasks; 12_3 of a task that has a row of its own.
+    """
     if row.array_job is not None and row.array_task is not None and row.array_task.isdigit():
         return f"{row.array_job}_{row.array_task}"
     return str(row.job_id)
@@ -303,7 +308,7 @@ def retypes(
     turns: RetypeHistory,
     most: int = MOST,
 ) -> list[Retype]:
-    """Which jobs go elsewhere now; takes what they will need from `space`.
+    """Return which jobs get another profile now; takes what they will need from `space`.
 
     Args:
         now: unix seconds.
@@ -379,7 +384,7 @@ def _of_pool(
 
 
 def _work(pending: Pending, promise: ServiceGuarantee, kinds: Sequence[Profile]) -> WorkClass:
-    """A job as the policy sees it. Kinds on which it may not run take for ever."""
+    """Return a job as the policy sees it; it takes for ever on kinds on which it may not run."""
     own = next(option.rate for option in promise.options if option.profile == promise.granted)
     known = promise.seconds(promise.granted, pending.slice_count)
     usual = known or float(pending.row.time_limit_s or USUAL_S)
@@ -403,8 +408,11 @@ def _why(pending: Pending, promise: ServiceGuarantee, profile: Profile, nodes: S
 
 
 def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
-    """Jobs that a limit of their user keeps from starting since they were re-typed: what they were before again, and
-    never the same once more. (Slurm refuses no update for the sake of such a limit; the job gets QOSMaxGRESPerUser.)"""
+    """Return the re-types to undo: of jobs that a limit of their user keeps from starting since.
+
+    None gets the same profile once more. (Slurm refuses no update because of such a limit; the job gets
+    QOSMaxGRESPerUser.)
+    """
     found = []
     for row in jobs:
         known = turns.last.get(name_of(row))
@@ -419,7 +427,7 @@ def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
 
 
 def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[str, str]]:
-    """Updates for tasks of these arrays whose marker does not say what their GRES says.
+    """Return the updates for tasks of these arrays whose marker differs from their GRES.
 
     A task that starts while its array is re-typed keeps its GRES and gets the array's new comment; run again it would
     be given slices that Slurm has not allocated to it.
@@ -439,7 +447,7 @@ def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[st
 
 
 def tasks_of(expression: str) -> tuple[int, ...]:
-    """The numbers in an array expression such as "4-400:2%4" or "[1,3-5]". Raises ValueError."""
+    """Return the numbers in an array expression such as "4-400:2%4" or "[1,3-5]". Raises ValueError."""
     found: list[int] = []
     for part in expression.partition("%")[0].strip("[]").split(","):
         span, _, step = part.partition(":")
@@ -449,7 +457,7 @@ def tasks_of(expression: str) -> tuple[int, ...]:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as ranges: 1,3-5."""
+    """Format ascending numbers as ranges: 1,3-5."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:

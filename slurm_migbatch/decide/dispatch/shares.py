@@ -123,7 +123,7 @@ def _to_least_served(
 def _protected(
     now: float, claims: Sequence[Claim], total: int, served: Mapping[str, float]
 ) -> tuple[list[Claim], dict[int, str]]:
-    """The claims that come before others, earliest deadline first, and why others do not."""
+    """Return the claims that come before others, earliest deadline first, and why others do not."""
     users = {claim.user for claim in claims}
     mean = sum(served.get(user, 0.0) for user in users) / len(users)
     found: list[Claim] = []
@@ -147,7 +147,9 @@ def _due(claim: Claim) -> tuple[float, int]:
 
 
 def _fits(now: float, chosen: Sequence[Claim], room: int) -> bool:
-    """Whether these can all be kept, beside one task of each other: by every deadline what is due has room.
+    """Return whether these can all be kept, with one task for each other claim.
+
+    By every deadline, the work that is due has room.
 
     Work is taken to be divisible, so this is necessary; tasks that are long for their deadlines may still be late.
     `room`: compute slices beside those of the others.

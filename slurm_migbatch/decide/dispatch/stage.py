@@ -309,7 +309,7 @@ class _Promises:
         return _keep(self._memory, key, self._chosen_again(pending.row))
 
     def _chosen_again(self, row: JobRow) -> ServiceGuarantee | None:
-        """What the compiled table's choice left open: the table gives the answers that the service would."""
+        """Return what the compiled table's choice left open; the table answers as the service does."""
         hints = _hints(row.comment)
         choice = None if hints is None else self._predictions.candidates(hints, row.partition)
         if hints is None or choice is None:
@@ -356,7 +356,7 @@ def _hints(comment: str) -> Hints | None:
 
 
 def _elastic(snapshot: ClusterSnapshot, memory: DispatchMemory) -> tuple[list[ElasticArray], set[int]]:
-    """The elastic arrays of which it is known what was set before, and the ids of the others."""
+    """Return the elastic arrays whose former throttles are known, and the ids of the others."""
     found = elastic_arrays(snapshot.jobs)
     present = {array.array for array in found}
     memory.bounds.forget_but(present)
@@ -368,7 +368,7 @@ def _elastic(snapshot: ClusterSnapshot, memory: DispatchMemory) -> tuple[list[El
 def _placeable(
     view: _View, found: Sequence[ElasticArray], memory: DispatchMemory, predictions: Predictions
 ) -> list[ElasticArray]:
-    """With the pool in which tasks could run whatever keeps them from starting now, and the prediction."""
+    """Return the arrays with the prediction and the nodes of their tasks, whatever keeps these from starting now."""
     rows = [replace(view.waiting[array.array], reason="", throttle=None) for array in found]
     pools = {demand.job: demand.pool for demand in demands(rows, view.snapshot.nodes, view.managed, view.now)}
     starts = instance_starts(view.snapshot.jobs)
@@ -462,7 +462,7 @@ def _verify(view: _View, memory: DispatchMemory) -> tuple[DispatchOutcome, ...]:
 
 
 def action_row(change: Retype | Throttle, at: float, outcome: str = "", *, dry_run: bool = False) -> dict[str, Any]:
-    """A change and its outcome as the record keeps it."""
+    """Return a change and its outcome as the record keeps it."""
     row: dict[str, Any] = {"ts": at, "restart": 0, "why": change.why, "dry_run": dry_run, "outcome": outcome or None}
     if isinstance(change, Throttle):
         before, after = shown_throttle(change.array.throttle), shown_throttle(change.after)

@@ -24,7 +24,7 @@ Slot = TypeVar("Slot", bound=Hashable)
 
 
 def paid_worth(speedup: float, fair: float, *, restart_s: float, stay_s: float) -> float:
-    """What is left of a speedup over the time that it lasts, when the restart has been paid; at least 0."""
+    """Return what is left of a speedup over the time that it lasts once the restart is paid; at least 0."""
     return speedup / fair * max(0.0, 1.0 - restart_s / stay_s) if stay_s > 0 else 0.0
 
 
@@ -50,11 +50,11 @@ class Hysteresis:
     gain: float = 1.35
 
     def may_change(self, now: float, changed: float, restarts: int) -> bool:
-        """Whether a job that was started or changed at that moment may be changed again."""
+        """Return whether a job that was started or changed at that moment may be changed again."""
         return now - changed >= min(self.most_s, self.first_s * self.growth ** min(restarts, 60))
 
     def may_lend(self, now: float, idle_since: float, reclaimed: float | None) -> bool:
-        """Whether a slice that is idle since then, and was last called back at that moment, may be lent."""
+        """Return whether a slice that is idle since then, and was last reclaimed at that moment, may be lent."""
         return now - idle_since >= self.idle_s and (reclaimed is None or now - reclaimed >= self.rest_s)
 
 
@@ -66,7 +66,7 @@ class RestartCosts:
     resize: float
 
     def seconds(self, before: int, after: int, kept: bool = True) -> float:
-        """From so many slices to so many; `kept`: those that are in both are the same."""
+        """Return the cost of going from `before` slices to `after`; `kept`: those in both are the same."""
         if not before or not kept or before == after:
             return self.full if after else 0.0
         if after < before:
@@ -108,7 +108,7 @@ class ReclaimCandidate(Generic[Slot]):
         return lost + self.costs.seconds(self.count, after) * self.speedups[after]
 
     def protected(self, now: float, protect: float = 60.0) -> bool:
-        """Whether it started or gave back so lately, and gave back so often, that others have to come first."""
+        """Return whether it started or gave back so lately and so often that others have to come first."""
         return now - self.since < protect * (1 + self.hits)
 
 
@@ -131,7 +131,7 @@ def reclaim(
     now: float,
     protect: float = 60.0,
 ) -> Reclaim[Slot]:
-    """The loans whose end costs least, so that `starts` instances find room.
+    """Return the loans whose end costs least, so that `starts` instances find room.
 
     Each of `rooms` is a set of lent slots all of which must go for one start: one slot where the instance is of its
     size, three 1g for one 3g. Rooms that touch a protected loan come after all others. A slot of a job that has to stop
@@ -170,7 +170,7 @@ def _rank(
     now: float,
     protect: float,
 ) -> tuple[bool, float]:
-    """Whether it touches what is protected (and not yet touched), and the loss that it adds."""
+    """Return whether a protected job would be touched that is not yet, and the loss that is added."""
     more: dict[Hashable, int] = {}
     loan_of: dict[Hashable, ReclaimCandidate[Slot]] = {}
     for slot in room:

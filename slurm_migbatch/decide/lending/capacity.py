@@ -110,7 +110,7 @@ class LendingCapacity:
         return short
 
     def useful(self, elastic_job: ElasticJob) -> tuple[Profile, ...]:
-        """Profiles that it runs on and that GPUs within its reach have, from small to large."""
+        """Return the profiles that a job runs on and that GPUs within its reach have, from small to large."""
         key = id(elastic_job.speeds), elastic_job.nodes
         if key not in self._useful:
             known = self._profiles.get(elastic_job.nodes)
@@ -124,7 +124,7 @@ class LendingCapacity:
         return self._useful[key]
 
     def smallest(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> tuple[int, Profile] | None:
-        """The smallest profile with room, and the GPU."""
+        """Return the smallest profile with room, and the GPU."""
         for profile in useful:
             room = self.best(profile, self.regions[elastic_job.nodes], True)
             if room is not None:
@@ -132,7 +132,7 @@ class LendingCapacity:
         return None
 
     def reason(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> Reason:
-        """Why there is no room for it."""
+        """Return why there is no room for a job."""
         if not useful:
             return "profile"
         groups = self.regions[elastic_job.nodes]
@@ -148,7 +148,10 @@ class LendingCapacity:
         return "room"
 
     def best(self, profile: Profile, groups: Iterable[int], lendable: bool) -> int | None:
-        """The GPU that loses least by one more such slice, of training's own if it can be; None where none has room."""
+        """Return the GPU that loses least by one more such slice; None where none has room.
+
+        GPUs of nodes that only train come first.
+        """
         found: _Entry | None = None
         for group in groups:
             top = self._top(group, lendable, profile)
@@ -157,17 +160,17 @@ class LendingCapacity:
         return None if found is None else found[3]
 
     def put(self, index: int, profile: Profile) -> None:
-        """One more slice on a GPU."""
+        """Add one slice to a GPU."""
         self._become(index, ordered((*self.rooms[index].wishes, profile)))
 
     def drop(self, index: int, profile: Profile) -> None:
-        """One less."""
+        """Take one slice from a GPU."""
         self._become(index, without(self.rooms[index].wishes, profile))
 
     # -- sizes -------------------------------------------------------------------------------------------------------
 
     def fair(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> float:
-        """Speed on its fair share: of its profiles the largest that is no more than an even division."""
+        """Return a job's speed on its fair share: the largest of its profiles within an even division."""
         fair = useful[0]
         for profile in useful:
             if profile.compute <= self.share:
@@ -175,12 +178,12 @@ class LendingCapacity:
         return elastic_job.speeds[fair]
 
     def worths(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> dict[Profile, float]:
-        """Of each profile its speed over that of the fair share."""
+        """Return for each profile its speed over that of the fair share."""
         fair = self.fair(elastic_job, useful)
         return {profile: elastic_job.speeds[profile] / fair for profile in useful}
 
     def raise_sizes(self, given: Sequence[Given], move: bool) -> None:
-        """Larger slices while there is room, the most worth for each slice more first; `move`: on other GPUs too."""
+        """Enlarge slices while there is room, first where a slice more is worth most; `move`: on other GPUs too."""
         for _ in range(_PASSES):
             heap = [step for number, grant in enumerate(given) for step in _steps(number, grant)]
             heapify(heap)
@@ -217,7 +220,7 @@ class LendingCapacity:
         return True
 
     def exchange(self, given: Sequence[Given], move: bool) -> None:
-        """Pairs on one GPU divide its room anew, pairs on different GPUs swap, where the sum of worths gains."""
+        """Divide the room of pairs on one GPU anew, and swap pairs on two GPUs, where the sum of worths gains."""
         for _ in range(_PASSES):
             on: dict[int, list[Given]] = {}
             for grant in given:
@@ -265,7 +268,7 @@ class LendingCapacity:
         return True
 
     def grow(self, elastic_jobs: Sequence[ElasticJob], most: int) -> list[Grown]:
-        """Running jobs that pay for a larger slice, the most gain first."""
+        """Return the running jobs that pay for a larger slice, the most gain first."""
         offers: list[tuple[float, int, float, Profile, float]] = []
         for number, elastic_job in enumerate(elastic_jobs):
             if elastic_job.place is None or not self.calm.may_change(self.now, elastic_job.since, elastic_job.restarts):
@@ -295,7 +298,7 @@ class LendingCapacity:
         return list(grown.values())
 
     def _grown(self, elastic_job: ElasticJob, profile: Profile) -> int | None:
-        """Where it can have the larger slice: beside the others, on its own GPU in the place of its slice too."""
+        """Return the GPU that has room for the larger slice, which on its own GPU may replace its slice."""
         assert elastic_job.place is not None
         own = self.place_of.get((elastic_job.place.node, elastic_job.place.gpu))
         if own is not None and elastic_job.place.slot in self.rooms[own].used:
@@ -314,7 +317,7 @@ class LendingCapacity:
     # -- where -------------------------------------------------------------------------------------------------------
 
     def placed(self, given: Sequence[Given], grown: Sequence[Grown]) -> tuple[tuple[Release, ...], tuple[Grow, ...]]:
-        """What was decided, each with the place that it is thought to have."""
+        """Return what was decided, each with the place that it is expected to have."""
         left: dict[int, list[Slot]] = {}
 
         def place(index: int, profile: Profile) -> SlotReference:
@@ -379,7 +382,7 @@ _Step: TypeAlias = tuple[float, int, int, Profile, Profile]
 
 
 def _steps(number: int, grant: Given) -> Iterable[_Step]:
-    """Larger slices than a job has, by the worth gained for each slice (compute and memory alike) more."""
+    """Yield larger slices than a job has, by the worth gained for each slice more (compute and memory alike)."""
     have, worths = grant.profile, grant.worths
     for profile, worth in worths.items():
         gain = worth - worths[have]
@@ -391,7 +394,7 @@ def _steps(number: int, grant: Given) -> Iterable[_Step]:
 def _groups(
     spaces: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob]
 ) -> tuple[dict[frozenset[str] | None, set[int]], list[int]]:
-    """GPUs that the same jobs may use, as groups: of each set of nodes those that it has, and of each GPU its own."""
+    """Group GPUs that the same jobs may use: return the groups of each set of nodes, and that of each GPU."""
     regions = list(dict.fromkeys(elastic_job.nodes for elastic_job in elastic_jobs if elastic_job.nodes is not None))
     inside = {
         node: tuple(number for number, region in enumerate(regions) if node in region)

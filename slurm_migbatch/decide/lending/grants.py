@@ -44,7 +44,7 @@ def lend(
     calm: Hysteresis,
     releases: int | None = None,
 ) -> Lending:
-    """Who is released with what, and who grows.
+    """Decide which jobs are released with which profile, and which grow.
 
     Args:
         spaces: GPUs that may lend.

@@ -13,7 +13,7 @@ from slurm_migbatch.mig.profile import Profile
 
 
 def rooms_for(profile: Profile, spaces: Iterable[GpuCapacity]) -> list[frozenset[SlotReference]]:
-    """The smallest sets of loans by whose end a slice of this profile would have room; for `allocation.reclaim`.
+    """Return the smallest sets of loans by whose end a slice of this profile would have room; for `allocation.reclaim`.
 
     One set for each place that only loans and free space cover, beside others where a limit on counts (compute slices,
     engines) asks for more to go. No set holds another of the same GPU. GPUs that have room already offer none.

@@ -67,7 +67,7 @@ class QueuedTraining:
         self.version = 0
 
     def remaining(self, now: float) -> float:
-        """Seconds alone to go."""
+        """Return the seconds that it would still need alone."""
         return max(0.0, self.left - self.rate * (now - self.since))
 
 
@@ -140,7 +140,7 @@ class SharingQueue:
         self.queue: list[QueuedTraining] = []
 
     def copy(self, waiting: int) -> SharingQueue:
-        """Another one to play with: with the first `waiting` of the queue, without those that can never fit."""
+        """Return a copy with the first `waiting` of the queue, without those that can never fit."""
         twin = SharingQueue(self.size, self.slowdown, self.budget)
         twin._pairs = self._pairs
         twin.free = self.free
@@ -300,7 +300,7 @@ def _launch(board: SharingQueue, rule: SharingRule, foresee: Callable[[QueuedTra
 
 
 def choose(board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64) -> tuple[SharingRule, float]:
-    """The rule under which the queue as it stands has the least mean finish, and the sum of finishes.
+    """Return the rule with which the present queue has the least mean finish, and the sum of finishes.
 
     At most `depth` waiting jobs are played. Of equals the first rule is taken, and so it is where the budget does not
     suffice for any; then the sum is infinite.
@@ -318,7 +318,7 @@ def choose(board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int
 def plan(
     board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64, tries: int = 8
 ) -> list[TrainingStart]:
-    """What to start now for the least mean finish of the queue as it stands; changes the board.
+    """Return what to start now for the least mean finish of the present queue; changes the board.
 
     First as the best of the rules does. Then up to `tries` single changes, each kept where the rest, played by that
     rule, ends earlier on average: to leave a start that shares, and to start one that would wait where it is fastest.
@@ -375,7 +375,7 @@ def _better(
 
 
 def begin(board: SharingQueue, rule: SharingRule) -> list[TrainingStart]:
-    """What one rule starts now; changes the board."""
+    """Return what one rule starts now; changes the board."""
     return [
         TrainingStart(task.key, empty, tuple((other.key, count) for other, count in partners))
         for task, empty, partners in board.start(rule)

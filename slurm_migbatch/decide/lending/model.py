@@ -137,7 +137,7 @@ class RoundCapacity:
 
     @classmethod
     def coming(cls, view: LendingView) -> RoundCapacity:
-        """As they will be when what is leaving has left."""
+        """Return the GPUs as they will be when what is leaving has left."""
         leaving = {job for job, loan in view.loans.items() if loan.leaving}
         found = {}
         for space in view.spaces:
@@ -151,9 +151,9 @@ class RoundCapacity:
         return cls(found)
 
     def within(self, nodes: frozenset[str] | None) -> list[GpuCapacity]:
-        """Those on these nodes; None: all."""
+        """Return the GPUs of these nodes; None: of all."""
         return [space for space in self.spaces.values() if nodes is None or space.node in nodes]
 
     def put(self, space: GpuCapacity) -> None:
-        """It is so from now on."""
+        """Replace the state of a GPU."""
         self.spaces[space.node, space.gpu] = space

@@ -129,7 +129,7 @@ def pairs(
     rules: SharingRules = SharingRules(),
     resting: Collection[tuple[int, int]] = (),
 ) -> list[Pair]:
-    """Who shares with whom, in the order of turns; a host has one guest.
+    """Return which jobs share slices, in the order of turns; a host has one guest.
 
     Args:
         running: jobs that have slices.
@@ -155,7 +155,7 @@ def pairs(
 
 
 def shortest_first(waiting: Sequence[Sharer], speeds: Speeds, rules: SharingRules) -> list[Sharer]:
-    """Whose turn it is to be given a host: of one user's jobs the one first that is expected to end first.
+    """Return the order in which jobs are given a host: of one user first the one expected to end first.
 
     Each user has the turns that Slurm's order gives to his jobs; so none is passed over for another user's. What is
     expected is seconds alone on the fastest slice that the job may have; ties keep Slurm's order.
@@ -170,7 +170,7 @@ def shortest_first(waiting: Sequence[Sharer], speeds: Speeds, rules: SharingRule
 
 
 def pair_test(gain: float) -> SharingRule:
-    """The authors' rule, with a margin: to share where the pair's mean finish is so much earlier, as a part of it."""
+    """Return the authors' rule with a margin: share where the pair's mean finish is so much earlier (a ratio)."""
     return SharingRule(
         PAIR.name,
         lambda own, other, slow_own, slow_other: (
@@ -184,7 +184,7 @@ def pair_test(gain: float) -> SharingRule:
 def _groups(
     running: Iterable[Host], waiting: Iterable[Sharer], speeds: Speeds
 ) -> dict[tuple[int, Profile], list[Host]]:
-    """Slices of one profile that one user's jobs have, where one is alone and one waits that might share it."""
+    """Return one user's slices of one profile where one job runs alone and one waits that might share it."""
     found: dict[tuple[int, Profile], list[Host]] = {}
     for host in running:
         if _runs(host.sharer, host.profile, speeds):
@@ -210,7 +210,7 @@ class _Group:
     resting: frozenset[tuple[int, int]]
 
     def pairs(self, budget: StepBudget) -> list[Pair]:
-        """What playing the queue starts now."""
+        """Return the pairs that start now."""
         board = SharingQueue(len(self.hosts), self._slowdown(), budget)
         for host in self.hosts:
             first = self._queued(host.sharer)
@@ -233,7 +233,7 @@ class _Group:
         )
 
     def _slowdown(self) -> Slowdown:
-        """Slowdowns by job. Jobs that wait may share with each other later, in so far as their memory fits."""
+        """Return slowdowns by job; jobs that wait may share later, in so far as their memory fits."""
         rules = self.rules
         by_job = {str(sharer.job): sharer for sharer in self.queue}
         lone: dict[str, Host] = {}
@@ -264,7 +264,7 @@ class _Group:
         return slowdown
 
     def _in_time(self, host: Host, guest: Sharer) -> bool:
-        """Whether both end within their time limits if they share from now on."""
+        """Return whether both end within their time limits if they share from now on."""
         ends = finishes(*self._alone_s(host, guest), *self._slow(host, guest))
         both = zip((guest, host.sharer), ends, strict=True)
         return all(sharer.limit_s is None or end <= sharer.limit_s for sharer, end in both)
@@ -300,7 +300,7 @@ def _runs(sharer: Sharer, profile: Profile, speeds: Speeds) -> bool:
 
 
 def _alone(sharer: Sharer, profile: Profile, speeds: Speeds, rules: SharingRules) -> float | None:
-    """Seconds that a job still takes alone on that slice; None where it does not run there."""
+    """Return seconds that a job still takes alone on that slice; None where it does not run there."""
     if not _runs(sharer, profile, speeds):
         return None
     if sharer.left_s is not None:

@@ -32,7 +32,7 @@ from slurm_migbatch.mig.profile import Profile
 
 
 def due(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
-    """What has to go on, whatever else is decided: grace that is over, orders that have not come to anything."""
+    """Return what is due whatever else is decided: grace that is over, orders that had no effect."""
     orders = []
     for job, loan in view.loans.items():
         job_view = view.job_views.get(job)
@@ -67,7 +67,7 @@ def due(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
 
 
 def _signalled(view: LendingView, rules: LendingRules, loan: Loan) -> LoanOrder | None:
-    """What is due of a job that was to be told to write a checkpoint."""
+    """Return what is due of a job that was to be told to write a checkpoint."""
     signal = _signal(view, loan.job_id)
     if loan.signalled is None and signal:
         return LoanOrder(Kind.SIGNAL, loan.job_id, loan.restart, loan.why_ended, loan.cause, signal=signal)
@@ -80,7 +80,7 @@ def _signalled(view: LendingView, rules: LendingRules, loan: Loan) -> LoanOrder 
 
 
 def reclaim_loans(view: LendingView, rules: LendingRules) -> tuple[list[LoanOrder], RoundCapacity]:
-    """The loans that end for inference that waits, and the GPUs as they will be when it has started."""
+    """Return the orders that end loans for waiting inference, and the GPUs as they will be when it has started."""
     ground = RoundCapacity.coming(view)
     party = _ReclaimPlanner(view, rules, ground)
     hopeless: set[tuple[frozenset[str], tuple[Profile, ...], int]] = set()
@@ -177,7 +177,7 @@ class _ReclaimPlanner:
 
 
 def stop(view: LendingView, job: int, cause: Cause, why: str) -> LoanOrder:
-    """How a loan is ended: told first where it knows how to write a checkpoint, else requeued at once."""
+    """Return the order that ends a loan: a signal where the job can write a checkpoint, else a requeue."""
     signal = _signal(view, job)
     kind = Kind.SIGNAL if signal else Kind.REQUEUE
     return LoanOrder(kind, job, view.loans[job].restart, why, cause, signal=signal)
@@ -206,7 +206,7 @@ def _loan(elastic_job: ElasticJob, rules: LendingRules, now: float) -> ReclaimCa
 
 
 def _free(profile: Profile, spaces: Iterable[GpuCapacity]) -> GpuCapacity | None:
-    """The GPU with room for it that loses least."""
+    """Return the GPU with room for it that loses least."""
     best: tuple[tuple[int, int], GpuCapacity] | None = None
     for space in spaces:
         if profile in space.geometry:

@@ -34,7 +34,7 @@ LACKING: Final[Mapping[str, str]] = {
 
 
 def decide(view: LendingView, rules: LendingRules) -> Round:
-    """What to do now. The orders name each job at most once."""
+    """Decide what to do now; the orders name each job at most once."""
     orders = due(view, rules)
     ended, ground = reclaim_loans(view, rules)
     orders += ended
@@ -81,7 +81,7 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
 
 
 def _may_return(view: LendingView, rules: LendingRules) -> bool:
-    """Whether a job may come back early where it may have run before.
+    """Return whether a job may come back early where it may have run before.
 
     slurmd up to 23.02 forgets revoked credentials at most every two seconds. Of several jobs that come back within that
     time it takes some for such as have had their Prolog; these are requeued once more.
@@ -97,7 +97,7 @@ def _may_return(view: LendingView, rules: LendingRules) -> bool:
 
 
 def _lendable(view: LendingView, ground: RoundCapacity, busy: set[int]) -> list[GpuCapacity]:
-    """The GPUs for lending: with what inference will have, what is leaving but not gone, and loans without a slot.
+    """Return the GPUs for lending: with what inference will have, what is leaving, and loans without a slot.
 
     A GPU on which something is leaving is not lent from until it has left.
     """
@@ -129,7 +129,10 @@ def _leaves(view: LendingView, space: GpuCapacity, busy: set[int]) -> bool:
 
 
 def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> list[ElasticJob]:
-    """Waiting jobs with the profiles that their account may have, and running ones; those that leave count as new."""
+    """Return waiting jobs with the profiles that their account may have, and running ones.
+
+    Those that leave count as new.
+    """
     barred, left = _without_quota(view, rules), view.quota_left(rules)
     found = []
     for elastic_job in view.elastic_jobs:
@@ -151,7 +154,7 @@ def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> lis
 
 
 def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
-    """Waiting jobs whose account has room for none of their profiles."""
+    """Return waiting jobs whose account has room for none of their profiles."""
     left = view.quota_left(rules)
     return {
         int(str(elastic_job.job))

@@ -59,7 +59,7 @@ class SliceSharing:
         self.shared = {run for run in self.shared | self._beside.keys() if run[0] in job_views}
 
     def add(self, view: LendingView, decided: Round, rules: LendingRules, offered: Mapping[int, str]) -> Round:
-        """A round's orders with those for pairs.
+        """Return a round's orders with those for pairs.
 
         Args:
             view, decided: what the round was decided on, and what it came to.
@@ -79,7 +79,7 @@ class SliceSharing:
     # -- the end of both -------------------------------------------------------------------------------------------
 
     def _together(self, view: LendingView, orders: Sequence[LoanOrder]) -> Iterator[LoanOrder]:
-        """Inference gets a slice when both have left it."""
+        """Yield the orders that end the second loan of a slice too, which inference gets when both have left."""
         named = {order.job for order in orders}
         for order in orders:
             other = self._beside.get((order.job, order.restart))
@@ -104,7 +104,7 @@ class SliceSharing:
         self._rest = {pair: until for pair, until in self._rest.items() if until > view.now}
 
     def _back(self, view: LendingView, busy: set[int]) -> Iterator[LoanOrder]:
-        """A job that waits as a guest of nobody waits for a slice again."""
+        """Yield the orders by which a guest without a host waits for a slice again."""
         for job, job_view in view.job_views.items():
             if not job_view.hints.guest or not job_view.row.pending or job in self._pairs or job in busy:
                 continue
@@ -161,7 +161,7 @@ class SliceSharing:
         return alone and decided.lacking.get(job) in _LACKING
 
     def _slices(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
-        """Slices that one job has, and those that two have or are about to have."""
+        """Yield the slices that one job has, and those that two have or are about to have."""
         guests = {pair.host: guest for guest, (pair, _) in self._pairs.items()}
         for host in _running(view, busy):
             job = host.sharer.job
@@ -173,14 +173,14 @@ class SliceSharing:
                 yield replace(host, guest=_sharer(view, guest))
 
     def _hosts(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
-        """Jobs that run alone on a slice."""
+        """Yield the jobs that run alone on a slice."""
         for host in _running(view, busy):
             if (host.sharer.job, view.loans[host.sharer.job].restart) not in self._beside:
                 yield host
 
 
 def _running(view: LendingView, busy: set[int]) -> Iterator[Host]:
-    """The first holders of slices that are on loan and stay so."""
+    """Yield the first holders of slices that are on loan and stay so."""
     spaces = {(space.node, space.gpu): space for space in view.spaces}
     for elastic_job in view.elastic_jobs:
         job, place = _job(elastic_job), elastic_job.place

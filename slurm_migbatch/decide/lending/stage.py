@@ -228,7 +228,7 @@ def _decide(
 def _inference(
     scene: LendingInputs, job_views: Mapping[int, JobView], places: Mapping[Run, Place], loans: Collection[Run]
 ) -> tuple[dict[Profile, frozenset[Run]], dict[Profile, int]]:
-    """What jobs that are no loans have (their runs), and wait for, by profile."""
+    """Return by profile what jobs that are no loans have (their runs) and wait for."""
     running: dict[Profile, set[Run]] = {}
     for run, (_, _, slot) in places.items():
         if run not in loans:
@@ -291,7 +291,7 @@ def _intend(ledger: Ledger, order: LoanOrder, job_view: JobView, now: float) -> 
 
 
 def action_row(outcome: OrderOutcome, *, dry_run: bool = False) -> dict[str, Any]:
-    """An order and its outcome as the record keeps it."""
+    """Return a change and its outcome as the record keeps it."""
     order = outcome.order
     return {
         "ts": outcome.at,

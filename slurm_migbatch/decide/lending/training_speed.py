@@ -36,7 +36,7 @@ class Heard(NamedTuple):
 
 
 def usable(reports: Iterable[Heard]) -> list[Heard]:
-    """Reports that tell a speed: something was done, for long enough, and all of it in finite numbers."""
+    """Return the reports that tell a speed: something was done, for long enough, in finite numbers."""
     return [
         report
         for report in reports
@@ -48,7 +48,7 @@ def usable(reports: Iterable[Heard]) -> list[Heard]:
 
 
 def rates(reports: Iterable[Heard]) -> dict[str, float]:
-    """Items a second on each profile that the job ran on; runs count by their length."""
+    """Return items a second on each profile that the job ran on; runs count by their length."""
     items: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for report in usable(reports):
@@ -58,7 +58,7 @@ def rates(reports: Iterable[Heard]) -> dict[str, float]:
 
 
 def speeds(predicted: Mapping[str, float], reports: Sequence[Heard] = ()) -> dict[str, float]:
-    """Speed on every profile of `predicted`, in the predictor's unit (usually of the whole GPU).
+    """Return the speed on every profile of `predicted`, in the predictor's unit (usually of the whole GPU).
 
     Args:
         predicted: speed by profile, above 0, by the predictor or a rule.
@@ -92,7 +92,7 @@ _REACH: Final = math.log(TRUST) / 2
 
 
 def _between(profile: str, value: float, predicted: Mapping[str, float], near: Mapping[str, float]) -> float:
-    """A predicted speed, no less than was measured where less was predicted, and no more than where more was.
+    """Return a predicted speed within the bounds of what was measured on smaller and on larger slices.
 
     Where these contradict each other it is kept between the two.
     """

@@ -136,7 +136,7 @@ class Lending:
 
 
 def usual_speed(geometry: Geometry, profile: Profile) -> float:
-    """What to expect of training of which nothing is known: the square root of its share of compute slices.
+    """Return the speed to expect of unknown training: the square root of its share of compute slices.
 
     MISO's table (32 model and batch pairs on an A100) has means of 0.376, 0.530, 0.700 and 0.765 for 1g to 4g; this
     gives 0.378, 0.535, 0.655 and 0.756.
@@ -145,7 +145,7 @@ def usual_speed(geometry: Geometry, profile: Profile) -> float:
 
 
 def within(geometry: Geometry, least: Profile | None, most: Profile | None) -> tuple[Profile, ...]:
-    """The GPU's profiles without suffix that are as large as `least` and no larger than `most` in both respects."""
+    """Return the GPU's profiles without suffix from `least` to `most`, in compute and in memory."""
     return tuple(
         info.profile
         for info in geometry.profiles

@@ -89,7 +89,7 @@ class Idleness:
 
 
 def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, JobView]:
-    """Every elastic training job, in Slurm's order."""
+    """Return every elastic training job, in Slurm's order."""
     found = {}
     for row in rows:
         hints = loan_hints(row.comment, row.partition, row.gres, partitions)
@@ -99,7 +99,7 @@ def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[in
 
 
 def places_of(facts: Mapping[str, NodeFacts]) -> dict[Run, Place]:
-    """Where each run has its slice."""
+    """Return where each run has its slice."""
     return {
         run: (name, gpu.uuid, slot)
         for name, node in facts.items()
@@ -191,7 +191,7 @@ def _spaces(
 
 
 def _split(gpu: GpuFacts, ledger: Ledger) -> tuple[list[Slot], list[LentSlot]]:
-    """Slots of others than loans, and those of loans: of ones too that have ended unheard of by the node."""
+    """Return the slots of others than loans, and those of loans, ended ones that the node has not heard of included."""
     taken = [*gpu.zombies, *(slot for slot, run in gpu.leases if run not in ledger.runs)]
     return taken, [LentSlot(slot, run[0]) for slot, run in gpu.leases if run in ledger.runs]
 
@@ -265,7 +265,7 @@ class LoanPool:
 
 
 def pools_of(scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, LoanPool]:
-    """Where those that wait for a release could run, as far as Slurm lets them run at all.
+    """Return where jobs that wait for a release could run, as far as Slurm lets them run at all.
 
     Up to 23.02 slurmd often takes the next run of a job for its last one, until the credentials of that have expired:
     it starts no Prolog, so there is no slice, and the run ends at once. There a job comes back early on other nodes
@@ -293,7 +293,7 @@ def pools_of(scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Led
 
 
 def _pool(row: JobRow, nodes: frozenset[str], ledger: Ledger, *, early: bool) -> LoanPool | None:
-    """Of the nodes on which a job could run, those for which it may be released now; None for none."""
+    """Return those of the nodes for which a job may be released now; None for none."""
     if forgets(row.gres) or not row.restarts:
         return LoanPool(nodes)
     kept = ledger.taken_for_last(row.job_id)
@@ -306,7 +306,7 @@ def _pool(row: JobRow, nodes: frozenset[str], ledger: Ledger, *, early: bool) ->
 
 
 def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:
-    """Whether nothing but Slurm's delay after a requeue keeps a job from starting."""
+    """Return whether nothing but Slurm's delay after a requeue keeps a job from starting."""
     if row.eligible is None or past is None or past.restart != row.restarts - 1:
         return False
     waits = row.reason.partition(",")[0].strip() == "BeginTime" or unsaid(row, now)
@@ -314,7 +314,7 @@ def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:
 
 
 def unsaid(row: JobRow, now: float) -> bool:
-    """Whether a job waits for its begin time and Slurm has not said so yet, as just after a requeue."""
+    """Return whether a job waits for its begin time and Slurm has not said so yet, as just after a requeue."""
     return row.reason in ("", "None") and row.eligible is not None and row.eligible > now
 
 

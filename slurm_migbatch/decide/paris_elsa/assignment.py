@@ -94,7 +94,7 @@ class StockCosts:
         self.rows = rows
 
     def home(self, work: int) -> int | None:
-        """The kind on which this class is cheapest within its limit; None where no stocked kind keeps it."""
+        """Return the kind on which this class is cheapest within its limit; None where no stocked kind keeps it."""
         return next(iter(self.allowed[work]), None)
 
 
@@ -113,7 +113,7 @@ class Central:
         return len(self.late) + sum(len(queue) for queue in self._queues.values())
 
     def arrive(self, job: Waiting) -> int | None:
-        """A job comes now: the kind of idle slice that it starts on at once, or None where it waits."""
+        """Take in a job; return the kind of idle slice that it starts on at once, or None where it waits."""
         for kind in self.board.allowed[job.work]:
             if self.idle[kind]:
                 self.idle[kind] -= 1
@@ -130,14 +130,14 @@ class Central:
             queue.append(job)
 
     def release(self, now: float, kind: int) -> Waiting | None:
-        """A slice falls idle: the job that starts on it now, or None and it stays idle."""
+        """Return the job that starts on a slice that falls idle; None where the slice stays idle."""
         job = self._take(now, kind)
         if job is None:
             self.idle[kind] += 1
         return job
 
     def start_idle(self, now: float) -> list[tuple[Waiting, int]]:
-        """Pieces that start on slices that are idle already, the cheapest kinds first."""
+        """Start jobs on slices that are idle already, the cheapest kinds first; return which on which kind."""
         started: list[tuple[Waiting, int]] = []
         for kind, count in enumerate(self.idle):
             for _ in range(count):
@@ -206,7 +206,7 @@ class Central:
 
 
 def assign(now: float, waiting: Sequence[Waiting], idle: Sequence[int], board: StockCosts) -> list[tuple[Waiting, int]]:
-    """Which jobs start on which kinds now: what a live dispatcher asks at each look at its queue.
+    """Return which jobs start on which kinds now, as a live dispatcher asks in each round.
 
     Args:
         now: the time.

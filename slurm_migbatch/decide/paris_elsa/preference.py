@@ -51,7 +51,7 @@ class Class:
 
 
 def preference(gpus: Mapping[Geometry, int], classes: Sequence[Class], *, seed: int = 0) -> tuple[Profile, ...]:
-    """The order in which free space is best filled; empty where nothing is known that these GPUs could serve.
+    """Return the order in which free space is best filled; empty where these GPUs could serve nothing known.
 
     Args:
         gpus: how many of each kind there are; profiles of one kind mean nothing to another.
@@ -91,7 +91,7 @@ def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int) -
 
 
 def _kinds(classes: Sequence[Class]) -> list[Profile]:
-    """The profiles on which there is most work, ascending."""
+    """Return the profiles on which there is most work, ascending."""
     load: dict[Profile, float] = {}
     for job_class in classes:
         load[job_class.profile] = (
@@ -101,7 +101,7 @@ def _kinds(classes: Sequence[Class]) -> list[Profile]:
 
 
 def _candidates(cut: Cut, works: Sequence[WorkClass]) -> list[tuple[Profile, ...]]:
-    """Orders that follow the mix of all GPUs, of one of them (the most frequent first), and of the load itself."""
+    """Return orders that follow the mix of all GPUs, of one (the most frequent first), and of the load itself."""
     ways = sorted(set(cut.gpus), key=lambda way: (-cut.gpus.count(way), way))
     load = [sum(w.share * w.seconds[k] for w in works if w.seconds[k] < math.inf) for k in range(len(cut.kinds))]
     mixes: list[Sequence[float]] = [cut.stock, *ways, load]
@@ -110,8 +110,10 @@ def _candidates(cut: Cut, works: Sequence[WorkClass]) -> list[tuple[Profile, ...
 
 
 def _sequence(kinds: Sequence[Profile], mix: Sequence[float]) -> tuple[Profile, ...]:
-    """Profiles in turn, each as often as the mix says (by the highest averages, the larger first where they are
-    equal)."""
+    """Return profiles in turn, each as often as the mix says.
+
+    By the method of highest averages; of equals the larger first.
+    """
     least = min((n for n in mix if n > 0), default=0.0)
     length = min(LONGEST, sum(round(n / least) for n in mix)) if least else 0
     given = [0] * len(mix)

@@ -34,7 +34,7 @@ class Stream:
     may_be_late: tuple[int, ...]
 
     def at(self, rate: float) -> list[float]:
-        """Times of arrival in seconds, at so many jobs a second."""
+        """Return the times of arrival in seconds, at so many jobs a second."""
         return [time / rate for time in self.times]
 
 
@@ -46,7 +46,7 @@ def stream(
     allowed: float = ALLOWED,
     exact: bool = False,
 ) -> Stream:
-    """Poisson arrivals of classes by their shares.
+    """Draw Poisson arrivals of classes by their shares.
 
     Args:
         works: the classes.
@@ -71,7 +71,7 @@ class Trial(Protocol):
     """One way to dispatch."""
 
     def __call__(self, board: StockCosts, stream: Stream, rate: float, /) -> list[float] | None:
-        """Latency over limit of each job in order of arrival, or None as soon as the bounds cannot hold."""
+        """Return latency over limit of each job in order of arrival, or None as soon as the bounds cannot hold."""
         ...
 
 
@@ -84,7 +84,7 @@ class Latencies:
         self.lost = False
 
     def note(self, index: int, work: WorkClass, latency: float) -> None:
-        """A job is done, so many seconds after it came."""
+        """Note that a job is done, so many seconds after it came."""
         relative = latency / work.limit_s
         self.latencies[index] = relative
         if relative > 1 + 1e-9:
@@ -93,12 +93,12 @@ class Latencies:
                 self.lost = True
 
     def result(self) -> list[float] | None:
-        """What a trial returns."""
+        """Return latency over limit of each job; None where the bounds do not hold."""
         return None if self.lost or math.inf in self.latencies else self.latencies
 
 
 def central(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
-    """`assignment.Central`."""
+    """Play the arrivals with `assignment.Central`; see `Trial`."""
     works, ledger, queue = board.works, Latencies(stream), Central(board)
     busy: list[tuple[float, int]] = []
 
@@ -131,7 +131,7 @@ def central(board: StockCosts, stream: Stream, rate: float) -> list[float] | Non
 
 
 def bounded_rate(trial: Trial, board: StockCosts, stream: Stream, guess: float, precision: float = 0.005) -> float:
-    """The latency-bounded rate in jobs a second, by bisection from a first guess; 0 where none is found.
+    """Return the latency-bounded rate in jobs a second, by bisection from a guess; 0 where none is found.
 
     Sampled lateness is not quite monotonous in the rate: what is returned is a rate that holds, next to one (larger by
     the precision at most) that does not.

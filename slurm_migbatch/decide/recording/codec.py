@@ -156,7 +156,7 @@ class Codec:
         raise TypeError(f"no way is known to write {_shown(kind)}")
 
     def _value(self, kind: type) -> Codes:
-        """Layouts and grants, which check what they are made of."""
+        """Return the codes of layouts and grants, which check what they are made of."""
         if kind is Layout:
             slots = self.codes(tuple[Slot, ...])
             return Codes(lambda value: slots.encode(value.slots), lambda data: Layout(slots.decode(data)))
@@ -290,7 +290,7 @@ def _as_number(data: Json) -> float:
 
 
 def _plain(value: Any) -> Json:
-    """Values of the record, of which only JSON's types are known."""
+    """Return a value of the record as JSON's types."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -155,7 +155,7 @@ def _copied(value: Any) -> Any:
 
 
 def _taken_gaps(gaps: LevelGaps) -> State:
-    """Parts of a day that are over do not change any more, and there are many."""
+    """Return the state of the gaps; only the newest part of a day still changes, so only it is copied."""
     state = {name: getattr(gaps, name) for name in REMEMBERED[LevelGaps]}
     state["_since"] = state["_since"].copy()
     parts = state["_parts"] = dict(state["_parts"])

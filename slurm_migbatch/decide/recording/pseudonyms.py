@@ -136,15 +136,15 @@ class _Mask:
     # -- names and texts -------------------------------------------------------------------------------------------
 
     def host(self, name: str) -> str:
-        """A host."""
+        """Replace the name of a host."""
         return self._names.of("host", name)
 
     def hosts(self, mapping: Mapping[str, T]) -> dict[str, T]:
-        """A mapping by host."""
+        """Replace the hosts that are keys of a mapping."""
         return {self.host(name): value for name, value in mapping.items()}
 
     def comment(self, comment: str) -> str:
-        """A comment: the hints and the marker stay, of other text the kind of its characters."""
+        """Replace a comment: hints and marker stay, of other text the kind of its characters."""
         marker = _MARKER.search(comment)
         text, rest = (comment, "") if marker is None else (comment[: marker.start()], marker[0])
         if not hints.is_hint(text):
@@ -156,7 +156,7 @@ class _Mask:
     # -- what was seen ---------------------------------------------------------------------------------------------
 
     def round(self, known: RecordedRound) -> RecordedRound:
-        """A round."""
+        """Replace the names in a round."""
         seen = known.snapshot
         snapshot = replace(
             seen,
@@ -178,7 +178,7 @@ class _Mask:
         return RecordedRound(snapshot, actions, self.hosts(known.offers), {}, outcomes)
 
     def job(self, row: JobRow) -> JobRow:
-        """A job."""
+        """Replace the names in a job."""
         reason = "" if row.unread else re.split("[,:]", row.reason)[0]
         try:
             requested = ",".join(self.host(name) for name in expand(row.requested_nodes))
@@ -200,7 +200,7 @@ class _Mask:
         )
 
     def node(self, row: NodeRow) -> NodeRow:
-        """A node; why it is drained is somebody's text."""
+        """Replace the names in a node, and the text that says why it is drained."""
         features = {
             _NODE_FEATURE.sub(lambda found: NODE_FEATURE + self.host(found[1]), feature) for feature in row.features
         }
@@ -209,12 +209,12 @@ class _Mask:
         return replace(row, name=name, reason="", features=frozenset(features), reservations=reservations)
 
     def past(self, past: LendingPast) -> LendingPast:
-        """What the record knew."""
+        """Replace the names in what the record knew."""
         loans = [self.loan(loan).row() for row in past.loans if (loan := Loan.from_row(row)) is not None]
         return replace(past, loans=loans, actions=())
 
     def loan(self, loan: Loan) -> Loan:
-        """A loan."""
+        """Replace the names in a loan."""
         return replace(
             loan,
             uid=self._names.number(loan.uid),
@@ -226,7 +226,7 @@ class _Mask:
         )
 
     def order_key(self, key: Json) -> Json:
-        """What an order asks for."""
+        """Replace the host in what an order asks for."""
         if not isinstance(key, list) or len(key) <= _HOST_IN_ORDER:
             raise CodecError("an order that is none")
         away = sorted(self.host(str(name)) for name in key[_HOST_IN_ORDER + 1 :])
@@ -235,7 +235,7 @@ class _Mask:
     # -- what was remembered ---------------------------------------------------------------------------------------
 
     def settings(self, settings: Settings) -> Settings:
-        """Settings name accounts."""
+        """Replace the names of accounts in settings."""
         lending = settings.lending
         if lending is None:
             return settings
@@ -243,7 +243,7 @@ class _Mask:
         return replace(settings, lending=replace(lending, rules=replace(lending.rules, quota=quota)))
 
     def memory(self, state: State) -> State:
-        """What `memory_state.take` returns."""
+        """Replace the names in what `memory_state.take` returns."""
         supply, dispatch, lending = state["supply"], state["dispatch"], state["lending"]
         supply = {
             **supply,
@@ -304,7 +304,7 @@ class _Mask:
 
 
 def _blank(text: str) -> str:
-    """As long as `text`, with as many characters that hints cannot have."""
+    """Return text as long as `text`, with as many characters that hints cannot have."""
     kept = (c if _PLAIN.match(c) else "x" if c.isascii() and c.isalnum() else "?" for c in text)
     return "".join(kept)
 

@@ -119,6 +119,6 @@ def _unequal(then: Mapping[str, Json], now: Mapping[str, Json]) -> list[tuple[st
 
 
 def _why(actions: Json, reasons: Mapping[str, str]) -> tuple[str, ...]:
-    """The reasons of a list of actions, of those that have any; see `order_key` and `change_key`."""
+    """Return the reasons of those of a list of actions that have any; see `order_key` and `change_key`."""
     jobs = [str(action[1]) for action in actions or () if isinstance(action, list) and len(action) > 1]
     return tuple(f"job {job}: {reasons[job]}" for job in jobs if job in reasons)

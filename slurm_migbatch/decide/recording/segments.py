@@ -307,7 +307,7 @@ class _Tables:
         return self.geometries[number]
 
     def with_geometries(self, entry: dict[str, Json]) -> dict[str, Json]:
-        """The entry with the geometries that it is the first to name."""
+        """Return the entry with the geometries that it is the first to name."""
         new, self.written = self.geometries[self.written :], len(self.geometries)
         return {"geometries": [geometry.to_dict() for geometry in new], **entry} if new else entry
 

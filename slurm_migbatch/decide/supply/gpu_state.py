@@ -63,7 +63,7 @@ class GpuState:
         self._next: dict[Profile, tuple[Cost, GpuState] | None] = {}
 
     def add(self, profile: Profile) -> tuple[Cost, GpuState] | None:
-        """The condition with one more claim and what it costs; None where it does not fit."""
+        """Return the condition with one more claim and what it costs; None where it does not fit."""
         try:
             return self._next[profile]
         except KeyError:
@@ -130,7 +130,7 @@ class GpuStates:
         future: Layout | None = None,
         last_choice: bool = False,
     ) -> GpuState:
-        """The shape without claims."""
+        """Return the shape without claims."""
         shape = self.shape(geometry, used, keep, warm, future, (), last_choice)
         assert shape is not None
         return shape
@@ -145,7 +145,7 @@ class GpuStates:
         claims: tuple[Profile, ...],
         last_choice: bool = False,
     ) -> GpuState | None:
-        """The shape with these claims (sorted); None where they do not fit together."""
+        """Return the shape with these claims (sorted); None where they do not fit together."""
         key = (geometry, used, keep, warm, future, claims, last_choice)
         try:
             return self._shapes[key]
@@ -156,7 +156,7 @@ class GpuStates:
             return shape
 
     def value(self, geometry: Geometry, layout: Layout) -> int:
-        """How useful the free space is: slots that could be added, weighted by the square of their memory slices."""
+        """Return how useful the free space is: slots that could be added, by the square of their memory slices."""
         key = (geometry, layout)
         known = self._values.get(key)
         if known is None:
@@ -166,7 +166,7 @@ class GpuStates:
         return known
 
     def room(self, geometry: Geometry, used: Layout, claims: tuple[Profile, ...]) -> frozenset[Profile]:
-        """Which profiles fit beside used slots and claims, wherever the claims may lie.
+        """Return which profiles fit beside used slots and claims, wherever the claims may lie.
 
         That depends on the memory slices in use and the profiles alone, so many GPUs share an answer.
         """
@@ -192,7 +192,7 @@ class GpuStates:
         *,
         anew: bool = False,
     ) -> Final:
-        """The plan of a GPU in this condition, with unclaimed space filled by preference, but not with `hidden`.
+        """Return the plan of a GPU in this condition, unclaimed space filled by preference but not with `hidden`.
 
         `anew`: of a GPU that nothing is used or meant on, what it offered so far is filled by preference too.
         """
@@ -208,7 +208,7 @@ class GpuStates:
         return known
 
     def unchanged(self, leased: Layout, offered: Layout, keep: bool) -> Final:
-        """The plan of a GPU that keeps what it offers, or offers nothing any more."""
+        """Return the plan of a GPU that keeps what it offers, or offers nothing any more."""
         key = (leased, offered, keep)
         known = self._finals.get(key)
         if known is None:
@@ -217,7 +217,7 @@ class GpuStates:
 
     @staticmethod
     def legal(geometry: Geometry, taken: Layout, wanted: Layout) -> Layout:
-        """Those of `wanted`, in order, that can all be added to `taken`."""
+        """Return those of `wanted`, in order, that can all be added to `taken`."""
         if not wanted or _legal_together(geometry, taken, wanted):
             return wanted
         layout = taken
@@ -249,7 +249,7 @@ def _final(leased: Layout, offered: Layout, available: Layout, optional: Layout)
 
 
 def default_preference(geometry: Geometry) -> tuple[Profile, ...]:
-    """What to offer where nothing is known of what will be asked for: one slice of each size, the halves first.
+    """Return what to offer where no demand is known: one slice of each size, the halves first.
 
     Plain profiles below the whole GPU, of each size the one with most compute: an H100 becomes 4g + 2g + 1g.
     """
@@ -282,8 +282,11 @@ def _arrange(
     future: Layout | None,
     claims: tuple[Profile, ...],
 ) -> Layout | None:
-    """Slots for all claims, changing as little as possible: first the slots that are offered already, warm ones before
-    cold ones, then empty space, then space that is offered as something else; None where they do not fit."""
+    """Return slots for all claims, changing as little as possible; None where they do not fit.
+
+    First the slots that are offered already, warm ones before cold ones, then empty space, then space that is offered
+    as something else.
+    """
     if not claims:
         return EMPTY
     base = used if future is None else future
@@ -316,10 +319,10 @@ def _arrange(
 
 
 def _clear_of(layout: Layout, mask: int) -> Layout:
-    """Its slots that touch none of these memory slices."""
+    """Return the slots that touch none of these memory slices."""
     return Layout(s for s in layout.slots if not s.placement.mask & mask) if layout.mask & mask else layout
 
 
 def _fit_beside(geometry: Geometry, used: Layout, slots: Layout) -> bool:
-    """Whether the slots fit beside what is used now."""
+    """Return whether the slots fit beside what is used now."""
     return not slots.mask & used.mask and geometry.admits((*used.profiles, *slots.profiles))

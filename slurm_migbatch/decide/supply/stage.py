@@ -185,7 +185,7 @@ def _gpus(
     now: float,
     cache: dict[str, KnownGpu],
 ) -> tuple[tuple[Gpu, ...], list[str]]:
-    """The GPUs of a node for the planner, and a sentence for each of which the node says what cannot be."""
+    """Return the GPUs of a node for the planner, and a sentence for each whose report is impossible."""
     gpus, odd = [], []
     for gpu in facts.gpus:
         known = cache.get(gpu.uuid)
@@ -211,7 +211,7 @@ def _mode(row: NodeRow, facts: NodeFacts, status: PlanStatus) -> Mode:
 
 
 def _by_node(jobs: Sequence[JobRow]) -> dict[str, list[JobRow]]:
-    """Jobs with MIG slices that have them now; one that is completing may have given them back."""
+    """Return by node the jobs that have MIG slices; one that is completing may have given them back."""
     found: dict[str, list[JobRow]] = {}
     for row in jobs:
         if row.active and row.state != "COMPLETING" and GRES in row.gres:
@@ -271,7 +271,7 @@ def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMe
 
 
 def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNow, ...]:
-    """Jobs that a node sent back and that wait for nothing but the delay of their requeue."""
+    """Return jobs that a node sent back and that wait for nothing but the delay of their requeue."""
     memory.sent_back.update(snapshot.sent_back)
     listed = {row.job_id: row for row in snapshot.jobs}
     found = []
@@ -309,7 +309,7 @@ class _Reasons:
                 self._reserved.setdefault(node, {})[reservation.job] = None
 
     def of(self, node: str) -> str:
-        """The reason for one node's new offer."""
+        """Return the reason for one node's new offer."""
         jobs, reserved = self._jobs.get(node, []), list(self._reserved.get(node, ()))
         parts = []
         if jobs:
