@@ -299,7 +299,7 @@ class Advertiser:
 
 
 def _newcomers(before: Iterable[JobRow], after: Iterable[JobRow]) -> dict[str, set[str]]:
-    """Node -> GRES types of the jobs that started there between two looks at the queue."""
+    """Return by node the GRES types of the jobs that started there between two looks at the queue."""
     known = {(row.job_id, row.restarts) for row in before if row.active}
     found: dict[str, set[str]] = {}
     for row in after:
@@ -320,7 +320,7 @@ def gres_string(counts: Mapping[str, int], row: NodeRow) -> str:
 
 
 def _filled(counts: Mapping[str, int], total: int) -> dict[str, int]:
-    """With the filler that keeps the sum, and without zeros."""
+    """Return the counts with the filler that keeps the sum, and without zeros."""
     kept = {kind: n for kind, n in counts.items() if n and kind != FILLER}
     spare = total - sum(kept.values())
     if spare > 0:

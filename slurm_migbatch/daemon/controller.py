@@ -40,7 +40,7 @@ class Clock(Protocol):
     """Both clocks, so that tests and simulations can turn them."""
 
     def time(self) -> float:
-        """Unix seconds."""
+        """Return unix seconds."""
 
     def monotonic(self) -> float:
         """Return seconds that never jump."""

@@ -84,7 +84,7 @@ def policy_of(config: Config) -> SubmitPolicy:
 
 
 def slurm_uids(config: Config) -> frozenset[int]:
-    """Root, SlurmUser and who this process runs as."""
+    """Return the uids of root, SlurmUser and this process."""
     uids = {0, os.geteuid()}
     with contextlib.suppress(KeyError):  # a SlurmUser that does not exist here asks nothing here
         uids.add(pwd.getpwnam(config.cluster.slurm_user).pw_uid)

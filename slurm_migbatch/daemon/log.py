@@ -151,5 +151,5 @@ class Seldom:
 
 
 def _cause(text: str) -> str:
-    """Two messages that differ in numbers only have one cause."""
+    """Return the message without numbers, so that those that differ in numbers only have one cause."""
     return re.sub(r"\d+", "#", text)

@@ -29,13 +29,13 @@ class NodeBoard(Protocol):
     """The plan board, as far as it is looked at."""
 
     def current(self, node: str) -> PublishedPlan | None:
-        """The newest plan of `node`; None until one was published."""
+        """Return the newest plan of `node`; None until one was published."""
 
     def acked(self, node: str) -> int:
-        """The newest version that `node` has confirmed; 0 if none."""
+        """Return the newest version that `node` has confirmed; 0 if none."""
 
     def silence(self, node: str) -> float:
-        """Seconds since `node` was last heard; infinite if never."""
+        """Return the seconds since `node` was last heard; infinite if never."""
 
 
 class CompleteView(LiveView):

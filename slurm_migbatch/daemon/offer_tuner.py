@@ -93,7 +93,7 @@ class OfferTuner:
 
 
 def classes_of(past: Sequence[PastRuns], jobs: Iterable[JobRow], now: float) -> list[Class]:
-    """History and queue in the policy's form: what comes in `HORIZON_S`, and what waits.
+    """Return history and queue in the policy's form: what comes in `HORIZON_S`, and what waits.
 
     Runs on unlike slices are left out; training jobs that wait for a loan ask for no supply.
     """

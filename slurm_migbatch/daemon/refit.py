@@ -244,7 +244,7 @@ def _hold_out(material: Material, present: Saved, salt: str) -> _Split:
 
 
 def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
-    """Half of the fresh items by the digests of their names, but not more than a fifth of all."""
+    """Return half of the fresh items by the digests of their names, but at most a fifth of all."""
     ordered = sorted(fresh, key=lambda item: hashlib.sha256(name(item).encode()).digest())
     return ordered[: min(len(fresh) // 2, max(1, total // MOST_HELD))]
 

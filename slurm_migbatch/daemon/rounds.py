@@ -50,7 +50,7 @@ class _Time:
     """The clocks of this host."""
 
     def time(self) -> float:
-        """Unix seconds."""
+        """Return unix seconds."""
         return time.time()
 
     def monotonic(self) -> float:

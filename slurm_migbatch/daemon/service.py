@@ -191,7 +191,7 @@ class Service:
         return self.rounds.why(job)
 
     async def waiting(self, uid: int) -> Mapping[int, str]:
-        """Training jobs that wait for a slice to be lent, and why; those that a user may see."""
+        """Return which training jobs wait for a slice to be lent, and why; those that a user may see."""
         found = self.rounds.waiting()
         seen = await self.privacy.visible(uid, [row for row in self._queue() if row.job_id in found])
         return {row.job_id: found[row.job_id] for row in seen}

@@ -66,7 +66,7 @@ class AlwaysActive:
     why = ""
 
     def acts(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def set_primary(self, primary: bool) -> None:
