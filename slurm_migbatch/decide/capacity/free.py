@@ -60,7 +60,7 @@ class NodeCapacity:
 
 
 class FreeCapacity:
-    """Room by node.
+    """Free capacity by node.
 
     Args:
         rooms: of nodes that have any; taking changes them.

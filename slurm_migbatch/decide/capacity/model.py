@@ -181,7 +181,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """The answer for the whole cluster."""
+    """The plans of all nodes."""
 
     nodes: Mapping[str, NodePlan]
     reservations: tuple[Reservation, ...] = ()

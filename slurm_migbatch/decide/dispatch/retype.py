@@ -240,7 +240,7 @@ class Retype:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The same by `name_of`, as the rows will be from now on: what was a part of an array has its own."""
+        """Names by `name_of` of the rows from now on: a task that was a part of an array has its own."""
         row = self.pending.row
         if self.tasks:
             return tuple(f"{row.array_job}_{task}" for task in self.tasks)
@@ -257,7 +257,7 @@ class Retype:
 
 @dataclass
 class RetypeHistory:
-    """When each job was last re-typed, and what it may not become again: so that nothing flaps.
+    """When each job was last re-typed, and which profiles it may not get again, so that none flaps.
 
     `hold_s` is how long a job keeps what it was given. What Slurm refused, or what a limit of the user then kept from
     starting, is barred for that job. Jobs are known by `name_of`.

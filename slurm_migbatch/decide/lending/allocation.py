@@ -30,7 +30,7 @@ def paid_worth(speedup: float, fair: float, *, restart_s: float, stay_s: float) 
 
 @dataclass(frozen=True)
 class Hysteresis:
-    """When a job may be changed of one's own will, and a slice be lent.
+    """When a job may be changed without need, and when a slice may be lent.
 
     Attributes:
         first_s: after its start or last change a job is left alone so long, `growth` times longer for each restart, but
@@ -76,7 +76,7 @@ class RestartCosts:
 
 @dataclass(frozen=True)
 class ReclaimCandidate(Generic[Slot]):
-    """A training job with slices that can be called back.
+    """A training job with slices that can be reclaimed.
 
     Attributes:
         slots: those slices. `count`: all that it has, its own too.
@@ -114,7 +114,7 @@ class ReclaimCandidate(Generic[Slot]):
 
 @dataclass(frozen=True)
 class Reclaim(Generic[Slot]):
-    """Slots that are called back, in the order of the starts that they serve, and the jobs that must stop for it.
+    """Slots that are reclaimed, in the order of the starts that they serve, and the jobs that must stop for it.
 
     `served` is how many starts find room.
     """

@@ -171,7 +171,7 @@ class Ledger:
         self.past: dict[int, LoanHistory] = {}
         #: runs (job, restart count) that are or were loans and may still hold a slice
         self.runs: set[tuple[int, int]] = set()
-        #: when a loan was last called back from a GPU, by its UUID
+        #: when a loan was last reclaimed from a GPU, by its UUID
         self.reclaimed: dict[str, float] = {}
         self._unsaved: dict[tuple[int, int, float], Loan] = {}
         #: nodes where runs of a job ended lately, and until when they take its next run for that one

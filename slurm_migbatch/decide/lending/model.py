@@ -24,7 +24,7 @@ class LendingRules:
     #: how far apart jobs start that come back early (`LendingView.early`), and how long one waits for the other
     apart_s: float = 3.0
     turn_s: float = 15.0
-    #: a loan that began so lately is called back only where no other is enough
+    #: a loan that began so lately is reclaimed only where no other is enough
     protect_s: float = 60.0
     reclaim: bool = True
     most_releases: int = 8
@@ -105,9 +105,10 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class LoanOrder:
-    """One thing to do. `profile`: what a release gives, or the host has; `signal`: USR1 or USR2; `node`: the host's.
+    """One order about a job's loan.
 
-    `away`: nodes where a released job must not start.
+    `profile`: what a release gives, or the host has; `signal`: USR1 or USR2; `node`: the host's; `away`: nodes where a
+    released job must not start.
     """
 
     kind: Kind
@@ -123,14 +124,14 @@ class LoanOrder:
 
 @dataclass(frozen=True)
 class Round:
-    """What follows from a view: orders, and why each job that still waits does (a sentence)."""
+    """What is decided on a view: orders, and why each job that still waits does (a sentence)."""
 
     orders: tuple[LoanOrder, ...] = ()
     lacking: Mapping[int, str] = field(default_factory=dict)
 
 
 class RoundCapacity:
-    """The GPUs while a round is decided: what is free of them, by and by."""
+    """What is free of the GPUs while a round is decided."""
 
     def __init__(self, spaces: Mapping[tuple[str, int], GpuCapacity]) -> None:
         self.spaces = dict(spaces)

@@ -70,7 +70,7 @@ class Sharer:
 
 @dataclass(frozen=True)
 class Host:
-    """A running one on a slice with so much memory; `guest` shares it already, or is about to."""
+    """A running training job on a slice with so much memory; `guest` shares it already, or is about to."""
 
     sharer: Sharer
     profile: Profile

@@ -100,7 +100,7 @@ _SPARED_S: Final = 1e6
 
 @dataclass(frozen=True)
 class _Found:
-    """Where one node's slices of a start go: the GPUs as they are then, and the loans that end for it."""
+    """The place of one node's slices of a job: the GPUs as they are then, and the loans that end for it."""
 
     spaces: tuple[GpuCapacity, ...]
     ended: tuple[int, ...]
@@ -108,7 +108,7 @@ class _Found:
 
 
 class _ReclaimPlanner:
-    """The loans that may be called back, and those that are."""
+    """The loans that may be reclaimed, and the orders for those that are."""
 
     def __init__(self, view: LendingView, rules: LendingRules, ground: RoundCapacity) -> None:
         self.view, self.rules, self.ground = view, rules, ground

@@ -26,7 +26,7 @@ LACKING: Final[Mapping[str, str]] = {
     "quota": "its account has as many slices on loan as it may ([lending] quota)",
     "round": "others come first; no more are released in one round ([lending] most_releases)",
     "reserve": "inference is expected to need the room that is free ([lending] horizon_s and sure)",
-    "idle": "what is free has not been idle long enough, or was called back lately ([lending] min_idle_s, rest_s)",
+    "idle": "what is free has not been idle long enough, or was reclaimed lately ([lending] min_idle_s, rest_s)",
     "room": "no GPU has room for a slice between its min and max",
     "turn": "jobs that have run before come back one after the other with this release of Slurm",
     "blackout": "nothing is lent at this time of day ([lending] blackout)",

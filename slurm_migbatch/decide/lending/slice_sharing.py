@@ -5,7 +5,7 @@
         +---- given up: its host leaves, or the guest has not started in time; it waits for a slice again
 
 Only a job for which there is no room shares (`pairs.pairs` says with whom, and whether it waits instead). A guest is a
-loan like any other, on its host's profile, but takes no room: where inference needs the slice, both are called back,
+loan like any other, on its host's profile, but takes no room: where inference needs the slice, both are reclaimed,
 and whoever of the two is left alone has it as its own loan.
 
 Slurm up to 23.02 does not forget former types of a job (`workload.loans`): who was a guest there would wait for a free
@@ -35,7 +35,7 @@ _LACKING: Final = (LACKING["room"], LACKING["reserve"])
 
 
 class SliceSharing:
-    """Keeps the pairs that were decided and have not come true, and which runs have had company."""
+    """Keeps the pairs that were decided and have not started, and which runs have shared a slice."""
 
     def __init__(self, rules: SharingRules, *, enabled: bool) -> None:
         """Without `enabled` no pair is made; those that are left from before go on to their end."""

@@ -46,7 +46,7 @@ class LendingSettings:
     Attributes:
         partitions: whose elastic training jobs may be lent slices.
         training_only: those of them in which nothing else runs.
-        rules: when a slice is lent and called back.
+        rules: when a slice is lent and reclaimed.
         horizon_s, sure: for so many seconds what is not kept free is to stay idle, with that probability.
         forecast_days, day_s: how much history a forecast looks at, and the length of a day.
         restart_s, checkpoint_s: what is assumed of a job that has told nothing.
@@ -109,7 +109,7 @@ class LendingMemory:
         self.round = Round()
 
     def load(self, past: LendingPast, now: float) -> None:
-        """Start from the record: loans that go on, what was called back, and what inference has needed."""
+        """Start from the record: loans that go on, what was reclaimed, and what inference has needed."""
         self.ledger.load(loan for row in past.loans if (loan := Loan.from_row(row)) is not None)
         self.expected.learn(past.uses, now)
         self.idle.since.update(past.freed)

@@ -1,4 +1,4 @@
-"""What lending of slices looks at and what it decides: GPUs with their slots, training jobs, an admin's limits."""
+"""The input of lending of slices and its decisions: GPUs with their slots, training jobs, an admin's limits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GpuCapacity:
         taken: slots of inference and of anybody else that is no loan; what was promised to them too.
         lent: slots of loans, those that are about to end too (until they have).
         idle_since: since when its free space has been as large as it is, unix seconds.
-        reclaimed: when a loan was last called back here; infinite: nothing may be lent here now.
+        reclaimed: when a loan was last reclaimed here; infinite: nothing may be lent here now.
         own: whether it is training's: its node is in no partition but those for training only. Nothing is kept
             for inference there, and no rest is needed.
     """

@@ -28,10 +28,10 @@ Run = tuple[int, int]
 
 @dataclass(frozen=True)
 class LendingInputs:
-    """What one look shows, before it is interpreted.
+    """What one snapshot shows, before it is interpreted.
 
     Attributes:
-        plan: supply's plan of this look; None where there is none (then nothing is lent).
+        plan: supply's plan of this round; None where there is none (then nothing is lent).
         wanted: the demands that it was made for.
         training_only: partitions in which nothing but elastic training runs.
     """
@@ -122,7 +122,7 @@ def view_of(
     """Return what a round of lending decides on.
 
     Args:
-        ledger: after it has followed this look.
+        ledger: after it has followed this snapshot.
         barred: jobs that are not to be released now (Slurm refused it a moment ago).
     """
     spaces, passing, places = _spaces(scene, job_views, ledger, idle)
