@@ -130,11 +130,11 @@ class HistoryClient(CliClient):
 
 
 class PyslurmHistoryClient(HistoryClient, PyslurmClient):
-    """The same where pyslurm looks at the queue."""
+    """`HistoryClient` where pyslurm lists the queue."""
 
 
 class SlurmrestdHistoryClient(HistoryClient, SlurmrestdClient):
-    """The same where slurmrestd is asked."""
+    """`HistoryClient` where slurmrestd lists the queue."""
 
 
 def _row(values: Sequence[str]) -> dict[str, Any] | None:

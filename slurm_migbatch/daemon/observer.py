@@ -26,7 +26,7 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 
 
 class NodeBoard(Protocol):
-    """The plan board, as far as it is looked at."""
+    """The plan board, as far as it is read here."""
 
     def current(self, node: str) -> PublishedPlan | None:
         """Return the newest plan of `node`; None until one was published."""

@@ -27,7 +27,7 @@ from slurm_migbatch.workload.loans import is_marked
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 300.0
-"""Seconds between two looks at the history; the first comes soon after the start."""
+"""Seconds between two reads of the history; the first comes soon after the start."""
 SOON_S: Final = 10.0
 HISTORY_S: Final = 14 * 86400.0
 """How far back it is looked at."""

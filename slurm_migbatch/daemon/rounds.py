@@ -66,7 +66,7 @@ class _Faults:
 
 
 class Rounds:
-    """Lets a round follow every look at Slurm.
+    """Runs a round after every query of Slurm.
 
     Args:
         config: the configuration.
@@ -136,14 +136,14 @@ class Rounds:
         await asyncio.Event().wait()
 
     async def load_loans(self) -> None:
-        """Learn from the record which loans go on, what was called back, and what inference has needed."""
+        """Learn from the record which loans go on, what was reclaimed, and what inference has needed."""
         config = self._config.lending
         if config.enabled:
             now, history_s = self._clock.time(), config.forecast_days * config.day_s
             past = await self._read(
                 lambda store: lending_past(store, now, history_s),
                 "cannot read the loans",
-                "nothing is lent or called back until then",
+                "nothing is lent or reclaimed until then",
             )
             self.controller.dry_run.recall(past.actions)
             self.observer.remember(past)
@@ -270,7 +270,7 @@ class _RoundMetrics:
         self._age = Age()
         metrics.gauge(
             "migbatch_supply_age_seconds",
-            "Seconds since the look at Slurm that the last round without an error followed, and the most so far.",
+            "Seconds since the query of Slurm that the last round without an error followed, and the most so far.",
             self._age.values,
             "what",
         )
@@ -280,7 +280,7 @@ class _RoundMetrics:
         metrics.gauge("migbatch_loans_waiting", "Elastic training jobs that wait for a slice.", self._waiting)
 
     def note(self, report: RoundReport, at: float) -> None:
-        """Take in one round, on a look at Slurm of that moment (monotonic seconds)."""
+        """Take in one round, on a query of Slurm at that moment (monotonic seconds)."""
         decided = {name: report.seconds[name] for name in ("dispatch", "lending") if name in report.seconds}
         self._seconds["supply"].observe(sum(report.seconds.values()) - sum(decided.values()))
         for name, seconds in decided.items():

@@ -214,7 +214,7 @@ class Service:
             self.inventory.refresh()
         if any(event.get("kind") == "stop" for event in events):
             self.recurring.nudge()
-        # a job shorter than the pause between two looks leaves no queue that it was seen in
+        # a job shorter than the pause between two queries leaves no queue that it was seen in
         stopped = (event.get("job") for event in events if event.get("kind") == "stop")
         self._ended.update(job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job))
         self.rounds.ingested(node, events, complete)

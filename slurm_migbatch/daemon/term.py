@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 TERM_S: Final = 7.0
 """Seconds that a term lasts unless it is renewed, which it is about every second."""
 LOOK_S: Final = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 PING_S: Final = 3.0
 """Seconds that the active one waits for `scontrol ping`, which waits long for a host that is switched off."""
 PATIENCE_S: Final = 10.0
 """Seconds after which the active one asks again what was not answered in time."""
 ALONE_S: Final = 60.0
-"""Seconds between two looks whether there is a second slurmctld by now."""
+"""Seconds between two checks whether there is a second slurmctld by now."""
 
 
 class ActiveRole(Protocol):
@@ -60,7 +60,7 @@ class ActiveRole(Protocol):
 
 
 class AlwaysActive:
-    """The only one."""
+    """The role of a migbatchd that is the only one: always active."""
 
     active = True
     why = ""

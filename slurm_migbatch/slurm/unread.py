@@ -25,7 +25,7 @@ class Unread:
         self._lock = threading.Lock()
 
     def name(self, odd: Mapping[str, str]) -> None:
-        """Log one line for those of one look (name -> why) that were not named before."""
+        """Log one line for those of one listing (name -> why) that were not named before."""
         with self._lock:
             new = [name for name in odd if name not in self._named]
             self._named.update(dict.fromkeys(new))

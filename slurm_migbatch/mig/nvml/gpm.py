@@ -1,7 +1,7 @@
 """What a slice really does, by NVML's GPU performance monitoring (GPM): Hopper and later.
 
-A metric is told between two samples of one GPU instance. The last sample of each instance is kept, so each look costs
-one sample and one computation, and tells what was done since the look before.
+A metric is told between two samples of one GPU instance. The last sample of each instance is kept, so each call costs
+one sample and one computation, and tells what was done since the call before.
 """
 
 from __future__ import annotations
