@@ -76,7 +76,7 @@ class Liveness:
             return []
         wait = PAUSE_S if pause is None else pause
         if deadline.remaining < wait:
-            raise LivenessError("there is no time left to look at Slurm twice")
+            raise LivenessError("there is no time left to query Slurm twice")
         time.sleep(wait)
         return self.once(found, deadline)
 
