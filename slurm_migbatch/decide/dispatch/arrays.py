@@ -300,9 +300,9 @@ def throttles(
             wanted.append(found)
     given = _shares(now, wanted, space, history.served.spent)
     changed = []
-    for wish in wanted:
-        array, why = wish.array, wish.why
-        share = given.get(array.array, Share(wish.claim.need))
+    for requirement in wanted:
+        array, why = requirement.array, requirement.why
+        share = given.get(array.array, Share(requirement.claim.need))
         if share.why:
             why += f"; {share.tasks} is the share of {array.user}, who with others needs more than there is: "
             why += share.why
@@ -366,17 +366,23 @@ def _shares(
 ) -> dict[int, Share]:
     """Return the tasks at once of the arrays that compete, by array; all others are left out."""
     pools: dict[frozenset[str], list[_Wanted]] = {}
-    for wish in wanted:
-        pools.setdefault(wish.array.pool, []).append(wish)
+    for requirement in wanted:
+        pools.setdefault(requirement.array.pool, []).append(requirement)
     found: dict[int, Share] = {}
     for pool, members in pools.items():
-        if len({wish.array.user for wish in members}) < 2:
+        if len({requirement.array.user for requirement in members}) < 2:
             continue
-        asked = sum(wish.claim.need * wish.array.units for wish in members)
-        idle = max(space.count(pool, wish.array.profile, wish.array.each, asked) * wish.array.units for wish in members)
-        total = idle + sum((len(wish.array.running) + wish.array.placed) * wish.array.units for wish in members)
+        asked = sum(requirement.claim.need * requirement.array.units for requirement in members)
+        idle = max(
+            space.count(pool, requirement.array.profile, requirement.array.each, asked) * requirement.array.units
+            for requirement in members
+        )
+        total = idle + sum(
+            (len(requirement.array.running) + requirement.array.placed) * requirement.array.units
+            for requirement in members
+        )
         if asked > total:
-            found.update(shares(now, [wish.claim for wish in members], total, served))
+            found.update(shares(now, [requirement.claim for requirement in members], total, served))
     return found
 
 

@@ -141,19 +141,21 @@ class SharingQueue:
 
     def copy(self, waiting: int) -> SharingQueue:
         """Return a copy with the first `waiting` of the queue, without those that can never fit."""
-        twin = SharingQueue(self.size, self.slowdown, self.budget)
-        twin._pairs = self._pairs
-        twin.free = self.free
-        twin.now, twin.lone = self.now, self.lone
+        copied = SharingQueue(self.size, self.slowdown, self.budget)
+        copied._pairs = self._pairs
+        copied.free = self.free
+        copied.now, copied.lone = self.now, self.lone
         for task in self.tasks.values():
-            other = twin.tasks[task.key] = QueuedTraining(task.key, task.app, task.need, task.left)
+            other = copied.tasks[task.key] = QueuedTraining(task.key, task.app, task.need, task.left)
             other.alone, other.rate, other.since = task.alone, task.rate, task.since
         for task in self.tasks.values():
-            twin.tasks[task.key].partners = {twin.tasks[partner.key]: count for partner, count in task.partners.items()}
-        twin.single = dict.fromkeys(twin.tasks[task.key] for task in self.single)
+            copied.tasks[task.key].partners = {
+                copied.tasks[partner.key]: count for partner, count in task.partners.items()
+            }
+        copied.single = dict.fromkeys(copied.tasks[task.key] for task in self.single)
         fitting = islice((task for task in self.queue if task.need <= self.size), waiting)
-        twin.queue = [QueuedTraining(task.key, task.app, task.need, task.left) for task in fitting]
-        return twin
+        copied.queue = [QueuedTraining(task.key, task.app, task.need, task.left) for task in fitting]
+        return copied
 
     def run(
         self, task: QueuedTraining, empty: int, partners: Sequence[tuple[QueuedTraining, int]]
@@ -333,9 +335,9 @@ def plan(
         if start in starts:
             least, starts = _better(board, rule, depth, least, starts, _without(starts, start))
     for _ in range(tries):
-        twin = board.copy(depth)
-        apply(twin, starts)
-        more = next(iter(begin(twin, FASTEST)), None)
+        copied = board.copy(depth)
+        apply(copied, starts)
+        more = next(iter(begin(copied, FASTEST)), None)
         if more is None:
             break
         before = starts
@@ -368,9 +370,9 @@ def _better(
     starts: list[TrainingStart],
     other: list[TrainingStart],
 ) -> tuple[float, list[TrainingStart]]:
-    twin = board.copy(depth)
-    apply(twin, other)
-    total = rollout(twin, rule, least, hold=True)
+    copied = board.copy(depth)
+    apply(copied, other)
+    total = rollout(copied, rule, least, hold=True)
     return (total, other) if total < least * (1 - 1e-9) else (least, starts)
 
 

@@ -81,17 +81,19 @@ def _signalled(view: LendingView, rules: LendingRules, loan: Loan) -> LoanOrder 
 
 def reclaim_loans(view: LendingView, rules: LendingRules) -> tuple[list[LoanOrder], RoundCapacity]:
     """Return the orders that end loans for waiting inference, and the GPUs as they will be when it has started."""
-    ground = RoundCapacity.coming(view)
-    party = _ReclaimPlanner(view, rules, ground)
+    capacity = RoundCapacity.coming(view)
+    planner = _ReclaimPlanner(view, rules, capacity)
     hopeless: set[tuple[frozenset[str], tuple[Profile, ...], int]] = set()
     for start in view.starts:
         key = start.pool, start.slices, start.nodes
         for _ in range(start.copies):
             if key in hopeless:
                 break
-            if not party.serve(start, Cause.RECLAIM, f"inference job {start.job} needs {_profiles_text(start.slices)}"):
+            if not planner.serve(
+                start, Cause.RECLAIM, f"inference job {start.job} needs {_profiles_text(start.slices)}"
+            ):
                 hopeless.add(key)
-    return party.orders, ground
+    return planner.orders, capacity
 
 
 _SPARED_S: Final = 1e6
@@ -110,8 +112,8 @@ class _Found:
 class _ReclaimPlanner:
     """The loans that may be reclaimed, and the orders for those that are."""
 
-    def __init__(self, view: LendingView, rules: LendingRules, ground: RoundCapacity) -> None:
-        self.view, self.rules, self.ground = view, rules, ground
+    def __init__(self, view: LendingView, rules: LendingRules, capacity: RoundCapacity) -> None:
+        self.view, self.rules, self.capacity = view, rules, capacity
         self.orders: list[LoanOrder] = []
 
     @cached_property
@@ -131,16 +133,16 @@ class _ReclaimPlanner:
         """Find room for one copy of it, by ending loans where need be; False, and nothing done, where there is none."""
         if start.nodes == 1 and len(start.slices) == 1:
             found = [
-                place for place in [self._place(start.slices, self.ground.within(start.pool))] if place is not None
+                place for place in [self._place(start.slices, self.capacity.within(start.pool))] if place is not None
             ]
         else:
-            tried = (self._place(start.slices, self.ground.within(frozenset([node]))) for node in sorted(start.pool))
+            tried = (self._place(start.slices, self.capacity.within(frozenset([node]))) for node in sorted(start.pool))
             found = sorted((place for place in tried if place is not None), key=lambda place: place.loss)[: start.nodes]
         if len(found) < start.nodes:
             return False
         for place in found:
             for space in place.spaces:
-                self.ground.put(space)
+                self.capacity.put(space)
             for job in place.ended:
                 del self.loans[job]
                 self.orders.append(self._order(job, cause, why))
@@ -155,8 +157,8 @@ class _ReclaimPlanner:
             space = _free(profile, at.values())
             if space is None:
                 loans = [loan for job, loan in self.loans.items() if job not in ended]
-                mine = {place for loan in loans for place in loan.slots}
-                rooms = [room for room in rooms_for(profile, at.values()) if room <= mine]
+                reclaimable = {place for loan in loans for place in loan.slots}
+                rooms = [room for room in rooms_for(profile, at.values()) if room <= reclaimable]
                 reclaimed = reclaim(loans, rooms, 1, self.view.now, self.rules.protect_s)
                 if not reclaimed.served:
                     return None

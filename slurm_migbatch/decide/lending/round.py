@@ -36,11 +36,11 @@ LACKING: Final[Mapping[str, str]] = {
 def decide(view: LendingView, rules: LendingRules) -> Round:
     """Decide what to do now; the orders name each job at most once."""
     orders = due(view, rules)
-    ended, ground = reclaim_loans(view, rules)
+    ended, capacity = reclaim_loans(view, rules)
     orders += ended
     busy = {order.job for order in orders}
     lending = lend(
-        _lendable(view, ground, busy),
+        _lendable(view, capacity, busy),
         elastic_jobs := _elastic_jobs(view, rules, busy),
         view.reserve,
         view.now,
@@ -96,7 +96,7 @@ def _may_return(view: LendingView, rules: LendingRules) -> bool:
     return True
 
 
-def _lendable(view: LendingView, ground: RoundCapacity, busy: set[int]) -> list[GpuCapacity]:
+def _lendable(view: LendingView, capacity: RoundCapacity, busy: set[int]) -> list[GpuCapacity]:
     """Return the GPUs for lending: with what inference will have, what is leaving, and loans without a slot.
 
     A GPU on which something is leaving is not lent from until it has left.
@@ -104,7 +104,7 @@ def _lendable(view: LendingView, ground: RoundCapacity, busy: set[int]) -> list[
     found: dict[tuple[str, int], GpuCapacity] = {}
     for space in view.spaces:
         key = space.node, space.gpu
-        coming = ground.spaces[key]
+        coming = capacity.spaces[key]
         if coming is space:
             found[key] = space
             continue

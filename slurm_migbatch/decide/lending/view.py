@@ -109,7 +109,7 @@ def places_of(facts: Mapping[str, NodeFacts]) -> dict[Run, Place]:
 
 
 def view_of(
-    scene: LendingInputs,
+    inputs: LendingInputs,
     job_views: Mapping[int, JobView],
     ledger: Ledger,
     idle: Idleness,
@@ -125,15 +125,15 @@ def view_of(
         ledger: after it has followed this snapshot.
         barred: jobs that are not to be released now (Slurm refused it a moment ago).
     """
-    spaces, passing, places = _spaces(scene, job_views, ledger, idle)
-    pools = pools_of(scene, job_views, ledger)
+    spaces, passing, places = _spaces(inputs, job_views, ledger, idle)
+    pools = pools_of(inputs, job_views, ledger)
     return LendingView(
-        now=scene.now,
+        now=inputs.now,
         spaces=tuple(spaces),
         passing=passing,
-        starts=tuple(_starts(scene, job_views)),
+        starts=tuple(_starts(inputs, job_views)),
         elastic_jobs=tuple(_elastic_jobs(job_views, ledger, knowledge, places, pools, barred)),
-        promises=tuple(_promises(scene, job_views, ledger, places)),
+        promises=tuple(_promises(inputs, job_views, ledger, places)),
         loans=dict(ledger.open),
         job_views=job_views,
         lent=_lent(ledger),
@@ -148,23 +148,23 @@ def view_of(
 
 
 def _spaces(
-    scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, idle: Idleness
+    inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, idle: Idleness
 ) -> tuple[list[GpuCapacity], dict[tuple[str, int], int], dict[int, SlotReference]]:
-    alive = {(row.job_id, row.restarts) for row in scene.rows if row.active and row.state != "COMPLETING"}
-    unread = {row.job_id for row in scene.rows if row.unread}
-    open_nodes = {row.name for row in scene.nodes if row.open}
-    own = {row.name for row in scene.nodes if row.partitions and scene.training_only.issuperset(row.partitions)}
-    plan = scene.plan
-    promised = _promised(scene, job_views)
+    alive = {(row.job_id, row.restarts) for row in inputs.rows if row.active and row.state != "COMPLETING"}
+    unread = {row.job_id for row in inputs.rows if row.unread}
+    open_nodes = {row.name for row in inputs.nodes if row.open}
+    own = {row.name for row in inputs.nodes if row.partitions and inputs.training_only.issuperset(row.partitions)}
+    plan = inputs.plan
+    promised = _promised(inputs, job_views)
     shut = {place[1] for reservation in (plan.reservations if plan is not None else ()) for place in reservation.places}
     spaces: list[GpuCapacity] = []
     passing: dict[tuple[str, int], int] = {}
     places: dict[int, SlotReference] = {}
-    for name, node in scene.facts.items():
+    for name, node in inputs.facts.items():
         held = name not in open_nodes or not node.healthy or plan is None or name not in plan.nodes
         for number, gpu in enumerate(node.gpus):
             taken, lent = _split(gpu, ledger)
-            since = idle.update(gpu.uuid, sum(slot.placement.mask for slot in taken), scene.now)
+            since = idle.update(gpu.uuid, sum(slot.placement.mask for slot in taken), inputs.now)
             if held:
                 continue
             assert plan is not None
@@ -205,13 +205,13 @@ def _touch(slot: Slot, other: Slot) -> bool:
     return bool(slot.placement.mask & other.placement.mask)
 
 
-def _promised(scene: LendingInputs, job_views: Mapping[int, JobView]) -> dict[str, list[Slot]]:
+def _promised(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> dict[str, list[Slot]]:
     """Free slots of supply's plan, by GPU, that waiting inference is meant to have."""
-    if scene.plan is None:
+    if inputs.plan is None:
         return {}
     need: dict[str, Counter[Profile]] = {}
-    for demand in scene.wanted:
-        placed = scene.plan.placed.get(demand.job)
+    for demand in inputs.wanted:
+        placed = inputs.plan.placed.get(demand.job)
         if placed is None or demand.job in job_views:
             continue
         by_profile = Counter(demand.slices)
@@ -223,7 +223,7 @@ def _promised(scene: LendingInputs, job_views: Mapping[int, JobView]) -> dict[st
                 need.setdefault(node, Counter())[profile] += slices * share
     found: dict[str, list[Slot]] = {}
     for node, counts in need.items():
-        facts, layouts = scene.facts.get(node), scene.plan.nodes.get(node)
+        facts, layouts = inputs.facts.get(node), inputs.plan.nodes.get(node)
         for gpu in facts.gpus if facts is not None and layouts is not None else ():
             assert layouts is not None
             held = [slot for slot, _ in gpu.leases] + list(gpu.zombies)
@@ -237,14 +237,14 @@ def _promised(scene: LendingInputs, job_views: Mapping[int, JobView]) -> dict[st
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-def _starts(scene: LendingInputs, job_views: Mapping[int, JobView]) -> list[WaitingInference]:
-    if scene.plan is None:
+def _starts(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> list[WaitingInference]:
+    if inputs.plan is None:
         return []
-    waiting = frozenset(scene.plan.waiting) - scene.plan.cramped
+    waiting = frozenset(inputs.plan.waiting) - inputs.plan.cramped
     found = []
-    for demand in scene.wanted:
+    for demand in inputs.wanted:
         if demand.job in waiting and demand.job not in job_views and demand.parts:
-            placed = scene.plan.placed.get(demand.job)
+            placed = inputs.plan.placed.get(demand.job)
             copies = demand.copies - (placed.copies if placed is not None else 0)
             found.append(WaitingInference(demand.job, demand.slices, demand.pool, demand.nodes, max(1, copies)))
     return found
@@ -264,7 +264,7 @@ class LoanPool:
     early: bool = False
 
 
-def pools_of(scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, LoanPool]:
+def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, LoanPool]:
     """Return where jobs that wait for a release could run, as far as Slurm lets them run at all.
 
     Up to 23.02 slurmd often takes the next run of a job for its last one, until the credentials of that have expired:
@@ -272,18 +272,18 @@ def pools_of(scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Led
     only. Where it may use no other node it is still tried, once; later it waits until Slurm's delay is over.
     """
     alike, early = [], set()
-    for row in scene.rows:
+    for row in inputs.rows:
         job_view = job_views.get(row.job_id)
         if job_view is not None and row.pending and job_view.hints.waiting and row.job_id not in ledger.open:
-            if delayed(row, ledger.past.get(row.job_id), scene.now):
+            if delayed(row, ledger.past.get(row.job_id), inputs.now):
                 early.add(row.job_id)
                 row = replace(row, reason="None")
-            elif unsaid(row, scene.now):
+            elif unsaid(row, inputs.now):
                 row = replace(row, reason="BeginTime")
             alike.append(replace(row, gres=_ANY))
         elif row.active and row.array_job is not None:
             alike.append(row)  # it counts against the limit of its array
-    found = demands(alike, scene.nodes, scene.facts.keys(), scene.now)
+    found = demands(alike, inputs.nodes, inputs.facts.keys(), inputs.now)
     pools = {
         demand.job: _pool(job_views[demand.job].row, demand.pool, ledger, early=demand.job in early)
         for demand in found
@@ -354,9 +354,9 @@ def _elastic_jobs(
 
 
 def _promises(
-    scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, places: Mapping[int, SlotReference]
+    inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, places: Mapping[int, SlotReference]
 ) -> list[PendingLoan]:
-    pools = {demand.job: demand.pool for demand in scene.wanted}
+    pools = {demand.job: demand.pool for demand in inputs.wanted}
     found = []
     for job, loan in ledger.open.items():
         if job in places or job not in job_views or loan.state in (State.WITHDRAWN, State.REQUEUED):

@@ -63,14 +63,14 @@ def preference(gpus: Mapping[Geometry, int], classes: Sequence[Class], *, seed: 
 
 
 def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int) -> tuple[Profile, ...]:
-    mine = [
+    fitting = [
         job_class
         for job_class in classes
         if job_class.profile in geometry and job_class.count > 0 and job_class.seconds > 0
     ]
-    kinds = _kinds(mine)
+    kinds = _kinds(fitting)
     works: list[WorkClass] = []
-    for job_class in mine:
+    for job_class in fitting:
         if job_class.profile in kinds:
             seconds = tuple(job_class.seconds if kind == job_class.profile else math.inf for kind in kinds)
             works.append(WorkClass(job_class.count, PATIENCE * job_class.seconds, seconds, len(works)))

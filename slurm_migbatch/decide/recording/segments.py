@@ -396,8 +396,8 @@ class SegmentReader:
         memory, data = DecisionMemory(settings), self.segment.memory
         if data is None:
             return memory
-        mine, other = self.segment.settings.lending, settings.lending
-        if mine is not None and other is not None and mine.day_s != other.day_s and isinstance(data, dict):
+        recorded, wanted = self.segment.settings.lending, settings.lending
+        if recorded is not None and wanted is not None and recorded.day_s != wanted.day_s and isinstance(data, dict):
             # minutes of a day of another length say nothing
             data = {**data, "lending": {k: v for k, v in data.get("lending", {}).items() if k != "expected"}}
         memory_state.restore(data, memory, self._tables.codec)

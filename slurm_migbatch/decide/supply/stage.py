@@ -159,8 +159,8 @@ def _nodes(
             shared = sharers.sharing(name, facts, memory.pairs, listed, started, used, places)
             if shared != sharers.ALONE:
                 sharing[name] = shared
-        gpus, odd = _gpus(name, facts, status, ends, started, now, memory.known)
-        notes.extend(odd)
+        gpus, problems = _gpus(name, facts, status, ends, started, now, memory.known)
+        notes.extend(problems)
         mode = _mode(row, facts, status)
         unlocated = _unlocated(running.get(name, []), facts) + Counter(sharing.get(name, sharers.ALONE).unlocated)
         found[name] = Node(
@@ -169,7 +169,7 @@ def _nodes(
             used=profiles(row.used),
             unlocated=unlocated,
             total=status.total,
-            mode=Mode.FROZEN if odd and mode is Mode.OPEN else mode,
+            mode=Mode.FROZEN if problems and mode is Mode.OPEN else mode,
         )
     if sharing:
         sharing = sharers.without_strays(sharing, jobs)
@@ -186,7 +186,7 @@ def _gpus(
     cache: dict[str, KnownGpu],
 ) -> tuple[tuple[Gpu, ...], list[str]]:
     """Return the GPUs of a node for the planner, and a sentence for each whose report is impossible."""
-    gpus, odd = [], []
+    gpus, problems = [], []
     for gpu in facts.gpus:
         known = cache.get(gpu.uuid)
         rows = () if status.plan is None else tuple(status.plan.gpus.get(gpu.uuid, ()))
@@ -196,8 +196,10 @@ def _gpus(
         if known.gpu is not None:
             gpus.append(known.gpu)
         else:
-            odd.append(f"{name}: what it says of GPU {gpu.uuid} cannot be ({known.odd}); the node is left as it is")
-    return tuple(gpus), odd
+            problems.append(
+                f"{name}: what it says of GPU {gpu.uuid} cannot be ({known.contradiction}); the node is left as it is"
+            )
+    return tuple(gpus), problems
 
 
 def _mode(row: NodeRow, facts: NodeFacts, status: PlanStatus) -> Mode:
