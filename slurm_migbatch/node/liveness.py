@@ -107,10 +107,10 @@ class Liveness:
         rows = [line.split() for line in text.splitlines() if line.strip()]
         if any(not 3 <= len(row) <= 4 or not row[0].isdigit() or not row[1].isdigit() for row in rows):
             raise LivenessError(f"squeue's answer about job {job} has a form that this release does not know")
-        mine = [row for row in rows if int(row[0]) == job]  # others are tasks of its array or parts of its het job
-        if len(mine) != 1:
-            raise LivenessError(f"squeue has {len(mine)} rows of job {job}")
-        row = mine[0]
+        own_rows = [row for row in rows if int(row[0]) == job]  # others are tasks of its array or parts of its het job
+        if len(own_rows) != 1:
+            raise LivenessError(f"squeue has {len(own_rows)} rows of job {job}")
+        row = own_rows[0]
         return JobRecord(int(row[1]), row[2], self._expand(row[3], deadline) if len(row) == 4 else ())
 
     def _expand(self, nodes: str, deadline: Deadline) -> tuple[str, ...]:
