@@ -135,9 +135,9 @@ class CliClient:
 
     def nodes(self) -> list[NodeRow]:
         """List nodes by one scontrol call, and by one more while some are reserved; see SlurmClient."""
-        odd: dict[str, str] = {}
-        rows = parse_nodes(self._run(*NODES_COMMAND), odd.__setitem__)
-        self._odd_nodes.name(odd)
+        unread: dict[str, str] = {}
+        rows = parse_nodes(self._run(*NODES_COMMAND), unread.__setitem__)
+        self._odd_nodes.name(unread)
         return self._with_reservations(rows)
 
     def _with_reservations(self, rows: list[NodeRow]) -> list[NodeRow]:

@@ -79,9 +79,9 @@ class SlurmrestdClient(CliClient):
 
     def nodes(self) -> list[NodeRow]:
         """List nodes by one request, and by one more while some are reserved; see SlurmClient."""
-        odd: dict[str, str] = {}
-        rows = restrows.nodes(self.api.ask("GET", "nodes/"), odd.__setitem__)
-        self._odd_nodes.name(odd)
+        unread: dict[str, str] = {}
+        rows = restrows.nodes(self.api.ask("GET", "nodes/"), unread.__setitem__)
+        self._odd_nodes.name(unread)
         self._reserved = any(reservations.RESERVED in row.states for row in rows)
         if not self._reserved:
             return rows
