@@ -131,8 +131,8 @@ def _together(
         yield Problem(
             line, "lending.enabled needs lending.partitions: name those whose training jobs may be lent slices"
         )
-    mine = cluster.partitions if cluster is not None else ()
-    others = [name for name in lending.partitions if mine and name not in mine]
+    managed = cluster.partitions if cluster is not None else ()
+    others = [name for name in lending.partitions if managed and name not in managed]
     if others:
         line = lines.get(("lending", "partitions"), 0)
         yield Problem(line, f"lending.partitions names {', '.join(others)}, which cluster.partitions leaves out")
