@@ -166,18 +166,18 @@ def _neutral(path: Path, header: Sequence[str], problems: Problems) -> Reading:
         return Reading([], [])
     make: Callable[[dict[str, str]], Measurement] = Measurement.from_text
     rows: list[Measurement] = []
-    odd: list[int] = []
+    contradicting: list[int] = []
     for number, row in csvfile.read(path, problems, make):
         rows.append(row)
         if _disagrees(row):
-            odd.append(number)
+            contradicting.append(number)
     notices = []
     if unknown := [show(name) for name in dict.fromkeys(header) if name not in COLUMNS and name]:
         notices.append(f"{path}: unknown columns are passed over: {', '.join(unknown)}")
-    if odd:
+    if contradicting:
         notices.append(
-            f"{path}: in {len(odd)} lines (first {odd[0]}) throughput_per_s and latency_s do not fit each other: "
-            "throughput counts the items of all processes a second, latency the seconds of one batch"
+            f"{path}: in {len(contradicting)} lines (first {contradicting[0]}) throughput_per_s and latency_s do not "
+            "fit each other: throughput counts the items of all processes a second, latency the seconds of one batch"
         )
     return Reading(rows, notices)
 
