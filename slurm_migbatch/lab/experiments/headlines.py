@@ -50,7 +50,7 @@ def instances(result: Result) -> Headline:
     rows = {row["name"]: row for row in result["rows"]}
     programme, off = rows["integer programme, measured figures"], rows["MIG off, a GPU for each model"]
     saved = 1 - programme["total"] / off["total"]
-    mean = statistics.fmean(1 - mine / without for mine, without in zip(programme["gpus"], off["gpus"], strict=True))
+    mean = statistics.fmean(1 - gpus / without for gpus, without in zip(programme["gpus"], off["gpus"], strict=True))
     found = [("saved in all", 100 * saved, 50.0), ("mean of scenarios", 100 * mean, 50.0)]
     return _judged("ElasticBatch, 50 % fewer GPU instances than with MIG off", found)
 

@@ -407,8 +407,8 @@ class Simulation:
             if len(cell.runs) > 1:
                 factor = self.speeds.slowdown(run, [other for other in cell.runs if other is not run])
             if run.sensitivity and len(gpu.cells) > 1:
-                mine = place.slot.placement.size
-                share = (gpu.used.mask.bit_count() - mine) / (gpu.geometry.memory_slices - mine)
+                own_slices = place.slot.placement.size
+                share = (gpu.used.mask.bit_count() - own_slices) / (gpu.geometry.memory_slices - own_slices)
                 factor *= 1.0 + run.sensitivity * share
             worst = max(worst, factor)
         return worst

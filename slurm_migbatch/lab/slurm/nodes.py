@@ -85,8 +85,8 @@ class Halved:
 
     def share(self, job: int, held: Sequence[Slice]) -> float:
         """See Neighbourhood."""
-        mine = {(row.gpu, row.slot) for row in held if row.job == job}
-        return self.part if any(row.job != job and (row.gpu, row.slot) in mine for row in held) else 1.0
+        own_slots = {(row.gpu, row.slot) for row in held if row.job == job}
+        return self.part if any(row.job != job and (row.gpu, row.slot) in own_slots for row in held) else 1.0
 
 
 @dataclass
@@ -450,8 +450,8 @@ class SimulatedNodes:
             node = self._nodes.get(name)
             if node is None:
                 continue
-            mine = [row for row in node.rows.values() if row.job == job and row.state == "held"]
-            for row in mine:
+            own_rows = [row for row in node.rows.values() if row.job == job and row.state == "held"]
+            for row in own_rows:
                 other = next((slice_row for slice_row in node.rows.values() if slice_row.beside == row.id), None)
                 if row.beside is not None:
                     del node.rows[row.id or 0]
@@ -460,9 +460,9 @@ class SimulatedNodes:
                     node.rows[other.id or 0] = other._replace(beside=None)
                 else:
                     node.rows[row.id or 0] = row.freed("idle")
-            if mine:
-                fields = {"job": job, "restart": mine[0].restart, "exit_code": 0, "memory_mib": None}
-                self._tell(name, "stop", fields | {"slices": [row.event_fields for row in mine]})
+            if own_rows:
+                fields = {"job": job, "restart": own_rows[0].restart, "exit_code": 0, "memory_mib": None}
+                self._tell(name, "stop", fields | {"slices": [row.event_fields for row in own_rows]})
 
     # -- events ----------------------------------------------------------------------------------------------------
 

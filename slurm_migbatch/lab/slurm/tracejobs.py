@@ -173,8 +173,10 @@ class Hindrances:
             slots = {row.slot for row in here}
             if run.sensitivity and len(slots) > 1:
                 used = sum(slot.placement.size for slot in slots)
-                mine = slice_row.slot.placement.size
-                factor *= 1.0 + run.sensitivity * (used - mine) / (self.geometries[slice_row.gpu].memory_slices - mine)
+                own_slices = slice_row.slot.placement.size
+                factor *= 1.0 + run.sensitivity * (used - own_slices) / (
+                    self.geometries[slice_row.gpu].memory_slices - own_slices
+                )
             worst = max(worst, factor)
         return 1.0 / worst
 

@@ -215,9 +215,9 @@ class _Bench:
             dedicated.append(_rounded_up(share))
             several.append(_rounded_up(more))
             shared.append(sum(share for share in more if math.isfinite(share)))
-            mine = self.services(loads)
-            divided.append(fluid(mine, slices))
-            whole.append(sum(self._fewest(service) for service in mine) / slices)
+            services = self.services(loads)
+            divided.append(fluid(services, slices))
+            whole.append(sum(self._fewest(service) for service in services) / slices)
         rows = [
             _row(f"{MIG_OFF}, one process", dedicated),
             _row(MIG_OFF, several),
@@ -338,12 +338,12 @@ class _Bench:
         used: dict[str, frozenset[int]] = {}
         for load in loads:
             name = load.sample.model
-            mine = {cells[name][setting]: count for setting, count in found.of(name).items()}
-            used[name] = frozenset(mine)
+            instances = {cells[name][setting]: count for setting, count in found.of(name).items()}
+            used[name] = frozenset(instances)
             truth = self.subjects[name].settings
-            broken += any(truth[i].seconds > load.limit_s for i in mine)
-            slo_broken += any(2.0 * truth[i].seconds > load.limit_s / GUARD for i in mine)
-            short += sum(count * truth[i].rate for i, count in mine.items()) < load.rate * (1 - 1e-9)
+            broken += any(truth[i].seconds > load.limit_s for i in instances)
+            slo_broken += any(2.0 * truth[i].seconds > load.limit_s / GUARD for i in instances)
+            short += sum(count * truth[i].rate for i, count in instances.items()) < load.rate * (1 - 1e-9)
         return Replay(found.gpus, found.exact, found.slices, broken, slo_broken, short, unsure, used)
 
 

@@ -360,10 +360,12 @@ class SliceLending(Quiet):
                     lent.append(LentSlot(slot, run.job.id))
                 else:
                     taken.append(slot)
-            mine = index not in self.idle_since
+            training_only = index not in self.idle_since
             idle, last = self.idle_since.get(index, 0.0), self.reclaimed.get(index)
             node = self.node_of[index]
-            spaces.append(GpuCapacity(node, index, gpu.geometry, tuple(taken), tuple(lent), idle, last, own=mine))
+            spaces.append(
+                GpuCapacity(node, index, gpu.geometry, tuple(taken), tuple(lent), idle, last, own=training_only)
+            )
         return spaces
 
     def _elastic_jobs(self, sim: Simulation) -> list[tuple[ElasticJob, SimulatedRun]]:
