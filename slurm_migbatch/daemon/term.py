@@ -86,10 +86,10 @@ class PrimaryClient(Protocol):
 class TermStore(Protocol):
     """The database, as far as terms go."""
 
-    def take_term(self, holder: str, seconds: float, mine: int = 0) -> TermState:
+    def take_term(self, holder: str, seconds: float, own_term: int = 0) -> TermState:
         """See `store.db.Store`."""
 
-    def give_term(self, mine: int) -> None:
+    def give_term(self, own_term: int) -> None:
         """See `store.db.Store`."""
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class TermKeeper:
         self._fault = FaultReporter(
             "the term of the active migbatchd", "nothing is changed in Slurm until the database answers", log
         )
-        self._odd = ""
+        self._warned = ""
 
     # -- what others ask -------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class TermKeeper:
     def _without_database(self) -> None:
         """Let the first host alone be active: each host has an SQLite of its own."""
         advice = "[store] url must name MariaDB or PostgreSQL for both to share one record (docs/install.md)"
-        if self._mine(self._names[0]):
+        if self._is_this_host(self._names[0]):
             self._sole = self.active = True
             self._warn(
                 f"slurm.conf has several SlurmctldHost, and SQLite serves one host: no other takes over; {advice}"
@@ -224,7 +224,7 @@ class TermKeeper:
         return next((name for name, up in answering.items() if up), None)
 
     def _follow(self, named: str | None) -> None:
-        if named is not None and not self._mine(named):
+        if named is not None and not self._is_this_host(named):
             self._primary = None  # what it said is past
             self._stand_by(f"slurmctld's primary is {named}")
         elif self._primary is False:
@@ -241,7 +241,7 @@ class TermKeeper:
             return False
         return True
 
-    def _mine(self, name: str) -> bool:
+    def _is_this_host(self, name: str) -> bool:
         return name in (self.host, self.host.partition(".")[0])
 
     # -- the term --------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class TermKeeper:
             log.warning("term %d is over: another migbatchd has taken over, or this one was away too long", self.number)
             self._stand_by(f"migbatchd on {state.holder} has taken over")
             return
-        if not state.mine:
+        if not state.own:
             self.why = f"migbatchd on {state.holder} is active"
             return
         self._until = asked + TERM_S
@@ -279,9 +279,9 @@ class TermKeeper:
         self._warn(why)
 
     def _warn(self, text: str) -> None:
-        if text != self._odd:
+        if text != self._warned:
             log.warning("%s", text)
-        self._odd = text
+        self._warned = text
 
     def resign(self) -> None:
         """Give the term back, after everything has ended that acted in it; may block."""

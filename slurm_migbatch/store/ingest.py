@@ -116,18 +116,18 @@ def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[st
 
 def _known(session: Session, node: str, journal: str, seqs: list[int]) -> set[int]:
     known: set[int] = set()
-    mine = select(NodeEvent.seq).where(NodeEvent.node == node, NodeEvent.journal == journal)
+    stored = select(NodeEvent.seq).where(NodeEvent.node == node, NodeEvent.journal == journal)
     for start in range(0, len(seqs), _CHUNK):
-        known.update(session.scalars(mine.where(NodeEvent.seq.in_(seqs[start : start + _CHUNK]))))
+        known.update(session.scalars(stored.where(NodeEvent.seq.in_(seqs[start : start + _CHUNK]))))
     return known
 
 
 def _reach(session: Session, journal: NodeJournal) -> int:
     """Return the highest number up to which all events from `journal.contiguous` on are stored."""
-    mine = (NodeEvent.node == journal.node, NodeEvent.journal == journal.journal)
-    above = select(NodeEvent.seq).where(*mine, NodeEvent.seq > journal.contiguous).order_by(NodeEvent.seq)
+    of_journal = (NodeEvent.node == journal.node, NodeEvent.journal == journal.journal)
+    above = select(NodeEvent.seq).where(*of_journal, NodeEvent.seq > journal.contiguous).order_by(NodeEvent.seq)
     count, highest = session.execute(
-        select(func.count(), func.max(NodeEvent.seq)).where(*mine, NodeEvent.seq > journal.contiguous)
+        select(func.count(), func.max(NodeEvent.seq)).where(*of_journal, NodeEvent.seq > journal.contiguous)
     ).one()
     if not count or highest == journal.contiguous + count:
         return highest or journal.contiguous

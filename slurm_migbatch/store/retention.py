@@ -146,8 +146,8 @@ def _going(session: Session, rows: Sequence[Any]) -> set[int]:
     named = {id for row in rows for id in (row.job_id, row.array_job, row.het_job) if id is not None}
     columns = (Run.job_id, Run.array_job, Run.het_job)
     # open runs are few; wrapped, the columns keep databases from going through all tasks of an array instead
-    mine = or_(*(func.coalesce(column, 0).in_(named) for column in columns))
-    open_runs = session.execute(select(*columns).where(Run.span_class == OPEN, mine))
+    of_these = or_(*(func.coalesce(column, 0).in_(named) for column in columns))
+    open_runs = session.execute(select(*columns).where(Run.span_class == OPEN, of_these))
     return {id for row in open_runs for id in row if id is not None}
 
 
