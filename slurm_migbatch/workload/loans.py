@@ -102,7 +102,7 @@ def loan_hints(
 
 @lru_cache(maxsize=1 << 14)
 def _hints_of(comment: str, gres: str, extra: str) -> LoanHints | None:
-    """As `loan_hints`, of a job whose partitions lend: each round reads every job's again."""
+    """Read the hints of a job whose partitions lend; cached, because each round reads every job's."""
     try:
         counts = gres_list.counts(gres, GRES)
     except GresError:
