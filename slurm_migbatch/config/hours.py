@@ -32,16 +32,16 @@ class Hours:
     @classmethod
     def parse(cls, text: str) -> Hours:
         """Parse the text of spans; raises HoursError."""
-        words = text.split()
-        if not 1 <= len(words) <= 2:
+        parts = text.split()
+        if not 1 <= len(parts) <= 2:
             raise HoursError(f"{text!r} is not [days] HH:MM-HH:MM")
-        match = _SPAN.fullmatch(words[-1])
+        match = _SPAN.fullmatch(parts[-1])
         if match is None:
-            raise HoursError(f"{words[-1]!r} is not HH:MM-HH:MM")
+            raise HoursError(f"{parts[-1]!r} is not HH:MM-HH:MM")
         start, end = (_minutes(*match.group(at, at + 1)) for at in (1, 3))
         if start in (end, MINUTES):
-            raise HoursError(f"{words[-1]!r} is no time at all; a whole day is 00:00-24:00")
-        return cls(_days(words[0]) if len(words) == 2 else frozenset(range(7)), start, end)
+            raise HoursError(f"{parts[-1]!r} is no time at all; a whole day is 00:00-24:00")
+        return cls(_days(parts[0]) if len(parts) == 2 else frozenset(range(7)), start, end)
 
     def covers(self, when: datetime) -> bool:
         """Return whether a moment of local time lies in it."""

@@ -86,8 +86,8 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
     except tomllib.TOMLDecodeError as error:
         where = re.search(r"\(at line (\d+), column \d+\)", str(error))
         line = int(where[1]) if where else len(text.splitlines())
-        what = str(error).split(" (at ")[0]
-        raise ConfigError(path, [Problem(line, f"is not TOML here: {what[:1].lower()}{what[1:]}")]) from None
+        reason = str(error).split(" (at ")[0]
+        raise ConfigError(path, [Problem(line, f"is not TOML here: {reason[:1].lower()}{reason[1:]}")]) from None
     lines = dict(lines_of(text))
     problems: list[Problem] = []
     parts: dict[str, Any] = {"path": path}
@@ -97,7 +97,7 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
         line = lines.get((name,), 0)
         if name not in sections:
             problems.append(
-                Problem(line, unknown_word("section" if isinstance(value, dict) else "key", name, sections))
+                Problem(line, unknown_name("section" if isinstance(value, dict) else "key", name, sections))
             )
         elif not isinstance(value, dict):
             problems.append(Problem(line, f"{name} must be a section, [{name}]"))
@@ -131,8 +131,8 @@ def _together(
         yield Problem(
             line, "lending.enabled needs lending.partitions: name those whose training jobs may be lent slices"
         )
-    mine = cluster.partitions if cluster is not None else ()
-    others = [name for name in lending.partitions if mine and name not in mine]
+    managed = cluster.partitions if cluster is not None else ()
+    others = [name for name in lending.partitions if managed and name not in managed]
     if others:
         line = lines.get(("lending", "partitions"), 0)
         yield Problem(line, f"lending.partitions names {', '.join(others)}, which cluster.partitions leaves out")
@@ -164,31 +164,31 @@ def read_section(
     name, header = ".".join(where), next((lines[where[:n]] for n in (2, 1) if where[:n] in lines), 0)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     found: dict[str, Any] = {}
-    for word, value in values.items():
-        line = lines.get((*where, word), header)
-        if word not in fields:
-            problems.append(Problem(line, unknown_word("key", word, fields) + f" in [{name}]"))
+    for key, value in values.items():
+        line = lines.get((*where, key), header)
+        if key not in fields:
+            problems.append(Problem(line, unknown_name("key", key, fields) + f" in [{name}]"))
             continue
-        kind = str(fields[word].type)
+        kind = str(fields[key].type)
         if kind == _TABLE:
-            found[word] = _table(where, fields[word], value, lines, line, problems)
+            found[key] = _table(where, fields[key], value, lines, line, problems)
             continue
         ok, value = _convert(kind, value)
         if not ok:
-            problems.append(Problem(line, f"{name}.{word} must be {_TYPES[kind]}"))
+            problems.append(Problem(line, f"{name}.{key} must be {_TYPES[kind]}"))
             continue
-        wrong = fields[word].metadata["check"](value) if fields[word].metadata["check"] else None
+        wrong = fields[key].metadata["check"](value) if fields[key].metadata["check"] else None
         if wrong:
-            problems.append(Problem(line, f"{name}.{word} {wrong}, not {value!r}"))
+            problems.append(Problem(line, f"{name}.{key} {wrong}, not {value!r}"))
         elif isinstance(value, str) and not value.isprintable():
-            problems.append(Problem(line, f"{name}.{word} holds an unprintable character"))
+            problems.append(Problem(line, f"{name}.{key} holds an unprintable character"))
         else:
-            found[word] = value
+            found[key] = value
     needed = [f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING]
-    missing = [word for word in needed if word not in values]
+    missing = [key for key in needed if key not in values]
     if missing:
         problems.append(Problem(header, f"[{name}] needs {' and '.join(missing)}"))
-    return cls(**found) if all(word in found for word in needed) else None
+    return cls(**found) if all(key in found for key in needed) else None
 
 
 def _table(
@@ -204,14 +204,14 @@ def _table(
     if not isinstance(values, dict):
         problems.append(Problem(line, f"{name} must be a table, [{name}] with one line for each"))
         return {}
-    for word, value in values.items():
-        at = lines.get((*where, field.name, word), line)
+    for key, value in values.items():
+        at = lines.get((*where, field.name, key), line)
         if not isinstance(value, int) or isinstance(value, bool):
-            problems.append(Problem(at, f"{name}.{word} must be a whole number"))
-        elif wrong := field.metadata["check"]({word: value}):
-            problems.append(Problem(at, f"{name}.{word} {wrong}, not {value!r}"))
+            problems.append(Problem(at, f"{name}.{key} must be a whole number"))
+        elif wrong := field.metadata["check"]({key: value}):
+            problems.append(Problem(at, f"{name}.{key} {wrong}, not {value!r}"))
         else:
-            found[word] = value
+            found[key] = value
     return found
 
 
@@ -229,11 +229,11 @@ def _convert(kind: str, value: Any) -> tuple[bool, Any]:
     return isinstance(value, {"str": str, "int": int}[kind]), value
 
 
-def unknown_word(what: str, word: str, known: typing.Iterable[str]) -> str:
+def unknown_name(kind: str, name: str, known: typing.Iterable[str]) -> str:
     """Say that a word is unknown, with the one that was perhaps meant."""
     known = list(known)
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"unknown {what} {word!r}" + (f", did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})")
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"unknown {kind} {name!r}" + (f", did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})")
 
 
 def lines_of(text: str) -> Iterator[tuple[tuple[str, ...], int]]:

@@ -139,8 +139,8 @@ def age(value: str) -> str | None:
 
 def share_of(entry: Mapping[str, int]) -> str | None:
     """Accept how much one account may have."""
-    for word, value in entry.items():
-        if name(word):
+    for account, value in entry.items():
+        if name(account):
             return "must be the plain name of an account (letters, digits, _ . -)"
         if not 0 <= value <= 10**6:
             return "must be between 0 and 1000000"
@@ -155,7 +155,7 @@ class ClusterConfig:
     slurm_conf: str = key("", "slurm.conf for those commands (SLURM_CONF); empty: Slurm's own rule.", absolute_or_empty)
     backend: str = key(
         "cli",
-        "What looks at the queue: 'cli' (squeue), 'pyslurm' (needs Slurm 25.11 with its headers, which no Debian has: "
+        "What lists the queue: 'cli' (squeue), 'pyslurm' (needs Slurm 25.11 with its headers, which no Debian has: "
         "pip install 'slurm-migbatch[pyslurm-25-11]'), 'slurmrestd' (the REST API, of which changes are asked too), or "
         "'auto' (pyslurm where it can be used). All show the same; Slurm's commands do what the others cannot.",
         one_of("cli", "pyslurm", "slurmrestd", "auto"),
@@ -179,7 +179,7 @@ class ClusterConfig:
         "no-mig-slice-free", "The DOWN nodes that list every profile, so that jobs pend where nothing is offered yet."
     )
     poll_s: float = key(
-        1.0, "Seconds between two looks at Slurm when nothing happens; each is followed by a plan.", between(0.05, 60)
+        1.0, "Seconds between two queries of Slurm when nothing happens; each is followed by a plan.", between(0.05, 60)
     )
     timeout_s: float = key(20.0, "Seconds after which a Slurm command counts as failed.", between(1, 300))
 
@@ -264,7 +264,7 @@ class LendingConfig:
         0.0, "Seconds for which nothing must have been freed on a GPU before it is lent from.", between(0, 7 * 86400)
     )
     rest_s: float = key(
-        0.0, "Seconds for which a GPU is not lent from after a loan was called back there.", between(0, 7 * 86400)
+        0.0, "Seconds for which a GPU is not lent from after a loan was reclaimed there.", between(0, 7 * 86400)
     )
     horizon_s: float = key(
         60.0,
@@ -274,7 +274,7 @@ class LendingConfig:
     sure: float = key(
         0.8,
         "Probability with which what is lent is not needed during those seconds: the higher, the more is kept free for "
-        "inference and the fewer loans are called back.",
+        "inference and the fewer loans are reclaimed.",
         between(0.01, 0.9999),
     )
     payback_s: float = key(
@@ -343,7 +343,9 @@ class DispatchConfig:
         "and items=, by their load where they have role=serve and rate=.",
     )
     dry_run: bool = key(False, "Only record what would be done (`migacct`, the log); no job is changed.")
-    every_s: float = key(5.0, "Least seconds between two looks at what waits.", between(0.1, 3600))
+    every_s: float = key(
+        5.0, "Least seconds between two rounds that may re-type jobs or set throttles.", between(0.1, 3600)
+    )
     hold_s: float = key(60.0, "Seconds for which a job keeps the profile that it was given.", between(0, 86400))
 
 
@@ -357,7 +359,7 @@ class LearningConfig:
         "Directory of learned models, written by migbatchd and `migbatch model`; nobody else may write there.",
         absolute,
     )
-    every_s: float = key(300.0, "Seconds between two looks for new runs to learn from.", between(0.2, 7 * 86400))
+    every_s: float = key(300.0, "Seconds between two searches for new runs to learn from.", between(0.2, 7 * 86400))
     min_new: int = key(
         20, "New runs with figures that make a refit worth while; an import is one at once.", between(1, 10**6)
     )

@@ -50,20 +50,20 @@ def _section(name: str, values: Mapping[str, Any]) -> Iterator[str]:
         raise KeyError(f"no key {unknown.pop()!r} in [{name}] of migbatch.toml")
     yield f"# {' '.join((default.__doc__ or '').split())}"
     yield f"[{name}]"
-    for word, field in fields.items():
+    for key, field in fields.items():
         yield from textwrap.wrap(field.metadata["doc"], 116, initial_indent="# ", subsequent_indent="# ")
-        if word in values:
-            yield f"{word} = {_value(values[word])}"
+        if key in values:
+            yield f"{key} = {_value(values[key])}"
         else:
-            yield f"#{word} = {_value(getattr(default, word))}"
+            yield f"#{key} = {_value(getattr(default, key))}"
 
 
 def _example(table: str, cls: type, example: str) -> Iterator[str]:
     yield f"# {' '.join((cls.__doc__ or '').split())}"
     yield f"#[{table}.{example}]"
     for field in dataclasses.fields(cls):
-        word = "(needed)" if field.default is dataclasses.MISSING else f"= {_value(field.default)}"
-        yield f"#   {field.name} {word}: {field.metadata['doc']}"
+        default_text = "(needed)" if field.default is dataclasses.MISSING else f"= {_value(field.default)}"
+        yield f"#   {field.name} {default_text}: {field.metadata['doc']}"
 
 
 def _value(value: Any) -> str:
@@ -72,7 +72,7 @@ def _value(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(word)} = {_value(v)}" for word, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_value(v)}" for key, v in value.items()) + " }"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_value(v) for v in value) + "]"
     return json.dumps(str(value), ensure_ascii=False)

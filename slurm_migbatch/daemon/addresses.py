@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from slurm_migbatch.slurm.client import SlurmError
 
-#: least seconds between two looks because of an address that is not known
+#: least seconds between two queries because of an address that is not known
 _ANEW_S = 10.0
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 

@@ -6,9 +6,9 @@ therefore changes in two phases:
 1. **Shrink.** Types of which a free slot is being withdrawn are set to 0, below what is in use (which hurts nobody), so
    Slurm starts nothing more of these types on this node. Setting them to what is in use would not do: a job that ends
    in between would let another one start, and that could be given the withdrawn slot.
-2. **Look back.** A job that started between our last look and the shrink is in the queue now. If it has slices of such
-   a type nobody knows yet which slots it took, so the node is left as it is, and the next round plans with it. Jobs
-   are looked at, not counts: one that ended in the meantime would hide one that started.
+2. **Check again.** A job that started between the last query and the shrink is in the queue now. If it has slices of
+   such a type nobody knows yet which slots it took, so the node is left as it is, and the next round plans with it.
+   Jobs are compared, not counts: one that ended in the meantime would hide one that started.
 3. **Publish** the plan to the node and wait for its acknowledgement, for a bounded time. Jobs that start meanwhile are
    of types whose slots are all in both the old plan and the new one.
 4. **Grow** to the new counts. A node that has not acknowledged stays shrunk until it does.
@@ -299,7 +299,7 @@ class Advertiser:
 
 
 def _newcomers(before: Iterable[JobRow], after: Iterable[JobRow]) -> dict[str, set[str]]:
-    """Node -> GRES types of the jobs that started there between two looks at the queue."""
+    """Return by node the GRES types of the jobs that started there between two listings of the queue."""
     known = {(row.job_id, row.restarts) for row in before if row.active}
     found: dict[str, set[str]] = {}
     for row in after:
@@ -320,7 +320,7 @@ def gres_string(counts: Mapping[str, int], row: NodeRow) -> str:
 
 
 def _filled(counts: Mapping[str, int], total: int) -> dict[str, int]:
-    """With the filler that keeps the sum, and without zeros."""
+    """Return the counts with the filler that keeps the sum, and without zeros."""
     kept = {kind: n for kind, n in counts.items() if n and kind != FILLER}
     spare = total - sum(kept.values())
     if spare > 0:

@@ -128,8 +128,8 @@ class NodeApi:
     async def _events(self, caller: Caller, body: bytes) -> Response:
         node = caller.node
         message = messages.read_events(node, body)
-        for what in message.refused:
-            self._seldom.warning(node, f"{node}: {what}; it is left out, update that node if this goes on")
+        for refusal in message.refused:
+            self._seldom.warning(node, f"{node}: {refusal}; it is left out, update that node if this goes on")
         claim = NodeReceipt(message.database, message.acked, incomplete=messages.holding(message.events))
         events = [event.wire for event in message.events]
         self.board.heard(node)
@@ -147,7 +147,7 @@ class NodeApi:
             raise Refused(503, str(error)) from None
         except Exception as error:
             raise Refused(422, f"these events cannot be recorded: {error}") from error
-        self.ingested(node, events, receipt.told)
+        self.ingested(node, events, receipt.complete)
         return as_json(receipt._asdict())
 
     async def _plan(self, caller: Caller, body: bytes) -> Response:
@@ -212,16 +212,16 @@ class NodeApi:
 def primary_route(activity: ActiveRole, admins: Collection[int]) -> Route:
     """Return the route by which slurmctld's own programs say, on the unix socket, that it is the primary or no more."""
 
-    async def told(request: Request) -> Response:
+    async def set_primary(request: Request) -> Response:
         try:
             if _uid(request) not in admins:
                 raise Refused(403, "only root and SlurmUser may say which slurmctld is the primary")
         except Refused as refused:
             return as_json({"error": str(refused)}, refused.status)
-        activity.told(request.path_params["state"] == "on")
+        activity.set_primary(request.path_params["state"] == "on")
         return as_json({})
 
-    return Route("/v1/primary/{state}", told, methods=["POST"])
+    return Route("/v1/primary/{state}", set_primary, methods=["POST"])
 
 
 def _uid(request: Request) -> int:

@@ -20,7 +20,7 @@ from slurm_migbatch.decide.capacity.sharing import guests
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 
-#: looks at Slurm in a row that must agree before a job is cancelled
+#: snapshots of Slurm in a row that must agree before a job is cancelled
 CERTAIN = 2
 
 #: seconds that a node has to release what a dead Epilog left: two rounds of its agent, and the way here
@@ -92,7 +92,7 @@ def orphans(held: Iterable[tuple[str, int, int]], jobs: Iterable[JobRow]) -> set
 
 
 class Auditor:
-    """Compares each look at Slurm with what the nodes hold."""
+    """Compares each snapshot of Slurm with what the nodes hold."""
 
     def __init__(self) -> None:
         self._suspects: Counter[tuple[int, str]] = Counter()
@@ -114,7 +114,7 @@ class OrphanWatch:
         self.present: frozenset[Orphan] = frozenset()
 
     def check(self, facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow], now: float) -> list[Orphan]:
-        """Take one look; those that are new among the `present` ones."""
+        """Take in one snapshot; return those that are new among the `present` ones."""
         held = (
             (name, *run) for name, node in facts.items() for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests)
         )

@@ -63,7 +63,7 @@ def client_of(cluster: ClusterConfig) -> HistoryClient:
     if cluster.backend == "slurmrestd":
         address, token, user = cluster.slurmrestd, cluster.slurmrestd_token, cluster.slurm_user
         rest = SlurmrestdHistoryClient(*commands, address=address, token_file=token, user=user)
-        if why := rest.probe():  # tried again at every look: a site may have no commands to fall back on
+        if why := rest.probe():  # tried again at every query: a site may have no commands to fall back on
             log.warning("nothing is known of Slurm as long as slurmrestd cannot be used: %s", why)
         else:
             log.info("slurmrestd at %s is asked, in version v0.0.%d of its API", cluster.slurmrestd, rest.api.version)
@@ -72,11 +72,11 @@ def client_of(cluster: ClusterConfig) -> HistoryClient:
         client = PyslurmHistoryClient(*commands)
         why = client.probe()
         if not why:
-            log.info("pyslurm looks at the queue")
+            log.info("pyslurm lists the queue")
             return client
         client.close()
         level = logging.WARNING if cluster.backend == "pyslurm" else logging.INFO
-        log.log(level, "Slurm's commands look at the queue, because pyslurm cannot be used: %s", why)
+        log.log(level, "Slurm's commands list the queue, because pyslurm cannot be used: %s", why)
     return HistoryClient(*commands)
 
 

@@ -2,7 +2,7 @@
 
 A round runs in one thread and is called again and again. Nothing is concluded from a failed look: the round then
 changes nothing and says why. What is about to be done to jobs stands in the record before Slurm is called; where the
-record cannot be written nothing is lent, but what inference needs is still called back: that must not wait.
+record cannot be written nothing is lent, but what inference needs is still reclaimed: that must not wait.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Clock(Protocol):
     """Both clocks, so that tests and simulations can turn them."""
 
     def time(self) -> float:
-        """Unix seconds."""
+        """Return unix seconds."""
 
     def monotonic(self) -> float:
         """Return seconds that never jump."""
 
 
 class RoundClient(SlurmClient, JobClient, Protocol):
-    """Slurm, as far as a round looks at it and changes it."""
+    """Slurm, as far as a round queries and changes it."""
 
 
 class Record(Protocol):

@@ -69,7 +69,7 @@ class DryRun:
 
 
 class _NoClient:
-    """Hands that do nothing: a dry run goes the same way as a real one up to them."""
+    """A client that changes nothing, so that a dry run goes the same way as a real one."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         """Do nothing."""

@@ -68,9 +68,9 @@ class HistoryClient(CliClient):
         """
         found: dict[str, frozenset[str]] = {}
         for line in self._run("sinfo", "-h", "-a", "-N", "-o", "%N %o %n").splitlines():
-            words = line.split()
-            if len(words) == 3:
-                found[words[0]] = found.get(words[0], frozenset()) | set(words[1:])
+            columns = line.split()
+            if len(columns) == 3:
+                found[columns[0]] = found.get(columns[0], frozenset()) | set(columns[1:])
         return found
 
     def standing(self, user: str) -> Standing:
@@ -87,7 +87,7 @@ class HistoryClient(CliClient):
             level, _, accounts = rest.partition("|")
             if name == user:
                 operator = level.lower() in ("operator", "administrator")
-                return Standing(operator, frozenset(word for word in accounts.strip("|").split(",") if word))
+                return Standing(operator, frozenset(account for account in accounts.strip("|").split(",") if account))
         return Standing()
 
     def ended(self, job_ids: Iterable[int]) -> list[dict[str, Any]]:
@@ -148,11 +148,11 @@ class HistoryClient(CliClient):
 
 
 class PyslurmHistoryClient(HistoryClient, PyslurmClient):
-    """The same where pyslurm looks at the queue."""
+    """`HistoryClient` where pyslurm lists the queue."""
 
 
 class SlurmrestdHistoryClient(HistoryClient, SlurmrestdClient):
-    """The same where slurmrestd is asked."""
+    """`HistoryClient` where slurmrestd lists the queue."""
 
 
 def _row(values: Sequence[str]) -> dict[str, Any] | None:

@@ -84,7 +84,7 @@ def policy_of(config: Config) -> SubmitPolicy:
 
 
 def slurm_uids(config: Config) -> frozenset[int]:
-    """Root, SlurmUser and who this process runs as."""
+    """Return the uids of root, SlurmUser and this process."""
     uids = {0, os.geteuid()}
     with contextlib.suppress(KeyError):  # a SlurmUser that does not exist here asks nothing here
         uids.add(pwd.getpwnam(config.cluster.slurm_user).pw_uid)
@@ -279,11 +279,11 @@ def _holds(path: Path, text: str) -> bool:
 def _replace(path: Path, text: str) -> None:
     if _holds(path, text):
         return
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.chmod(0o644)
-        beside.replace(path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.chmod(0o644)
+        temporary.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

@@ -34,7 +34,7 @@ class HistoryStore(Store):
         return self
 
     def record_decisions(self, decisions: Sequence[Mapping[str, Any]]) -> None:
-        """Several `record_decision` in one transaction: what many submissions in a row cost is the commits."""
+        """Record several decisions in one transaction, because commits are what many submissions in a row cost."""
 
         def work(session: Session) -> None:
             for decision in decisions:
@@ -60,7 +60,7 @@ class HistoryStore(Store):
             return recurring_runs(connection, since, limit)
 
     def measured_since(self, imported: float) -> list[Measurement]:
-        """Measured points that came, or got other values, after that moment (unix seconds)."""
+        """Return measured points that came, or got other values, after that moment (unix seconds)."""
         columns = (MeasuredPoint.__table__.c[name] for name in COLUMNS)
         statement = select(*columns).where(MeasuredPoint.imported > imported).order_by(MeasuredPoint.id)
         with self.reading() as connection:

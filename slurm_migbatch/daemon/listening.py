@@ -15,7 +15,7 @@ from slurm_migbatch.slurm.client import SlurmError
 log = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
-#: seconds between two looks whether this host has another of slurmctld's addresses
+#: seconds between two checks whether this host has another of slurmctld's addresses
 _ADDRESSES_S = 30.0
 
 

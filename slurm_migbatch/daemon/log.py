@@ -62,7 +62,7 @@ class FaultReporter:
 
     def __init__(
         self,
-        what: str,
+        subject: str,
         advice: str,
         log: logging.Logger,
         *,
@@ -70,7 +70,7 @@ class FaultReporter:
         longest: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.what = what
+        self.subject = subject
         self.advice = advice
         self.error = ""
         self.tries = 0
@@ -96,14 +96,14 @@ class FaultReporter:
         before, self.error = self.error, text
         self.tries += 1
         if _cause(text) != _cause(before):
-            self._log.warning("%s: %s; %s", self.what, text, self.advice)
+            self._log.warning("%s: %s; %s", self.subject, text, self.advice)
         return float(min(self._longest, self._first * 2 ** min(self.tries - 1, 30)))
 
     def succeeded(self) -> None:
         """Note a success; after failures this says for how long it lasted."""
         if self.tries:
             took = self._clock() - self._since
-            self._log.info("%s: works again after %.0f s and %d failed tries", self.what, took, self.tries)
+            self._log.info("%s: works again after %.0f s and %d failed tries", self.subject, took, self.tries)
         self.error = ""
         self.tries = 0
 
@@ -148,5 +148,5 @@ class Seldom:
 
 
 def _cause(text: str) -> str:
-    """Two messages that differ in numbers only have one cause."""
+    """Return the message without numbers, so that those that differ in numbers only have one cause."""
     return re.sub(r"\d+", "#", text)

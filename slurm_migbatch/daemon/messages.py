@@ -110,10 +110,10 @@ def read_events(node: str, body: bytes) -> EventsMessage:
     if len(events) > MAX_EVENTS:
         raise MessageError(f"{len(events)} events in one message, at most {MAX_EVENTS} are taken")
     return EventsMessage(
-        journal=_word(message, "journal", _HEX),
-        boot_id=_word(message, "boot_id", _HEX),
+        journal=_matched(message, "journal", _HEX),
+        boot_id=_matched(message, "boot_id", _HEX),
         events=tuple(_event(event) for event in events),
-        database=_word(message, "database", _HEX) if message.get("database") else "",
+        database=_matched(message, "database", _HEX) if message.get("database") else "",
         acked=_whole(message, "acked", 0, MAX_NUMBER) if "acked" in message else 0,
     )
 
@@ -187,7 +187,7 @@ def _message(node: str, body: bytes) -> Mapping[str, Any]:
     message = parse(body)
     if not isinstance(message, dict):
         raise MessageError("the body must be an object")
-    named = _word(message, "node", _NODE)
+    named = _matched(message, "node", _NODE)
     if named != node:
         raise MessageError(f"node {node} speaks of node {named}; a node may tell of itself only")
     return message
@@ -196,7 +196,7 @@ def _message(node: str, body: bytes) -> Mapping[str, Any]:
 # -- fields ------------------------------------------------------------------------------------------------------
 
 
-def _word(message: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
+def _matched(message: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
     value = message.get(key)
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise MessageError(f"{key} is missing or malformed")
@@ -350,7 +350,7 @@ def _held_run(row: Mapping[str, Any]) -> None:
 
 #: of every kind that is acted on, the fields that are; others are only held to the bounds of `_bounded`
 _KINDS: Mapping[str, Mapping[str, _Field]] = {
-    "boot": {"boot_id": lambda row, key: _word(row, key, _HEX)},
+    "boot": {"boot_id": lambda row, key: _matched(row, key, _HEX)},
     "inventory": {"gpus": _list_of(_gpu, MAX_GPUS)},
     "state": {
         "gpus": _list_of(_gpu, MAX_GPUS),

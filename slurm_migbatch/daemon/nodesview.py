@@ -57,9 +57,9 @@ class _Gpu:
             guests=tuple(sorted(self.guests.items())),
         )
 
-    def take(self, slot: Slot, run: tuple[int, int], beside: tuple[int, int] | None) -> None:
-        """Note that a run has the slot now; with `beside`, together with that run."""
-        if beside is not None and self.held.get(slot) == beside:
+    def take(self, slot: Slot, run: tuple[int, int], host_run: tuple[int, int] | None) -> None:
+        """Note that a run has the slot now; with `host_run`, together with that run."""
+        if host_run is not None and self.held.get(slot) == host_run:
             self.guests[slot] = run
         else:  # of an earlier holder the end was not heard
             self.held[slot] = run
@@ -180,14 +180,14 @@ class LiveView:
         mig_slice: Mapping[str, Any],
         run: tuple[int, int],
         starts: bool,
-        beside: tuple[int, int] | None,
+        host_run: tuple[int, int] | None,
     ) -> None:
         gpu = self._nodes.get(node, {}).get(str(mig_slice.get("gpu")))
         slot = _slot(mig_slice.get("profile"), mig_slice.get("start"), mig_slice.get("size"))
         if gpu is None or slot is None:
             return
         if starts:
-            gpu.take(slot, run, beside)
+            gpu.take(slot, run, host_run)
         else:
             gpu.give(slot, run)
 

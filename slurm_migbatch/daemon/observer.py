@@ -26,19 +26,19 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 
 
 class NodeBoard(Protocol):
-    """The plan board, as far as it is looked at."""
+    """The plan board, as far as it is read here."""
 
     def current(self, node: str) -> PublishedPlan | None:
-        """The newest plan of `node`; None until one was published."""
+        """Return the newest plan of `node`; None until one was published."""
 
     def acked(self, node: str) -> int:
-        """The newest version that `node` has confirmed; 0 if none."""
+        """Return the newest version that `node` has confirmed; 0 if none."""
 
     def silence(self, node: str) -> float:
-        """Seconds since `node` was last heard; infinite if never."""
+        """Return the seconds since `node` was last heard; infinite if never."""
 
 
-class ToldView(LiveView):
+class CompleteView(LiveView):
     """`LiveView` of those nodes alone that have told everything that they hold, to this database and this service.
 
     What the database holds of others may be of any age. Nothing is planned for them, and what Slurm was told stays.
@@ -46,18 +46,18 @@ class ToldView(LiveView):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: set[str] = set()
+        self._complete: set[str] = set()
 
-    def believe(self, node: str, told: bool) -> None:
+    def set_complete(self, node: str, complete: bool) -> None:
         """Note whether what is known of a node is all that it holds."""
         with self._lock:
-            (self._told.add if told else self._told.discard)(node)
+            (self._complete.add if complete else self._complete.discard)(node)
 
     def facts(self) -> Mapping[str, NodeFacts]:
         """See NodesView."""
         found = super().facts()
         with self._lock:
-            return {node: facts for node, facts in found.items() if node in self._told}
+            return {node: facts for node, facts in found.items() if node in self._complete}
 
 
 class Observer:
@@ -104,13 +104,13 @@ class Observer:
     def ingested(self, events: Sequence[Mapping[str, Any]], now: float | None = None) -> None:
         """Take in what jobs told of themselves, after it was stored."""
         moment = time.time() if now is None else now
-        told = [
+        reports = [
             found
             for event in events
             if event.get("kind") == "progress" and (found := report_of(event, moment)) is not None
         ]
         with self._lock:
-            self._reports += told
+            self._reports += reports
 
     def snapshot(
         self, now: float, jobs: Sequence[JobRow], rows: Sequence[NodeRow], answers: Answers, recording: bool

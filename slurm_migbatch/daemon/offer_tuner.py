@@ -27,7 +27,7 @@ from slurm_migbatch.workload.loans import is_marked
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 300.0
-"""Seconds between two looks at the history; the first comes soon after the start."""
+"""Seconds between two reads of the history; the first comes soon after the start."""
 SOON_S: Final = 10.0
 HISTORY_S: Final = 14 * 86400.0
 """How far back it is looked at."""
@@ -93,7 +93,7 @@ class OfferTuner:
 
 
 def classes_of(past: Sequence[PastRuns], jobs: Iterable[JobRow], now: float) -> list[Class]:
-    """History and queue in the policy's form: what comes in `HORIZON_S`, and what waits.
+    """Return history and queue in the policy's form: what comes in `HORIZON_S`, and what waits.
 
     Runs on unlike slices are left out; training jobs that wait for a loan ask for no supply.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # SQLAlchemy takes longer to import than all that the submit 
 
 log = logging.getLogger(__name__)
 _ADVICE = "running jobs and submissions go on without it; check slurmctld, and [cluster] slurm_bin and slurm_conf"
-#: seconds between two looks, however many nudges come, and how many times longer than a look the pause is
+#: seconds between two queries, however many nudges come, and how many times longer than a query the pause is
 _CLOSEST_S, _SHARE = 0.2, 4.0
 
 
@@ -33,7 +33,7 @@ class SlurmView:
 
 
 class Poller:
-    """Looks at Slurm in a thread, and lets `act` follow each look; slows down while Slurm does not answer.
+    """Queries Slurm in a thread and calls `act` after each query; slows down while Slurm does not answer.
 
     A nudge asks for a look before its time. Looks keep a distance that grows with what they cost, so that neither a
     busy cluster nor a slow slurmctld is asked more often than it can bear.
@@ -87,7 +87,7 @@ class UnsavedJobs:
         """Take in the present queue.
 
         Returns:
-            Whether there is something to write; the ids of jobs that have left since the last look.
+            Whether there is something to write; the ids of jobs that have left since the last query.
         """
         now = {row.job_id: row for row in queue}
         with self._lock:

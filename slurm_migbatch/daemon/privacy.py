@@ -49,7 +49,7 @@ class Privacy:
 
     async def visible(self, uid: int, rows: Collection[JobRow]) -> list[JobRow]:
         """Return those of these jobs that the user may see."""
-        if uid in self._trusted or "jobs" not in await self._private_words():
+        if uid in self._trusted or "jobs" not in await self._private_data():
             return list(rows)
         others = any(row.uid != uid for row in rows)
         return (await self.rights(uid) if others else Rights(uid)).jobs(rows)
@@ -58,11 +58,11 @@ class Privacy:
         """Return what the user may see."""
         if uid in self._trusted:
             return Rights(uid, everything=True)
-        private = await self._private_words()
+        private = await self._private_data()
         standing = await self._standing(uid)
         return Rights(uid, standing.operator, standing.accounts, private)
 
-    async def _private_words(self) -> frozenset[str]:
+    async def _private_data(self) -> frozenset[str]:
         async with self._lock:
             if self._clock() >= self._due:
                 try:
@@ -70,8 +70,8 @@ class Privacy:
                 except SlurmError:
                     self._private, self._accounting, self._due = ALL_PRIVATE, False, self._clock() + _RETRY_S
                 else:
-                    words = {word.strip() for word in settings.get("privatedata", "").lower().split(",")}
-                    self._private = ALL_PRIVATE if "all" in words else ALL_PRIVATE & words
+                    private = {name.strip() for name in settings.get("privatedata", "").lower().split(",")}
+                    self._private = ALL_PRIVATE if "all" in private else ALL_PRIVATE & private
                     self._accounting = settings.get("accountingstoragetype", "").endswith("slurmdbd")
                     self._due = self._clock() + _SETTINGS_S
         return self._private

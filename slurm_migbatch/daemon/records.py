@@ -25,8 +25,8 @@ def record_of(decision: SubmitDecision) -> dict[str, Any]:
 
 def asked_text(asked: Mapping[str, str]) -> str:
     """Return the fields of a request as sbatch options."""
-    words = {field: _bare(field, text) if field in TRES_FIELDS else text for field, text in asked.items() if text}
-    return " ".join(f"{OPTIONS.get(field, f'--{field}')}={shlex.quote(text)}" for field, text in words.items())
+    values = {field: _bare(field, text) if field in TRES_FIELDS else text for field, text in asked.items() if text}
+    return " ".join(f"{OPTIONS.get(field, f'--{field}')}={shlex.quote(text)}" for field, text in values.items())
 
 
 def _bare(field: str, text: str) -> str:

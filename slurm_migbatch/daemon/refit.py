@@ -195,13 +195,14 @@ def refit(
     split = _hold_out(material, present, str(directory.index().last))
     progress(f"learning from {len(split.runs)} runs and {len(split.table)} measured points")
     candidate = learn([*split.table, *rows_of(split.runs)], knowledge)
-    mine, theirs = misses(candidate, split.judge, knowledge), misses(present.learned, split.judge, knowledge)
+    candidate_misses = misses(candidate, split.judge, knowledge)
+    current_misses = misses(present.learned, split.judge, knowledge)
     result["check"] = {
         "on": split.name,
-        "candidate": {figure: miss.to_dict() for figure, miss in mine.items()},
-        "current": {figure: miss.to_dict() for figure, miss in theirs.items()},
+        "candidate": {figure: miss.to_dict() for figure, miss in candidate_misses.items()},
+        "current": {figure: miss.to_dict() for figure, miss in current_misses.items()},
     }
-    refusal = worse(mine, theirs, learning.tolerance)
+    refusal = worse(candidate_misses, current_misses, learning.tolerance)
     if refusal:
         result["seconds"] = round(time.monotonic() - began, 2)
         return none("refused", refusal)
@@ -253,7 +254,7 @@ def _hold_out(material: Material, present: Saved, salt: str) -> _Split:
 
 
 def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
-    """Half of the fresh items by the digests of their names, but not more than a fifth of all."""
+    """Return half of the fresh items by the digests of their names, but at most a fifth of all."""
     ordered = sorted(fresh, key=lambda item: hashlib.sha256(name(item).encode()).digest())
     return ordered[: min(len(fresh) // 2, max(1, total // MOST_HELD))]
 

@@ -16,7 +16,7 @@ from slurm_migbatch.daemon.controller import Clock, Controller, RoundClient, Rou
 from slurm_migbatch.daemon.flightrecorder import DIRECTORY, FlightRecorder
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
-from slurm_migbatch.daemon.observer import Observer, ToldView
+from slurm_migbatch.daemon.observer import CompleteView, Observer
 from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import SlurmView
 from slurm_migbatch.daemon.record import NodesPast, WriterRecord, lending_past, nodes_past
@@ -50,7 +50,7 @@ class _Time:
     """The clocks of this host."""
 
     def time(self) -> float:
-        """Unix seconds."""
+        """Return unix seconds."""
         return time.time()
 
     def monotonic(self) -> float:
@@ -66,7 +66,7 @@ class _Faults:
 
 
 class Rounds:
-    """Lets a round follow every look at Slurm.
+    """Runs a round after every query of Slurm.
 
     Args:
         config: the configuration.
@@ -89,7 +89,7 @@ class Rounds:
         clock: Clock = _Time(),  # noqa: B008 - it holds nothing
     ) -> None:
         self._config, self._writer, self._clock = config, writer, clock
-        self.view = ToldView()
+        self.view = CompleteView()
         self._advertiser = advertiser = Advertiser(slurm, board, config.supply.ack_wait_s)
         self.observer = Observer(
             self.view,
@@ -136,24 +136,24 @@ class Rounds:
         await asyncio.Event().wait()
 
     async def load_loans(self) -> None:
-        """Learn from the record which loans go on, what was called back, and what inference has needed."""
+        """Learn from the record which loans go on, what was reclaimed, and what inference has needed."""
         config = self._config.lending
         if config.enabled:
             now, history_s = self._clock.time(), config.forecast_days * config.day_s
             past = await self._read(
                 lambda store: lending_past(store, now, history_s),
                 "cannot read the loans",
-                "nothing is lent or called back until then",
+                "nothing is lent or reclaimed until then",
             )
             self.controller.dry_run.recall(past.actions)
             self.observer.remember(past)
         await asyncio.Event().wait()
 
-    async def _read(self, work: Callable[[Any], Any], what: str, advice: str) -> Any:
-        fault = FaultReporter(what, advice, log)
+    async def _read(self, work: Callable[[Any], Any], subject: str, advice: str) -> Any:
+        fault = FaultReporter(subject, advice, log)
         while True:
             try:
-                found = await asyncio.wrap_future(self._writer.call(work, what))
+                found = await asyncio.wrap_future(self._writer.call(work, subject))
             except Exception as error:
                 await asyncio.sleep(fault.failed(error))
                 continue
@@ -170,7 +170,7 @@ class Rounds:
             self.view.apply(node, events)
         else:
             self._early.append((node, events))
-        self.view.believe(node, complete)
+        self.view.set_complete(node, complete)
         self.observer.ingested(events, self._clock.time())
 
     # -- rounds ----------------------------------------------------------------------------------------------------
@@ -230,23 +230,23 @@ class Rounds:
 def _log_change(outcome: DispatchOutcome) -> None:
     row = change_row(outcome.change, outcome.at)
     job = outcome.change.targets[0] if isinstance(outcome.change, Retype) else row["job_id"]
-    words = {"job": job, "before": row["before"], "after": row["after"], "why": row["why"]}
+    fields = {"job": job, "before": row["before"], "after": row["after"], "why": row["why"]}
     if outcome.error:
         log.warning(
-            "Slurm refused to %s a job; it stays as it is", row["kind"], extra={**words, "error": outcome.error}
+            "Slurm refused to %s a job; it stays as it is", row["kind"], extra={**fields, "error": outcome.error}
         )
     else:
-        log.info("%s", row["kind"], extra=words)
+        log.info("%s", row["kind"], extra=fields)
 
 
 def _log_order(outcome: OrderOutcome) -> None:
     order = outcome.order
-    words = {"job": order.job, "before": outcome.before, "after": outcome.after, "why": order.why}
+    fields = {"job": order.job, "before": outcome.before, "after": outcome.after, "why": order.why}
     if outcome.error and outcome.applied:
         text = "Slurm refused to %s a training job"
-        log.warning(text, order.kind.value, extra={**words, "error": outcome.error})
+        log.warning(text, order.kind.value, extra={**fields, "error": outcome.error})
     elif outcome.applied:
-        log.info("%s", order.kind.value, extra=words)
+        log.info("%s", order.kind.value, extra=fields)
 
 
 class _RoundMetrics:
@@ -270,7 +270,7 @@ class _RoundMetrics:
         self._age = Age()
         metrics.gauge(
             "migbatch_supply_age_seconds",
-            "Seconds since the look at Slurm that the last round without an error followed, and the most so far.",
+            "Seconds since the query of Slurm that the last round without an error followed, and the most so far.",
             self._age.values,
             "what",
         )
@@ -280,7 +280,7 @@ class _RoundMetrics:
         metrics.gauge("migbatch_loans_waiting", "Elastic training jobs that wait for a slice.", self._waiting)
 
     def note(self, report: RoundReport, at: float) -> None:
-        """Take in one round, on a look at Slurm of that moment (monotonic seconds)."""
+        """Take in one round, on a query of Slurm at that moment (monotonic seconds)."""
         decided = {name: report.seconds[name] for name in ("dispatch", "lending") if name in report.seconds}
         self._seconds["supply"].observe(sum(report.seconds.values()) - sum(decided.values()))
         for name, seconds in decided.items():

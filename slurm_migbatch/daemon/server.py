@@ -118,7 +118,7 @@ def _descriptors(wanted: int) -> int:
 
 
 class _Quiet(logging.LoggerAdapter[logging.Logger]):
-    """uvicorn's words about one connection, of which strangers could make any number."""
+    """Filters uvicorn's log lines about one connection, of which strangers could cause any number."""
 
     #: what uvicorn looks at before it traces
     level = logging.WARNING

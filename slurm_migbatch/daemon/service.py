@@ -191,7 +191,7 @@ class Service:
         return self.rounds.why(job)
 
     async def waiting(self, uid: int) -> Mapping[int, str]:
-        """Training jobs that wait for a slice to be lent, and why; those that a user may see."""
+        """Return which training jobs wait for a slice to be lent, and why; those that a user may see."""
         found = self.rounds.waiting()
         seen = await self.privacy.visible(uid, [row for row in self._queue() if row.job_id in found])
         return {row.job_id: found[row.job_id] for row in seen}
@@ -214,7 +214,7 @@ class Service:
             self.inventory.refresh()
         if any(event.get("kind") == "stop" for event in events):
             self.recurring.nudge()
-        # a job shorter than the pause between two looks leaves no queue that it was seen in
+        # a job shorter than the pause between two queries leaves no queue that it was seen in
         stopped = (event.get("job") for event in events if event.get("kind") == "stop")
         self._ended.update(job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job))
         self.rounds.ingested(node, events, complete)

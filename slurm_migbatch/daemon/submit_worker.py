@@ -43,7 +43,7 @@ _STATISTICS_S: Final = 1.0
 _FULL_S: Final = 0.05
 #: bytes that may wait for migbatchd; more decisions wait as such, and are counted where they become too many
 _BACKLOG: Final = 1 << 20
-#: new objects between two looks for garbage, which take a fraction of a millisecond then
+#: new objects between two collections of garbage, which take a fraction of a millisecond then
 _YOUNG: Final = 5000
 #: seconds that the end of the process waits for names of users
 _STOP_S: Final = 2.0

@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 TERM_S: Final = 7.0
 """Seconds that a term lasts unless it is renewed, which it is about every second."""
 LOOK_S: Final = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 PING_S: Final = 3.0
 """Seconds that the active one waits for `scontrol ping`, which waits long for a host that is switched off."""
 PATIENCE_S: Final = 10.0
 """Seconds after which the active one asks again what was not answered in time."""
 ALONE_S: Final = 60.0
-"""Seconds between two looks whether there is a second slurmctld by now."""
+"""Seconds between two checks whether there is a second slurmctld by now."""
 
 
 class ActiveRole(Protocol):
@@ -55,21 +55,21 @@ class ActiveRole(Protocol):
     def acts(self) -> bool:
         """Tell whether it may change something in Slurm at this moment."""
 
-    def told(self, primary: bool) -> None:
+    def set_primary(self, primary: bool) -> None:
         """Take in slurmctld's word that it has become the primary of this host, or is it no more."""
 
 
 class AlwaysActive:
-    """The only one."""
+    """The role of a migbatchd that is the only one: always active."""
 
     active = True
     why = ""
 
     def acts(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
-    def told(self, primary: bool) -> None:
+    def set_primary(self, primary: bool) -> None:
         """Change nothing."""
 
 
@@ -86,10 +86,10 @@ class PrimaryClient(Protocol):
 class TermStore(Protocol):
     """The database, as far as terms go."""
 
-    def take_term(self, holder: str, seconds: float, mine: int = 0) -> TermState:
+    def take_term(self, holder: str, seconds: float, own_term: int = 0) -> TermState:
         """See `store.db.Store`."""
 
-    def give_term(self, mine: int) -> None:
+    def give_term(self, own_term: int) -> None:
         """See `store.db.Store`."""
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class TermKeeper:
         self._fault = FaultReporter(
             "the term of the active migbatchd", "nothing is changed in Slurm until the database answers", log
         )
-        self._odd = ""
+        self._warned = ""
 
     # -- what others ask -------------------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class TermKeeper:
                 f"nothing is changed in Slurm by migbatchd on {self.host}: {self.why or 'its term is over'}"
             )
 
-    def told(self, primary: bool) -> None:
+    def set_primary(self, primary: bool) -> None:
         """Take in what slurmctld's own program said."""
         log.info("slurmctld of this host %s the primary", "has become" if primary else "is no more")
         self._primary = primary
@@ -159,14 +159,14 @@ class TermKeeper:
         while True:
             self._nudged.clear()
             before = self.active
-            wait = await asyncio.to_thread(self.look)
+            wait = await asyncio.to_thread(self.refresh)
             if self.active != before:
                 log.info("this migbatchd is %s", "active" if self.active else f"standing by: {self.why}")
                 self.on_change()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._nudged.wait(), wait)
 
-    def look(self) -> float:
+    def refresh(self) -> float:
         """Ask whom there is to ask, and become active or stand by; the seconds until the next look."""
         if self.number and not self.active:
             return LOOK_S  # the service ends first, see `resign`
@@ -203,7 +203,7 @@ class TermKeeper:
     def _without_database(self) -> None:
         """Let the first host alone be active: each host has an SQLite of its own."""
         advice = "[store] url must name MariaDB or PostgreSQL for both to share one record (docs/install.md)"
-        if self._mine(self._names[0]):
+        if self._is_this_host(self._names[0]):
             self._sole = self.active = True
             self._warn(
                 f"slurm.conf has several SlurmctldHost, and SQLite serves one host: no other takes over; {advice}"
@@ -224,7 +224,7 @@ class TermKeeper:
         return next((name for name, up in answering.items() if up), None)
 
     def _follow(self, named: str | None) -> None:
-        if named is not None and not self._mine(named):
+        if named is not None and not self._is_this_host(named):
             self._primary = None  # what it said is past
             self._stand_by(f"slurmctld's primary is {named}")
         elif self._primary is False:
@@ -241,7 +241,7 @@ class TermKeeper:
             return False
         return True
 
-    def _mine(self, name: str) -> bool:
+    def _is_this_host(self, name: str) -> bool:
         return name in (self.host, self.host.partition(".")[0])
 
     # -- the term --------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class TermKeeper:
             log.warning("term %d is over: another migbatchd has taken over, or this one was away too long", self.number)
             self._stand_by(f"migbatchd on {state.holder} has taken over")
             return
-        if not state.mine:
+        if not state.own:
             self.why = f"migbatchd on {state.holder} is active"
             return
         self._until = asked + TERM_S
@@ -279,9 +279,9 @@ class TermKeeper:
         self._warn(why)
 
     def _warn(self, text: str) -> None:
-        if text != self._odd:
+        if text != self._warned:
             log.warning("%s", text)
-        self._odd = text
+        self._warned = text
 
     def resign(self) -> None:
         """Give the term back, after everything has ended that acted in it; may block."""

@@ -52,12 +52,12 @@ def _by_plan(job: int, row: JobRow, decided: SupplyDecision, now: float) -> str:
             f"it is part of the heterogeneous job {row.het_job}, which Slurm starts only where each component can "
             "have nodes of its own, and there are too few nodes on which these may run"
         )
-    mine = [r for r in plan.reservations if r.job == job]
-    if mine:
-        places = "; ".join(f"{slot} of GPU {gpu} on {node}" for node, gpu, slot in mine[0].places)
-        if mine[0].at is None:
+    reservations = [r for r in plan.reservations if r.job == job]
+    if reservations:
+        places = "; ".join(f"{slot} of GPU {gpu} on {node}" for node, gpu, slot in reservations[0].places)
+        if reservations[0].at is None:
             return f"reserved: {places}; in use by a job without a time limit, so nobody can say until when"
-        left = max(0, int(mine[0].at - now))
+        left = max(0, int(reservations[0].at - now))
         return f"reserved: {places}; free in {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} at the latest"
     if any(demand.job == job and demand.loan for demand in decided.demands):
         return "it may have a slice only where nothing else needs the room, and there is no such room now"

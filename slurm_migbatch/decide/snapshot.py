@@ -196,13 +196,13 @@ class Predictions(Protocol):
         """Names the model and the site's facts behind the answers."""
 
     def training_speeds(self, hints: LoanHints, partition: str, /) -> Mapping[Profile, float]:
-        """Speeds of a training on the slices that hold it, relative to the whole GPU; empty where not known."""
+        """Return speeds of a training on the slices that hold it, relative to the whole GPU; empty: unknown."""
 
     def rates(self, hints: Hints, partition: str, /) -> Mapping[Profile, float]:
-        """Items a second of a request on each profile; empty where not known."""
+        """Return the items a second of a request on each profile; empty where not known."""
 
     def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[WeighedProfile]] | None:
-        """The profile that the table of choices grants, and all that it weighed; None where it has no answer."""
+        """Return the profile that the table of choices grants, and all that it weighed; None: it has no answer."""
 
 
 class NoPredictions:
@@ -211,15 +211,15 @@ class NoPredictions:
     version = ""
 
     def training_speeds(self, _hints: LoanHints, _partition: str, /) -> Mapping[Profile, float]:
-        """Nothing is known."""
+        """Return nothing."""
         return {}
 
     def rates(self, _hints: Hints, _partition: str, /) -> Mapping[Profile, float]:
-        """Nothing is known."""
+        """Return nothing."""
         return {}
 
     def candidates(self, _hints: Hints, _partition: str, /) -> tuple[Profile, Sequence[WeighedProfile]] | None:
-        """Nothing is known."""
+        """Return nothing."""
         return None
 
 

@@ -110,11 +110,11 @@ class Checkpoints:
         form = states.form_of(state)
         head = json.dumps({**facts, "steps": steps, "form": form, "written": round(time.time(), 3)}).encode()
         name = f"step-{steps:012d}.ckpt"
-        beside = self.directory / f".{name.removesuffix('.ckpt')}.{self._mark}.tmp"
+        temporary = self.directory / f".{name.removesuffix('.ckpt')}.{self._mark}.tmp"
         with suppress(FileNotFoundError):
-            self.disk.unlink(beside)
+            self.disk.unlink(temporary)
         try:
-            handle = self.disk.create(beside)
+            handle = self.disk.create(temporary)
             try:
                 sink = _Sink(self.disk, handle, _FIRST_BYTES)
                 with io.BufferedWriter(sink, _BLOCK) as file:
@@ -127,10 +127,10 @@ class Checkpoints:
             finally:
                 os.close(handle)
             self._ready()
-            self.disk.rename(beside, self.directory / name)
+            self.disk.rename(temporary, self.directory / name)
         except BaseException:
             with suppress(OSError):
-                self.disk.unlink(beside)
+                self.disk.unlink(temporary)
             raise
         self.disk.sync_directory(self.directory)
         self._unusable.discard(name)

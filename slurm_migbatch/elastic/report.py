@@ -16,10 +16,10 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 def line(environ: Mapping[str, str], values: Mapping[str, str | float | int | None]) -> str:
     """Format a report: the values that are not None, the reporting task, and the time."""
-    words = {**values, "at": f"{time.time():.3f}"}
-    if words.get("task") is None:
-        words["task"] = own_task(environ)
-    return " ".join(f"{key}={_text(value)}" for key, value in words.items() if value is not None)
+    fields = {**values, "at": f"{time.time():.3f}"}
+    if fields.get("task") is None:
+        fields["task"] = own_task(environ)
+    return " ".join(f"{key}={_text(value)}" for key, value in fields.items() if value is not None)
 
 
 def _text(value: str | float) -> str:

@@ -97,7 +97,7 @@ def node(
     for key, hook in _HOOKS:
         if key in scripts.SEVERAL and release >= scripts.SEVERAL[key]:
             continue  # a line of slurm.conf's own, which the controller writes
-        _beside(plan, conf, key, str(places.hooks / hook), edit)
+        _add_to_site_hook(plan, conf, key, str(places.hooks / hook), edit)
     _cli_filter(plan, conf)
     plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
     return plan
@@ -155,39 +155,39 @@ def slurm_release() -> tuple[int, ...]:
     return (int(found[1]), int(found[2])) if found else ()
 
 
-def _beside(plan: HostPlan, conf: Conf, key: str, hook: str, edit: bool) -> None:
+def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: bool) -> None:
     """Put a hook beside the site's own of that key; nothing where it has none, or where slurm.conf names ours too."""
     values = [token.value for line in conf.lines if not line.record and (token := line.get(key.lower()))]
     if not values or hook in values or stub_path(conf, hook) in values:
         return
-    theirs = values[-1]
-    if scripts.is_pattern(theirs):
-        place = scripts.name_in(theirs)
+    site_hook = values[-1]
+    if scripts.is_pattern(site_hook):
+        place = scripts.name_in(site_hook)
         if place:
             plan.wanted.append(Wanted(place, scripts.stub(hook), mode=0o755))
         else:
-            plan.problems.append(f"{key}={theirs}: put a link to {hook} where this pattern finds it")
+            plan.problems.append(f"{key}={site_hook}: put a link to {hook} where this pattern finds it")
         return
-    text = read(theirs)
+    text = read(site_hook)
     if text is None:
-        plan.problems.append(f"{key}={theirs} is not on this host; it must run {hook}")
+        plan.problems.append(f"{key}={site_hook} is not on this host; it must run {hook}")
     elif scripts.calls_hook(text, hook):
         return
     elif not scripts.is_shell(text):
         plan.problems.append(
-            f"{theirs} ({key}) is no shell script: let it run {hook} and end with its exit status unless it is 0"
+            f"{site_hook} ({key}) is no shell script: let it run {hook} and end with its exit status unless it is 0"
         )
     elif edit:
-        plan.wanted.append(Wanted(theirs, scripts.call_hook(text, hook), "site"))
+        plan.wanted.append(Wanted(site_hook, scripts.call_hook(text, hook), "site"))
     else:
-        plan.lines.append(f"{theirs}:2: add: {scripts.hook_line(hook)}")
+        plan.lines.append(f"{site_hook}:2: add: {scripts.hook_line(hook)}")
 
 
 def _cli_filter(plan: HostPlan, conf: Conf) -> None:
     """Where slurm.conf names cli_filter/lua, have a script that changes nothing rather than none."""
-    words = scripts.cli_filters(conf.value("CliFilterPlugins"))
+    filters = scripts.cli_filters(conf.value("CliFilterPlugins"))
     path = Path(conf.main).parent / CLI_FILTER
-    if "lua" in words and not path.exists():
+    if "lua" in filters and not path.exists():
         plan.wanted.append(Wanted(str(path), scripts.DOES_NOTHING))
         plan.notes.append(
             f"{path} is missing; copy the controller's there for `srun --gres=mig:auto`, which this one passes by"

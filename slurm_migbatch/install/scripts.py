@@ -47,26 +47,26 @@ return slurm.SUCCESS
 
 def cli_filters(value: str) -> list[str]:
     """Return what CliFilterPlugins= names, without the kind's name: "lua"."""
-    return [word.removeprefix("cli_filter/") for word in value.lower().split(",")]
+    return [plugin.removeprefix("cli_filter/") for plugin in value.lower().split(",")]
 
 
-def calls_lua(text: str, ours: str) -> bool:
+def calls_lua(text: str, own_file: str) -> bool:
     """Return whether a site's Lua script loads our file of that path."""
-    name = re.escape(PurePosixPath(ours).name)
+    name = re.escape(PurePosixPath(own_file).name)
     return re.search(rf"^[^\n-]*\bdofile\b[^\n]*{name}", text, re.MULTILINE) is not None
 
 
-def call_lua(text: str, ours: str) -> str:
+def call_lua(text: str, own_file: str) -> str:
     """Return a site's Lua script with two lines that put our functions behind its own.
 
     Args:
         text: the script, which defines Slurm's functions as globals.
-        ours: full path of `migbatch_submit.lua` or `migbatch_cli_filter.lua`.
+        own_file: full path of `migbatch_submit.lua` or `migbatch_cli_filter.lua`.
     """
-    if calls_lua(text, ours):
+    if calls_lua(text, own_file):
         return text
-    names = ", ".join(_FUNCTIONS[PurePosixPath(ours).name])
-    quoted = ours.replace("\\", "\\\\").replace('"', '\\"')
+    names = ", ".join(_FUNCTIONS[PurePosixPath(own_file).name])
+    quoted = own_file.replace("\\", "\\\\").replace('"', '\\"')
     lines = f'local migbatch = dofile("{quoted}") -- by `migbatch install`\n{names} = migbatch.after({names})\n'
     found = _LAST_RETURN.search(text)
     if found:

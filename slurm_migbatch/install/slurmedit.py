@@ -90,17 +90,17 @@ def plan(site: Site, conf: Conf, gres_conf: Conf, lending: Collection[str] = ())
 
 def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
     """Yield the keys that the site's own lines hold; what must change in them goes into `done`."""
-    ours = str(Path(conf.main).parent / INCLUDED)
+    own_file = str(Path(conf.main).parent / INCLUDED)
     changes: dict[Line, dict[str, str]] = {}
     for setting in site.needed():
-        found = conf.setting(setting.key, without=ours)
+        found = conf.setting(setting.key, without=own_file)
         if found is None:
             continue
         line, token = found
         if setting.kind == "hook" and token.value != setting.value:
             if setting.key in scripts.SEVERAL and site.version >= scripts.SEVERAL[setting.key]:
                 if any(
-                    other.get(setting.key.lower()) and other.path != ours and _holds(other, setting)
+                    other.get(setting.key.lower()) and other.path != own_file and _holds(other, setting)
                     for other in conf.lines
                 ):
                     yield setting.key
@@ -139,17 +139,17 @@ def _holds(line: Line, setting: Setting) -> bool:
 def _merged(setting: Setting, present: str) -> str:
     """Return a value that serves the site and us; the present one where it does."""
     if setting.kind == "words":
-        known = {_word(setting.key, word) for word in present.split(",")}
-        more = [word for word in setting.value.split(",") if _word(setting.key, word) not in known]
+        known = {_comparable(setting.key, item) for item in present.split(",")}
+        more = [item for item in setting.value.split(",") if _comparable(setting.key, item) not in known]
         return ",".join([*([present] if present else []), *more])
     if setting.kind == "at_least":
         return present if not present.isdigit() or int(present) >= int(setting.value) else setting.value
     return present if present.lower() == setting.value.lower() else setting.value
 
 
-def _word(key: str, word: str) -> str:
+def _comparable(key: str, item: str) -> str:
     """Return one word of a list in the spelling in which Slurm compares it."""
-    plain = word.strip().lower()
+    plain = item.strip().lower()
     if key == "AuthInfo":
         return plain.partition("=")[0]
     return plain.removeprefix("cli_filter/").removeprefix("job_submit/") if key.endswith("Plugins") else plain
@@ -161,8 +161,8 @@ def _place(line: Line) -> str:
 
 def _include(conf: Conf, name: str) -> Iterator[LineEdit]:
     """Yield the line that includes our file, where it is not included."""
-    ours = str(Path(conf.main).parent / name)
-    if not any(line.include and str(Path(conf.main).parent / line.include) == ours for line in conf.lines):
+    own_file = str(Path(conf.main).parent / name)
+    if not any(line.include and str(Path(conf.main).parent / line.include) == own_file for line in conf.lines):
         yield added(conf, f"Include {name}")
 
 
@@ -180,7 +180,7 @@ def _select_type(conf: Conf, done: SlurmPlan) -> None:
 
 def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[tuple[Line, dict[str, str], tuple[str, ...]]]:
     """Yield the site's lines of nodes, with their values and names; those of the catalog are ours."""
-    ours = str(Path(conf.main).parent / INCLUDED)
+    own_file = str(Path(conf.main).parent / INCLUDED)
     listed = set(expand(catalog))
     for line, values in conf.records("nodename"):
         try:
@@ -188,7 +188,7 @@ def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[tuple[Line, di
         except NodeListError as error:
             done.problems.append(f"{_place(line)}: {error}")
             continue
-        if line.path == ours:
+        if line.path == own_file:
             continue
         if listed & set(names):
             done.problems.append(
@@ -238,9 +238,9 @@ def _gres(present: str, counts: Mapping[str, int] | None) -> str:
 
 def _features(present: str, name: str) -> str:
     """Return the features of a node with its own one behind; `name` is empty for a node without MIG GPUs."""
-    words = [word for word in present.split(",") if word]
+    features = [feature for feature in present.split(",") if feature]
     own = NODE_FEATURE + name
-    return ",".join([*words, own] if name and own not in words else words)
+    return ",".join([*features, own] if name and own not in features else features)
 
 
 def _clashes(
@@ -249,9 +249,9 @@ def _clashes(
     """Yield a sentence for each line that gives a node the feature of another."""
     own = {NODE_FEATURE + name: name for name in counts}
     for line, values, names in rows:
-        for word in next((values[key] for key in _FEATURES if key in values), "").split(","):
-            if word in own and names != (own[word],):
-                text = f"{word} is what migbatch calls node {own[word]} alone; give this feature another name"
+        for feature in next((values[key] for key in _FEATURES if key in values), "").split(","):
+            if feature in own and names != (own[feature],):
+                text = f"{feature} is what migbatch calls node {own[feature]} alone; give this feature another name"
                 yield f"{_place(line)}: {text}"
 
 
@@ -275,22 +275,22 @@ def _catalog_settings(
 ) -> str:
     """Return the words of the catalog's line: as large as the largest MIG node, with the features of all."""
     mig = [values for _, values, names in rows if any(name in counts for name in names)]
-    words = {"NodeAddr": "127.0.0.1", "Port": "1"}
+    settings = {"NodeAddr": "127.0.0.1", "Port": "1"}
     largest = max(mig, key=_cpus, default={})
-    words.update({name: largest[key] for key, name in _SHAPE if key in largest})
+    settings.update({name: largest[key] for key, name in _SHAPE if key in largest})
     for key, name in (("realmemory", "RealMemory"), ("tmpdisk", "TmpDisk")):
         most = max((_number(values.get(key, "")) for values in mig), default=0)
         if most:
-            words[name] = str(most)
+            settings[name] = str(most)
     own = [NODE_FEATURE + name for name in counts]
     features: dict[str, None] = {}
     for values in mig:
         listed = next((values[key] for key in _FEATURES if key in values), "")
-        features.update(dict.fromkeys(word for word in listed.split(",") if word and word not in own))
+        features.update(dict.fromkeys(feature for feature in listed.split(",") if feature and feature not in own))
     features.update(dict.fromkeys(own))
     if features:
-        words["Features"] = ",".join(features)
-    return " ".join(f"{name}={value}" for name, value in words.items())
+        settings["Features"] = ",".join(features)
+    return " ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def catalog_lacks(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[str]:
@@ -310,16 +310,16 @@ def catalog_lacks(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[st
     needed = _catalog_settings([row for row in rows if not listed & set(row[2])], {name: {} for name in sorted(mig)})
     shape = {name.lower() for _, name in _SHAPE}
     short = any(_cpus(values) < _cpus(_values(needed)) for values in own)
-    for word in needed.split():
-        key, _, value = word.partition("=")
+    for setting in needed.split():
+        key, _, value = setting.partition("=")
         for values in own or [{}]:
             if short if key.lower() in shape else _less(key, values, value):
-                yield word
+                yield setting
                 break
 
 
-def _values(words: str) -> dict[str, str]:
-    return {key.lower(): value for key, _, value in (word.partition("=") for word in words.split())}
+def _values(settings: str) -> dict[str, str]:
+    return {key.lower(): value for key, _, value in (setting.partition("=") for setting in settings.split())}
 
 
 def _less(key: str, values: Mapping[str, str], needed: str) -> bool:
@@ -374,8 +374,8 @@ def _partition_edits(
                 change["nodes"] = f"{token.value},{catalog}"
             else:
                 more["Nodes"] = f"{listed},{catalog}"
-        for word in preemption(lending, values["partitionname"]).split():
-            key, _, value = word.partition("=")
+        for setting in preemption(lending, values["partitionname"]).split():
+            key, _, value = setting.partition("=")
             if key.lower() not in values:
                 more[key] = value
         if change or more:
@@ -403,9 +403,9 @@ def _node_sets(
 
 def _own_gres(conf: Conf, counts: Mapping[str, Mapping[str, int]], done: SlurmPlan) -> None:
     """Name what the site's gres.conf has that cannot stay."""
-    ours = str(Path(conf.main).parent / INCLUDED_GRES)
+    own_file = str(Path(conf.main).parent / INCLUDED_GRES)
     for line in conf.lines:
-        if line.path == ours:
+        if line.path == own_file:
             continue
         name = line.get("name")
         if name is not None and name.value == "mig":
@@ -428,12 +428,12 @@ def _devices(
     done: SlurmPlan,
 ) -> Iterator[str]:
     """Yield lines of gres.conf for GPUs of MIG nodes that AutoDetect, which is switched off there, found so far."""
-    ours = str(Path(conf.main).parent / INCLUDED_GRES)
+    own_file = str(Path(conf.main).parent / INCLUDED_GRES)
     described: set[str] = set()
     detects = False
     for line in conf.lines:
         name, nodes, detect = line.get("name"), line.get("nodename"), line.get("autodetect")
-        if line.path == ours:
+        if line.path == own_file:
             continue
         if name is not None and name.value == "gpu":
             if nodes is None:

@@ -17,12 +17,12 @@ from slurm_migbatch.mig.profile import Profile
 
 
 class DriverError(RuntimeError):
-    """The driver refused or failed. `code` is its return code (0 where it gave none), `what` says what happened."""
+    """The driver refused or failed. `code` is its return code (0 where it gave none), `message` says what happened."""
 
-    def __init__(self, code: int, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
         self.code = code
-        self.what = what
+        self.message = message
 
 
 class Busy(DriverError):
@@ -36,8 +36,8 @@ class NoRoom(DriverError):
 class AlreadyThere(NoRoom):
     """The very slot exists already; `instance` is what holds it."""
 
-    def __init__(self, code: int, what: str, instance: Instance) -> None:
-        super().__init__(code, what)
+    def __init__(self, code: int, message: str, instance: Instance) -> None:
+        super().__init__(code, message)
         self.instance = instance
 
 

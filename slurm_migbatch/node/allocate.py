@@ -357,11 +357,11 @@ class Allocator:
             progress.make(self._paths.progress, job, restart, env.uid)
         except OSError:
             shown = ""  # a full disk, say; the job runs, it only cannot tell how it fares
-        told = handoff.Handoff(job, restart, env.uid, given, progress=shown)
+        new_handoff = handoff.Handoff(job, restart, env.uid, given, progress=shown)
         if cudaform.wanted(env.comment) == cudaform.INDEX:
             minors = {minor for row in rows for minor in (row.cap_gi, row.cap_ci) if minor is not None}
-            told = told._replace(caps=tuple(sorted(minors)), whole=self._gpus.whole())
-        handoff.write(self._paths.job, told)
+            new_handoff = new_handoff._replace(caps=tuple(sorted(minors)), whole=self._gpus.whole())
+        handoff.write(self._paths.job, new_handoff)
 
     def _existing_instances(self, gpu: Gpu) -> dict[Slot, Instance]:
         """Return the GPU's instances by slot; those that the journal does not know are repaired first."""

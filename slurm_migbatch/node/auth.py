@@ -139,7 +139,7 @@ class MungeSigner:
             self._lib.munge_ctx_destroy(context)
 
     def verify(self, credential: str, payload: bytes, _node: str) -> PeerIdentity:
-        """Ask munged; a second look at the same credential is refused by it."""
+        """Ask munged; munged refuses to decode the same credential twice."""
         raw = _bounded(credential)
         digest = hashlib.sha256(payload).hexdigest().encode()
         context = self._context()

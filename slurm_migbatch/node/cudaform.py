@@ -18,6 +18,6 @@ def wanted(comment: bytes) -> str:
     text = comment[:_LONGEST].lower()
     if not text.startswith(b"migbatch:"):
         return UUID
-    told = dict(token.partition(b"=")[::2] for token in text[9:].split(b" ") if b"=" in token)
-    form = told.get(b"cuda", b"index" if told.get(b"engine") == _NUMBERED else b"uuid")
+    fields = dict(token.partition(b"=")[::2] for token in text[9:].split(b" ") if b"=" in token)
+    form = fields.get(b"cuda", b"index" if fields.get(b"engine") == _NUMBERED else b"uuid")
     return INDEX if form == b"index" else UUID

@@ -31,10 +31,10 @@ class Deadline:
         """Seconds since it was set."""
         return time.monotonic() - self._start
 
-    def check(self, what: str) -> None:
+    def check(self, operation: str) -> None:
         """Raise TooLate where nothing is left."""
         if not self.remaining:
-            raise TooLate(f"no time left after {self.seconds:g} s: {what}")
+            raise TooLate(f"no time left after {self.seconds:g} s: {operation}")
 
 
 @contextmanager

@@ -30,7 +30,7 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def told(findings: Iterable[Finding]) -> list[dict[str, str]]:
+def rows_to_report(findings: Iterable[Finding]) -> list[dict[str, str]]:
     """Return what a node tells its controller: what is not in order, the worst first, within bounds."""
     order = {BAD: 0, UNKNOWN: 1, ODD: 2}
     wrong = sorted((found for found in findings if found.level in order), key=lambda found: order[found.level])
@@ -44,7 +44,7 @@ def tell(client: ControllerClient, node: str, findings: Iterable[Finding]) -> fl
         ControllerError: it cannot be reached, refuses, or does not answer as it should.
     """
     before = time.time()
-    body = client.post(PATH, {"node": node, "sent": before, "findings": told(findings)})
+    body = client.post(PATH, {"node": node, "sent": before, "findings": rows_to_report(findings)})
     after = time.time()
     try:
         now = float(json.loads(body)["now"])

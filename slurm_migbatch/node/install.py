@@ -77,7 +77,7 @@ DEFAULT_CONF = """\
 #OnError=requeue
 #HookDeadline=30
 #ScontrolPath=/usr/bin/scontrol
-# Seconds between two looks at what is not in order here, for `migbatch doctor --nodes`; 0: none.
+# Seconds between two checks of what is not in order here, for `migbatch doctor --nodes`; 0: none.
 #CheckEvery=60
 #SampleEvery=15
 #ProgressEvery=120

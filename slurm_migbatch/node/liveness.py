@@ -76,7 +76,7 @@ class Liveness:
             return []
         wait = PAUSE_S if pause is None else pause
         if deadline.remaining < wait:
-            raise LivenessError("there is no time left to look at Slurm twice")
+            raise LivenessError("there is no time left to query Slurm twice")
         time.sleep(wait)
         return self.once(found, deadline)
 
@@ -107,10 +107,10 @@ class Liveness:
         rows = [line.split() for line in text.splitlines() if line.strip()]
         if any(not 3 <= len(row) <= 4 or not row[0].isdigit() or not row[1].isdigit() for row in rows):
             raise LivenessError(f"squeue's answer about job {job} has a form that this release does not know")
-        mine = [row for row in rows if int(row[0]) == job]  # others are tasks of its array or parts of its het job
-        if len(mine) != 1:
-            raise LivenessError(f"squeue has {len(mine)} rows of job {job}")
-        row = mine[0]
+        own_rows = [row for row in rows if int(row[0]) == job]  # others are tasks of its array or parts of its het job
+        if len(own_rows) != 1:
+            raise LivenessError(f"squeue has {len(own_rows)} rows of job {job}")
+        row = own_rows[0]
         return JobRecord(int(row[1]), row[2], self._expand(row[3], deadline) if len(row) == 4 else ())
 
     def _expand(self, nodes: str, deadline: Deadline) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def steps(node: str, spool: str = "", sockets: str = SOCKETS) -> set[int]:
     form = re.compile(re.escape(node) + r"_([0-9]{1,10})\.[0-9.]{1,24}")
     try:
         with open(sockets, encoding="utf-8", errors="surrogateescape") as file:
-            paths = [words[7] for line in file if len(words := line.rstrip("\n").split(None, 7)) == 8]
+            paths = [fields[7] for line in file if len(fields := line.rstrip("\n").split(None, 7)) == 8]
     except OSError as error:
         raise LivenessError(f"{sockets} cannot be read: {error.strerror}") from None
     found = set()

@@ -2,7 +2,7 @@
 
 A descriptor that is open keeps its rights whatever happens to the owner of the device, and NVIDIA's driver compares its
 minor number alone (nv_cap_validate_and_dup_fd in kernel-open/nvidia/nv-caps.c), which comes back with the ids of an
-instance. No start waits for this look or depends on it: descriptors on their way through a socket, or registered with
+instance. No start waits for this scan or depends on it: descriptors on their way through a socket, or registered with
 io_uring, are not seen by it, and whoever holds many makes it slow. So it is the agent's, has a time limit, and goes on
 where it stopped.
 """

@@ -386,8 +386,8 @@ def parse(row: bytes) -> ProgressLine | None:
     if len(row) > MAX_LINE:
         return None
     values: dict[str, float | int] = {}
-    for word in row.split():
-        name, equals, text = word.partition(b"=")
+    for token in row.split():
+        name, equals, text = token.partition(b"=")
         key = name.decode("ascii", "replace")
         if not equals or key not in _LIMITS or key in values or not _NUMBER.fullmatch(text):
             return None

@@ -49,8 +49,8 @@ def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) 
             state = "running" if found.slices else "misfit"
             journal.put_run(JournalRun(found.job, found.restart, found.uid, "", "", "", "", state))
         journal.set_meta("built", "1")
-        what = f"the journal was damaged; the old one is kept as {aside}" if aside else "the journal was gone"
-        journal.event("fault", {"gpu": None, "what": what, "action": "rebuilt", "drain": False})
+        text = f"the journal was damaged; the old one is kept as {aside}" if aside else "the journal was gone"
+        journal.event("fault", {"gpu": None, "what": text, "action": "rebuilt", "drain": False})
 
 
 def _owners(given: Sequence[handoff.Handoff]) -> dict[str, list[tuple[handoff.Handoff, int]]]:

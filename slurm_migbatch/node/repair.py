@@ -50,8 +50,8 @@ class Repair(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        what = self.row.slot if self.row is not None else self.instance
-        return f"{self.action} {what}: {self.why}"
+        subject = self.row.slot if self.row is not None else self.instance
+        return f"{self.action} {subject}: {self.why}"
 
 
 def gpu_lock(gpu: str) -> str:
@@ -349,11 +349,11 @@ class Repairer:
             if guest is not None and guest.state in IN_FLIGHT:
                 self._journal.leave(guest)  # its Prolog finds out and looks again
             self._journal.put(row._replace(state="lost", reason=why))
-            what = f"job {row.job} run {row.restart}: {row} is gone"
+            text = f"job {row.job} run {row.restart}: {row} is gone"
             if guest is not None and guest.state == "held":
                 self._journal.put(guest._replace(state="lost", reason=why))
-                what += f", and with it what job {guest.job} shared"
-            self._journal.event("fault", {"gpu": row.gpu, "what": what, "action": "noted", "drain": False})
+                text += f", and with it what job {guest.job} shared"
+            self._journal.event("fault", {"gpu": row.gpu, "what": text, "action": "noted", "drain": False})
 
     def _regain(self, gpu: Gpu, row: JournalSlice, instance: Instance, why: str) -> None:
         with self._journal.write():

@@ -53,16 +53,16 @@ def grant_of(gres: str) -> Grant | None:
     """Parse the grant in a GRES string of any Slurm version, `gres:mig:1g.10gb:2,gres/gpu:1`. Raises ScontrolError."""
     counts: dict[Profile, int] = {}
     for part in gres.split("(")[0].split(","):
-        words = part.removeprefix("gres:").removeprefix("gres/").split(":")
-        if words[0] != "mig" or words[1:2] == ["none"]:
+        parts = part.removeprefix("gres:").removeprefix("gres/").split(":")
+        if parts[0] != "mig" or parts[1:2] == ["none"]:
             continue
-        if len(words) not in (2, 3) or not (words[2:] or ["1"])[0].isdigit():
+        if len(parts) not in (2, 3) or not (parts[2:] or ["1"])[0].isdigit():
             raise ScontrolError(f"the job's GRES {gres[:80]!a} names no profile")
         try:
-            profile = Profile.parse(words[1])
+            profile = Profile.parse(parts[1])
         except ProfileError as error:
             raise ScontrolError(str(error)) from None
-        counts[profile] = counts.get(profile, 0) + int(words[2] if words[2:] else 1)
+        counts[profile] = counts.get(profile, 0) + int(parts[2] if parts[2:] else 1)
     try:
         return parse_comment(Grant(counts.items()).marker) if counts else None
     except GrantError as error:

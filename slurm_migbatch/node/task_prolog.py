@@ -84,20 +84,20 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
         raise NoSlice(f"no GPU slice for this job: {fields.get('reason', 'it is being sent back to the queue')}")
     if environ.get(STEP_GRES.encode()) == b"none" and in_step(environ):
         return without()
-    mine = share(slices, environ)
-    devices = ",".join(mig_slice[0] for mig_slice in mine)
-    profiles = ",".join(mig_slice[1] for mig_slice in mine)
-    memory = min(int(mig_slice[2]) for mig_slice in mine)
-    visible, told = devices, ""
+    task_slices = share(slices, environ)
+    devices = ",".join(mig_slice[0] for mig_slice in task_slices)
+    profiles = ",".join(mig_slice[1] for mig_slice in task_slices)
+    memory = min(int(mig_slice[2]) for mig_slice in task_slices)
+    visible, notice = devices, ""
     if fields.get("cuda") == "index":
         why = not_alone(fields, slices, settings.get("DevRoot", "/dev").replace("%n", node))
-        visible, told = (devices, said(why, environ)) if why else ("0", "")
+        visible, notice = (devices, uuid_notice(why, environ)) if why else ("0", "")
     form = "index" if visible != devices else ""
-    values = (visible, devices, len(mine), profiles, memory, len(slices), fields.get("progress", ""), form)
+    values = (visible, devices, len(task_slices), profiles, memory, len(slices), fields.get("progress", ""), form)
     lines = "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True) if value != "")
     if not form and b"MIGBATCH_CUDA" in environ:
         lines += "unset MIGBATCH_CUDA\n"
-    return told + lines + mps(settings, environ, uid, slices)
+    return notice + lines + mps(settings, environ, uid, slices)
 
 
 def not_alone(fields: dict[str, str], slices: list[list[str]], dev: str) -> str:
@@ -136,7 +136,7 @@ def can_open(path: str) -> bool:
     return True
 
 
-def said(why: str, environ: dict[bytes, bytes]) -> str:
+def uuid_notice(why: str, environ: dict[bytes, bytes]) -> str:
     """Return the line that tells the user, once for each step, why he gets UUIDs."""
     if _number(environ, b"SLURM_PROCID", 0):
         return ""

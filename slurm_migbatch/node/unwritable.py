@@ -122,9 +122,9 @@ class Unwritable:
         """Close the devices of the job's slices, but not of one that another job has too; what went wrong."""
         given = {key: handoff.load(self._paths.job, *key) for key in set(handoff.listed(self._paths.job))}
         ready = {key: found for key, found in given.items() if found is not None and found.slices}
-        mine = [found for key, found in ready.items() if key[0] == job and key[1] <= upto]
-        others = {g.mig_uuid for found in ready.values() if found not in mine for g in found.slices}
-        wanted = {g.mig_uuid for found in mine for g in found.slices} - others
+        own_handoffs = [found for key, found in ready.items() if key[0] == job and key[1] <= upto]
+        others = {g.mig_uuid for found in ready.values() if found not in own_handoffs for g in found.slices}
+        wanted = {g.mig_uuid for found in own_handoffs for g in found.slices} - others
         problem = ""
         try:
             for gpu in self._gpus.managed() if wanted else ():
@@ -134,7 +134,7 @@ class Unwritable:
                         self._caps.assign(self._caps.minors(gpu.minor, instance.gi_id, instance.ci_id or 0), 0)
         except (DriverError, CapsError) as error:
             problem = f"; not all devices are closed: {error}"
-        for found in mine:
+        for found in own_handoffs:
             with suppress(OSError):
                 handoff.write(self._paths.job, found._replace(slices=(), reason=reason, progress=""))
         return problem

@@ -226,12 +226,12 @@ class Watcher:
             return
         for open_device in found:
             row = by_minor[open_device.minor]
-            what = (
+            text = (
                 f"process {open_device.pid} of uid {open_device.uid} has nvidia-cap{open_device.minor} open, "
                 f"which is job {row.job}'s of uid {row.uid}: {row}; end that process"
             )
-            if self._warn_once(what):
-                fault = {"gpu": row.gpu, "what": what, "action": "noted", "drain": False}
+            if self._warn_once(text):
+                fault = {"gpu": row.gpu, "what": text, "action": "noted", "drain": False}
                 with journal.write():
                     journal.event("fault", fault)
 
@@ -281,12 +281,12 @@ class Watcher:
         self._burst_left[id] = (left - 1.0 if left >= 1.0 else left), now
         return left >= 1.0
 
-    def _warn_once(self, what: str) -> bool:
+    def _warn_once(self, text: str) -> bool:
         """Log a warning once, up to 1000 different ones; return whether it was new."""
-        new = what not in self._warned and len(self._warned) < 1000
+        new = text not in self._warned and len(self._warned) < 1000
         if new:
-            self._warned.add(what)
-            log.warning("%s", what)
+            self._warned.add(text)
+            log.warning("%s", text)
         return new
 
 

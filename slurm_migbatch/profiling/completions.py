@@ -188,15 +188,17 @@ class ServerConnection:
         if self._cut:
             return Cancelled()
         text = "it took too long" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        return ServerError(f"{self._address}: {said(text)}")
+        return ServerError(f"{self._address}: {_excerpt(text)}")
 
     def _refused(self, status: int, body: bytes) -> ServerError:
         self.close()
         text = body.decode("utf-8", "replace")
         with contextlib.suppress(ServerError, KeyError, TypeError, AttributeError):
-            told = _json(body)
-            text = str((told.get("error") or {}).get("message") or told.get("message") or told.get("detail") or text)
-        return ServerError(f"status {status}: {said(text)}", status)
+            answer = _json(body)
+            text = str(
+                (answer.get("error") or {}).get("message") or answer.get("message") or answer.get("detail") or text
+            )
+        return ServerError(f"status {status}: {_excerpt(text)}", status)
 
 
 @dataclass(frozen=True)
@@ -251,8 +253,8 @@ def find(address: ServerAddress, name: str | None, key: str, timeout: float) -> 
 
 def _model(line: ServerConnection, name: str | None) -> Mapping[str, Any]:
     try:
-        told = line.get("models")
-        models = [model for model in told.get("data", []) if isinstance(model, Mapping) and model.get("id")]
+        answer = line.get("models")
+        models = [model for model in answer.get("data", []) if isinstance(model, Mapping) and model.get("id")]
     except ServerError as error:
         if name is None or error.status not in NOT_THERE:
             raise
@@ -264,16 +266,16 @@ def _model(line: ServerConnection, name: str | None) -> Mapping[str, Any]:
         return chosen[0]
     if name is not None and not chosen:
         return {"id": name}  # an alias, or an adapter that is loaded when asked for
-    names = ", ".join(said(str(model["id"])) for model in models[:8])
+    names = ", ".join(_excerpt(str(model["id"])) for model in models[:8])
     raise ServerError(f"it serves {len(models)} models ({names}): say which with --served-name")
 
 
 def _longest(model: Mapping[str, Any]) -> int | None:
     """Return the longest sequence: vLLM and SGLang say `max_model_len`, llama.cpp `n_ctx` of a slot."""
     meta = model.get("meta")
-    for told in (model.get("max_model_len"), meta.get("n_ctx") if isinstance(meta, Mapping) else None):
-        if isinstance(told, int) and told > 0:
-            return told
+    for length in (model.get("max_model_len"), meta.get("n_ctx") if isinstance(meta, Mapping) else None):
+        if isinstance(length, int) and length > 0:
+            return length
     return None
 
 
@@ -309,8 +311,8 @@ def _timed(stream: Any, sent: float, outputs: int, line: ServerConnection) -> An
         event = _json(data)
         if not isinstance(event, Mapping) or event.get("error"):
             line.close()
-            told = event.get("error") if isinstance(event, Mapping) else event
-            raise ServerError(f"its stream broke off: {said(str(told))}")
+            error = event.get("error") if isinstance(event, Mapping) else event
+            raise ServerError(f"its stream broke off: {_excerpt(str(error))}")
         usage = event.get("usage") or usage
         choices = event.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
@@ -334,12 +336,12 @@ def _is_token(choice: Mapping[str, Any]) -> bool:
     """Return whether a chunk carries a token: some texts are empty, as part of a character is; a role is none."""
     delta = choice.get("delta")
     if isinstance(delta, Mapping):
-        said = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
-        return bool(said) or ("role" not in delta and choice.get("finish_reason") is None)
+        content = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
+        return bool(content) or ("role" not in delta and choice.get("finish_reason") is None)
     return bool(choice.get("text")) or choice.get("finish_reason") is None
 
 
-def said(text: str) -> str:
+def _excerpt(text: str) -> str:
     """Return a server's words for a message: printable, in one line, not too many."""
     line = " ".join(text.split())
     return printable(line[:_MOST_SAID])
@@ -354,4 +356,4 @@ def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
     except ValueError:
-        raise ServerError(f"it answers what is no JSON: {said(data[:80].decode('utf-8', 'replace'))}") from None
+        raise ServerError(f"it answers what is no JSON: {_excerpt(data[:80].decode('utf-8', 'replace'))}") from None

@@ -37,9 +37,9 @@ class Problems:
     def __len__(self) -> int:
         return len(self._found)
 
-    def add(self, path: Path, line: int, what: object) -> None:
+    def add(self, path: Path, line: int, problem: object) -> None:
         """Keep one; `line` 0 is the file as a whole."""
-        self._found.append(f"{path}:{line}: {what}" if line else f"{path}: {what}")
+        self._found.append(f"{path}:{line}: {problem}" if line else f"{path}: {problem}")
 
     def check(self) -> None:
         """Raise TableError where there are any."""

@@ -133,14 +133,14 @@ class LoadRefused(Exception):
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of a length in tokens: `tokens` = `beside` + `each` * words, as the server counts."""
+    """Prompts of a length in tokens: `tokens` = `overhead` + `tokens_per_word` * words, as the server counts."""
 
-    each: float = 1.0
-    beside: float = 0.0
+    tokens_per_word: float = 1.0
+    overhead: float = 0.0
 
     def words(self, tokens: int) -> int:
         """Return the words that make about so many tokens."""
-        return max(round((tokens - self.beside) / self.each), 1)
+        return max(round((tokens - self.overhead) / self.tokens_per_word), 1)
 
     def make(self, tokens: int, number: int, salt: str) -> str:
         """Return the prompt of a number, which no other number and salt has."""
@@ -157,8 +157,8 @@ class Prompts:
                 return cls()
             counts.append((words, found.inputs))
         (less, few), (more, many) = counts
-        each = (many - few) / (more - less)
-        return cls(each, few - each * less) if each > 0 else cls()
+        tokens_per_word = (many - few) / (more - less)
+        return cls(tokens_per_word, few - tokens_per_word * less) if tokens_per_word > 0 else cls()
 
 
 class _Loop:
@@ -275,16 +275,16 @@ def measure_load(
         raise LoadRefused(f"{failed} of {failed + len(answered)} requests failed: {worst}", errors)
     if not answered:
         raise LoadRefused(f"no request ended within {effort.timeout:g} s", errors)
-    whole = Percentiles.of([one.whole for one in answered])
-    tpots = [one.tpot for one in answered if one.tpot is not None and one.tpot > 0]
-    made = [one.outputs for one in answered]
-    taken = [one.inputs for one in answered if one.inputs is not None]
+    whole = Percentiles.of([answer.whole for answer in answered])
+    tpots = [answer.tpot for answer in answered if answer.tpot is not None and answer.tpot > 0]
+    made = [answer.outputs for answer in answered]
+    taken = [answer.inputs for answer in answered if answer.inputs is not None]
     requests_s = point.concurrency / whole.mean  # Little's law: all places are always taken
     return LoadResult(
         point,
         _about(point.inputs, median(taken) if taken else point.inputs),
         _about(point.outputs, median(made)),
-        Percentiles.of([one.ttft for one in answered]),
+        Percentiles.of([answer.ttft for answer in answered]),
         Percentiles.of(tpots) if tpots else None,
         whole,
         requests_s,

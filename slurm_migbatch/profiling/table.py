@@ -116,7 +116,7 @@ def _file(path: Path, problems: Problems, impossible: Callable[[Measurement], st
 def _folder(path: Path, problems: Problems, impossible: Callable[[Measurement], str]) -> Reading:
     rows: list[Measurement] = []
     notices: list[str] = []
-    theirs: dict[str, list[Path]] = {}
+    by_laboratory: dict[str, list[Path]] = {}
     passed: list[Path] = []
     files, before = csvfile.find(path), len(problems)
     for file in files:
@@ -127,11 +127,11 @@ def _folder(path: Path, problems: Problems, impossible: Callable[[Measurement], 
             rows += found
             notices += new_notices
         elif owner is not None:
-            theirs.setdefault(owner.name, []).append(file)
+            by_laboratory.setdefault(owner.name, []).append(file)
         else:
             passed.append(file)
     for laboratory in LABORATORIES:
-        if own := theirs.get(laboratory.name):
+        if own := by_laboratory.get(laboratory.name):
             found, new_notices = laboratory.read(path, own, problems)
             wrong = [why for row in found if (why := impossible(row))]
             rows += [row for row in found if not impossible(row)] if wrong else found
@@ -176,20 +176,20 @@ def _neutral(
         return Reading([], [])
     make: Callable[[dict[str, str]], Measurement] = Measurement.from_text
     rows: list[Measurement] = []
-    odd: list[int] = []
+    contradicting: list[int] = []
     for number, row in csvfile.read(path, problems, make):
         rows.append(row)
         if why := impossible(row):
             problems.add(path, number, f"cannot be: {why}")
         if _disagrees(row):
-            odd.append(number)
+            contradicting.append(number)
     notices = []
     if unknown := [show(name) for name in dict.fromkeys(header) if name not in COLUMNS and name]:
         notices.append(f"{path}: unknown columns are passed over: {', '.join(unknown)}")
-    if odd:
+    if contradicting:
         notices.append(
-            f"{path}: in {len(odd)} lines (first {odd[0]}) throughput_per_s and latency_s do not fit each other: "
-            "throughput counts the items of all processes a second, latency the seconds of one batch"
+            f"{path}: in {len(contradicting)} lines (first {contradicting[0]}) throughput_per_s and latency_s do not "
+            "fit each other: throughput counts the items of all processes a second, latency the seconds of one batch"
         )
     return Reading(rows, notices)
 

@@ -61,12 +61,12 @@ def parse_python(text: str) -> Python:
 def parse_command(text: str, inputs: bool) -> tuple[str, ...]:
     """Return the words of a command; `inputs` says whether input sizes are given. Raises TargetError."""
     try:
-        words = tuple(shlex.split(text))
+        arguments = tuple(shlex.split(text))
     except ValueError as error:
         raise TargetError(f"the command is not understood: {error}") from None
-    if not words:
+    if not arguments:
         raise TargetError("the command is empty")
-    named = {name for word in words for name in _PLACE.findall(word)}
+    named = {name for argument in arguments for name in _PLACE.findall(argument)}
     unknown = sorted(name for name in named - set(PLACES) if name)
     if unknown:
         known = ", ".join(f"{{{name}}}" for name in PLACES)
@@ -74,14 +74,14 @@ def parse_command(text: str, inputs: bool) -> tuple[str, ...]:
     if "batch" not in named:
         raise TargetError("the command does not say where the batch goes: write {batch} in it, as in --batch {batch}")
     if inputs != ("input" in named):
-        what = "is not in the command" if inputs else "is in the command, but there is no --inputs"
-        raise TargetError(f"{{input}} {what}: give both or neither")
-    return words
+        problem = "is not in the command" if inputs else "is in the command, but there is no --inputs"
+        raise TargetError(f"{{input}} {problem}: give both or neither")
+    return arguments
 
 
-def fill(words: tuple[str, ...], values: dict[str, object]) -> list[str]:
+def fill(arguments: tuple[str, ...], values: dict[str, object]) -> list[str]:
     """Return the words of a command with the values put in."""
-    return [_PLACE.sub(lambda m: str(values.get(m[1], m[0])), word) for word in words]
+    return [_PLACE.sub(lambda m: str(values.get(m[1], m[0])), argument) for argument in arguments]
 
 
 def parse_line(line: str) -> dict[str, float] | None:

@@ -197,7 +197,7 @@ def _modules(step: Any) -> list[Any]:
     for cell in getattr(step, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # a name that is not bound yet
             held.append(cell.cell_contents)
-    found = [thing for thing in held if isinstance(thing, torch.nn.Module)]
+    found = [module for module in held if isinstance(module, torch.nn.Module)]
     return found[:1] if isinstance(getattr(step, "model", None), torch.nn.Module) else found
 
 
@@ -231,15 +231,15 @@ def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> di
         "repeats": effort.repeats,
         "seconds": effort.min_seconds,
     }
-    words = target.fill(tuple(order["command"]), values)
+    arguments = target.fill(tuple(order["command"]), values)
     parent.send("ready")
     parent.listen()
     timings: list[list[float]] = []
     figures: dict[str, float] = {}
     try:
-        program = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, errors="replace")
+        program = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, errors="replace")
     except OSError as error:
-        raise target.TargetError(f"the command cannot be started: {words[0]}: {error.strerror}") from None
+        raise target.TargetError(f"the command cannot be started: {arguments[0]}: {error.strerror}") from None
     full = False
     with program:
         assert program.stdout is not None

@@ -135,9 +135,9 @@ class CliClient:
 
     def nodes(self) -> list[NodeRow]:
         """List nodes by one scontrol call, and by one more while some are reserved; see SlurmClient."""
-        odd: dict[str, str] = {}
-        rows = parse_nodes(self._run(*NODES_COMMAND), odd.__setitem__)
-        self._odd_nodes.name(odd)
+        unread: dict[str, str] = {}
+        rows = parse_nodes(self._run(*NODES_COMMAND), unread.__setitem__)
+        self._odd_nodes.name(unread)
         return self._with_reservations(rows)
 
     def _with_reservations(self, rows: list[NodeRow]) -> list[NodeRow]:
@@ -254,7 +254,7 @@ class CliClient:
             with ThreadPoolExecutor(8) as pool:
                 for heard in pool.map(lambda some: self._once(*options, *some), _chunks(tasks, 8)):
                     reasons |= _SCANCEL.findall(heard)
-        refused = {job: why.strip() for job, why in reasons.items() if not any(word in why for word in _ENDED)}
+        refused = {job: why.strip() for job, why in reasons.items() if not any(phrase in why for phrase in _ENDED)}
         if refused:
             raise SlurmRefused(refused, len(named), ("scancel", *options))
 
@@ -308,20 +308,20 @@ class CliClient:
             outcomes = dict(zip(lines, dialog.outcomes(_text(done.stderr)), strict=True))
             refused = {number: _short(message) for number, message in outcomes.items() if message}
             if nobody := next(
-                (message for message in refused.values() if any(word in message for word in _NOBODY)), None
+                (message for message in refused.values() if any(phrase in message for phrase in _NOBODY)), None
             ):
                 raise SlurmError(f"scontrol could not ask slurmctld: {nobody}", ("scontrol",), done.returncode, nobody)
             # what scontrol died over, or did not tell about, is asked once more; every request may be repeated
             alone = [number for number in alone if outcomes.get(number) is None]
         for number in alone:
             self.before_change()
-            if max(len(os.fsencode(word)) for word in requests[number]) >= _LONGEST_ARGUMENT:
+            if max(len(os.fsencode(argument)) for argument in requests[number]) >= _LONGEST_ARGUMENT:
                 refused[number] = "its new text is too long for an argument of scontrol"
                 continue
             done = self._finish("scontrol", *requests[number])
             if done.returncode:
                 message = _text(done.stderr).strip()
-                if any(word in message for word in _NOBODY):
+                if any(phrase in message for phrase in _NOBODY):
                     raise _failed("scontrol", requests[number], done)
                 refused[number] = _short(message) or f"exit code {done.returncode}, no reason given"
         return dict(sorted(refused.items()))
@@ -416,6 +416,6 @@ def _short(text: str) -> str:
 
 
 def _shown(program: str, arguments: Iterable[str]) -> str:
-    words = [program, *(ascii(a)[1:-1] for a in arguments)]
-    line = " ".join(words)
+    parts = [program, *(ascii(a)[1:-1] for a in arguments)]
+    line = " ".join(parts)
     return line if len(line) <= 200 else line[:200] + "..."

@@ -39,11 +39,11 @@ class SlurmRefused(SlurmError):
     """
 
     def __init__(self, refused: Mapping[str, str], asked: int, command: Sequence[str] = ()) -> None:
-        words = [f"{name}: {why}" for name, why in list(refused.items())[:5]]
+        reasons = [f"{name}: {why}" for name, why in list(refused.items())[:5]]
         rest = f"; and {len(refused) - 5} more" if len(refused) > 5 else ""
         of = f"{len(refused)} of {asked} changes" if asked > 1 else "the change"
         super().__init__(
-            f"Slurm refused {of}: {'; '.join(words)}{rest}", command, 1, "\n".join(refused.values())[:2000]
+            f"Slurm refused {of}: {'; '.join(reasons)}{rest}", command, 1, "\n".join(refused.values())[:2000]
         )
         self.refused = dict(refused)
 

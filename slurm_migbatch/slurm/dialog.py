@@ -29,16 +29,16 @@ _LONGEST = 4000
 
 def line(request: Request) -> str | None:
     """Return the request as a line for scontrol's standard input; None where it cannot safely be one."""
-    words = []
-    for word in request:
-        if _PLAIN.fullmatch(word):
-            words.append(word)
-        elif match := _SPACED.fullmatch(word):
-            words.append(f'{match[1]}="{match[2]}"')
+    arguments = []
+    for argument in request:
+        if _PLAIN.fullmatch(argument):
+            arguments.append(argument)
+        elif match := _SPACED.fullmatch(argument):
+            arguments.append(f'{match[1]}="{match[2]}"')
         else:
             return None
-    text = " ".join(words)
-    return text if words and len(text) <= _LONGEST else None
+    text = " ".join(arguments)
+    return text if arguments and len(text) <= _LONGEST else None
 
 
 class Dialog:

@@ -111,7 +111,7 @@ def parse(text: str | None) -> tuple[Gres, ...]:
 
 @lru_cache(maxsize=1 << 12)
 def _entries(text: str) -> tuple[Gres, ...]:
-    """A round reads the same few lists again for every job and node."""
+    """Parse a list; cached, because a round reads the same few lists for every job and node."""
     return tuple([parse_entry(entry) for entry in split(text)])
 
 

@@ -79,17 +79,17 @@ def new_mark() -> str:
 
 def squeue_command(mark: str) -> tuple[str, ...]:
     """Return the squeue call whose output `parse_jobs` reads; `mark` must not be guessable."""
-    return ("squeue", "--noheader", "--all", "--priority", "--sort=-p,i", *_what(SQUEUE_FIELDS, mark))
+    return ("squeue", "--noheader", "--all", "--priority", "--sort=-p,i", *_selection(SQUEUE_FIELDS, mark))
 
 
 def gres_command(mark: str) -> tuple[str, ...]:
     """Return the squeue call whose output `parse_gres` reads."""
-    return ("squeue", "--noheader", "--all", "--array", *_what(_GRES_FIELDS, mark))
+    return ("squeue", "--noheader", "--all", "--array", *_selection(_GRES_FIELDS, mark))
 
 
 def reservation_command(mark: str) -> tuple[str, ...]:
     """Return the squeue call whose output `parse_reservations` reads."""
-    return ("squeue", "--noheader", "--all", "--array", *_what(_RESERVATION_FIELDS, mark))
+    return ("squeue", "--noheader", "--all", "--array", *_selection(_RESERVATION_FIELDS, mark))
 
 
 _GRES_FIELDS = ("JobID", "tres-per-node")
@@ -97,7 +97,7 @@ _RESERVATION_FIELDS = ("JobID", "Reservation")
 NODES_COMMAND = ("scontrol", "--details", "--oneliner", "show", "node")
 
 
-def _what(fields: Sequence[str], mark: str) -> tuple[str, str]:
+def _selection(fields: Sequence[str], mark: str) -> tuple[str, str]:
     return f"--states={JOB_STATES}", "--Format=" + ",".join(f"{name}:0{mark}" for name in fields)
 
 

@@ -59,11 +59,11 @@ class Worker:
         self._env = dict(env)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._words: IO[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
         self._asked = 0
 
-    def ask(self, what: str, timeout: float) -> Any:
-        """Return the answer of pyslurm_worker's method `what`.
+    def ask(self, method: str, timeout: float) -> Any:
+        """Return the answer of pyslurm_worker's `method`.
 
         Raises:
             SlurmError: there is none in time, or slurmctld refused.
@@ -75,7 +75,7 @@ class Worker:
             if self._process is None or self._asked >= ASKED_OFTEN:
                 self._restart()
             self._asked += 1
-            reply = json.loads(self._exchange(json.dumps({"ask": what}).encode() + b"\n", deadline, timeout))
+            reply = json.loads(self._exchange(json.dumps({"ask": method}).encode() + b"\n", deadline, timeout))
         except SlurmError:
             self._end()
             raise
@@ -100,13 +100,13 @@ class Worker:
     def _restart(self) -> None:
         self._end()
         self._asked = 0
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 as long as the child
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 as long as the child
         try:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._words,
+                stderr=self._stderr,
                 env=self._env,
                 cwd="/",
                 start_new_session=True,
@@ -131,22 +131,22 @@ class Worker:
                 )
             part = os.read(process.stdout.fileno(), 1 << 20)
             if not part:
-                raise SlurmError(f"pyslurm's process ended{self._last_words(process)}")
+                raise SlurmError(f"pyslurm's process ended{self._exit_text(process)}")
             parts.append(part)
         return b"".join(parts)
 
-    def _last_words(self, process: subprocess.Popen[bytes]) -> str:
-        assert self._words is not None
+    def _exit_text(self, process: subprocess.Popen[bytes]) -> str:
+        assert self._stderr is not None
         code = process.wait()
-        self._words.seek(0)
-        lines = self._words.read()[-600:].decode("utf-8", "backslashreplace").strip().splitlines()
+        self._stderr.seek(0)
+        lines = self._stderr.read()[-600:].decode("utf-8", "backslashreplace").strip().splitlines()
         how = f" on signal {-code}" if code < 0 else f" with exit code {code}"
         return f"{how}: {lines[-1]}" if lines else how
 
     def _end(self) -> None:
         process, self._process = self._process, None
-        files: list[IO[bytes] | None] = [self._words]
-        self._words = None
+        files: list[IO[bytes] | None] = [self._stderr]
+        self._stderr = None
         if process is not None:
             process.kill()
             process.wait()
@@ -227,9 +227,9 @@ class PyslurmClient(CliClient):
         finally:
             self._gres.clear()
 
-    def _question(self, what: str) -> Any:
+    def _question(self, method: str) -> Any:
         self.asked += 1
-        return self.worker.ask(what, self._timeout)
+        return self.worker.ask(method, self._timeout)
 
     def _gres_of(self, jobs: Iterable[Mapping[str, Any]]) -> dict[int, str]:
         """Return the GRES of each job as squeue writes it."""

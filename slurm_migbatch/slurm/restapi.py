@@ -38,12 +38,12 @@ class RestError(SlurmError):
 
     Attributes:
         number: Slurm's number of the error.
-        words: Slurm's words.
+        reason: why, in Slurm's words.
     """
 
-    def __init__(self, message: str, number: int, words: str) -> None:
-        super().__init__(message, stderr=words)
-        self.number, self.words = number, words
+    def __init__(self, message: str, number: int, reason: str) -> None:
+        super().__init__(message, stderr=reason)
+        self.number, self.reason = number, reason
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -166,11 +166,11 @@ class RestApi:
             raise SlurmError(f"slurmrestd answered {method} {where} with {status} and what is no JSON: {text[:200]!r}")
         if errors := found.get("errors"):
             first = errors[0] if isinstance(errors, list) and isinstance(errors[0], dict) else {}
-            words = str(first.get("error") or first.get("description") or errors)
+            reason = str(first.get("error") or first.get("description") or errors)
             raise RestError(
-                f"slurmrestd answered {method} {where}: {words} ({first.get('description', '')})",
+                f"slurmrestd answered {method} {where}: {reason} ({first.get('description', '')})",
                 int(first.get("error_number") or 0),
-                words,
+                reason,
             )
         if status >= http.client.BAD_REQUEST:
             raise SlurmError(f"slurmrestd answered {method} {where} with {status}: {text[:200]!r}")

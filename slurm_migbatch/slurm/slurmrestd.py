@@ -80,9 +80,9 @@ class SlurmrestdClient(CliClient):
 
     def nodes(self) -> list[NodeRow]:
         """List nodes by one request, and by one more while some are reserved; see SlurmClient."""
-        odd: dict[str, str] = {}
-        rows = restrows.nodes(self.api.ask("GET", "nodes/"), odd.__setitem__)
-        self._odd_nodes.name(odd)
+        unread: dict[str, str] = {}
+        rows = restrows.nodes(self.api.ask("GET", "nodes/"), unread.__setitem__)
+        self._odd_nodes.name(unread)
         self._reserved = any(reservations.RESERVED in row.states for row in rows)
         if not self._reserved:
             return rows
@@ -186,7 +186,7 @@ class SlurmrestdClient(CliClient):
         except RestError as error:
             if error.number not in _REFUSALS:
                 raise
-            return "" if error.number in harmless else error.words
+            return "" if error.number in harmless else error.reason
         return ""
 
 
@@ -195,9 +195,9 @@ def _not_signalled(found: Mapping[str, Any]) -> dict[str, str]:
     refused = {}
     for status in restrows.records(found, "status"):
         error = status.get("error") or {}
-        number, words = error.get("code"), str(error.get("message") or error.get("string"))
-        if number and number not in (_UNKNOWN_JOB, _DONE) and "filter state" not in words:
-            refused[str(status.get("step_id"))] = words
+        number, reason = error.get("code"), str(error.get("message") or error.get("string"))
+        if number and number not in (_UNKNOWN_JOB, _DONE) and "filter state" not in reason:
+            refused[str(status.get("step_id"))] = reason
     return refused
 
 

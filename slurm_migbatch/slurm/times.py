@@ -127,10 +127,10 @@ def parse_duration(text: str) -> float | None:
     Raises:
         TimeFormError: the text is none of these.
     """
-    words = text.strip()
-    if words.upper() in ("UNLIMITED", "INFINITE", "-1"):
+    stripped = text.strip()
+    if stripped.upper() in ("UNLIMITED", "INFINITE", "-1"):
         return None
-    match = _DURATION.match(words)
+    match = _DURATION.match(stripped)
     if not match or (match[5] and not match[3]):
         raise TimeFormError(f"{text!r} is not a duration; write [days-]hours:minutes:seconds, minutes or UNLIMITED")
     days, first, second, third = (int(match[i]) if match[i] else None for i in (1, 2, 3, 4))

@@ -24,14 +24,14 @@ class Unread:
         self._named: dict[str, None] = {}
         self._lock = threading.Lock()
 
-    def name(self, odd: Mapping[str, str]) -> None:
-        """Log one line for those of one look (name -> why) that were not named before."""
+    def name(self, unread: Mapping[str, str]) -> None:
+        """Log one line for those of one listing (name -> why) that were not named before."""
         with self._lock:
-            new = [name for name in odd if name not in self._named]
+            new = [name for name in unread if name not in self._named]
             self._named.update(dict.fromkeys(new))
             for name in list(self._named)[: max(0, len(self._named) - _REMEMBERED)]:
                 del self._named[name]
         if new:
-            shown = "; ".join(f"{self._noun} {name}: {odd[name][:200]}" for name in new[:_SHOWN])
+            shown = "; ".join(f"{self._noun} {name}: {unread[name][:200]}" for name in new[:_SHOWN])
             rest = f"; and {len(new) - _SHOWN} more" if len(new) > _SHOWN else ""
             log.warning("rows of Slurm's cannot be read, and nothing is done about them: %s%s", shown, rest)

@@ -140,22 +140,22 @@ class Store:
                 time.sleep(0.05 * attempt)
         raise AssertionError("unreachable")
 
-    def take_term(self, holder: str, seconds: float, mine: int = 0) -> TermState:
+    def take_term(self, holder: str, seconds: float, own_term: int = 0) -> TermState:
         """Become or stay the migbatchd that is active, for some seconds from now.
 
         Args:
             holder: this host.
             seconds: until when, unless it is renewed.
-            mine: the number of the term that this process has; 0 for none.
+            own_term: the number of the term that this process has; 0 for none.
 
         Returns:
-            The term as it is now, ours or another's.
+            The present term, of this process or another's.
         """
-        return self._write(lambda session: take_term(session, holder, seconds, mine))
+        return self._write(lambda session: take_term(session, holder, seconds, own_term))
 
-    def give_term(self, mine: int) -> None:
+    def give_term(self, own_term: int) -> None:
         """End this process's term, so that another need not wait for its end."""
-        self._write(lambda session: give_term(session, mine))
+        self._write(lambda session: give_term(session, own_term))
 
     def ingest(
         self,

@@ -116,18 +116,18 @@ def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[st
 
 def _known(session: Session, node: str, journal: str, seqs: list[int]) -> set[int]:
     known: set[int] = set()
-    mine = select(NodeEvent.seq).where(NodeEvent.node == node, NodeEvent.journal == journal)
+    stored = select(NodeEvent.seq).where(NodeEvent.node == node, NodeEvent.journal == journal)
     for start in range(0, len(seqs), _CHUNK):
-        known.update(session.scalars(mine.where(NodeEvent.seq.in_(seqs[start : start + _CHUNK]))))
+        known.update(session.scalars(stored.where(NodeEvent.seq.in_(seqs[start : start + _CHUNK]))))
     return known
 
 
 def _reach(session: Session, journal: NodeJournal) -> int:
     """Return the highest number up to which all events from `journal.contiguous` on are stored."""
-    mine = (NodeEvent.node == journal.node, NodeEvent.journal == journal.journal)
-    above = select(NodeEvent.seq).where(*mine, NodeEvent.seq > journal.contiguous).order_by(NodeEvent.seq)
+    of_journal = (NodeEvent.node == journal.node, NodeEvent.journal == journal.journal)
+    above = select(NodeEvent.seq).where(*of_journal, NodeEvent.seq > journal.contiguous).order_by(NodeEvent.seq)
     count, highest = session.execute(
-        select(func.count(), func.max(NodeEvent.seq)).where(*mine, NodeEvent.seq > journal.contiguous)
+        select(func.count(), func.max(NodeEvent.seq)).where(*of_journal, NodeEvent.seq > journal.contiguous)
     ).one()
     if not count or highest == journal.contiguous + count:
         return highest or journal.contiguous
@@ -263,11 +263,11 @@ def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
     open_leases = session.scalars(select(Lease).where(Lease.node == machine.node, Lease.until.is_(None))).all()
     ended = [lease for lease in open_leases if (lease.job_id, lease.restart, lease.gpu, lease.slot_start) not in held]
     end_leases(session, ended, ts)
-    for job, restart, facts, slices in sorted(reported, key=lambda row: _beside(row[2]) is not None):
+    for job, restart, facts, slices in sorted(reported, key=lambda row: _host_run(row[2]) is not None):
         since = clean.moment(facts.get("since")) or ts
         run = run_of(session, job, restart, since, starts=True)
         _who(session, run, facts)
-        start_run(session, run, machine.node, journal.journal, since, slices, None, _beside(facts))
+        start_run(session, run, machine.node, journal.journal, since, slices, None, _host_run(facts))
     machine.told = event["seq"]
 
 
@@ -290,7 +290,7 @@ def _start(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
     lost_at = journal.superseded
     if machine.booted is not None and ts < machine.booted:
         lost_at = machine.booted
-    start_run(session, run, machine.node, journal.journal, ts, _slices(event), lost_at, _beside(event))
+    start_run(session, run, machine.node, journal.journal, ts, _slices(event), lost_at, _host_run(event))
 
 
 def _stop(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
@@ -298,7 +298,7 @@ def _stop(session: Session, machine: Node, journal: NodeJournal, ts: float, even
     run = run_of(session, job, restart, ts, starts=False)
     code = clean.whole(event.get("exit_code"), 0, 255)
     if event.get("shared") is True:
-        measured.keep_company(run)
+        measured.mark_shared(run)
     measured.keep_memory(run, machine.node, event.get("memory_mib"), [facts.profile for facts in _slices(event)])
     measured.keep_activity(run, machine.node, event.get("activity"))
     stop_run(session, run, machine.node, journal.journal, ts, _slices(event), code)
@@ -329,7 +329,7 @@ def _identity(event: dict[str, Any]) -> tuple[int, int]:
     return job, restart
 
 
-def _beside(event: dict[str, Any]) -> tuple[int, int] | None:
+def _host_run(event: dict[str, Any]) -> tuple[int, int] | None:
     """Return the run with which a guest shares its slice."""
     host = event.get("beside")
     if not isinstance(host, list) or len(host) != 2:

@@ -83,8 +83,8 @@ def teaching(connection: Connection, runs: Collection[int]) -> Iterator[OldLesso
     A run of which `predict.runs` can make nothing is left out, whatever else becomes known later.
     """
     for lesson in _read(connection, _ENDED.where(Run.id.in_(runs), Run.lesson > 0)):
-        told = (lesson.throughput_per_s, lesson.latency_s, lesson.memory_mib, lesson.items, lesson.items_hint)
-        if lesson.model and lesson.batch and lesson.profile and lesson.gpu and lesson.slices == 1 and any(told):
+        figures = (lesson.throughput_per_s, lesson.latency_s, lesson.memory_mib, lesson.items, lesson.items_hint)
+        if lesson.model and lesson.batch and lesson.profile and lesson.gpu and lesson.slices == 1 and any(figures):
             plain = replace(lesson, job=0, restart=0, partition=None, decision=None)
             yield OldLesson(number=lesson.number, lesson=asdict(plain))
 

@@ -113,11 +113,11 @@ def start_run(
     moment: float,
     slices: Sequence[SliceFacts],
     lost_at: float | None = None,
-    beside: tuple[int, int] | None = None,
+    host_run: tuple[int, int] | None = None,
 ) -> None:
     """Record that `run` has got `slices` on `node`; with `lost_at` they were lost since.
 
-    `beside` is the run (job, restart) that it shares them with: both have them until one of the two ends.
+    `host_run` is the run (job, restart) that it shares them with: both have them until one of the two ends.
     """
     run.started = moment if run.started is None else run.started
     if run.state_from == "poll":
@@ -135,7 +135,7 @@ def start_run(
         lease
         for lease in held
         if lease.run_id != run.id
-        and (lease.job_id, lease.restart) != beside
+        and (lease.job_id, lease.restart) != host_run
         and any(_overlaps(lease, facts) for facts in slices)
     ]
     later = [lease.since for lease in rivals if lease.since is not None and lease.since > moment]

@@ -95,11 +95,11 @@ def keep_memory(run: Run, node: str, mib: Any, profiles: Collection[str]) -> Non
     keep(run, {"memory_mib": max(known.get("memory_mib", 0) for known in nodes.values())}, DRIVER)
 
 
-def keep_activity(run: Run, node: str, told: Any) -> None:
+def keep_activity(run: Run, node: str, activity: Any) -> None:
     """Take in what the run's slices on one node did on average; `sm`, `tensor` and `dram` are those of all nodes."""
-    if not isinstance(told, Mapping):
+    if not isinstance(activity, Mapping):
         return
-    found = {name: clean.real(told.get(name)) for name in ("seconds", *ACTIVITY)}
+    found = {name: clean.real(activity.get(name)) for name in ("seconds", *ACTIVITY)}
     if any(value is None or value < 0 for value in found.values()) or any((found[name] or 0) > 1 for name in ACTIVITY):
         return
     facts = _facts(run)
@@ -113,7 +113,7 @@ def keep_activity(run: Run, node: str, told: Any) -> None:
     run.measured_facts = {**facts, "nodes": nodes, **means}
 
 
-def keep_company(run: Run) -> None:
+def mark_shared(run: Run) -> None:
     """Note that the run shared a slice with another job for a while: its figures are not those of a whole slice."""
     run.measured_facts = {**_facts(run), "shared": True}
 

@@ -23,9 +23,9 @@ NOTHING = NodeReceipt()
 class Receipt(NamedTuple):
     """`acked`: the highest number up to which nothing is missing, which the node may forget. `database`: its id.
 
-    Without `told` the database does not know what the node holds, and the node has to send all of it (`state`).
+    Without `complete` the database does not know what the node holds, and the node has to send all of it (`state`).
     """
 
     acked: int
     database: str
-    told: bool
+    complete: bool

@@ -121,17 +121,17 @@ def _renew(connection: Connection) -> None:
 
 
 def _into_file(source: Path, file: Path, url: str, history: tuple[Migration, ...], replace: bool) -> Path | None:
-    there = file.exists()
-    if there and not replace and _is_used(url):
+    existed = file.exists()
+    if existed and not replace and _is_used(url):
         raise _refuse(str(file))
     with _up_to_date(source, history) as (copy, engine):
         with _connected(engine) as connection:
             _renew(connection)
         schema_of(copy)
-        with copy.open("rb") as made, acting_as_owner(file.parent, file.stat().st_gid if there else None):
-            if not there:
+        with copy.open("rb") as made, acting_as_owner(file.parent, file.stat().st_gid if existed else None):
+            if not existed:
                 make_engine(url, readonly=False).dispose()  # with the rights that the file is to have
-            return _take_name(made, file, keep=there)
+            return _take_name(made, file, keep=existed)
 
 
 def _take_name(made: BinaryIO, file: Path, *, keep: bool) -> Path | None:

@@ -123,10 +123,10 @@ def _runs(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple
         return _Found({}, None)
     going = _going(session, rows)
     ids = [row.id for row in rows if not going & {row.job_id, row.array_job, row.het_job}]
-    gone = session.execute(_over(ids, limits.before)).all()
+    expired = session.execute(_over(ids, limits.before)).all()
     count: dict[str, int] = {}
-    if gone:
-        ids, jobs = [row.id for row in gone], {row.job_id for row in gone}
+    if expired:
+        ids, jobs = [row.id for row in expired], {row.job_id for row in expired}
         if taught := list(teaching(session.connection(), ids)):
             for lesson in taught:
                 session.merge(lesson)
@@ -145,8 +145,8 @@ def _going(session: Session, rows: Sequence[Any]) -> set[int]:
     named = {id for row in rows for id in (row.job_id, row.array_job, row.het_job) if id is not None}
     columns = (Run.job_id, Run.array_job, Run.het_job)
     # open runs are few; wrapped, the columns keep databases from going through all tasks of an array instead
-    mine = or_(*(func.coalesce(column, 0).in_(named) for column in columns))
-    open_runs = session.execute(select(*columns).where(Run.span_class == OPEN, mine))
+    of_these = or_(*(func.coalesce(column, 0).in_(named) for column in columns))
+    open_runs = session.execute(select(*columns).where(Run.span_class == OPEN, of_these))
     return {id for row in open_runs for id in row if id is not None}
 
 
@@ -186,8 +186,8 @@ def _step(
     rows = session.execute(old.order_by(moment, id).limit(limits.at_once)).all()
     if not rows:
         return _Found({}, None)
-    gone = session.scalars(select(id).where(id.in_([row[0] for row in rows]), unneeded)).all()
-    count = _remove(session, delete(table).where(id.in_(gone))) if gone else 0
+    expired = session.scalars(select(id).where(id.in_([row[0] for row in rows]), unneeded)).all()
+    count = _remove(session, delete(table).where(id.in_(expired))) if expired else 0
     return _Found({table.__tablename__: count}, (rows[-1][1], rows[-1][0]))
 
 
@@ -234,19 +234,19 @@ def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tup
     # the clock of a node may be wrong: by this host's own it is known where to end
     old = list(takewhile(lambda row: row.received < limit, rows))
     standing = _standing(session, node) if any(row.kind in _STANDING for row in old) else 0
-    gone = [row for row in old if row.ts < limit and (row.kind not in _STANDING or row.id < standing)]
-    if gone:
-        journal.forgotten = max(journal.forgotten or 0, gone[-1].seq)
+    expired = [row for row in old if row.ts < limit and (row.kind not in _STANDING or row.id < standing)]
+    if expired:
+        journal.forgotten = max(journal.forgotten or 0, expired[-1].seq)
         session.flush()
-        _remove(session, delete(NodeEvent).where(NodeEvent.id.in_([row.id for row in gone])))
+        _remove(session, delete(NodeEvent).where(NodeEvent.id.in_([row.id for row in expired])))
     more = bool(rows) and len(old) == len(rows)
-    return _Found({"node_events": len(gone)}, (rows[-1].seq,) if more else None)
+    return _Found({"node_events": len(expired)}, (rows[-1].seq,) if more else None)
 
 
 def _standing(session: Session, node: str) -> int:
     """Return the event from which on it is told how a node's GPUs are; it goes through all events of the node."""
-    told = select(func.max(NodeEvent.id)).where(NodeEvent.node == node, NodeEvent.kind.in_(("boot", "state")))
-    return session.scalar(told) or 0
+    newest = select(func.max(NodeEvent.id)).where(NodeEvent.node == node, NodeEvent.kind.in_(("boot", "state")))
+    return session.scalar(newest) or 0
 
 
 def _supplied(session: Session) -> Sequence[tuple[Any, ...]]:
@@ -265,8 +265,8 @@ def _supply(session: Session, limits: _Limits, part: tuple[Any, ...], after: tup
     rows = session.execute(statement).all()
     if not rows:
         return _Found({}, None)
-    gone = [row.id for row in rows if row.id != newest]
-    count = _remove(session, delete(SupplyChange).where(SupplyChange.id.in_(gone))) if gone else 0
+    expired = [row.id for row in rows if row.id != newest]
+    count = _remove(session, delete(SupplyChange).where(SupplyChange.id.in_(expired))) if expired else 0
     return _Found({"supply_changes": count}, (rows[-1].ts, rows[-1].id))
 
 

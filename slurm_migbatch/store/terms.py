@@ -33,19 +33,19 @@ class TermState(NamedTuple):
 
     number: int
     holder: str
-    mine: bool
+    own: bool
 
 
-def take_term(session: Session, holder: str, seconds: float, mine: int) -> TermState:
-    """Renew term `mine`, or take the next one where the present one is over or the holder's own; see Store."""
+def take_term(session: Session, holder: str, seconds: float, own_term: int) -> TermState:
+    """Renew term `own_term`, or take the next one where the present one is over or the holder's own; see Store."""
     row = session.scalar(select(Term).where(Term.id == _ROW).with_for_update())
     now = server_time(session.connection())
     if row is None:
         session.add(Term(id=_ROW, number=1, holder=holder, until=now + seconds))
         return TermState(1, holder, True)
-    if mine and row.number == mine:
+    if own_term and row.number == own_term:
         row.until = now + seconds
-        return TermState(mine, holder, True)
+        return TermState(own_term, holder, True)
     # the lock of the run directory keeps a second process of this host away
     if row.until > now and row.holder != holder:
         return TermState(row.number, row.holder, False)
@@ -53,15 +53,15 @@ def take_term(session: Session, holder: str, seconds: float, mine: int) -> TermS
     return TermState(row.number, holder, True)
 
 
-def give_term(session: Session, mine: int) -> None:
-    """End term `mine` before its time; nothing where it is over."""
-    session.execute(update(Term).where(Term.id == _ROW, Term.number == mine).values(holder="", until=0.0))
+def give_term(session: Session, own_term: int) -> None:
+    """End term `own_term` before its time; nothing where it is over."""
+    session.execute(update(Term).where(Term.id == _ROW, Term.number == own_term).values(holder="", until=0.0))
 
 
-def check_term(session: Session, mine: int) -> None:
+def check_term(session: Session, own_term: int) -> None:
     """Keep the term from being taken over until the transaction ends. Raises TermOverError where that has happened."""
     row = session.execute(select(Term.number, Term.holder).where(Term.id == _ROW).with_for_update(read=True)).first()
-    if row is None or row.number != mine:
+    if row is None or row.number != own_term:
         holder = row.holder if row is not None else ""
         raise TermOverError(f"migbatchd on {holder or 'another host'} is the active one now; nothing is written here")
 

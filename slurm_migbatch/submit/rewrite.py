@@ -194,8 +194,8 @@ class _Job:
         tres_given = any(getattr(request, name) is not None for name in TRES_FIELDS)
         elastic = is_marked(now.comment or "")
         moved = elastic and request.partition is not None
-        told = any(getattr(request, name) is not None for name in (*TEXT_FIELDS, "req_nodes", "exc_nodes"))
-        if not (tres_given or moved or told):
+        other_changes = any(getattr(request, name) is not None for name in (*TEXT_FIELDS, "req_nodes", "exc_nodes"))
+        if not (tres_given or moved or other_changes):
             return Pass()
         if has_marker(request.comment) or has_marker(request.extra):
             raise Refusal("forged")
@@ -276,14 +276,14 @@ class _Job:
         if not mentions(getattr(request, name) for name in TRES_FIELDS):
             return Pass(MESSAGES["idle"] if request.comment and hinting.is_hint(request.comment) else "")
         names = [name for name in (request.partition or "").split(",") if name]
-        ours = [name for name in names if name in self.catalog]
-        asking = read(request, gpus=bool(ours))
+        managed = [name for name in names if name in self.catalog]
+        asking = read(request, gpus=bool(managed))
         if asking is None:
             return Pass()
-        self._check_partitions(names, ours)
-        choice = nodes.choose(request, self.catalog, ours, MESSAGES["nodes_left"])
+        self._check_partitions(names, managed)
+        choice = nodes.choose(request, self.catalog, managed, MESSAGES["nodes_left"])
         kinds = None if choice.nodes is None else {kind for node in choice.nodes for kind in node.gpus}
-        partition = self.catalog.view(ours, kinds)
+        partition = self.catalog.view(managed, kinds)
         texts = self._hint_texts(request)
         hints = hinting.parse(*texts)
         unread = hinting.unread(*texts)
@@ -294,7 +294,7 @@ class _Job:
             answer = self._lend(request, asking, partition, hints, limits, old_marker)
         else:
             answer, slices = self._compose(request, asking, partition, hints, limits, old_marker)
-            nodes.check_room(slices, choice, self.catalog, ours, request.min_nodes or 1)
+            nodes.check_room(slices, choice, self.catalog, managed, request.min_nodes or 1)
         return self._among(answer, choice, self._ignored(unread, asking))
 
     def _ignored(self, unread: str, asking: GresRequest) -> list[str]:
@@ -325,13 +325,13 @@ class _Job:
             texts.append(request.extra or "")
         return texts
 
-    def _check_partitions(self, names: Sequence[str], ours: Sequence[str]) -> None:
+    def _check_partitions(self, names: Sequence[str], managed: Sequence[str]) -> None:
         if not self.catalog.partitions:
             raise Refusal("no_site")
-        if not ours:
+        if not managed:
             raise Refusal("no_partition", show(",".join(names)), self.catalog.names)
-        if len(ours) < len(names):
-            raise Refusal("mixed_partitions", show(",".join(names)), ",".join(ours))
+        if len(managed) < len(names):
+            raise Refusal("mixed_partitions", show(",".join(names)), ",".join(managed))
 
     def _compose(
         self,
@@ -436,8 +436,8 @@ class _Job:
     def _advise(self, whole: ProfileOffer, partition: Partition) -> list[str]:
         """Return what a user is told whose job asks for a whole GPU and used less; the site's choice."""
         job = self._recurring() if self.policy.advise and self.policy.runs.runs else None
-        told = "" if job is None else advise(job, whole, partition.offers, self.policy.runs)
-        return [told] if told else []
+        advice = "" if job is None else advise(job, whole, partition.offers, self.policy.runs)
+        return [advice] if advice else []
 
     def _decision(self, request: JobRequest, partition: Partition, hints: Hints, outcome: _Outcome) -> SubmitDecision:
         bucket, choice = outcome.bucket, outcome.choice

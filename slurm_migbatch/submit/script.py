@@ -82,11 +82,11 @@ def condense(request: bytes) -> bytes:
         return request
     script = unquote_to_bytes(request[start + len(b"\nscript=") : end])
     named = engine(script)
-    told = f"\ndigest={digest(script)}" + (f"\nengine={named}" if named else "")
-    return request[:start] + told.encode("ascii") + request[end:]
+    fields = f"\ndigest={digest(script)}" + (f"\nengine={named}" if named else "")
+    return request[:start] + fields.encode("ascii") + request[end:]
 
 
 def recurring_key(uid: int, account: str, partition: str, name: str, digest: str) -> str:
     """Return the name of a recurring job in the record: who, for which account, where, called what, doing what."""
-    told = "\0".join((str(uid), account, partition, fold(name), digest))
-    return blake2b(told.encode("latin-1", "replace"), digest_size=10).hexdigest()
+    identity = "\0".join((str(uid), account, partition, fold(name), digest))
+    return blake2b(identity.encode("latin-1", "replace"), digest_size=10).hexdigest()

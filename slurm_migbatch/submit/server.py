@@ -1,7 +1,7 @@
 """Serves the submit sockets from a thread of its own: every sbatch of the cluster waits for this.
 
 slurmctld has a socket to itself, keeps its connection from one submission to the next, and comes first: at most one
-request of a user is answered between two looks at its connections. Ordinary users, who ask for advice at the socket of
+request of a user is answered between two polls of its connections. Ordinary users, who ask for advice at the socket of
 all, get one answer for each connection, in turns, and only so many in a time. Whoever connects and says nothing is kept
 aside for a while and holds nobody up. What can wait is done between two answers, a little at a time.
 """

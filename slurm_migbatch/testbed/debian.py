@@ -39,10 +39,10 @@ def _sources(etc: Path) -> Iterator[str]:
             continue
         for line in path.read_text().splitlines():
             if path.suffix == ".sources":
-                words = line.split()[1:] if line.lower().startswith("uris:") else []
+                fields = line.split()[1:] if line.lower().startswith("uris:") else []
             else:
-                words = [word for word in re.sub(r"\[.*?\]", "", line).split()[1:2] if line.startswith("deb ")]
-            yield from words
+                fields = [field for field in re.sub(r"\[.*?\]", "", line).split()[1:2] if line.startswith("deb ")]
+            yield from fields
 
 
 def make_root(suite: str, target: Path, url: str | None = None, log: Path | None = None) -> None:

@@ -134,7 +134,7 @@ class Demo:
             job.waited_for = ",".join(kind for kind, count in wanted.items() if offered.get(kind, 0) < count)
 
     def _command(self, user: str, argv: list[str], env: dict[str, str] | None = None) -> _Done:
-        shown = " ".join(Path(word).name if word.startswith("/") else word for word in argv)
+        shown = " ".join(Path(argument).name if argument.startswith("/") else argument for argument in argv)
         click.echo(f"\n{user}$ {shown}")
         done = self.cluster.run(argv, user, check=False, env=env)
         for line in (done.stdout + done.stderr).splitlines():
@@ -162,8 +162,8 @@ class Demo:
         parts = re.findall(r"mig:([^:,\s]+):(\d+)", text.splitlines()[0] if text else "")
         return {kind: int(count) for kind, count in parts}
 
-    def _until(self, ready: Callable[[], bool], what: str, timeout: float = 300.0) -> None:
-        wait_until(ready, timeout, what, every=0.5)
+    def _until(self, ready: Callable[[], bool], event: str, timeout: float = 300.0) -> None:
+        wait_until(ready, timeout, event, every=0.5)
 
     def _await_end(self) -> None:
         click.echo("\nwaiting for the jobs to end ...")

@@ -102,7 +102,7 @@ def submissions(draw: random.Random) -> Iterator[list[bytes]]:
 
 def updates(draw: random.Random, job: bytes) -> list[bytes]:
     """Draw one scontrol update of an own job."""
-    what = draw.choice(
+    change = draw.choice(
         (
             b"Comment=" + draw.choice(FORGED),
             b"Comment=a" + draw.choice(ODD) + b"b",
@@ -118,8 +118,8 @@ def updates(draw: random.Random, job: bytes) -> list[bytes]:
     )
     return draw.choice(
         (
-            [b"scontrol", b"update", b"JobId=" + job, what],
-            [b"scontrol", b"update", b"JobId=" + job, what],
+            [b"scontrol", b"update", b"JobId=" + job, change],
+            [b"scontrol", b"update", b"JobId=" + job, change],
             [b"scontrol", b"hold", job],
             [b"scontrol", b"release", job],
             [b"scontrol", b"requeue", job],

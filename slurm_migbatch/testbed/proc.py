@@ -109,8 +109,8 @@ def parent(pid: int) -> int | None:
     return None
 
 
-def wait_until(ready: object, timeout: float, what: str, every: float = 0.02) -> None:
-    """Call `ready()` until it is true; TestbedError naming `what` after `timeout` seconds.
+def wait_until(ready: object, timeout: float, event: str, every: float = 0.02) -> None:
+    """Call `ready()` until it is true; TestbedError naming `event` after `timeout` seconds.
 
     The pause between two calls is `every` seconds, and longer where the call itself is long (a command that is
     started, say): a test that waits leaves the processors to what it waits for.
@@ -123,5 +123,5 @@ def wait_until(ready: object, timeout: float, what: str, every: float = 0.02) ->
             return
         end = time.monotonic()
         if end > deadline:
-            raise TestbedError(f"{what}: not within {timeout:g} s")
+            raise TestbedError(f"{event}: not within {timeout:g} s")
         time.sleep(max(every, min(_PAUSE_PER_CALL * (end - begin), _LONGEST_PAUSE_S)))

@@ -58,8 +58,8 @@ def start(cluster: RunningCluster) -> None:
     env = {"SLURM_JWT": "daemon", "SLURM_BITSTR_LEN": "0"}  # tokens, and lists of array tasks in full
     cluster.spawn(NAME, [*user, *program], env, in_root=True)
     cluster.wait(NAME, lambda: _listens(place))
-    said = cluster.run(["scontrol", "token", "username=root", f"lifespan={_DAY_S}"]).stdout
-    write_private(token_file(cluster.directory), said.partition("=")[2].strip().encode())
+    output = cluster.run(["scontrol", "token", "username=root", f"lifespan={_DAY_S}"]).stdout
+    write_private(token_file(cluster.directory), output.partition("=")[2].strip().encode())
 
 
 def _listens(place: Path) -> bool:

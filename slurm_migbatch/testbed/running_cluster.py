@@ -124,14 +124,14 @@ class RunningCluster:
         """Stop a process where it runs, and start it with the same command line."""
         return self.daemons.restart(name)
 
-    def wait(self, what: str, ready: Callable[[], bool], timeout: float = READY_S) -> None:
+    def wait(self, event: str, ready: Callable[[], bool], timeout: float = READY_S) -> None:
         """Poll `ready` until it is true; an error at once where a process of the test bed has ended."""
 
         def still() -> bool:
             self.daemons.check()
             return ready()
 
-        wait_until(still, timeout, what)
+        wait_until(still, timeout, event)
 
     # --- commands
 
@@ -215,7 +215,7 @@ class RunningCluster:
     def job_state(self, job: int) -> str:
         """Return the state as slurmctld knows it (PENDING, RUNNING, COMPLETED, ...)."""
         text = self.run(["scontrol", "show", "job", str(job), "-o"]).stdout
-        return next(word.partition("=")[2] for word in text.split() if word.startswith("JobState="))
+        return next(field.partition("=")[2] for field in text.split() if field.startswith("JobState="))
 
     def states(self) -> dict[str, str]:
         """Return the state of every job and array task that slurmctld remembers, by id as squeue prints it."""

@@ -101,8 +101,8 @@ class Hints:
 
     def to_dict(self) -> dict[str, str | int]:
         """Return the hints that were given, JSON-able."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "llm"}
-        values |= {each.name: getattr(self.llm, each.name) for each in fields(self.llm)}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "llm"}
+        values |= {field.name: getattr(self.llm, field.name) for field in fields(self.llm)}
         return {name: value for name, value in values.items() if value not in (None, "")}
 
 

@@ -69,7 +69,10 @@ def room_of(geometry: Geometry) -> GpuRoom:
             number, info.compute_slices, info.memory_slices, info.max_instances
         )
     first = {footprints[info.profile.gres_type].number: info for info in reversed(geometry.profiles)}
-    most = [max(each.most for each in footprints.values() if each.number == number) for number in range(len(numbers))]
+    most = [
+        max(footprint.most for footprint in footprints.values() if footprint.number == number)
+        for number in range(len(numbers))
+    ]
     found = set(_layouts([first[number] for number in range(len(numbers))], geometry.compute_slices, most))
     fullest = [
         layout
@@ -131,8 +134,8 @@ class _Search:
         compute = memory = 0
         for kind, count in need:
             able = [gpu.footprints[kind] for gpu in gpus if gpu.has(kind)]
-            if count > sum(each.most for each in able):
+            if count > sum(footprint.most for footprint in able):
                 return False
-            compute += count * min(each.compute for each in able)
-            memory += count * min(each.memory for each in able)
+            compute += count * min(footprint.compute for footprint in able)
+            memory += count * min(footprint.memory for footprint in able)
         return compute <= sum(gpu.compute for gpu in gpus) and memory <= sum(gpu.memory for gpu in gpus)

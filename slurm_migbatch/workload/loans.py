@@ -4,7 +4,7 @@ Such a job waits with the GRES `mig:loan:1`, a type that only the catalog node l
 fairshare and limits, and starts it nowhere. Root releases it by writing a profile into its GRES, and puts it back by
 writing `loan` again. The marker at the end of its comment follows (`mig/grant.py` has its form): it says what the GRES
 says, and the decision's name in it begins with `loan` for as long as the job is elastic. Users can write neither, so
-that a job that names a profile of its own is never taken for a loan and never called back.
+that a job that names a profile of its own is never taken for a loan and never reclaimed.
 
 Slurm up to 23.02 (tried with 22.05; its GRES begin with `gres:`) does not forget: after `scontrol update Gres=` a
 pending job needs the old type and the new one. What is old can be brought down to 0 by an update of its own
@@ -103,7 +103,7 @@ def loan_hints(
 
 @lru_cache(maxsize=1 << 14)
 def _hints_of(comment: str, gres: str, extra: str) -> LoanHints | None:
-    """As `loan_hints`, of a job whose partitions lend: each round reads every job's again."""
+    """Read the hints of a job whose partitions lend; cached, because each round reads every job's."""
     try:
         counts = gres_list.counts(gres, GRES)
     except GresError:

@@ -28,30 +28,30 @@ _SEPARATORS = re.compile(r"[ ;,]")
 
 def nearest(key: str, known: Iterable[str]) -> str:
     """Return the key that is probably meant; empty where none is near: two typing errors, one in a short key."""
-    word = lower(key)
-    if len(word) > LONGEST_KEY:
+    lowered = lower(key)
+    if len(lowered) > LONGEST_KEY:
         return ""
-    if word in OTHER_WORDS:
-        return OTHER_WORDS[word]
+    if lowered in OTHER_WORDS:
+        return OTHER_WORDS[lowered]
     found, least = "", 3
     for candidate in known:
         most = 1 if len(candidate) <= 4 else 2
-        if abs(len(candidate) - len(word)) <= most:
-            distance = _distance(word, candidate)
+        if abs(len(candidate) - len(lowered)) <= most:
+            distance = _distance(lowered, candidate)
             if distance <= most and distance < least:
                 found, least = candidate, distance
     return found
 
 
-def _distance(one: str, two: str) -> int:
+def _distance(first: str, second: str) -> int:
     """Count the insertions, deletions, replacements and swaps of neighbours between two words (Damerau, 1964)."""
     before: list[int] = []
-    last = list(range(len(two) + 1))
-    for i, a in enumerate(one, 1):
+    last = list(range(len(second) + 1))
+    for i, a in enumerate(first, 1):
         row = [i]
-        for j, b in enumerate(two, 1):
+        for j, b in enumerate(second, 1):
             cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (a != b))
-            if i > 1 and j > 1 and a == two[j - 2] and one[i - 2] == b:
+            if i > 1 and j > 1 and a == second[j - 2] and first[i - 2] == b:
                 cost = min(cost, before[j - 2] + 1)
             row.append(cost)
         before, last = last, row

@@ -30,7 +30,7 @@ def gavel(path: Path, gpu: str = "v100") -> Pairs:
     A job that got faster beside another (noise) counts as not slowed down. Raises TraceError.
     """
     alone: dict[str, float] = {}
-    beside: dict[tuple[str, str], float] = {}
+    paired: dict[tuple[str, str], float] = {}
     columns = ("gpu", "job1", "workers1", "job2", "workers2", "steps_per_s_1", "steps_per_s_2")
     for line in lines(path, columns):
         if line.text("gpu") != gpu or line.text("workers1") != "1":
@@ -40,12 +40,12 @@ def gavel(path: Path, gpu: str = "v100") -> Pairs:
         if not second:
             alone[first] = rate
         elif rate and line.number_of("steps_per_s_2", 0):
-            beside[first, second] = rate
-            beside[second, first] = line.number_of("steps_per_s_2", 0)
+            paired[first, second] = rate
+            paired[second, first] = line.number_of("steps_per_s_2", 0)
     if not alone:
         raise TraceError(path, 0, f"holds nothing that was measured alone on a {gpu}")
     return {
         (model, other): max(1.0, alone[model] / rate)
-        for (model, other), rate in beside.items()
+        for (model, other), rate in paired.items()
         if alone.get(model, 0.0) > 0
     }

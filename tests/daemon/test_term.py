@@ -54,7 +54,7 @@ def keep(slurm, clock, tmp_path):
 def test_the_one_beside_the_primary_is_active(keep):
     one, two = keep("ctl1.example.org"), keep("ctl2")
     for keeper in (two, one, two):
-        keeper.look()
+        keeper.refresh()
     assert (one.acts(), two.acts()) == (True, False)
     assert two.why == "slurmctld's primary is ctl1"
     with pytest.raises(
@@ -65,77 +65,77 @@ def test_the_one_beside_the_primary_is_active(keep):
 
 def test_a_slurmctld_that_only_stands_ready_is_no_primary(keep, slurm):
     two = keep("ctl2")
-    two.look()
+    two.refresh()
     slurm.up = {"ctl2"}
-    two.look()
+    two.refresh()
     assert not two.active and "does not answer" in two.why
     slurm.primary = "ctl2"
-    two.look()
+    two.refresh()
     assert two.acts()
 
 
 def test_a_term_is_not_taken_from_one_that_still_has_it(keep, slurm):
     one, two = keep("ctl1"), keep("ctl2")
-    one.look()
+    one.refresh()
     slurm.up, slurm.primary = {"ctl2"}, "ctl2"
-    two.look()
+    two.refresh()
     assert one.acts() and not two.active and two.why == "migbatchd on ctl1 is active"
-    one.look()
+    one.refresh()
     assert not one.acts(), "before anything else"
-    two.look()
+    two.refresh()
     assert not two.active, "the first may still be writing"
     one.resign()
-    two.look()
+    two.refresh()
     assert two.acts() and two.number == 2
 
 
 def test_its_own_program_ends_it_at_once(keep):
     one = keep("ctl1")
-    one.look()
-    one.told(False)
+    one.refresh()
+    one.set_primary(False)
     assert not one.acts() and not one.active
     one.resign()
-    one.look()
+    one.refresh()
     assert not one.active, "scontrol ping does not know it yet"
-    one.told(True)
-    one.look()
+    one.set_primary(True)
+    one.refresh()
     assert one.acts()
 
 
 def test_a_term_that_could_not_be_renewed_is_over(keep, clock, monkeypatch):
     one = keep("ctl1")
-    one.look()
+    one.refresh()
 
     def away(*_):
         raise OSError("the database is away")
 
     monkeypatch.setattr(one._store, "take_term", away)
     clock[0] += TERM_S - 0.1
-    one.look()
+    one.refresh()
     assert one.acts()
     clock[0] += 0.2
     assert not one.acts() and one.active, "it serves on, and changes nothing"
     monkeypatch.undo()
-    one.look()
+    one.refresh()
     assert one.acts() and one.number == 1
 
 
 def test_who_was_away_too_long_finds_the_term_of_another(keep):
     one = keep("ctl1")
-    one.look()
+    one.refresh()
     other = one._open()
     other.give_term(1)
     assert other.take_term("ctl2", 600.0).number == 2
     other.close()
-    one.look()
+    one.refresh()
     assert not one.active and one.why == "migbatchd on ctl2 has taken over"
 
 
 def test_a_ping_that_takes_too_long_changes_nothing(keep, slurm):
     one = keep("ctl1")
-    one.look()
+    one.refresh()
     slurm.silent = True
-    one.look()
+    one.refresh()
     assert one.acts()
 
 
@@ -143,9 +143,9 @@ def test_one_slurmctld_needs_no_term(keep, slurm):
     slurm.names = ("ctl1",)
     one = keep("anything")
     assert not one.active
-    one.look()
+    one.refresh()
     assert one.acts() and not one.number
-    one.told(False)
+    one.set_primary(False)
     assert one.acts()
 
 
@@ -153,6 +153,6 @@ def test_one_slurmctld_needs_no_term(keep, slurm):
 def test_sqlite_serves_the_first_host_alone(keep, caplog, host, acts):
     keeper = keep(host, shared=False)
     assert keeper.active and not keeper.acts()
-    keeper.look()
+    keeper.refresh()
     assert (keeper.active, keeper.acts()) == (acts, acts)
     assert "SQLite serves one host" in caplog.text or "is none of slurm.conf's SlurmctldHost" in caplog.text

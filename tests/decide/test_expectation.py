@@ -20,19 +20,19 @@ def alternating(end: float) -> list[tuple[str, float, float | None]]:
 def test_every_profile_has_a_reserve_of_its_own() -> None:
     expected = Expectation()
     expected.learn(alternating(HOUR), HOUR)
-    expected.look({}, {}, HOUR)
+    expected.update({}, {}, HOUR)
     assert expected.reserve(HOUR + 10, 60, 0.5) == {THREE: 1}, "no 1g was idle for as long as now"
-    expected.look({ONE: frozenset({(1, 0), (2, 0), (3, 0)})}, {}, HOUR + 10)
-    expected.look({THREE: frozenset({(4, 0)})}, {}, HOUR + 50)
-    expected.look({}, {}, HOUR + 60)
+    expected.update({ONE: frozenset({(1, 0), (2, 0), (3, 0)})}, {}, HOUR + 10)
+    expected.update({THREE: frozenset({(4, 0)})}, {}, HOUR + 50)
+    expected.update({}, {}, HOUR + 60)
     assert expected.reserve(HOUR + 61, 60, 0.5) == {ONE: 3, THREE: 1}
 
 
 def test_the_surer_the_more_is_kept() -> None:
     expected = Expectation()
     expected.learn([("1g.10gb", at, at + 20.0) for at in range(0, 3600, 300)], HOUR)
-    expected.look({ONE: frozenset({(1, 0)})}, {}, HOUR)
-    expected.look({}, {}, HOUR + 20)
+    expected.update({ONE: frozenset({(1, 0)})}, {}, HOUR)
+    expected.update({}, {}, HOUR + 20)
     assert expected.reserve(HOUR + 60, 60, 0.5) == {}
     assert expected.reserve(HOUR + 60, 60, 0.95) == {ONE: 1}
 
@@ -40,14 +40,14 @@ def test_the_surer_the_more_is_kept() -> None:
 def test_what_is_in_use_or_waited_for_is_not_kept_again() -> None:
     expected = Expectation()
     expected.learn([("1g.10gb", at, at + 20.0) for at in range(0, 3600, 300)], HOUR)
-    expected.look({ONE: frozenset({(1, 0)})}, {}, HOUR)
+    expected.update({ONE: frozenset({(1, 0)})}, {}, HOUR)
     assert expected.reserve(HOUR + 60, 60, 0.95) == {}
-    expected.look({}, {ONE: 1}, HOUR + 61)
+    expected.update({}, {ONE: 1}, HOUR + 61)
     assert expected.reserve(HOUR + 120, 60, 0.95) == {}
 
 
 def test_a_record_without_profiles_or_with_uses_that_go_on() -> None:
     expected = Expectation()
     expected.learn([("gpu", 0.0, 5.0), ("1g.10gb", 10.0, None), ("1g.10gb", 50.0, 20.0)], 100.0)
-    expected.look({ONE: frozenset({(1, 0)})}, {}, 100.0)
+    expected.update({ONE: frozenset({(1, 0)})}, {}, 100.0)
     assert expected.reserve(200.0, 60, 0.5) == {}

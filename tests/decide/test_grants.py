@@ -15,7 +15,7 @@ from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.least_loss import rooms_for
 from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
 from slurm_migbatch.decide.lending.model import LendingRules, LendingView, WaitingInference
-from slurm_migbatch.decide.lending.reclaim import call_back as reclaim_for
+from slurm_migbatch.decide.lending.reclaim import reclaim_loans as reclaim_for
 from slurm_migbatch.decide.lending.values import (
     ElasticJob,
     GpuCapacity,

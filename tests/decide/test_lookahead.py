@@ -111,7 +111,7 @@ def played(board, rule):
     while board.tasks or board.queue:
         board.start(rule)
         rate = {
-            task.key: 1 / max([1.0, *(board.slowdown(task.app, other.app) for other in task.beside)])
+            task.key: 1 / max([1.0, *(board.slowdown(task.app, other.app) for other in task.partners)])
             for task in board.tasks.values()
         }
         key = min(rate, key=lambda one: (left[one] / rate[one], one))
@@ -135,13 +135,13 @@ def test_no_gpu_is_lost_or_held_by_three(made, rule):
     gpus = made[0]
     while board.queue or board.tasks:
         board.start(rule)
-        shared = sum(sum(task.beside.values()) for task in board.tasks.values())
+        shared = sum(sum(task.partners.values()) for task in board.tasks.values())
         assert board.free + board.lone + shared / 2 == gpus
         assert board.lone == sum(task.alone for task in board.tasks.values())
         assert set(board.single) == {task for task in board.tasks.values() if task.alone}
         for task in board.tasks.values():
-            assert task.alone + sum(task.beside.values()) == task.need
-            assert all(other.beside[task] == count for other, count in task.beside.items())
+            assert task.alone + sum(task.partners.values()) == task.need
+            assert all(other.partners[task] == count for other, count in task.partners.items())
         first = min(board.tasks.values(), key=lambda task: (task.remaining(board.now) / task.rate, task.key))
         board.now += first.remaining(board.now) / first.rate
         board.end(first)
@@ -295,9 +295,9 @@ def test_a_plan_is_the_same_each_time():
 def test_a_copy_is_independent():
     board = board_of(2, [(1, 10.0), (1, 12.0)], [[1.1]], running=[(1, 100.0), (1, 90.0)])
     begin(board, ANY)
-    before = [(task.key, task.alone, task.left, task.rate, len(task.beside)) for task in board.tasks.values()]
+    before = [(task.key, task.alone, task.left, task.rate, len(task.partners)) for task in board.tasks.values()]
     rollout(board.copy(5), ANY)
-    after = [(task.key, task.alone, task.left, task.rate, len(task.beside)) for task in board.tasks.values()]
+    after = [(task.key, task.alone, task.left, task.rate, len(task.partners)) for task in board.tasks.values()]
     assert before == after
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, WorkClass
-from slurm_migbatch.decide.paris_elsa.partition import MARGIN, PIECES, flow, homogeneous, partition, total, ways
+from slurm_migbatch.decide.paris_elsa.partition import MARGIN, TRIAL_JOBS, flow, homogeneous, partition, total, ways
 from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, bounded_rate, central, stream
 from slurm_migbatch.lab.papers.pariselsa import largest_remainder, packed, paris, split
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -129,7 +129,7 @@ def test_split_gives_each_kind_what_it_does_best():
 def test_no_cut_of_two_gpus_is_much_better_and_none_alike_is_better_at_all(works):
     found = partition(A100, KINDS, works, 2, neighbours=100)
     chance = np.random.Generator(np.random.PCG64(0))
-    judged_by = stream(works, PIECES, chance, allowed=MARGIN * ALLOWED, exact=True)
+    judged_by = stream(works, TRIAL_JOBS, chance, allowed=MARGIN * ALLOWED, exact=True)
 
     def rate(stock):
         return bounded_rate(central, StockCosts(works, SIZES, stock), judged_by, found.rate, 0.002)

@@ -162,16 +162,16 @@ def test_gaps_at_this_time_of_day_say_how_long_one_lasts() -> None:
     expected.learn([("2g.20gb", begin, begin + 60.0) for begin in begins for _ in range(3)], noon)
     use = frozenset({(1, 0), (2, 0), (3, 0)})
     for at, kept in ((noon + 900.0, {TWO: 3}), (noon + 8 * 3600.0, {})):
-        expected.look({TWO: use}, {}, at)
+        expected.update({TWO: use}, {}, at)
         assert expected.reserve(at, 600.0, 0.2) == {}, "it has come"
-        expected.look({}, {}, at + 60.0)
+        expected.update({}, {}, at + 60.0)
         assert expected.reserve(at + 60.0 + 150.0, 600.0, 0.2) == kept
 
 
 def test_what_ran_before_the_service_did_not_just_start() -> None:
     expected = Expectation()
     expected.learn([("1g.10gb", NOW - 100, None)], NOW)
-    expected.look({ONE: frozenset({(1, 0)})}, {}, NOW)
+    expected.update({ONE: frozenset({(1, 0)})}, {}, NOW)
     assert expected.reserve(NOW, 600.0, 0.95) == {}
 
 
@@ -212,7 +212,7 @@ def test_what_a_job_achieved_is_weighed_against_what_was_expected() -> None:
     made.recall((7, 1), THREE, Report(items=1000.0, rate=100.0))
     found = made.speeds(one)
     assert found[THREE] == pytest.approx(found[ONE]), "it does not gain"
-    made.look({}, {})
+    made.update({}, {})
     assert made.speeds(one) == usual
 
 
@@ -237,7 +237,7 @@ def test_what_a_job_still_needs_follows_from_its_items_and_its_reports() -> None
     assert made.needs_s(replace(one, hints=replace(one.hints, items=1000))) is None, "it has done more than it said"
     again = replace(one, row=replace(one.row, restarts=1))
     made.report((7, 1), Report(items=4000.0, rate=5.0))
-    made.look({7: again}, {})
+    made.update({7: again}, {})
     assert made.needs_s(again) == pytest.approx(5000 / 100), "beside another job: done, but no rate of its own"
 
 

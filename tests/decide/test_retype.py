@@ -172,7 +172,7 @@ def test_several_slices_find_room_together_or_not_at_all() -> None:
     room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 6))
     assert retypes(NOW, [pending(job(1, each=2))], lambda p: promise(), room, RetypeHistory()) == []
     found = one(retypes(NOW, [pending(job(1, each=2))], lambda p: promise(), space(**A30_FULL), RetypeHistory()))
-    assert found.fields() is not None and found.words(found.after) == "1g.10gb:2"
+    assert found.fields() is not None and found.profile_text(found.after) == "1g.10gb:2"
     assert found.fields()["Gres"] == "mig:1g.10gb:2"
 
 
@@ -199,7 +199,7 @@ def test_what_is_sent_somewhere_has_room_there_and_keeps_its_promise(
         assert each.after != each.pending.profile
     wanted = Counter({(each.after): 0 for each in found})
     for each in found:
-        wanted[each.after] += each.pending.each
+        wanted[each.after] += each.pending.slice_count
     for profile, count in wanted.items():  # of each profile alone there is so much room, at least
         there = sum(
             len(plan_free(GPUS[name], layout, [profile] * 8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slurm_migbatch.daemon.nodesview import LiveView
-from slurm_migbatch.daemon.observer import ToldView
+from slurm_migbatch.daemon.observer import CompleteView
 from tests.support.supply_gpus import H100, layout, slot
 from tests.support.supply_jobs import INVENTORY, only, piece, start, stop
 
@@ -50,12 +50,12 @@ def test_from_the_record_it_says_nothing_of_who_holds_what() -> None:
 
 
 def test_nodes_that_have_not_told_are_not_there() -> None:
-    view = ToldView()
+    view = CompleteView()
     view.load({"n1": GPUS, "n2": GPUS}, ())
     assert view.facts() == {}
-    view.believe("n2", True)
+    view.set_complete("n2", True)
     assert list(view.facts()) == ["n2"]
-    view.believe("n2", False)
-    view.believe("n1", True)
+    view.set_complete("n2", False)
+    view.set_complete("n1", True)
     assert list(view.facts()) == ["n1"]
     assert view.facts()["n1"].gpus[0].geometry == H100

@@ -19,7 +19,7 @@ from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import Conf, load
 from slurm_migbatch.node import failure
 from slurm_migbatch.node.caps import helper_is_setuid
-from slurm_migbatch.node.findings import BAD, GOOD, LONGEST, MOST, ODD, UNKNOWN, Finding, told
+from slurm_migbatch.node.findings import BAD, GOOD, LONGEST, MOST, ODD, UNKNOWN, Finding, rows_to_report
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.install import HOOKS, render
 from slurm_migbatch.testbed.simdriver import build
@@ -358,7 +358,7 @@ def test_clocks_that_differ(ahead: float, text: str) -> None:
 
 def test_what_a_node_tells_is_bounded_and_begins_with_the_worst() -> None:
     many = [Finding(GOOD, "a", "b"), *(Finding(ODD, "x" * 1000, "y" * 1000, "z" * 1000) for _ in range(1000))]
-    found = told([*many, Finding(UNKNOWN, "u", "t", "a"), Finding(BAD, "s", "t", "a")])
+    found = rows_to_report([*many, Finding(UNKNOWN, "u", "t", "a"), Finding(BAD, "s", "t", "a")])
     assert [each["level"] for each in found[:3]] == [BAD, UNKNOWN, ODD]
     assert len(found) == MOST and max(len(text) for each in found for text in each.values()) == LONGEST
 

@@ -77,7 +77,7 @@ def test_what_is_measured_is_what_ships():
     assert decides.config == shipped
     assert decides.rules == rules_of(shipped)
     assert decides.way == SliceWay()
-    assert decides.way.look_s == loads(render()).cluster.poll_s
+    assert decides.way.poll_s == loads(render()).cluster.poll_s
     kept = lendslices.policy(lendslices.WAYS["ours"], [("1g.10gb", 0.0, None)] * 3)
     assert kept.expected.reserve(lending.HISTORY_DAYS * DAY_S, shipped.horizon_s, shipped.sure) == {}
     assert lendslices.settings()["configuration"] == lendwhole.settings()["configuration"]

@@ -14,8 +14,8 @@ A30 = geometry("a30")
 KINDS = tuple(Profile.parse(name) for name in ("1g.6gb", "2g.12gb", "4g.24gb"))
 
 
-def hosted(items, rates, window=600.0, pieces=4, name="m"):
-    return Hosted(name, rates, window, items, pieces)
+def hosted(items, rates, window=600.0, runs=4, name="m"):
+    return Hosted(name, rates, window, items, runs)
 
 
 @pytest.mark.parametrize(("limit", "bound"), [(0.37, 1.0), (0.95, 1.0), (2.5, 4.0), (0.01, 1.0)])
@@ -30,13 +30,13 @@ def test_what_is_always_missed_is_told_as_none():
 
 def test_a_model_that_gains_nothing_from_more_gets_the_smallest_slices():
     """Four 1g do four times the work of the whole GPU."""
-    chosen = best(carried(A30, KINDS, [hosted(600.0, (1.0, 1.0, 1.0), pieces=20)]))
+    chosen = best(carried(A30, KINDS, [hosted(600.0, (1.0, 1.0, 1.0), runs=20)]))
     assert chosen.plan.held == (((4, 0, 0), 1.0),)
     assert chosen.load == pytest.approx(4.0, rel=0.06)
 
 
 def test_one_that_runs_on_the_whole_gpu_only_gets_it():
-    chosen = best(carried(A30, KINDS, [hosted(300.0, (0.0, 0.0, 1.0), pieces=10)]))
+    chosen = best(carried(A30, KINDS, [hosted(300.0, (0.0, 0.0, 1.0), runs=10)]))
     assert chosen.plan.held == (((0, 0, 1), 1.0),)
     assert chosen.load == pytest.approx(2.0, rel=0.06)
 
@@ -44,7 +44,7 @@ def test_one_that_runs_on_the_whole_gpu_only_gets_it():
 def test_two_that_need_different_layouts_are_not_run_on_one():
     """One runs on the whole GPU only, the other gains nothing from it: the whole GPU needs 500 s of 600 for both, by
     turns with four slices 200 s are enough."""
-    both = [hosted(100.0, (0.0, 0.0, 1.0)), hosted(400.0, (1.0, 1.0, 1.0), pieces=8)]
+    both = [hosted(100.0, (0.0, 0.0, 1.0)), hosted(400.0, (1.0, 1.0, 1.0), runs=8)]
     found = carried(A30, KINDS, both)
     assert best([each for each in found if len(each.plan.held) == 1]).load == pytest.approx(1.2, abs=0.1)
     assert len(best(found).plan.held) != 1
@@ -52,10 +52,10 @@ def test_two_that_need_different_layouts_are_not_run_on_one():
 
 
 def test_loads_scale_items_and_runs():
-    model = hosted(100.0, (1.0, 2.0, 4.0), pieces=4)
+    model = hosted(100.0, (1.0, 2.0, 4.0), runs=4)
     assert at_load(model, 1.0) == model
-    assert (at_load(model, 0.5).items, at_load(model, 0.5).pieces) == (50.0, 2)
-    assert at_load(model, 0.01).pieces == 1
+    assert (at_load(model, 0.5).items, at_load(model, 0.5).runs) == (50.0, 2)
+    assert at_load(model, 0.01).runs == 1
 
 
 models = st.lists(

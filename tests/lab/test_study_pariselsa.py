@@ -57,7 +57,7 @@ def test_batches_are_log_normal_with_the_median_that_is_said(tmp_path):
 
 
 def test_dispatch_measures_every_way_and_repeats_itself(table):
-    measure = functools.partial(pariselsa.measure, table, seeds=2, pieces=500, variances=(0.9,))
+    measure = functools.partial(pariselsa.measure, table, seeds=2, job_count=500, variances=(0.9,))
     result = measure()
     (found,) = result["results"]
     assert [row["model"] for row in found["models"]] == ["flat", "steep"]
@@ -96,7 +96,7 @@ def test_dstack_holds_every_scheduler_against_the_ideal(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "module", "small"), [
-    ("paris-elsa", pariselsa, {"pieces": 300, "variances": (0.9,)}),
+    ("paris-elsa", pariselsa, {"job_count": 300, "variances": (0.9,)}),
     ("dstack", dstack, {"sizes": (2,), "batches": ("chosen",)}),
 ])  # fmt: skip
 def test_the_commands_print_one_object_or_tables(monkeypatch, table, tmp_path, name, module, small):

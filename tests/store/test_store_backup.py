@@ -82,7 +82,7 @@ def test_a_restored_database_is_another_one_to_which_nodes_tell_everything(datab
         node = Node(store)
         first = store.ingest("n1", "aa", "b", [node.event("state", 50.0, gpus=[], runs=[]), node.start(100, 7)])
         claim = NodeReceipt(first.database, first.acked)
-        assert store.ingest("n1", "aa", "b", [], claim).told
+        assert store.ingest("n1", "aa", "b", [], claim).complete
         back_up(database, tmp_path / "b.db", HISTORY)
         node.send(node.start(101, 8, piece(3)))
     restore(tmp_path / "b.db", database, HISTORY, replace=True)
@@ -91,7 +91,7 @@ def test_a_restored_database_is_another_one_to_which_nodes_tell_everything(datab
         assert [id for id, _, _ in states(store)] == [7]
         # what was written since the backup the node has forgotten; it is asked for all that it holds
         later = store.ingest("n1", "aa", "b", [], NodeReceipt(first.database, 3))
-        assert not later.told and later.database == identity(database)
+        assert not later.complete and later.database == identity(database)
 
 
 def test_what_is_not_empty_is_replaced_only_when_told(database: str, tmp_path: Path) -> None:

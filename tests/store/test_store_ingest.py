@@ -405,10 +405,10 @@ def test_another_database_is_another_and_its_name_stays(store: Store, url: str, 
         assert Node(again).store.ingest("n1", "aa", "b", []).database == mine
     with open_store(f"sqlite:///{tmp_path}/other.db") as other:
         assert other.ingest("n1", "aa", "b", []).database != mine
-    assert receipt(node, told(node, 100)).told
-    assert not receipt(node, claim=NodeReceipt("0123")).told, "it was told to another database since"
-    assert not receipt(node).told, "until all is told again"
-    assert receipt(node, told(node, 101)).told
+    assert receipt(node, told(node, 100)).complete
+    assert not receipt(node, claim=NodeReceipt("0123")).complete, "it was told to another database since"
+    assert not receipt(node).complete, "until all is told again"
+    assert receipt(node, told(node, 101)).complete
 
 
 @pytest.mark.sqlite
@@ -439,9 +439,9 @@ def test_what_was_lost_on_the_way_has_to_be_told_again(store: Store) -> None:
     node.seq += 3
     late = node.start(110, 7)
     receipt(node, late)
-    assert not receipt(node, late).told, "a gap was stepped over"
+    assert not receipt(node, late).complete, "a gap was stepped over"
     receipt(node, told(node, 111))
-    assert not receipt(node, claim=NodeReceipt(identity(store), 0, incomplete=True)).told, "or it could not be read"
+    assert not receipt(node, claim=NodeReceipt(identity(store), 0, incomplete=True)).complete, "or it could not be read"
 
 
 def test_a_state_ends_what_it_does_not_name_and_begins_what_it_does(store: Store) -> None:
@@ -462,6 +462,6 @@ def test_a_journal_that_came_back_is_the_present_one_again(store: Store) -> None
     node, newer = Node(store), Node(store, journal="bb")
     receipt(node, told(node, 100, (7, piece())))
     receipt(newer, told(newer, 110, (7, piece())))
-    assert not receipt(node).told
-    assert receipt(node, told(node, 120, (7, piece()))).told
+    assert not receipt(node).complete
+    assert receipt(node, told(node, 120, (7, piece()))).complete
     assert [lease.job for lease in store.leases()] == [7]

@@ -100,7 +100,7 @@ def test_it_is_not_taken_while_its_holder_writes(store, url):
 def test_many_at_once_and_one_gets_it(store, url):
     code = (
         "import sys; from slurm_migbatch.store.db import open_store\n"
-        "with open_store(sys.argv[1]) as s: print(s.take_term(sys.argv[2], 600.0).mine)"
+        "with open_store(sys.argv[1]) as s: print(s.take_term(sys.argv[2], 600.0).own)"
     )
     argv = [sys.executable, "-c", code, url]
     started = [subprocess.Popen([*argv, f"ctl{n}"], stdout=subprocess.PIPE, text=True) for n in range(4)]

@@ -27,7 +27,7 @@ FAMILIES = (
         "migbatch_supply_age_seconds",
         "gauge",
         "what",
-        "Seconds since the look at Slurm that the last round without an error followed, and the most so far.",
+        "Seconds since the query of Slurm that the last round without an error followed, and the most so far.",
     ),
     ("migbatch_supply_offered", "gauge", "profile", "Free slices that are offered, by profile."),
     ("migbatch_supply", "gauge", "what", "The last round in numbers."),

@@ -12,14 +12,17 @@ from slurm_migbatch.mig.profile import Profile
 
 
 def holds(geometry: Geometry, profiles: Sequence[Profile], used: Layout = EMPTY) -> bool:
-    """Whether one GPU has legal places for all these slices beside what it uses."""
+    """Return whether one GPU has legal places for all these slices beside what it uses."""
     return len(plan_free(geometry, used, profiles)) == len(profiles)
 
 
 @lru_cache(maxsize=1024)
 def bundles(geometry: Geometry, profiles: tuple[Profile, ...], used: Layout = EMPTY) -> tuple[tuple[int, ...], ...]:
-    """Every way to fill one GPU with slices of these profiles: counts in the order of `profiles`, to none of which one
-    more slice could be added. Whatever the GPU can hold beside `used` is part of one of them."""
+    """Return every way to fill one GPU with slices of these profiles.
+
+    A way is counts in the order of `profiles`, to none of which one more slice could be added. Whatever the GPU can
+    hold beside `used` is part of one of them.
+    """
 
     def listed(counts: Sequence[int]) -> list[Profile]:
         return [profile for profile, count in zip(profiles, counts, strict=True) for _ in range(count)]

@@ -40,7 +40,7 @@ _WORDS = re.compile(r"[A-Za-z0-9_.=:-]+")
 
 
 def could_run(row: JobRow, now: float) -> bool:
-    """Whether a pending job waits for nothing but resources."""
+    """Return whether a pending job waits for nothing but resources."""
     if not row.pending:
         return False
     runnable = _runnable(row.reason)
@@ -51,7 +51,7 @@ def could_run(row: JobRow, now: float) -> bool:
 
 @lru_cache(maxsize=1024)
 def _runnable(reason: str) -> bool | None:
-    """Whether a job with this pending reason waits for nothing but resources; None where its begin time decides."""
+    """Return whether a job with this pending reason waits for resources only; None: its begin time decides."""
     if reason.replace("_", " ").strip("()").startswith(_RUNNABLE_PROSE):
         return True
     word = reason.partition(",")[0].strip()
@@ -60,12 +60,12 @@ def _runnable(reason: str) -> bool | None:
 
 @lru_cache(maxsize=4096)
 def slices(text: str) -> Mapping[Profile, int]:
-    """The MIG slices in a job's GRES, by profile; the filler, untyped, unknown and unreadable entries are none."""
+    """Return the MIG slices in a job's GRES by profile, without filler, untyped, unknown and unreadable entries."""
     return profiles(gres.readable_counts(text, GRES))
 
 
 def profiles(counts: Mapping[str, int]) -> Mapping[Profile, int]:
-    """GRES types to profiles, without zeros; the filler and types that are no profile are left out."""
+    """Map GRES types to profiles, without zeros, the filler and types that are no profile."""
     found: Counter[Profile] = Counter()
     for kind, count in counts.items():
         profile = _profile(kind)
@@ -90,7 +90,7 @@ def demands(
     avoid: Mapping[int, Collection[str]] | None = None,
     loan: Callable[[JobRow], bool] | None = None,
 ) -> list[Demand]:
-    """The pending work that supply could help, in the order of `jobs` (Slurm's own).
+    """Return the pending work that supply could help, in the order of `jobs` (Slurm's own).
 
     The components of a heterogeneous job come together, where the last of them stands, and only if Slurm would start
     all of them.
@@ -153,11 +153,11 @@ class _Site:
         self._pools: dict[tuple[str, ...], frozenset[str]] = {}
 
     def has_others(self, row: JobRow) -> bool:
-        """Whether there are nodes without MIG GPUs in a partition of the job."""
+        """Return whether there are nodes without MIG GPUs in a partition of the job."""
         return not self._mixed.isdisjoint(row.partition.split(","))
 
     def demand(self, row: JobRow, apart: int | None = None) -> Demand | None:
-        """What one job needs; None where nothing can be done for it."""
+        """Return what one job needs; None where nothing can be done for it."""
         copies = row.tasks
         if row.throttle is not None and row.array_job is not None:
             copies = min(copies, row.throttle - self._running[row.array_job])
@@ -209,7 +209,7 @@ def _pool(row: JobRow, rows: Mapping[str, NodeRow], in_partition: Mapping[str, s
 
 
 def _has_features(expression: str, features: frozenset[str]) -> bool:
-    """Whether a node may satisfy --constraint. Only plain `a&b` and `a|b` are judged; of anything else Slurm is."""
+    """Return whether a node may satisfy --constraint; True for all but plain `a&b` and `a|b`, which Slurm judges."""
     words = _WORDS.findall(expression)
     rest = _WORDS.sub("", expression)
     if not words:

@@ -34,7 +34,7 @@ class NodeCapacity:
     fixed: Counter[Profile] = field(default_factory=Counter)
 
     def count(self, profile: Profile) -> int:
-        """How many slices of this profile alone it has room for."""
+        """Return how many slices of this profile alone it has room for."""
         return self.fixed[profile] + sum([_room(geometry, used, profile) for geometry, used in self.gpus])
 
     def take(self, wanted: Sequence[Profile]) -> bool:
@@ -60,7 +60,7 @@ class NodeCapacity:
 
 
 class FreeCapacity:
-    """Room by node.
+    """Free capacity by node.
 
     Args:
         rooms: of nodes that have any; taking changes them.
@@ -72,21 +72,21 @@ class FreeCapacity:
         self._kinds = dict(kinds)
 
     def kinds(self, pool: Collection[str]) -> frozenset[Profile]:
-        """The profiles that some node of the pool can give at times."""
+        """Return the profiles that some node of the pool can give at times."""
         return frozenset().union(*{self._kinds[name] for name in pool if name in self._kinds})
 
-    def count(self, pool: Collection[str], profile: Profile, each: int = 1, enough: int = 1 << 30) -> int:
-        """For how many jobs of `each` slices there is room, as far as `enough`; of this profile alone."""
+    def count(self, pool: Collection[str], profile: Profile, slice_count: int = 1, enough: int = 1 << 30) -> int:
+        """Return for how many jobs of `slice_count` slices of this profile there is room, at most `enough`."""
         found = 0
         for name in self._in(pool):
-            found += self._rooms[name].count(profile) // each
+            found += self._rooms[name].count(profile) // slice_count
             if found >= enough:
                 return enough
         return found
 
-    def take(self, pool: Collection[str], profile: Profile, each: int = 1) -> str | None:
-        """Take room for one job; the node, or None where there is none."""
-        return self.take_all(pool, [profile] * each)
+    def take(self, pool: Collection[str], profile: Profile, slice_count: int = 1) -> str | None:
+        """Take room for one job; return the node, or None where there is none."""
+        return self.take_all(pool, [profile] * slice_count)
 
     def take_all(self, pool: Collection[str], wanted: Sequence[Profile]) -> str | None:
         """Take room for slices of several profiles on one node."""
@@ -102,7 +102,7 @@ class FreeCapacity:
 
 
 def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, jobs: Mapping[int, JobRow]) -> FreeCapacity:
-    """What a plan of supply leaves.
+    """Return what a plan of supply leaves.
 
     Args:
         nodes: what the planner was told.
@@ -125,7 +125,10 @@ def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, jobs: Mapping[int, Job
 
 
 def _meant(plan: ClusterPlan, jobs: Mapping[int, JobRow]) -> dict[str, Counter[Profile]]:
-    """Slices by node that the plan means for pending jobs; on how many of its nodes each task is, is not told."""
+    """Count by node the slices that the plan means for pending jobs.
+
+    On how many of its nodes each task is, the plan does not say.
+    """
     found: dict[str, Counter[Profile]] = {}
     for job, placed in plan.placed.items():
         row = jobs.get(job)
@@ -166,7 +169,7 @@ def _kinds(geometries: tuple[Geometry, ...]) -> frozenset[Profile]:
 
 
 def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[FreeCapacity, dict[int, int]]:
-    """What Slurm's own counts leave where supply is not managed.
+    """Return what Slurm's own counts leave where supply is not managed.
 
     Args:
         rows: the nodes.

@@ -19,9 +19,9 @@ class KnownGpu:
     rows: tuple[tuple[str, int, int], ...]
     until: tuple[float | None, ...]
     guests: tuple[bool, ...]
-    #: None where the node says of it what cannot be: `odd`
+    #: None where what the node says of it contradicts itself: `contradiction` says how
     gpu: Gpu | None
-    odd: str = ""
+    contradiction: str = ""
 
     @classmethod
     def of(
@@ -31,12 +31,17 @@ class KnownGpu:
         until: tuple[float | None, ...],
         guests: tuple[bool, ...] = (),
     ) -> KnownGpu:
-        """Args: what the node says; the slots of its present plan; when each lease should end; whether Slurm counts
-        it as a guest (none: none of them).
+        """Read what a node says of one GPU.
+
+        Args:
+            facts: what the node says.
+            rows: the slots of its present plan.
+            until: when each lease should end.
+            guests: whether Slurm counts each lease as a guest; empty: none of them.
         """
-        odd = _contradiction(facts)
-        if odd:
-            return cls(facts, rows, until, guests, None, odd)
+        contradiction = _contradiction(facts)
+        if contradiction:
+            return cls(facts, rows, until, guests, None, contradiction)
         alone = guests or (False,) * len(until)
         leases = [
             Lease(slot, run[0], end, guest) for (slot, run), end, guest in zip(facts.leases, until, alone, strict=True)

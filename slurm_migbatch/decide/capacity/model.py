@@ -92,7 +92,7 @@ class Node:
     mode: Mode = Mode.OPEN
 
     def unmatched(self) -> Counter[Profile]:
-        """Slices that are in use somewhere among the free slots.
+        """Return slices that are in use somewhere among the free slots.
 
         What Slurm counts beyond the leases is one bound, and jobs without a lease are another: a job that ended unheard
         of hides one that started unheard of from the counts alone.
@@ -181,7 +181,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """The answer for the whole cluster."""
+    """The plans of all nodes."""
 
     nodes: Mapping[str, NodePlan]
     reservations: tuple[Reservation, ...] = ()

@@ -48,7 +48,7 @@ class Sharing:
     unlocated: Mapping[Profile, int] = field(default_factory=dict)
 
     def shown(self, profile: Profile, used: int, free: int) -> int:
-        """What to configure of a profile of which so many are in use and so many may be offered."""
+        """Return what to configure of a profile of which so many are in use and so many may be offered."""
         kept = max(free - self.held_back.get(profile, 0), min(free, self.due.get(profile, 0)) or -used)
         return max(0, used + kept)
 
@@ -59,12 +59,12 @@ ALONE = Sharing()
 
 @lru_cache(maxsize=4096)
 def is_guest(text: str) -> bool:
-    """Whether a job's GRES is a place beside another job."""
+    """Return whether a job's GRES is a place beside another job."""
     return GUEST in text and bool(gres.readable_counts(text, "mig").get(GUEST))
 
 
 def guests(jobs: Iterable[JobRow]) -> frozenset[int]:
-    """Jobs that Slurm has started as guests."""
+    """Return jobs that Slurm has started as guests."""
     return frozenset(row.job_id for row in jobs if GUEST in row.gres and row.active and is_guest(row.gres))
 
 
@@ -77,7 +77,7 @@ def sharing(
     used: int,
     present: Mapping[int, Place],
 ) -> Sharing:
-    """How things are on one node.
+    """Return how slices are shared on one node: the places of guests, and what is held back for them.
 
     Args:
         node: its name.
@@ -141,7 +141,7 @@ def without_strays(found: dict[str, Sharing], jobs: Iterable[JobRow]) -> dict[st
 
 
 def due(plan: ClusterPlan, demands: Iterable[Demand]) -> dict[str, Counter[Profile]]:
-    """Node -> free slices there at most that pending jobs have been given, by profile."""
+    """Return by node how many free slices pending jobs have been given there at most, by profile."""
     parts = {demand.job: demand.parts for demand in demands}
     found: dict[str, Counter[Profile]] = {}
     for job, placed in plan.placed.items():
@@ -151,36 +151,36 @@ def due(plan: ClusterPlan, demands: Iterable[Demand]) -> dict[str, Counter[Profi
     return found
 
 
-def ends(gpu: GpuFacts, until: Mapping[int, float | None], gone: float) -> tuple[float | None, ...]:
-    """When each leased slot of a GPU should be free: when the last of its holders is to end; None: nobody knows.
+def ends(gpu: GpuFacts, until: Mapping[int, float | None], unlisted_end: float) -> tuple[float | None, ...]:
+    """Return when each leased slot should be free: when its last holder is to end; None: unknown.
 
     Args:
         gpu: what the node says of it.
         until: when Slurm's jobs should end.
-        gone: for jobs that Slurm no longer lists.
+        unlisted_end: end of jobs that Slurm no longer lists.
     """
     if not gpu.guests:
-        return tuple([until.get(run[0], gone) for _, run in gpu.leases])
+        return tuple([until.get(run[0], unlisted_end) for _, run in gpu.leases])
     second = dict(gpu.guests)
     found: list[float | None] = []
     for slot, run in gpu.leases:
-        moments = [until.get(job, gone) for job, _ in (run, *([second[slot]] if slot in second else []))]
+        moments = [until.get(job, unlisted_end) for job, _ in (run, *([second[slot]] if slot in second else []))]
         known = [moment for moment in moments if moment is not None]
         found.append(max(known) if len(known) == len(moments) else None)
     return tuple(found)
 
 
 def whose(gpu: GpuFacts, started: Collection[int]) -> tuple[bool, ...]:
-    """Which leased slots of a GPU Slurm counts as guests, not under their profile."""
+    """Return which leased slots of a GPU Slurm counts as guests, not under their profile."""
     return tuple([run[0] in started for _, run in gpu.leases]) if started else ()
 
 
-def _alike(one: JobRow, other: JobRow | None) -> bool:
-    return other is not None and other.active and (one.uid, one.user) == (other.uid, other.user)
+def _alike(guest: JobRow, host: JobRow | None) -> bool:
+    return host is not None and host.active and (guest.uid, guest.user) == (host.uid, host.user)
 
 
 def _slot(place: Place) -> tuple[str, Slot] | None:
-    """The GPU and the slot that a place names; None where they cannot be read."""
+    """Return the GPU and the slot that a place names; None where they cannot be read."""
     uuid, profile, start, size, *_ = place
     try:
         return uuid, Slot.of(str(profile), int(str(start)), int(str(size)))

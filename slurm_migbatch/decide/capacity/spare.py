@@ -12,30 +12,30 @@ from slurm_migbatch.mig.profile import Profile
 
 
 def by_size(profile: Profile) -> tuple[int, int, str]:
-    """What to sort by, from small to large: memory counts first, as it covers a GPU's places."""
+    """Return the key that sorts profiles from small to large; memory first, as it covers places of a GPU."""
     return profile.memory_gb, profile.compute, profile.suffix
 
 
 def ordered(profiles: Iterable[Profile]) -> tuple[Profile, ...]:
-    """Wishes in the order in which equal ones are the same key."""
+    """Return the wishes sorted, so that equal ones are the same key."""
     return tuple(sorted(profiles, reverse=True))
 
 
 def without(profiles: tuple[Profile, ...], profile: Profile) -> tuple[Profile, ...]:
-    """One of these less."""
+    """Return the profiles without one of this kind."""
     at = profiles.index(profile)
     return profiles[:at] + profiles[at + 1 :]
 
 
 @lru_cache(maxsize=1 << 17)
 def fits(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...]) -> bool:
-    """Whether the wishes (`ordered`) have legal places all together beside what is used."""
+    """Return whether the wishes (`ordered`) have legal places all together beside what is used."""
     return len(plan_free(geometry, used, wishes)) == len(wishes)
 
 
 @lru_cache(maxsize=1 << 17)
 def loss(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...], profile: Profile) -> tuple[int, int] | None:
-    """What a GPU loses by one more slice (see `left`), and how much it has free; None where it has no room."""
+    """Return what a GPU loses by one more slice (see `left`), and how much it has free; None where it has no room."""
     more = ordered((*wishes, profile))
     if not fits(geometry, used, more):
         return None
@@ -45,7 +45,7 @@ def loss(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...], profile:
 
 @lru_cache(maxsize=1 << 17)
 def left(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...]) -> tuple[int, int]:
-    """Memory slices that each profile alone could still have, summed over profiles; and those that are free."""
+    """Return the memory slices that each profile alone could still get, summed over profiles, and the free ones."""
     full = used.union(plan_free(geometry, used, wishes))
     left = sum(
         info.memory_slices * capacity(geometry, full, info.profile)

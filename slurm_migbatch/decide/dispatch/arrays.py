@@ -122,7 +122,7 @@ class ElasticArray:
 
 
 def elastic_arrays(jobs: Iterable[JobRow]) -> list[ElasticArray]:
-    """The elastic arrays of a queue that have tasks to start, without what only the record knows."""
+    """Return the elastic arrays of a queue that have tasks to start, without what only the record knows."""
     members: dict[int, list[JobRow]] = {}
     for row in jobs:
         if row.array_job is not None and GRES in row.gres and (row.pending or row.active):
@@ -130,28 +130,28 @@ def elastic_arrays(jobs: Iterable[JobRow]) -> list[ElasticArray]:
     found = []
     for array, rows in sorted(members.items()):
         waiting = [row for row in rows if row.pending]
-        told = elastic_hints(waiting[0].comment) if waiting else None
-        if told is None:
+        hints = elastic_hints(waiting[0].comment) if waiting else None
+        if hints is None:
             continue
         asked = slices(waiting[0].gres)
         if len(asked) != 1 or waiting[0].num_nodes != 1:
             continue
-        ((profile, each),) = asked.items()
+        ((profile, slices_per_task),) = asked.items()
         found.append(
             ElasticArray(
                 array=array,
                 user=waiting[0].user,
                 comment=waiting[0].comment,
                 profile=profile,
-                each=each,
+                each=slices_per_task,
                 pending=sum(row.tasks for row in waiting),
                 running=tuple(sorted(row.start for row in rows if row.active and row.start is not None)),
                 throttle=next((row.throttle for row in waiting if row.throttle), None),
-                deadline_s=told.deadline_s,
-                items=told.items,
+                deadline_s=hints.deadline_s,
+                items=hints.items,
                 shown=any(row.tasks > 1 for row in waiting),
-                rate=told.rate,
-                limit_ms=told.limit_ms,
+                rate=hints.rate,
+                limit_ms=hints.limit_ms,
             )
         )
     return found
@@ -168,17 +168,17 @@ class ElasticHints(NamedTuple):
 
 @lru_cache(maxsize=1 << 14)
 def elastic_hints(comment: str) -> ElasticHints | None:
-    """What a comment's hints say of an elastic array; None where it is none, or is of training."""
+    """Return what a comment's hints say of an elastic array; None where it is none, or is of training."""
     try:
-        told: Hints = hinting.parse(user_text(comment))
+        hints: Hints = hinting.parse(user_text(comment))
     except Refusal:
         return None
-    if told.role == hinting.SERVE:
-        limit_ms = None if told.slo_us is None else told.slo_us / 1000
-        return None if told.llm.rate is None else ElasticHints(rate=told.llm.rate / 1000, limit_ms=limit_ms)
-    if told.deadline_s is None or told.items is None or told.role == "train":
+    if hints.role == hinting.SERVE:
+        limit_ms = None if hints.slo_us is None else hints.slo_us / 1000
+        return None if hints.llm.rate is None else ElasticHints(rate=hints.llm.rate / 1000, limit_ms=limit_ms)
+    if hints.deadline_s is None or hints.items is None or hints.role == "train":
         return None
-    return ElasticHints(told.deadline_s, told.items)
+    return ElasticHints(hints.deadline_s, hints.items)
 
 
 # -- what users set themselves -----------------------------------------------------------------------------------------
@@ -206,18 +206,18 @@ class Bounds:
                 self.ours[array] = after
 
     def of(self, array: int, now: int | None) -> int | None:
-        """What its user allows, seeing the throttle that Slurm has `now`."""
+        """Return the throttle that its user allows, given the one that Slurm shows `now`."""
         if array not in self.ours or self.ours[array] != now:
             self.asked[array] = now
             self.ours.pop(array, None)
         return self.asked[array]
 
     def set(self, array: int, after: int) -> None:
-        """Slurm is about to be told."""
+        """Note the throttle that Slurm is about to be given."""
         self.ours[array] = after
 
     def forget_but(self, arrays: Iterable[int]) -> None:
-        """Only arrays of the present queue matter."""
+        """Forget all arrays but these."""
         kept = set(arrays)
         for known in (self.asked, self.ours):
             for array in [array for array in known if array not in kept]:
@@ -225,12 +225,12 @@ class Bounds:
 
 
 def shown_throttle(throttle: int | None) -> str:
-    """As the record has it."""
+    """Return a throttle as the record has it."""
     return "none" if throttle is None else str(throttle)
 
 
 def read_throttle(text: object) -> int | None:
-    """The other way round."""
+    """Return the throttle that the record shows as this text; None for none."""
     return int(text) if isinstance(text, str) and text.isdigit() and int(text) > 0 else None
 
 
@@ -271,7 +271,9 @@ def throttles(
     space: FreeCapacity,
     scarce: Callable[[ElasticArray], bool],
 ) -> list[Throttle]:
-    """The throttles that should change. Arrays of which nobody knows what a task takes or carries keep theirs.
+    """Return the throttles that should change.
+
+    Arrays of which nobody knows what a task takes or carries keep theirs.
 
     Args:
         now: unix seconds.
@@ -298,9 +300,9 @@ def throttles(
             wanted.append(found)
     given = _shares(now, wanted, space, history.served.spent)
     changed = []
-    for each in wanted:
-        array, why = each.array, each.why
-        share = given.get(array.array, Share(each.claim.need))
+    for requirement in wanted:
+        array, why = requirement.array, requirement.why
+        share = given.get(array.array, Share(requirement.claim.need))
         if share.why:
             why += f"; {share.tasks} is the share of {array.user}, who with others needs more than there is: "
             why += share.why
@@ -311,7 +313,7 @@ def throttles(
 
 
 def _of_deadline(now: float, array: ElasticArray, asked: int | None, current: int | None) -> _Wanted | None:
-    """What an array with a deadline needs; None where nobody knows how long its tasks take."""
+    """Return what an array with a deadline needs; None where nobody knows how long its tasks take."""
     task_s = array.task_s
     if task_s is None or array.deadline_s is None:
         return None
@@ -331,17 +333,17 @@ def _of_deadline(now: float, array: ElasticArray, asked: int | None, current: in
 def _of_service(
     now: float, array: ElasticArray, rate: float, asked: int | None, history: ArrayHistory
 ) -> _Wanted | None:
-    """What a service needs; None where nobody knows what an instance of it carries."""
+    """Return what a service needs; None where nobody knows what an instance of it carries."""
     found = instances(rate, len(array.running), array.carries, array.load)
-    each = carried(array.carries, array.load)
-    if found is None or each is None:
+    instance_rate = carried(array.carries, array.load)
+    if found is None or instance_rate is None:
         return None
     need = min(history.loads.held(array.array, found, history.bounds.ours.get(array.array), now), _most(array, asked))
     if array.load is None:
         load = f"{rate:.3g} items/s by its hints"
     else:
         load = f"{array.load.each * len(array.running):.3g} items/s measured"
-    why = f"{load}, {each:.3g} items/s of each instance: "
+    why = f"{load}, {instance_rate:.3g} items/s of each instance: "
     if found < need:
         why += f"{found} would do, more were needed in the last {HOLD_S:.0f} s: "
     claim = Claim(array.array, array.user, array.units, need, array.task_s or LOAD_S, session_s([array]))
@@ -349,7 +351,7 @@ def _of_service(
 
 
 def _most(array: ElasticArray, asked: int | None) -> int:
-    """Tasks at once that there are, and that the user allows."""
+    """Return how many tasks may run at once: those that there are, and no more than the user allows."""
     every = array.pending + len(array.running)
     return every if asked is None else min(every, asked)
 
@@ -362,19 +364,25 @@ def _at_once(need: int, asked: int | None) -> str:
 def _shares(
     now: float, wanted: Sequence[_Wanted], space: FreeCapacity, served: Mapping[str, float]
 ) -> dict[int, Share]:
-    """Tasks at once of the arrays that compete; nothing for all others."""
+    """Return the tasks at once of the arrays that compete, by array; all others are left out."""
     pools: dict[frozenset[str], list[_Wanted]] = {}
-    for each in wanted:
-        pools.setdefault(each.array.pool, []).append(each)
+    for requirement in wanted:
+        pools.setdefault(requirement.array.pool, []).append(requirement)
     found: dict[int, Share] = {}
     for pool, members in pools.items():
-        if len({each.array.user for each in members}) < 2:
+        if len({requirement.array.user for requirement in members}) < 2:
             continue
-        asked = sum(each.claim.need * each.array.units for each in members)
-        idle = max(space.count(pool, each.array.profile, each.array.each, asked) * each.array.units for each in members)
-        there = idle + sum((len(each.array.running) + each.array.placed) * each.array.units for each in members)
-        if asked > there:
-            found.update(shares(now, [each.claim for each in members], there, served))
+        asked = sum(requirement.claim.need * requirement.array.units for requirement in members)
+        idle = max(
+            space.count(pool, requirement.array.profile, requirement.array.each, asked) * requirement.array.units
+            for requirement in members
+        )
+        total = idle + sum(
+            (len(requirement.array.running) + requirement.array.placed) * requirement.array.units
+            for requirement in members
+        )
+        if asked > total:
+            found.update(shares(now, [requirement.claim for requirement in members], total, served))
     return found
 
 
@@ -382,14 +390,14 @@ def _shares(
 
 
 def known(array: ElasticArray, runs: Sequence[Task], rate: float | None, pool: frozenset[str]) -> ElasticArray:
-    """The array with what the record, the predictor and the site know of it; `rate`: items a second of one slice."""
-    each_s = rate * array.each if rate else None
-    predicted_s = array.items / each_s if each_s and array.items is not None else None
-    return replace(array, runs=tuple(runs), predicted_s=predicted_s, carries=each_s, pool=pool)
+    """Return the array with what the record, predictor and site know; `rate`: items a second of one slice."""
+    task_rate = rate * array.each if rate else None
+    predicted_s = array.items / task_rate if task_rate and array.items is not None else None
+    return replace(array, runs=tuple(runs), predicted_s=predicted_s, carries=task_rate, pool=pool)
 
 
 def in_use(jobs: Iterable[JobRow]) -> dict[int, tuple[str, int]]:
-    """The user of each elastic array of a queue, and the compute slices of its tasks that run."""
+    """Return the user of each elastic array of a queue, and the compute slices of its tasks that run."""
     found: dict[int, tuple[str, int]] = {}
     for row in jobs:
         if row.array_job is None or GRES not in row.gres or elastic_hints(row.comment) is None:
@@ -400,11 +408,11 @@ def in_use(jobs: Iterable[JobRow]) -> dict[int, tuple[str, int]]:
 
 
 def instance_starts(jobs: Iterable[JobRow]) -> dict[int, dict[Run, float]]:
-    """The running instances of each service of a queue, and when they began (unix seconds)."""
+    """Return when the running instances of each service of a queue began (unix seconds)."""
     found: dict[int, dict[Run, float]] = {}
     for row in jobs:
-        told = elastic_hints(row.comment) if row.array_job is not None and GRES in row.gres else None
-        if told is None or told.rate is None or row.array_job is None:
+        hints = elastic_hints(row.comment) if row.array_job is not None and GRES in row.gres else None
+        if hints is None or hints.rate is None or row.array_job is None:
             continue
         runs = found.setdefault(row.array_job, {})
         if row.active and row.start is not None:
@@ -413,11 +421,11 @@ def instance_starts(jobs: Iterable[JobRow]) -> dict[int, dict[Run, float]]:
 
 
 def session_s(arrays: Iterable[ElasticArray]) -> float:
-    """The longest session of some arrays, at most `SESSION_S`; that of a service is the time its load is measured."""
+    """Return the longest session of some arrays, at most `SESSION_S`; of a service that is `LOAD_S`."""
     return max((min(array.deadline_s or LOAD_S, SESSION_S) for array in arrays), default=0.0)
 
 
 def had(array: ElasticArray, since: float, now: float) -> float:
-    """Compute-slice seconds that an array had from that moment on (unix seconds), by the record of its runs."""
+    """Return the compute-slice seconds that an array had since that moment, by the record of its runs."""
     ends = ((run.started, now if run.ended is None else run.ended) for run in array.runs)
     return sum(max(end - max(start, since), 0.0) for start, end in ends) * array.units

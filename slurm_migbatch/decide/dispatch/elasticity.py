@@ -29,7 +29,7 @@ class Array:
 
 
 def at_once(array: Array, now: float, most: int, *, current: int | None = None, spare: float = 0.1) -> int:
-    """The fewest tasks at once, from 1 to `most`, with which the array ends in time; `most` where none does.
+    """Return the fewest tasks at once, from 1 to `most`, with which the array ends in time, else `most`.
 
     Tasks cannot be stopped: with fewer at once than are running, none starts until enough have ended, so the slots that
     stay are those that are busy the longest. `spare` is the share by which tasks may turn out slower than told. A
@@ -58,9 +58,9 @@ def work_s(array: Array, *, spare: float = 0.1) -> float:
 
 def _fewest(array: Array, now: float, most: int, spare: float) -> int | None:
     left = array.deadline - now
-    each = array.task_s * (1 + spare)
-    fresh = _tasks(left, each)
-    busy = sorted(_tasks(left - rest * (1 + spare), each) for rest in array.running)
+    task_s = array.task_s * (1 + spare)
+    fresh = _tasks(left, task_s)
+    busy = sorted(_tasks(left - rest * (1 + spare), task_s) for rest in array.running)
     done = 0
     for count in range(1, most + 1):
         done += busy[count - 1] if count <= len(busy) else fresh
@@ -71,6 +71,6 @@ def _fewest(array: Array, now: float, most: int, spare: float) -> int | None:
     return None
 
 
-def _tasks(seconds: float, each: float) -> int:
-    """How many tasks one after the other end within so many seconds."""
-    return max(math.floor(seconds / each * (1 + _TOLERANCE)), 0) if each > 0 else 1 << 30
+def _tasks(seconds: float, task_s: float) -> int:
+    """Return how many tasks one after the other end within so many seconds."""
+    return max(math.floor(seconds / task_s * (1 + _TOLERANCE)), 0) if task_s > 0 else 1 << 30

@@ -38,9 +38,9 @@ TOLERANCE: Final = 1e-9
 """Relative shortfall of a rate that counts as none: rounding."""
 
 
-def fewest(rate: float, each: float) -> int:
-    """Return how many instances carry `rate` where one carries `each` (above 0, both a second); at least one."""
-    return max(math.ceil(rate / each * (1 - TOLERANCE)), 1)
+def fewest(rate: float, instance_rate: float) -> int:
+    """Return how many instances, at least one, carry `rate` where one carries `instance_rate` (both a second)."""
+    return max(math.ceil(rate / instance_rate * (1 - TOLERANCE)), 1)
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ def instances(rate: float, running: int, predicted: float | None, load: Instance
         predicted: what one carries by the prediction that can be counted on; None: unknown.
         load: what they do; None: they have not told.
     """
-    each = carried(predicted, load)
-    if each is None:
+    instance_rate = carried(predicted, load)
+    if instance_rate is None:
         return None
-    return fewest(rate if load is None else load.each * running * (1 + RESERVE), each)
+    return fewest(rate if load is None else load.each * running * (1 + RESERVE), instance_rate)
 
 
 class LoadHistory:
@@ -132,18 +132,18 @@ class LoadHistory:
         (since, before), (at, items) = counts[0], counts[-1]
         return (items - before) / (at - since)
 
-    def held(self, array: int, need: int, ours: int | None, now: float) -> int:
+    def held(self, array: int, need: int, throttle: int | None, now: float) -> int:
         """Return the number to run at once: the highest that was needed in the last `HOLD_S`.
 
-        `ours`: the throttle that was set here before; nothing else is known of the past after a restart.
+        `throttle`: the one that was set here before; nothing else is known of the past after a restart.
         """
-        known = self.needs.get(array, () if ours is None else ((now, ours),))
+        known = self.needs.get(array, () if throttle is None else ((now, throttle),))
         lately = [(at, number) for at, number in known if at > now - HOLD_S and number > need]
         self.needs[array] = (*lately, (now, need))
         return self.needs[array][0][1]
 
     def forget_but(self, starts: Mapping[int, Mapping[Run, float]]) -> None:
-        """Only these arrays and their running instances matter."""
+        """Forget all but these arrays and their running instances."""
         runs = {run for found in starts.values() for run in found}
         self.counts = {run: counts for run, counts in self.counts.items() if run in runs}
         self.latency = {run: took for run, took in self.latency.items() if run in runs}

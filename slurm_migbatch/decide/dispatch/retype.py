@@ -78,16 +78,16 @@ class ServiceGuarantee:
     terms: str = ""
     retry: bool = False
 
-    def seconds(self, profile: Profile, each: int = 1) -> float | None:
-        """What the job takes on `each` slices of a profile, at most; None where nobody can say."""
+    def seconds(self, profile: Profile, slice_count: int = 1) -> float | None:
+        """Return what the job takes on `slice_count` slices of a profile, at most; None where nobody can say."""
         rate = next((option.rate for option in self.options if option.profile == profile), None)
-        return None if not rate or self.items is None else self.items / (rate * each)
+        return None if not rate or self.items is None else self.items / (rate * slice_count)
 
 
 def promise_of(
     granted: Profile, candidates: Iterable[WeighedProfile], items: int | None, deadline_s: int | None, terms: str = ""
 ) -> ServiceGuarantee | None:
-    """What else a job may have that was granted this profile; None where there is nothing."""
+    """Return what else a job may have that was granted this profile; None where there is nothing."""
     listed = list(candidates)
     own = next((c for c in listed if c.profile == granted), None)
     if own is None or not own.ok:
@@ -105,20 +105,20 @@ def promise_of(
 
 
 def promise_from_record(row: Mapping[str, Any]) -> ServiceGuarantee | None:
-    """The promise of a decision as the store keeps it (`Store.decision`); None where it leaves nothing open."""
+    """Return the promise of a decision as the store keeps it (`Store.decision`); None where it leaves nothing open."""
     facts, hints = row.get("facts"), row.get("hints")
-    facts, hints = (each if isinstance(each, dict) else {} for each in (facts, hints))
+    facts, hints = (part if isinstance(part, dict) else {} for part in (facts, hints))
     if facts.get("reason") not in CHOSEN:
         return None
     counts = slices(str(row.get("chosen") or ""))
     if len(counts) != 1:
         return None
     found = []
-    for each in row.get("candidates") or ():
+    for candidate in row.get("candidates") or ():
         try:
-            profile, memory = Profile.parse(str(each["profile"])), int(each["capacity_mib"])
-            bounds = each.get("throughput_per_s_range")
-            found.append(WeighedProfile(profile, memory, float(bounds[0]) if bounds else None, bool(each["ok"])))
+            profile, memory = Profile.parse(str(candidate["profile"])), int(candidate["capacity_mib"])
+            bounds = candidate.get("throughput_per_s_range")
+            found.append(WeighedProfile(profile, memory, float(bounds[0]) if bounds else None, bool(candidate["ok"])))
         except (KeyError, TypeError, ValueError, IndexError):  # a record from before, or by hand
             return None
     made = promise_of(next(iter(counts)), found, hints.get("items"), hints.get("deadline_s"), _terms(hints))
@@ -126,15 +126,15 @@ def promise_from_record(row: Mapping[str, Any]) -> ServiceGuarantee | None:
 
 
 def _terms(hints: Mapping[str, Any]) -> str:
-    told = []
+    terms = []
     if hints.get("slo_us"):
-        told.append(f"slo={hints['slo_us'] / 1000:g}ms")
+        terms.append(f"slo={hints['slo_us'] / 1000:g}ms")
     if hints.get("deadline_s"):
-        told.append(f"deadline={hints['deadline_s']}s")
+        terms.append(f"deadline={hints['deadline_s']}s")
     if hints.get("mem_mib"):
-        told.append(f"mem={hints['mem_mib']}MiB")
-    told += [f"{end}={hints[end]}" for end in ("min", "max") if hints.get(end)]
-    return " ".join(told)
+        terms.append(f"mem={hints['mem_mib']}MiB")
+    terms += [f"{end}={hints[end]}" for end in ("min", "max") if hints.get(end)]
+    return " ".join(terms)
 
 
 # -- who waits ---------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _terms(hints: Mapping[str, Any]) -> str:
 class Pending:
     """A pending job, or tasks of an array, without a place.
 
-    `copies` tasks of it have none; `each` slices of `profile` are what one asks for.
+    `copies` tasks of it have none; `slice_count` slices of `profile` are what one asks for.
     """
 
     row: JobRow
@@ -158,8 +158,8 @@ class Pending:
         return self.grant.parts[0][0]
 
     @property
-    def each(self) -> int:
-        """How many slices of it."""
+    def slice_count(self) -> int:
+        """Return how many slices of it one asks for."""
         return self.grant.parts[0][1]
 
     @property
@@ -171,7 +171,7 @@ class Pending:
 def without_place(
     demands: Iterable[Demand], jobs: Mapping[int, JobRow], placed: Mapping[int, int]
 ) -> Iterator[Pending]:
-    """Pending jobs that may be re-typed at all, as far as Slurm's rows tell, in Slurm's order.
+    """Yield the pending jobs that may be re-typed, as far as Slurm's rows tell, in Slurm's order.
 
     Args:
         demands: what could start if there were supply.
@@ -191,8 +191,10 @@ def without_place(
 
 @lru_cache(maxsize=1 << 15)
 def marked(comment: str) -> Grant | None:
-    """What the filter granted a job whose profile may be its choice; None for every other, and where the text before
-    the marker holds more than hints do."""
+    """Return what the filter granted a job whose profile may be its choice.
+
+    None for every other job, and where the text before the marker holds more than hints do.
+    """
     try:
         grant = parse_comment(comment)
     except GrantError:
@@ -242,24 +244,24 @@ class Retype:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The same by `name_of`, as the rows will be from now on: what was a part of an array has its own."""
+        """Names by `name_of` of the rows from now on: a task that was a part of an array has its own."""
         row = self.pending.row
         if self.tasks:
             return tuple(f"{row.array_job}_{task}" for task in self.tasks)
         return (name_of(row),)
 
     def fields(self) -> dict[str, str] | None:
-        """For `scontrol update`, see `regranted`."""
-        return regranted(self.pending.row, Grant([(self.after, self.pending.each)], self.pending.grant.decision))
+        """Return the fields for `scontrol update`, see `regranted`."""
+        return regranted(self.pending.row, Grant([(self.after, self.pending.slice_count)], self.pending.grant.decision))
 
-    def words(self, profile: Profile) -> str:
-        """A profile as the record of runs spells what a job got."""
-        return profile.name if self.pending.each == 1 else f"{profile.name}:{self.pending.each}"
+    def profile_text(self, profile: Profile) -> str:
+        """Return a profile as the record of runs spells what a job got."""
+        return profile.name if self.pending.slice_count == 1 else f"{profile.name}:{self.pending.slice_count}"
 
 
 @dataclass
 class RetypeHistory:
-    """When each job was last re-typed, and what it may not become again: so that nothing flaps.
+    """When each job was last re-typed, and which profiles it may not get again, so that none flaps.
 
     `hold_s` is how long a job keeps what it was given. What Slurm refused, or what a limit of the user then kept from
     starting, is barred for that job. Jobs are known by `name_of`.
@@ -270,22 +272,22 @@ class RetypeHistory:
     barred: dict[str, frozenset[Profile]] = field(default_factory=dict)
 
     def free(self, row: JobRow, now: float) -> bool:
-        """Whether the job's turn may come again."""
+        """Return whether the job may be re-typed again."""
         known = self.last.get(name_of(row))
         return known is None or now - known[0] >= self.hold_s
 
     def note(self, change: Retype, now: float) -> None:
-        """It was re-typed."""
+        """Note that a job was re-typed."""
         for name in change.names:
             self.last[name] = (now, change.pending.profile)
 
     def bar(self, change: Retype) -> None:
-        """It is not to become this again."""
+        """Note that the job must not get this profile again."""
         for name in change.names:
             self.barred[name] = self.barred.get(name, frozenset()) | {change.after}
 
     def forget_but(self, jobs: Iterable[JobRow]) -> None:
-        """Only jobs of the present queue matter."""
+        """Forget all jobs but these."""
         present = {name_of(row) for row in jobs}
         for known in (self.last, self.barred):
             for name in [name for name in known if name not in present]:
@@ -293,7 +295,10 @@ class RetypeHistory:
 
 
 def name_of(row: JobRow) -> str:
-    """12 of a job, of the common row of an array's tasks too; 12_3 of a task that has a row of its own."""
+    """Return the name that a job is known by.
+
+    12 of a job, and of the common row of an array's tasks; 12_3 of a task that has a row of its own.
+    """
     if row.array_job is not None and row.array_task is not None and row.array_task.isdigit():
         return f"{row.array_job}_{row.array_task}"
     return str(row.job_id)
@@ -307,7 +312,7 @@ def retypes(
     turns: RetypeHistory,
     most: int = MOST,
 ) -> list[Retype]:
-    """Which jobs go elsewhere now; takes what they will need from `space`.
+    """Return which jobs get another profile now; takes what they will need from `space`.
 
     Args:
         now: unix seconds.
@@ -323,10 +328,10 @@ def retypes(
     for pending in waiting:
         if weighed == most:
             break
-        key = (pending.pool, pending.each)
+        key = (pending.pool, pending.slice_count)
         if key not in idle:
             kinds = space.kinds(pending.pool)
-            idle[key] = frozenset(k for k in kinds if space.count(pending.pool, k, pending.each, 1))
+            idle[key] = frozenset(k for k in kinds if space.count(pending.pool, k, pending.slice_count, 1))
         if not idle[key] or not turns.free(pending.row, now):
             continue
         promise = promises(pending)
@@ -341,34 +346,34 @@ def retypes(
             groups.setdefault(key, []).append((pending, promise))
             weighed += 1
     found: list[Retype] = []
-    for (pool, each), members in groups.items():
-        found += _of_pool(now, pool, each, members, space)
+    for (pool, slice_count), members in groups.items():
+        found += _of_pool(now, pool, slice_count, members, space)
     return found
 
 
 def _of_pool(
     now: float,
     pool: frozenset[str],
-    each: int,
+    slice_count: int,
     members: Sequence[tuple[Pending, ServiceGuarantee]],
     space: FreeCapacity,
 ) -> list[Retype]:
     kinds = sorted({option.profile for _, promise in members for option in promise.options} & space.kinds(pool))
     works: dict[WorkClass, int] = {}
-    pieces: list[Waiting] = []
+    waiting: list[Waiting] = []
     owners: list[int] = []
     for number, (pending, promise) in enumerate(members):
         work = works.setdefault(_work(pending, promise, kinds), len(works))
         for _ in range(min(pending.copies, MOST)):
-            pieces.append(Waiting(pending.arrived, work, len(owners)))
+            waiting.append(Waiting(pending.arrived, work, len(owners)))
             owners.append(number)
     board = StockCosts(list(works), [float(kind.compute) for kind in kinds], [1] * len(kinds))
-    idle = [space.count(pool, kind, each, len(pieces)) for kind in kinds]
+    idle = [space.count(pool, kind, slice_count, len(waiting)) for kind in kinds]
     chosen: dict[tuple[int, Profile], list[str]] = {}
-    for piece, kind in assign(now, pieces, idle, board):
-        node = space.take(pool, kinds[kind], each)
-        if node is not None and kinds[kind] != members[owners[piece.name]][0].profile:
-            chosen.setdefault((owners[piece.name], kinds[kind]), []).append(node)
+    for job, kind in assign(now, waiting, idle, board):
+        node = space.take(pool, kinds[kind], slice_count)
+        if node is not None and kinds[kind] != members[owners[job.name]][0].profile:
+            chosen.setdefault((owners[job.name], kinds[kind]), []).append(node)
     found = []
     left: dict[int, list[int]] = {}
     for (number, profile), nodes in sorted(chosen.items()):
@@ -377,18 +382,18 @@ def _of_pool(
         tasks: tuple[int, ...] = ()
         if row.array_task is not None:
             # Slurm starts tasks in their order, so that those without a place are the last
-            open_ones = left.setdefault(number, list(tasks_of(row.array_task)))
-            if len(nodes) < row.tasks or (row.tasks > 1 and len(ranges(open_ones)) > LONGEST_LIST):
-                tasks = tuple(open_ones[len(open_ones) - len(nodes) :])
-                del open_ones[len(open_ones) - len(nodes) :]
+            open_tasks = left.setdefault(number, list(tasks_of(row.array_task)))
+            if len(nodes) < row.tasks or (row.tasks > 1 and len(ranges(open_tasks)) > LONGEST_LIST):
+                tasks = tuple(open_tasks[len(open_tasks) - len(nodes) :])
+                del open_tasks[len(open_tasks) - len(nodes) :]
         found.append(Retype(pending, tasks, profile, _why(pending, promise, profile, nodes)))
     return found
 
 
 def _work(pending: Pending, promise: ServiceGuarantee, kinds: Sequence[Profile]) -> WorkClass:
-    """A job as the policy sees it. Kinds on which it may not run take for ever."""
+    """Return a job as the policy sees it; it takes for ever on kinds on which it may not run."""
     own = next((option.rate for option in promise.options if option.profile == promise.granted), None)
-    known = promise.seconds(promise.granted, pending.each)
+    known = promise.seconds(promise.granted, pending.slice_count)
     usual = known or float(pending.row.time_limit_s or USUAL_S)
     rates = {option.profile: option.rate for option in promise.options}
     times = [
@@ -403,15 +408,18 @@ def _work(pending: Pending, promise: ServiceGuarantee, kinds: Sequence[Profile])
 def _why(pending: Pending, promise: ServiceGuarantee, profile: Profile, nodes: Sequence[str]) -> str:
     where = ", ".join(list(dict.fromkeys(nodes))[:3])
     text = f"no room for {pending.profile}, and {profile} is idle on {where}"
-    seconds = promise.seconds(profile, pending.each)
+    seconds = promise.seconds(profile, pending.slice_count)
     if seconds is not None and promise.deadline_s is not None:
         return f"{text}; {seconds:.3g} s at most of deadline={promise.deadline_s}s"
     return f"{text}; it keeps {promise.terms}" if promise.terms else text
 
 
 def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
-    """Jobs that a limit of their user keeps from starting since they were re-typed: what they were before again, and
-    never the same once more. (Slurm refuses no update for the sake of such a limit; the job gets QOSMaxGRESPerUser.)"""
+    """Return the re-types to undo: of jobs that a limit of their user keeps from starting since.
+
+    None gets the same profile once more. (Slurm refuses no update because of such a limit; the job gets
+    QOSMaxGRESPerUser.)
+    """
     found = []
     for row in jobs:
         known = turns.last.get(name_of(row))
@@ -426,7 +434,7 @@ def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
 
 
 def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[str, str]]:
-    """Updates for tasks of these arrays whose marker does not say what their GRES says.
+    """Return the updates for tasks of these arrays whose marker differs from their GRES.
 
     A task that starts while its array is re-typed keeps its GRES and gets the array's new comment; run again it would
     be given slices that Slurm has not allocated to it.
@@ -446,7 +454,7 @@ def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[st
 
 
 def tasks_of(expression: str) -> tuple[int, ...]:
-    """The numbers in an array expression such as "4-400:2%4" or "[1,3-5]". Raises ValueError."""
+    """Return the numbers in an array expression such as "4-400:2%4" or "[1,3-5]". Raises ValueError."""
     found: list[int] = []
     for part in expression.partition("%")[0].strip("[]").split(","):
         span, _, step = part.partition(":")
@@ -456,7 +464,7 @@ def tasks_of(expression: str) -> tuple[int, ...]:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as ranges: 1,3-5."""
+    """Format ascending numbers as ranges: 1,3-5."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:

@@ -72,8 +72,8 @@ class Share(NamedTuple):
     why: str = ""
 
 
-def shares(now: float, claims: Sequence[Claim], there: int, served: Mapping[str, float]) -> dict[int, Share]:
-    """Share out `there` compute slices; see the module.
+def shares(now: float, claims: Sequence[Claim], total: int, served: Mapping[str, float]) -> dict[int, Share]:
+    """Divide `total` compute slices among the claims; see the module.
 
     One task more than there is room for is let through, so that arrays keep their place in Slurm's own order for what
     falls free; but not where it could take a slice from an array that is protected.
@@ -81,15 +81,15 @@ def shares(now: float, claims: Sequence[Claim], there: int, served: Mapping[str,
     Args:
         now: unix seconds.
         claims: of the arrays that compete.
-        there: compute slices that they have or could have.
+        total: compute slices that they have or could have.
         served: compute-slice seconds that each user had lately.
     """
-    protected, lost = _protected(now, claims, there, served)
+    protected, lost = _protected(now, claims, total, served)
     counts = {claim.array: 1 for claim in claims}
     used = sum(claim.units for claim in claims)
     spent = {claim.user: served.get(claim.user, 0.0) for claim in claims}
     for claim in protected:
-        more = min(claim.need - 1, max(there - used, 0) // claim.units)
+        more = min(claim.need - 1, max(total - used, 0) // claim.units)
         counts[claim.array] += more
         used += more * claim.units
         spent[claim.user] += more * claim.task_s * claim.units
@@ -98,7 +98,7 @@ def shares(now: float, claims: Sequence[Claim], there: int, served: Mapping[str,
         counts[short.array] += short is protected[0]
     else:
         others = [claim for claim in claims if claim.array in lost]
-        _to_least_served(others, counts, spent, there - used, strict=bool(protected))
+        _to_least_served(others, counts, spent, total - used, strict=bool(protected))
     found = {}
     for claim in claims:
         tasks = counts[claim.array]
@@ -111,19 +111,19 @@ def _to_least_served(
 ) -> None:
     """Give what is left, task by task; `strict`: nothing beyond it."""
     while left >= 0:
-        open_ones = [c for c in claims if counts[c.array] < c.need and (not strict or c.units <= left)]
-        if not open_ones:
+        open_claims = [c for c in claims if counts[c.array] < c.need and (not strict or c.units <= left)]
+        if not open_claims:
             return
-        claim = min(open_ones, key=lambda c: (spent[c.user], c.array))
+        claim = min(open_claims, key=lambda c: (spent[c.user], c.array))
         counts[claim.array] += 1
         left -= claim.units
         spent[claim.user] += claim.task_s * claim.units
 
 
 def _protected(
-    now: float, claims: Sequence[Claim], there: int, served: Mapping[str, float]
+    now: float, claims: Sequence[Claim], total: int, served: Mapping[str, float]
 ) -> tuple[list[Claim], dict[int, str]]:
-    """The claims that come before others, earliest deadline first, and why others do not."""
+    """Return the claims that come before others, earliest deadline first, and why others do not."""
     users = {claim.user for claim in claims}
     mean = sum(served.get(user, 0.0) for user in users) / len(users)
     found: list[Claim] = []
@@ -132,9 +132,9 @@ def _protected(
     for claim in sorted(claims, key=lambda c: (served.get(c.user, 0.0), _due(c))):
         if not claim.kept:
             lost[claim.array] = LATE
-        elif served.get(claim.user, 0.0) > mean + there * claim.session_s / len(users):
+        elif served.get(claim.user, 0.0) > mean + total * claim.session_s / len(users):
             lost[claim.array] = AHEAD
-        elif _fits(now, [*found, claim], there - others + claim.units):
+        elif _fits(now, [*found, claim], total - others + claim.units):
             found.append(claim)
             others -= claim.units
         else:
@@ -147,7 +147,9 @@ def _due(claim: Claim) -> tuple[float, int]:
 
 
 def _fits(now: float, chosen: Sequence[Claim], room: int) -> bool:
-    """Whether these can all be kept, beside one task of each other: by every deadline what is due has room.
+    """Return whether these can all be kept, with one task for each other claim.
+
+    By every deadline, the work that is due has room.
 
     Work is taken to be divisible, so this is necessary; tasks that are long for their deadlines may still be late.
     `room`: compute slices beside those of the others.

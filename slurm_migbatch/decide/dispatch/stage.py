@@ -309,7 +309,7 @@ class _Promises:
         return _keep(self._memory, key, self._chosen_again(pending.row))
 
     def _chosen_again(self, row: JobRow) -> ServiceGuarantee | None:
-        """What the compiled table's choice left open: the table gives the answers that the service would."""
+        """Return what the compiled table's choice left open; the table answers as the service does."""
         hints = _hints(row.comment)
         choice = None if hints is None else self._predictions.candidates(hints, row.partition)
         if hints is None or choice is None:
@@ -356,7 +356,7 @@ def _hints(comment: str) -> Hints | None:
 
 
 def _elastic(snapshot: ClusterSnapshot, memory: DispatchMemory) -> tuple[list[ElasticArray], set[int]]:
-    """The elastic arrays of which it is known what was set before, and the ids of the others."""
+    """Return the elastic arrays whose former throttles are known, and the ids of the others."""
     found = elastic_arrays(snapshot.jobs)
     present = {array.array for array in found}
     memory.bounds.forget_but(present)
@@ -368,7 +368,7 @@ def _elastic(snapshot: ClusterSnapshot, memory: DispatchMemory) -> tuple[list[El
 def _placeable(
     view: _View, found: Sequence[ElasticArray], memory: DispatchMemory, predictions: Predictions
 ) -> list[ElasticArray]:
-    """With the pool in which tasks could run whatever keeps them from starting now, and the prediction."""
+    """Return the arrays with the prediction and the nodes of their tasks, whatever keeps these from starting now."""
     rows = [replace(view.waiting[array.array], reason="", throttle=None) for array in found]
     pools = {demand.job: demand.pool for demand in demands(rows, view.snapshot.nodes, view.managed, view.now)}
     starts = instance_starts(view.snapshot.jobs)
@@ -403,10 +403,10 @@ def _hear(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
 def _count_served(view: _View, arrays: Sequence[ElasticArray], memory: DispatchMemory) -> None:
     """Count what users had since the last decision, and of new arrays what they had before."""
     running, now = in_use(view.jobs.values()), view.now
-    look_back_s = HISTORY * session_s(arrays)
-    memory.served.count(now, running, look_back_s)
+    window_s = HISTORY * session_s(arrays)
+    memory.served.count(now, running, window_s)
     for array in arrays:
-        memory.served.learn(array.array, array.user, had(array, now - look_back_s, now))
+        memory.served.learn(array.array, array.user, had(array, now - window_s, now))
     for number, (user, _) in running.items():
         if number not in view.waiting:  # all of its tasks have started, so the record is not asked
             memory.served.learn(number, user, 0.0)
@@ -462,12 +462,12 @@ def _verify(view: _View, memory: DispatchMemory) -> tuple[DispatchOutcome, ...]:
 
 
 def action_row(change: Retype | Throttle, at: float, outcome: str = "", *, dry_run: bool = False) -> dict[str, Any]:
-    """A change and its outcome as the record keeps it."""
+    """Return a change and its outcome as the record keeps it."""
     row: dict[str, Any] = {"ts": at, "restart": 0, "why": change.why, "dry_run": dry_run, "outcome": outcome or None}
     if isinstance(change, Throttle):
         before, after = shown_throttle(change.array.throttle), shown_throttle(change.after)
         return {**row, "job_id": change.array.array, "kind": "throttle", "before": before, "after": after}
     pending = change.pending
-    before, after = change.words(pending.profile), change.words(change.after)
+    before, after = change.profile_text(pending.profile), change.profile_text(change.after)
     job, restart = pending.row.job_id, pending.row.restarts
     return {**row, "job_id": job, "restart": restart, "kind": "retype", "before": before, "after": after}

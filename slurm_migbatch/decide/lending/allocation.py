@@ -24,13 +24,13 @@ Slot = TypeVar("Slot", bound=Hashable)
 
 
 def paid_worth(speedup: float, fair: float, *, restart_s: float, stay_s: float) -> float:
-    """What is left of a speedup over the time that it lasts, when the restart has been paid; at least 0."""
+    """Return what is left of a speedup over the time that it lasts once the restart is paid; at least 0."""
     return speedup / fair * max(0.0, 1.0 - restart_s / stay_s) if stay_s > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Hysteresis:
-    """When a job may be changed of one's own will, and a slice be lent.
+    """When a job may be changed without need, and when a slice may be lent.
 
     Attributes:
         first_s: after its start or last change a job is left alone so long, `growth` times longer for each restart, but
@@ -50,11 +50,11 @@ class Hysteresis:
     gain: float = 1.35
 
     def may_change(self, now: float, changed: float, restarts: int) -> bool:
-        """Whether a job that was started or changed at that moment may be changed again."""
+        """Return whether a job that was started or changed at that moment may be changed again."""
         return now - changed >= min(self.most_s, self.first_s * self.growth ** min(restarts, 60))
 
     def may_lend(self, now: float, idle_since: float, reclaimed: float | None) -> bool:
-        """Whether a slice that is idle since then, and was last called back at that moment, may be lent."""
+        """Return whether a slice that is idle since then, and was last reclaimed at that moment, may be lent."""
         return now - idle_since >= self.idle_s and (reclaimed is None or now - reclaimed >= self.rest_s)
 
 
@@ -66,7 +66,7 @@ class RestartCosts:
     resize: float
 
     def seconds(self, before: int, after: int, kept: bool = True) -> float:
-        """From so many slices to so many; `kept`: those that are in both are the same."""
+        """Return the cost of going from `before` slices to `after`; `kept`: those in both are the same."""
         if not before or not kept or before == after:
             return self.full if after else 0.0
         if after < before:
@@ -76,7 +76,7 @@ class RestartCosts:
 
 @dataclass(frozen=True)
 class ReclaimCandidate(Generic[Slot]):
-    """A training job with slices that can be called back.
+    """A training job with slices that can be reclaimed.
 
     Attributes:
         slots: those slices. `count`: all that it has, its own too.
@@ -97,24 +97,24 @@ class ReclaimCandidate(Generic[Slot]):
     hits: int = 0
     horizon_s: float = 600.0
 
-    def loss(self, gone: int) -> float:
-        """Work lost, in seconds of one slice's speed, when `gone` slices are given back."""
-        if not gone:
+    def loss(self, given_back: int) -> float:
+        """Work lost, in seconds of one slice's speed, when `given_back` slices are returned."""
+        if not given_back:
             return 0.0
-        after = self.count - gone
+        after = self.count - given_back
         if after < max(1, self.least):
             return self.speedups[self.count] * self.horizon_s + self.costs.full * self.speedups[self.count]
         lost = max(0.0, self.speedups[self.count] - self.speedups[after]) * self.horizon_s
         return lost + self.costs.seconds(self.count, after) * self.speedups[after]
 
     def protected(self, now: float, protect: float = 60.0) -> bool:
-        """Whether it started or gave back so lately, and gave back so often, that others have to come first."""
+        """Return whether it started or gave back so lately and so often that others have to come first."""
         return now - self.since < protect * (1 + self.hits)
 
 
 @dataclass(frozen=True)
 class Reclaim(Generic[Slot]):
-    """Slots that are called back, in the order of the starts that they serve, and the jobs that must stop for it.
+    """Slots that are reclaimed, in the order of the starts that they serve, and the jobs that must stop for it.
 
     `served` is how many starts find room.
     """
@@ -131,28 +131,31 @@ def reclaim(
     now: float,
     protect: float = 60.0,
 ) -> Reclaim[Slot]:
-    """The loans whose end costs least, so that `starts` instances find room.
+    """Return the loans whose end costs least, so that `starts` instances find room.
 
     Each of `rooms` is a set of lent slots all of which must go for one start: one slot where the instance is of its
     size, three 1g for one 3g. Rooms that touch a protected loan come after all others. A slot of a job that has to stop
     becomes free without further loss, so that rooms of it are taken next.
     """
     owner = {slot: loan for loan in loans for slot in loan.slots}
-    gone: dict[Hashable, int] = {}
+    given_back: dict[Hashable, int] = {}
     stopped: dict[Hashable, None] = {}
     taken: set[Slot] = set()
     order: list[Slot] = []
     served = 0
     left = [room for room in rooms if room and all(slot in owner for slot in room)]
     while served < starts and left:
-        ranked = min(enumerate(left), key=lambda one: (*_rank(one[1], owner, gone, stopped, now, protect), one[0]))
+        ranked = min(
+            enumerate(left),
+            key=lambda numbered: (*_rank(numbered[1], owner, given_back, stopped, now, protect), numbered[0]),
+        )
         room = left.pop(ranked[0])
         for slot in sorted(room, key=str):
             loan = owner[slot]
             taken.add(slot)
             order.append(slot)
-            gone[loan.job] = gone.get(loan.job, 0) + 1
-            if loan.count - gone[loan.job] < max(1, loan.least):
+            given_back[loan.job] = given_back.get(loan.job, 0) + 1
+            if loan.count - given_back[loan.job] < max(1, loan.least):
                 stopped[loan.job] = None
         left = [other for other in left if not other & taken]
         served += 1
@@ -162,12 +165,12 @@ def reclaim(
 def _rank(
     room: frozenset[Slot],
     owner: Mapping[Slot, ReclaimCandidate[Slot]],
-    gone: Mapping[Hashable, int],
+    given_back: Mapping[Hashable, int],
     stopped: Mapping[Hashable, None],
     now: float,
     protect: float,
 ) -> tuple[bool, float]:
-    """Whether it touches what is protected (and not yet touched), and the loss that it adds."""
+    """Return whether a protected job would be touched that is not yet, and the loss that is added."""
     more: dict[Hashable, int] = {}
     loan_of: dict[Hashable, ReclaimCandidate[Slot]] = {}
     for slot in room:
@@ -178,7 +181,7 @@ def _rank(
     for job, count in more.items():
         if job in stopped:
             continue
-        had = gone.get(job, 0)
+        had = given_back.get(job, 0)
         loss += loan_of[job].loss(had + count) - loan_of[job].loss(had)
         shielded = shielded or (not had and loan_of[job].protected(now, protect))
     return shielded, loss

@@ -27,7 +27,7 @@ _PAIRS: Final = 1500
 class Given:
     """A waiting job, what each useful profile is worth (from small to large), what it has by now, and on which GPU."""
 
-    one: ElasticJob
+    elastic_job: ElasticJob
     worths: Mapping[Profile, float]
     profile: Profile
     room: int
@@ -36,7 +36,7 @@ class Given:
 class Grown(NamedTuple):
     """A running job, its larger slice, on which GPU, and the figures of `Grow`."""
 
-    one: ElasticJob
+    elastic_job: ElasticJob
     profile: Profile
     room: int
     faster: float
@@ -109,31 +109,33 @@ class LendingCapacity:
                 self.put(room, profile)
         return short
 
-    def useful(self, one: ElasticJob) -> tuple[Profile, ...]:
-        """Profiles that it runs on and that GPUs within its reach have, from small to large."""
-        key = id(one.speeds), one.nodes
+    def useful(self, elastic_job: ElasticJob) -> tuple[Profile, ...]:
+        """Return the profiles that a job runs on and that GPUs within its reach have, from small to large."""
+        key = id(elastic_job.speeds), elastic_job.nodes
         if key not in self._useful:
-            known = self._profiles.get(one.nodes)
+            known = self._profiles.get(elastic_job.nodes)
             if known is None:
-                models = {geometry for group in self.regions[one.nodes] for geometry in self.geometries[group]}
-                known = self._profiles[one.nodes] = {info.profile for model in models for info in model.profiles}
-            found = [profile for profile, speed in one.speeds.items() if speed > 0 and profile in known]
+                models = {geometry for group in self.regions[elastic_job.nodes] for geometry in self.geometries[group]}
+                known = self._profiles[elastic_job.nodes] = {
+                    info.profile for model in models for info in model.profiles
+                }
+            found = [profile for profile, speed in elastic_job.speeds.items() if speed > 0 and profile in known]
             self._useful[key] = tuple(sorted(found, key=by_size))
         return self._useful[key]
 
-    def smallest(self, one: ElasticJob, useful: Sequence[Profile]) -> tuple[int, Profile] | None:
-        """The smallest profile with room, and the GPU."""
+    def smallest(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> tuple[int, Profile] | None:
+        """Return the smallest profile with room, and the GPU."""
         for profile in useful:
-            room = self.best(profile, self.regions[one.nodes], True)
+            room = self.best(profile, self.regions[elastic_job.nodes], True)
             if room is not None:
                 return room, profile
         return None
 
-    def reason(self, one: ElasticJob, useful: Sequence[Profile]) -> Reason:
-        """Why there is no room for it."""
+    def reason(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> Reason:
+        """Return why there is no room for a job."""
         if not useful:
             return "profile"
-        groups = self.regions[one.nodes]
+        groups = self.regions[elastic_job.nodes]
         for room in self.rooms:
             if room.held and room.group in groups and room.lendable:
                 lent = room.wishes
@@ -146,7 +148,10 @@ class LendingCapacity:
         return "room"
 
     def best(self, profile: Profile, groups: Iterable[int], lendable: bool) -> int | None:
-        """The GPU that loses least by one more such slice, of training's own if it can be; None where none has room."""
+        """Return the GPU that loses least by one more such slice; None where none has room.
+
+        GPUs of nodes that only train come first.
+        """
         found: _Entry | None = None
         for group in groups:
             top = self._top(group, lendable, profile)
@@ -155,71 +160,71 @@ class LendingCapacity:
         return None if found is None else found[3]
 
     def put(self, index: int, profile: Profile) -> None:
-        """One more slice on a GPU."""
+        """Add one slice to a GPU."""
         self._become(index, ordered((*self.rooms[index].wishes, profile)))
 
     def drop(self, index: int, profile: Profile) -> None:
-        """One less."""
+        """Take one slice from a GPU."""
         self._become(index, without(self.rooms[index].wishes, profile))
 
     # -- sizes -------------------------------------------------------------------------------------------------------
 
-    def fair(self, one: ElasticJob, useful: Sequence[Profile]) -> float:
-        """Speed on its fair share: of its profiles the largest that is no more than an even division."""
+    def fair(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> float:
+        """Return a job's speed on its fair share: the largest of its profiles within an even division."""
         fair = useful[0]
         for profile in useful:
             if profile.compute <= self.share:
                 fair = profile
-        return one.speeds[fair]
+        return elastic_job.speeds[fair]
 
-    def worths(self, one: ElasticJob, useful: Sequence[Profile]) -> dict[Profile, float]:
-        """Of each profile its speed over that of the fair share."""
-        fair = self.fair(one, useful)
-        return {profile: one.speeds[profile] / fair for profile in useful}
+    def worths(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> dict[Profile, float]:
+        """Return for each profile its speed over that of the fair share."""
+        fair = self.fair(elastic_job, useful)
+        return {profile: elastic_job.speeds[profile] / fair for profile in useful}
 
     def raise_sizes(self, given: Sequence[Given], move: bool) -> None:
-        """Larger slices while there is room, the most worth for each slice more first; `move`: on other GPUs too."""
+        """Enlarge slices while there is room, first where a slice more is worth most; `move`: on other GPUs too."""
         for _ in range(_PASSES):
-            heap = [step for number, each in enumerate(given) for step in _steps(number, each)]
+            heap = [step for number, grant in enumerate(given) for step in _steps(number, grant)]
             heapify(heap)
             moved = False
             while heap:
                 _, _, number, before, after = heappop(heap)
-                each = given[number]
-                room = each.room
-                if each.profile == before and self._raised(each, after, move):
-                    moved |= each.room != room
-                    for step in _steps(number, each):
+                grant = given[number]
+                room = grant.room
+                if grant.profile == before and self._raised(grant, after, move):
+                    moved |= grant.room != room
+                    for step in _steps(number, grant):
                         heappush(heap, step)
             if not moved:  # nobody has left room behind
                 return
 
-    def _raised(self, each: Given, after: Profile, move: bool) -> bool:
+    def _raised(self, grant: Given, after: Profile, move: bool) -> bool:
         """Give a job a larger slice, on its GPU or elsewhere, if there is room."""
-        room = self.rooms[each.room]
+        room = self.rooms[grant.room]
         wishes: tuple[Profile, ...] | None = None
         if after in room.geometry:
-            more = room.geometry.info(after).memory_slices - room.geometry.info(each.profile).memory_slices
+            more = room.geometry.info(after).memory_slices - room.geometry.info(grant.profile).memory_slices
             if more <= left(room.geometry, room.used, room.wishes)[1]:
-                wishes = ordered((*without(room.wishes, each.profile), after))
+                wishes = ordered((*without(room.wishes, grant.profile), after))
         if wishes is not None and fits(room.geometry, room.used, wishes):
-            self._become(each.room, wishes)
+            self._become(grant.room, wishes)
         else:
-            found = self.best(after, self.regions[each.one.nodes], True) if move else None
+            found = self.best(after, self.regions[grant.elastic_job.nodes], True) if move else None
             if found is None:
                 return False
-            self.drop(each.room, each.profile)
+            self.drop(grant.room, grant.profile)
             self.put(found, after)
-            each.room = found
-        each.profile = after
+            grant.room = found
+        grant.profile = after
         return True
 
     def exchange(self, given: Sequence[Given], move: bool) -> None:
-        """Pairs on one GPU divide its room anew, pairs on different GPUs swap, where the sum of worths gains."""
+        """Divide the room of pairs on one GPU anew, and swap pairs on two GPUs, where the sum of worths gains."""
         for _ in range(_PASSES):
             on: dict[int, list[Given]] = {}
-            for each in given:
-                on.setdefault(each.room, []).append(each)
+            for grant in given:
+                on.setdefault(grant.room, []).append(grant)
             together = (pair for some in on.values() for pair in combinations(some, 2))
             gained = [self._divide(a, b) for a, b in islice(together, _PAIRS)]
             gained += [self._swap(a, b) for a, b in islice(combinations(given, 2), _PAIRS)]
@@ -254,51 +259,57 @@ class LendingCapacity:
         if of_a[b.profile] + of_b[a.profile] <= of_a[a.profile] + of_b[b.profile] + _GAIN:
             return False
         rooms = self.rooms
-        if rooms[b.room].group not in self.regions[a.one.nodes] or rooms[a.room].group not in self.regions[b.one.nodes]:
+        if (
+            rooms[b.room].group not in self.regions[a.elastic_job.nodes]
+            or rooms[a.room].group not in self.regions[b.elastic_job.nodes]
+        ):
             return False
         a.profile, b.profile, a.room, b.room = b.profile, a.profile, b.room, a.room
         return True
 
     def grow(self, elastic_jobs: Sequence[ElasticJob], most: int) -> list[Grown]:
-        """Running jobs that pay for a larger slice, the most gain first."""
+        """Return the running jobs that pay for a larger slice, the most gain first."""
         offers: list[tuple[float, int, float, Profile, float]] = []
-        for number, one in enumerate(elastic_jobs):
-            if one.place is None or not self.calm.may_change(self.now, one.since, one.restarts):
+        for number, elastic_job in enumerate(elastic_jobs):
+            if elastic_job.place is None or not self.calm.may_change(self.now, elastic_job.since, elastic_job.restarts):
                 continue
-            useful = self.useful(one)
-            before, fair = one.speeds.get(one.place.slot.profile, 0.0), self.fair(one, useful) if useful else 0.0
+            useful = self.useful(elastic_job)
+            before, fair = (
+                elastic_job.speeds.get(elastic_job.place.slot.profile, 0.0),
+                self.fair(elastic_job, useful) if useful else 0.0,
+            )
             for profile in useful:
-                speed = one.speeds[profile]
-                if profile.compute <= one.place.slot.profile.compute or speed < self.calm.gain * before:
+                speed = elastic_job.speeds[profile]
+                if profile.compute <= elastic_job.place.slot.profile.compute or speed < self.calm.gain * before:
                     continue
-                stay = min(self.calm.loan_s, one.left_s / speed)
-                pay = paid_worth(speed, fair, restart_s=one.costs.seconds(1, 1, kept=False), stay_s=stay)
+                stay = min(self.calm.loan_s, elastic_job.left_s / speed)
+                pay = paid_worth(speed, fair, restart_s=elastic_job.costs.seconds(1, 1, kept=False), stay_s=stay)
                 if pay > before / fair + _GAIN:
                     offers.append((before / fair - pay, number, stay, profile, before))
         grown: dict[int, Grown] = {}
         for less, number, stay, profile, before in sorted(offers):
             if len(grown) >= most:
                 break
-            one = elastic_jobs[number]
-            room = None if number in grown else self._grown(one, profile)
+            elastic_job = elastic_jobs[number]
+            room = None if number in grown else self._grown(elastic_job, profile)
             if room is not None:
-                faster = one.speeds[profile] / before if before else math.inf
-                grown[number] = Grown(one, profile, room, faster, -less, stay)
+                faster = elastic_job.speeds[profile] / before if before else math.inf
+                grown[number] = Grown(elastic_job, profile, room, faster, -less, stay)
         return list(grown.values())
 
-    def _grown(self, one: ElasticJob, profile: Profile) -> int | None:
-        """Where it can have the larger slice: beside the others, on its own GPU in the place of its slice too."""
-        assert one.place is not None
-        own = self.place_of.get((one.place.node, one.place.gpu))
-        if own is not None and one.place.slot in self.rooms[own].used:
+    def _grown(self, elastic_job: ElasticJob, profile: Profile) -> int | None:
+        """Return the GPU that has room for the larger slice, which on its own GPU may replace its slice."""
+        assert elastic_job.place is not None
+        own = self.place_of.get((elastic_job.place.node, elastic_job.place.gpu))
+        if own is not None and elastic_job.place.slot in self.rooms[own].used:
             room = self.rooms[own]
-            used = room.used.remove(one.place.slot)
+            used = room.used.remove(elastic_job.place.slot)
             wishes = ordered((*room.wishes, profile))
             if room.lendable and profile in room.geometry and fits(room.geometry, used, wishes):
                 room.used = used
                 self._become(own, wishes)
                 return own
-        found = self.best(profile, self.regions[one.nodes], True)
+        found = self.best(profile, self.regions[elastic_job.nodes], True)
         if found is not None:
             self.put(found, profile)
         return found
@@ -306,7 +317,7 @@ class LendingCapacity:
     # -- where -------------------------------------------------------------------------------------------------------
 
     def placed(self, given: Sequence[Given], grown: Sequence[Grown]) -> tuple[tuple[Release, ...], tuple[Grow, ...]]:
-        """What was decided, each with the place that it is thought to have."""
+        """Return what was decided, each with the place that it is expected to have."""
         left: dict[int, list[Slot]] = {}
 
         def place(index: int, profile: Profile) -> SlotReference:
@@ -318,21 +329,21 @@ class LendingCapacity:
             return SlotReference(room.space.node, room.space.gpu, slot)
 
         grants = tuple(
-            Release(each.one.job, each.profile, place(each.room, each.profile), each.worths[each.profile])
-            for each in given
+            Release(grant.elastic_job.job, grant.profile, place(grant.room, grant.profile), grant.worths[grant.profile])
+            for grant in given
         )
         grows = tuple(
             Grow(
-                each.one.job,
-                each.one.place.slot.profile,
-                each.profile,
-                place(each.room, each.profile),
-                each.faster,
-                each.gain,
-                each.stay_s,
+                growth.elastic_job.job,
+                growth.elastic_job.place.slot.profile,
+                growth.profile,
+                place(growth.room, growth.profile),
+                growth.faster,
+                growth.gain,
+                growth.stay_s,
             )
-            for each in grown
-            if each.one.place is not None
+            for growth in grown
+            if growth.elastic_job.place is not None
         )
         return grants, grows
 
@@ -370,9 +381,9 @@ _Entry: TypeAlias = tuple[bool, int, int, int, int]
 _Step: TypeAlias = tuple[float, int, int, Profile, Profile]
 
 
-def _steps(number: int, each: Given) -> Iterable[_Step]:
-    """Larger slices than a job has, by the worth gained for each slice (compute and memory alike) more."""
-    have, worths = each.profile, each.worths
+def _steps(number: int, grant: Given) -> Iterable[_Step]:
+    """Yield larger slices than a job has, by the worth gained for each slice more (compute and memory alike)."""
+    have, worths = grant.profile, grant.worths
     for profile, worth in worths.items():
         gain = worth - worths[have]
         if gain > _GAIN and by_size(profile) > by_size(have):
@@ -383,8 +394,8 @@ def _steps(number: int, each: Given) -> Iterable[_Step]:
 def _groups(
     spaces: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob]
 ) -> tuple[dict[frozenset[str] | None, set[int]], list[int]]:
-    """GPUs that the same jobs may use, as groups: of each set of nodes those that it has, and of each GPU its own."""
-    regions = list(dict.fromkeys(one.nodes for one in elastic_jobs if one.nodes is not None))
+    """Group GPUs that the same jobs may use: return the groups of each set of nodes, and that of each GPU."""
+    regions = list(dict.fromkeys(elastic_job.nodes for elastic_job in elastic_jobs if elastic_job.nodes is not None))
     inside = {
         node: tuple(number for number, region in enumerate(regions) if node in region)
         for node in dict.fromkeys(space.node for space in spaces)

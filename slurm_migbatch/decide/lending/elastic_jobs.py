@@ -42,7 +42,7 @@ _MOST_KINDS: Final = 10_000
 
 
 def report_of(event: Mapping[str, Any], now: float) -> tuple[Run, Report] | None:
-    """A `progress` event; None where it names no run. What cannot be is left out: the job wrote it."""
+    """Read a `progress` event; None where it names no run. Implausible values, which the job wrote, are left out."""
     job, restart = event.get("job"), event.get("restart", 0)
     if type(job) is not int or type(restart) is not int:
         return None
@@ -69,7 +69,7 @@ class ElasticJobs:
     # -- what comes in ---------------------------------------------------------------------------------------------
 
     def gpus(self, geometries: Iterable[Geometry]) -> None:
-        """The kinds of GPUs that there are."""
+        """Take in the kinds of GPUs that there are."""
         now = tuple(dict.fromkeys(geometries))
         if now != self._geometries:
             self._geometries = now
@@ -84,18 +84,18 @@ class ElasticJobs:
             self._predicted.clear()
 
     def report(self, run: Run, report: Report) -> None:
-        """A run has said something; a field that it left out stays as it was."""
+        """Take in a report of a run; a field that it left out keeps its value."""
         before = self._reports.get(run, Report())
-        told = {name: value for name, value in vars(report).items() if value is not None}
-        self._reports[run] = replace(before, **told)
+        values = {name: value for name, value in vars(report).items() if value is not None}
+        self._reports[run] = replace(before, **values)
 
     def recall(self, run: Run, profile: Profile, report: Report) -> None:
-        """What the record has of a run, on a slice of this profile."""
+        """Take in what the record has of a run, on a slice of this profile."""
         self._reports.setdefault(run, report)
         self._hear(run, profile, report)
 
-    def look(self, job_views: Mapping[int, JobView], held: Mapping[Run, Profile]) -> None:
-        """Slurm's list of now, and the profile of each run; jobs that are gone are forgotten."""
+    def update(self, job_views: Mapping[int, JobView], held: Mapping[Run, Profile]) -> None:
+        """Take in Slurm's present list and the profile of each run; forget jobs that are no longer listed."""
         for run, report in list(self._reports.items()):
             job_view = job_views.get(run[0])
             if job_view is None or job_view.row.restarts > run[1]:
@@ -116,12 +116,12 @@ class ElasticJobs:
     # -- what is asked ---------------------------------------------------------------------------------------------
 
     def checkpoints(self) -> dict[Run, float]:
-        """The newest complete checkpoint of each run that has told of one."""
-        told = list(self._reports.items())  # reports come in another thread
-        return {run: report.checkpoint for run, report in told if report.checkpoint is not None}
+        """Return the newest complete checkpoint of each run that has reported one."""
+        reports = list(self._reports.items())  # reports come in another thread
+        return {run: report.checkpoint for run, report in reports if report.checkpoint is not None}
 
     def speeds(self, job_view: JobView) -> Mapping[Profile, float]:
-        """Of each profile that the job may have, its speed relative to the whole GPU."""
+        """Return the speed on each profile that the job may have, relative to the whole GPU."""
         expected = self._expected(job_view)
         heard = self._heard.get(job_view.row.job_id)
         if not heard:
@@ -130,14 +130,17 @@ class ElasticJobs:
         return {profile: by_name[profile.name] for profile in expected}
 
     def costs(self, job_view: JobView, now: float) -> RunCosts:
-        """What stopping the job now costs it."""
+        """Return what stopping the job now would cost it."""
         report = self._reports.get((job_view.row.job_id, job_view.row.restarts), Report())
         took = report.ckpt_s if report.ckpt_s is not None else self._checkpoint_s
         saved = max(report.checkpoint or 0.0, job_view.row.start or now)
         return RunCosts(self._restart_s + (took if job_view.hints.signal else 0.0), max(0.0, now - saved))
 
     def left_s(self, job_view: JobView, now: float) -> float:
-        """Seconds on the whole GPU that its time limit leaves a running job at most; infinite where nothing does."""
+        """Return the seconds on the whole GPU that its time limit leaves a running job at most.
+
+        Infinite where nothing limits it.
+        """
         row = job_view.row
         if row.time_limit_s is None or row.start is None or job_view.hints.slice is None or not row.active:
             return math.inf
@@ -169,9 +172,9 @@ class ElasticJobs:
         key = hints, job_view.row.partition
         if hints.model is not None:
             if key not in self._predicted:
-                told = self._predict(hints, job_view.row.partition)
+                predicted = self._predict(hints, job_view.row.partition)
                 may = {p for geometry in self._geometries for p in within(geometry, hints.min, hints.max)}
-                self._predicted[key] = {p: speed for p, speed in told.items() if p in may and speed > 0}
+                self._predicted[key] = {p: speed for p, speed in predicted.items() if p in may and speed > 0}
             if self._predicted[key]:
                 return self._predicted[key]
         if hints not in self._usual:

@@ -54,15 +54,15 @@ class Expectation:
                 gaps.demand(at, level)
             self._level[profile] = level
 
-    def look(
+    def update(
         self, running: Mapping[Profile, frozenset[tuple[int, int]]], waiting: Mapping[Profile, int], now: float
     ) -> None:
-        """What inference has (its runs, job and restart count) and waits for now."""
+        """Take in what inference has (its runs, job and restart count) and waits for now."""
         profiles = {*running, *waiting, *self._level}
         self._demand({p: len(running.get(p, ())) + waiting.get(p, 0) for p in profiles}, now)
 
     def reserve(self, now: float, horizon_s: float, sure: float) -> dict[Profile, int]:
-        """Slices of each profile to keep free beyond the present demand.
+        """Return how many slices of each profile to keep free beyond the present demand.
 
         So many that what is not kept stays idle for `horizon_s` seconds with probability `sure`, if gaps end at random
         (with the mean `horizon_s` / -ln `sure`).
@@ -72,7 +72,7 @@ class Expectation:
         return {profile: count for profile, count in kept.items() if count > 0}
 
     def _demand(self, level: Mapping[Profile, int], now: float) -> None:
-        """From now on so many slices of these profiles are needed."""
+        """Note that so many slices of these profiles are needed from now on."""
         for profile, count in level.items():
             if profile not in self._gaps:
                 self._gaps[profile] = self.gaps()

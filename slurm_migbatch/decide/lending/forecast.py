@@ -45,7 +45,7 @@ class LevelGaps:
         self._relevant: list[Part] = []
 
     def demand(self, now: float, level: int) -> None:
-        """From now on so much is needed at once."""
+        """Note that so many are needed at once from now on."""
         if self._begin is None:
             self._begin = now
         if level > self._level:
@@ -81,7 +81,7 @@ class LevelGaps:
         return self._level + kept
 
     def _known(self, level: int) -> list[float]:
-        """The gaps of this level and those next to it, of the last hour and of this time on earlier days."""
+        """Return the gaps of this level and those next to it, of the last hour and of this time on earlier days."""
         return [
             seconds
             for part in self._relevant
@@ -91,7 +91,7 @@ class LevelGaps:
         ]
 
     def _open(self, number: int) -> list[Part]:
-        """The parts of the last hour and of this time on earlier days; not this one, which is not over."""
+        """Return the parts of the last hour and of this time on earlier days; not this one, which is not over."""
         parts = [*range(number - 2 * self._around, number)]
         for centre in range(number - self._day, number - self._days * self._day - 1, -self._day):
             parts += range(centre - self._around, centre + self._around + 1)

@@ -17,7 +17,7 @@ relative to a fair share, restarts that must be paid for, and the loans of least
 Where on a GPU: every GPU's free space is planned as a whole (`mig.planning`), so loans and reserve lie where the
 largest useful space is left. A GPU is chosen by what it loses: of all profiles together the least.
 
-The other direction, which loans end so that inference can start, is `decide.lending.reclaim.call_back`.
+The other direction, which loans end so that inference can start, is `decide.lending.reclaim.reclaim_loans`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def lend(
     calm: Hysteresis,
     releases: int | None = None,
 ) -> Lending:
-    """Who is released with what, and who grows.
+    """Decide which jobs are released with which profile, and which grow.
 
     Args:
         spaces: GPUs that may lend.
@@ -60,21 +60,21 @@ def lend(
     given: list[Given] = []
     lacking: dict[Hashable, Reason] = {}
     hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
-    for one in elastic_jobs:
-        if one.place is not None:
+    for elastic_job in elastic_jobs:
+        if elastic_job.place is not None:
             continue
         if len(given) >= most:
-            lacking[one.job] = "round"
+            lacking[elastic_job.job] = "round"
             continue
-        useful = board.useful(one)
-        key = useful, one.nodes
-        room = None if key in hopeless else board.smallest(one, useful)
+        useful = board.useful(elastic_job)
+        key = useful, elastic_job.nodes
+        room = None if key in hopeless else board.smallest(elastic_job, useful)
         if room is None:  # space only shrinks, so nobody like this one will find any
             if key not in hopeless:
-                hopeless[key] = board.reason(one, useful)
-            lacking[one.job] = hopeless[key]
+                hopeless[key] = board.reason(elastic_job, useful)
+            lacking[elastic_job.job] = hopeless[key]
             continue
-        given.append(Given(one, board.worths(one, useful), room[1], room[0]))
+        given.append(Given(elastic_job, board.worths(elastic_job, useful), room[1], room[0]))
         board.put(room[0], room[1])
     enough = not any(reason in ("room", "idle", "reserve") for reason in lacking.values())
     board.raise_sizes(given, move=enough)  # what a move leaves behind is for those that wait for room

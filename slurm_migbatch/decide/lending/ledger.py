@@ -106,12 +106,12 @@ class Loan:
     why_ended: str = ""
 
     def row(self) -> dict[str, Any]:
-        """As the record takes it."""
+        """Return the loan as the record takes it."""
         return {**asdict(self), "state": self.state.value, "cause": self.cause.value}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Loan | None:
-        """As the record gives it; None where it makes no sense."""
+        """Read a loan as the record gives it; None where it makes no sense."""
         known = {field.name for field in fields(cls)}
         texts = {"why", "user", "account", "partition", "node", "gpu", "why_ended", "cause"}
         values: dict[str, Any] = {
@@ -171,7 +171,7 @@ class Ledger:
         self.past: dict[int, LoanHistory] = {}
         #: runs (job, restart count) that are or were loans and may still hold a slice
         self.runs: set[tuple[int, int]] = set()
-        #: when a loan was last called back from a GPU, by its UUID
+        #: when a loan was last reclaimed from a GPU, by its UUID
         self.reclaimed: dict[str, float] = {}
         self._unsaved: dict[tuple[int, int, float], Loan] = {}
         #: nodes where runs of a job ended lately, and until when they take its next run for that one
@@ -192,18 +192,18 @@ class Ledger:
             self.open[loan.job_id] = loan
 
     def unsaved(self) -> list[Loan]:
-        """Loans that changed since this was last asked."""
+        """Return the loans that changed since the last call."""
         changed = list(self._unsaved.values())
         self._unsaved.clear()
         return changed
 
     def unsave(self, loans: Iterable[Loan]) -> None:
-        """These could not be written: hand them out again, unless they have changed since."""
+        """Hand out again these loans, which could not be written, unless they have changed since."""
         for loan in loans:
             self._unsaved.setdefault(_identity(loan), loan)
 
     def states(self) -> Counter[str]:
-        """How many loans are in each state."""
+        """Count the loans in each state."""
         return Counter(loan.state.value for loan in list(self.open.values()))
 
     # -- what Slurm shows ------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class Ledger:
             self._put(replace(loan, **changes))
 
     def _meet(self, job_view: JobView, now: float) -> bool:
-        """Whether this is an array task that was released; its loan begins under its own job id."""
+        """Begin the loan of an array task that was released, under its own job id; return whether it is one."""
         row, task = job_view.row, first_task(job_view.row)
         loan = self._expected.pop((row.array_job or 0, task), None) if task is not None else None
         if loan is None or loan.slice != job_view.hints.slice:
@@ -322,7 +322,7 @@ class Ledger:
     # -- what we intend, and what became of it ---------------------------------------------------------------------
 
     def release(self, row: JobRow, profile: Profile, why: str, now: float) -> None:
-        """The job, or the first of the array tasks that share the row, is about to be given that profile."""
+        """Note that a job, or the first array task of the row, is about to be given that profile."""
         task = first_task(row)
         if row.tasks > 1 and task is not None:
             self._expected[row.array_job or 0, task] = _new(row, profile, now, why)
@@ -330,28 +330,28 @@ class Ledger:
             self._put(_new(row, profile, now, why))
 
     def withdraw(self, job: int, cause: Cause, why: str) -> None:
-        """The release is about to be taken back."""
+        """Note that the release is about to be taken back."""
         self._put(replace(self.open[job], state=State.WITHDRAWN, cause=cause, why_ended=why))
 
     def signal(self, job: int, cause: Cause, why: str) -> None:
-        """The job is about to be told to write a checkpoint."""
+        """Note that the job is about to be told to write a checkpoint."""
         loan = replace(self.open[job], state=State.SIGNALLED, signalled=None, checkpoint=None)
         self._put(replace(loan, cause=cause, why_ended=why))
 
     def requeue(self, job: int, cause: Cause, why: str) -> None:
-        """The job is about to be put back into the queue."""
+        """Note that the job is about to be put back into the queue."""
         loan = replace(self.open[job], state=State.REQUEUED)
         self._put(loan if loan.cause else replace(loan, cause=cause, why_ended=why))
 
     def took(self, job: int, at: float) -> None:
-        """Slurm took what was last intended with this job, called at that moment."""
+        """Note that Slurm accepted, at that moment, what was last intended with this job."""
         loan = self.open.get(job)
         moments = {State.RELEASED: "released", State.SIGNALLED: "signalled", State.REQUEUED: "requeued"}
         if loan is not None and loan.state in moments:
             self._put(replace(loan, **{moments[loan.state]: at}))  # type: ignore[arg-type]
 
     def refused(self, job: int, error: str, now: float) -> None:
-        """Slurm refused what was last intended: no release; a job that cannot be signalled is requeued."""
+        """Note that Slurm refused what was last intended; a job that cannot be signalled is requeued."""
         loan = self.open.get(job)
         if loan is None:
             return
@@ -389,7 +389,7 @@ class Ledger:
 
 
 def first_task(row: JobRow) -> int | None:
-    """The task of an array that a row is of, or the first of those that share it; None where it is of none."""
+    """Return the array task of a row, the first one where several share it; None where it is of no array."""
     match = _FIRST.match(row.array_task or "")
     return int(match[1]) if match is not None and row.array_job is not None else None
 

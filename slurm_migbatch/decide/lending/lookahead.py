@@ -52,22 +52,22 @@ class QueuedTraining:
     Attributes:
         key: whose it is; `app`: the name that slowdowns go by; `need`: GPUs.
         left: seconds alone that it has to go, at the moment `since`.
-        alone: how many of its GPUs it has to itself. `beside`: how many it shares with whom.
+        alone: how many of its GPUs it has to itself. `partners`: how many it shares with whom.
         rate: seconds of work a second; 0 while it waits.
     """
 
-    __slots__ = ("alone", "app", "beside", "key", "left", "need", "rate", "since", "version")
+    __slots__ = ("alone", "app", "key", "left", "need", "partners", "rate", "since", "version")
 
     def __init__(self, key: int, app: str, need: int, left: float) -> None:
         self.key, self.app, self.need, self.left = key, app, need, left
         self.alone = 0
-        self.beside: dict[QueuedTraining, int] = {}
+        self.partners: dict[QueuedTraining, int] = {}
         self.rate = 0.0
         self.since = 0.0
         self.version = 0
 
     def remaining(self, now: float) -> float:
-        """Seconds alone to go."""
+        """Return the seconds that it would still need alone."""
         return max(0.0, self.left - self.rate * (now - self.since))
 
 
@@ -76,7 +76,7 @@ class TrainingStart(NamedTuple):
 
     key: int
     empty: int
-    beside: tuple[tuple[int, int], ...]
+    partners: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -140,39 +140,41 @@ class SharingQueue:
         self.queue: list[QueuedTraining] = []
 
     def copy(self, waiting: int) -> SharingQueue:
-        """Another one to play with: with the first `waiting` of the queue, without those that can never fit."""
-        twin = SharingQueue(self.size, self.slowdown, self.budget)
-        twin._pairs = self._pairs
-        twin.free = self.free
-        twin.now, twin.lone = self.now, self.lone
+        """Return a copy with the first `waiting` of the queue, without those that can never fit."""
+        copied = SharingQueue(self.size, self.slowdown, self.budget)
+        copied._pairs = self._pairs
+        copied.free = self.free
+        copied.now, copied.lone = self.now, self.lone
         for task in self.tasks.values():
-            other = twin.tasks[task.key] = QueuedTraining(task.key, task.app, task.need, task.left)
+            other = copied.tasks[task.key] = QueuedTraining(task.key, task.app, task.need, task.left)
             other.alone, other.rate, other.since = task.alone, task.rate, task.since
         for task in self.tasks.values():
-            twin.tasks[task.key].beside = {twin.tasks[one.key]: count for one, count in task.beside.items()}
-        twin.single = dict.fromkeys(twin.tasks[task.key] for task in self.single)
+            copied.tasks[task.key].partners = {
+                copied.tasks[partner.key]: count for partner, count in task.partners.items()
+            }
+        copied.single = dict.fromkeys(copied.tasks[task.key] for task in self.single)
         fitting = islice((task for task in self.queue if task.need <= self.size), waiting)
-        twin.queue = [QueuedTraining(task.key, task.app, task.need, task.left) for task in fitting]
-        return twin
+        copied.queue = [QueuedTraining(task.key, task.app, task.need, task.left) for task in fitting]
+        return copied
 
     def run(
-        self, task: QueuedTraining, empty: int, beside: Sequence[tuple[QueuedTraining, int]]
+        self, task: QueuedTraining, empty: int, partners: Sequence[tuple[QueuedTraining, int]]
     ) -> list[QueuedTraining]:
         """Let it run there; who else is slowed down."""
         self.tasks[task.key] = task
         self.free -= empty
         task.alone = empty
         task.since = self.now
-        for other, count in beside:
-            other.beside[task] = task.beside[other] = count
+        for other, count in partners:
+            other.partners[task] = task.partners[other] = count
             self._alone(other, -count)
         if empty:
             self.single[task] = None
             self.lone += empty
         self._pace(task)
-        for other, _ in beside:
+        for other, _ in partners:
             self._pace(other)
-        return [other for other, _ in beside]
+        return [other for other, _ in partners]
 
     def end(self, task: QueuedTraining) -> list[QueuedTraining]:
         """Take it away; who else is freed of it."""
@@ -180,11 +182,11 @@ class SharingQueue:
         self.free += task.alone
         self.lone -= task.alone
         self.single.pop(task, None)
-        for other, count in task.beside.items():
-            del other.beside[task]
+        for other, count in task.partners.items():
+            del other.partners[task]
             self._alone(other, count)
             self._pace(other)
-        return list(task.beside)
+        return list(task.partners)
 
     def start(self, rule: SharingRule) -> list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]:
         """Start all that the rule starts, shortest first, passing over those that do not fit; where each went."""
@@ -251,7 +253,7 @@ class SharingQueue:
         task.left = task.remaining(self.now)
         task.since = self.now
         app, slowdown = task.app, self.slowdown
-        task.rate = 1 / max([1.0, *(slowdown(app, other.app) for other in task.beside)])
+        task.rate = 1 / max([1.0, *(slowdown(app, other.app) for other in task.partners)])
         task.version += 1
 
 
@@ -293,14 +295,14 @@ def rollout(board: SharingQueue, rule: SharingRule, most: float = math.inf, *, h
 def _launch(board: SharingQueue, rule: SharingRule, foresee: Callable[[QueuedTraining], None]) -> None:
     if not board.queue:
         return
-    for task, _, beside in board.start(rule):
+    for task, _, partners in board.start(rule):
         foresee(task)
-        for other, _ in beside:
+        for other, _ in partners:
             foresee(other)
 
 
 def choose(board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64) -> tuple[SharingRule, float]:
-    """The rule under which the queue as it stands has the least mean finish, and the sum of finishes.
+    """Return the rule with which the present queue has the least mean finish, and the sum of finishes.
 
     At most `depth` waiting jobs are played. Of equals the first rule is taken, and so it is where the budget does not
     suffice for any; then the sum is infinite.
@@ -318,7 +320,7 @@ def choose(board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int
 def plan(
     board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64, tries: int = 8
 ) -> list[TrainingStart]:
-    """What to start now for the least mean finish of the queue as it stands; changes the board.
+    """Return what to start now for the least mean finish of the present queue; changes the board.
 
     First as the best of the rules does. Then up to `tries` single changes, each kept where the rest, played by that
     rule, ends earlier on average: to leave a start that shares, and to start one that would wait where it is fastest.
@@ -329,13 +331,13 @@ def plan(
     rule, least = choose(board, rules, depth)
     starts = begin(board.copy(depth), rule)
     tries = tries if board.budget.left > 0 else 0
-    for one in [start for start in starts if start.beside][:tries]:
-        if one in starts:
-            least, starts = _better(board, rule, depth, least, starts, _without(starts, one))
+    for start in [start for start in starts if start.partners][:tries]:
+        if start in starts:
+            least, starts = _better(board, rule, depth, least, starts, _without(starts, start))
     for _ in range(tries):
-        twin = board.copy(depth)
-        apply(twin, starts)
-        more = next(iter(begin(twin, FASTEST)), None)
+        copied = board.copy(depth)
+        apply(copied, starts)
+        more = next(iter(begin(copied, FASTEST)), None)
         if more is None:
             break
         before = starts
@@ -348,12 +350,12 @@ def plan(
     return starts
 
 
-def _without(starts: Sequence[TrainingStart], gone: TrainingStart) -> list[TrainingStart]:
+def _without(starts: Sequence[TrainingStart], dropped: TrainingStart) -> list[TrainingStart]:
     """Leave one, and with it those that would start beside it."""
-    keys = {gone.key}
+    keys = {dropped.key}
     kept = []
     for start in starts:
-        if start.key in keys or any(key in keys for key, _ in start.beside):
+        if start.key in keys or any(key in keys for key, _ in start.partners):
             keys.add(start.key)
         else:
             kept.append(start)
@@ -368,17 +370,17 @@ def _better(
     starts: list[TrainingStart],
     other: list[TrainingStart],
 ) -> tuple[float, list[TrainingStart]]:
-    twin = board.copy(depth)
-    apply(twin, other)
-    total = rollout(twin, rule, least, hold=True)
+    copied = board.copy(depth)
+    apply(copied, other)
+    total = rollout(copied, rule, least, hold=True)
     return (total, other) if total < least * (1 - 1e-9) else (least, starts)
 
 
 def begin(board: SharingQueue, rule: SharingRule) -> list[TrainingStart]:
-    """What one rule starts now; changes the board."""
+    """Return what one rule starts now; changes the board."""
     return [
-        TrainingStart(task.key, empty, tuple((other.key, count) for other, count in beside))
-        for task, empty, beside in board.start(rule)
+        TrainingStart(task.key, empty, tuple((other.key, count) for other, count in partners))
+        for task, empty, partners in board.start(rule)
     ]
 
 
@@ -387,6 +389,6 @@ def apply(board: SharingQueue, starts: Sequence[TrainingStart]) -> None:
     waiting = {task.key: task for task in board.queue}
     for start in starts:
         task = waiting.pop(start.key)
-        board.run(task, start.empty, [(board.tasks[key], count) for key, count in start.beside])
+        board.run(task, start.empty, [(board.tasks[key], count) for key, count in start.partners])
     if starts:
         board.queue = list(waiting.values())

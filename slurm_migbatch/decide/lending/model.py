@@ -24,7 +24,7 @@ class LendingRules:
     #: how far apart jobs start that come back early (`LendingView.early`), and how long one waits for the other
     apart_s: float = 3.0
     turn_s: float = 15.0
-    #: a loan that began so lately is called back only where no other is enough
+    #: a loan that began so lately is reclaimed only where no other is enough
     protect_s: float = 60.0
     reclaim: bool = True
     most_releases: int = 8
@@ -105,9 +105,10 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class LoanOrder:
-    """One thing to do. `profile`: what a release gives, or the host has; `signal`: USR1 or USR2; `node`: the host's.
+    """One order about a job's loan.
 
-    `away`: nodes where a released job must not start.
+    `profile`: what a release gives, or the host has; `signal`: USR1 or USR2; `node`: the host's; `away`: nodes where a
+    released job must not start.
     """
 
     kind: Kind
@@ -123,35 +124,37 @@ class LoanOrder:
 
 @dataclass(frozen=True)
 class Round:
-    """What follows from a view: orders, and why each job that still waits does (a sentence)."""
+    """What is decided on a view: orders, and why each job that still waits does (a sentence)."""
 
     orders: tuple[LoanOrder, ...] = ()
     lacking: Mapping[int, str] = field(default_factory=dict)
 
 
 class RoundCapacity:
-    """The GPUs while a round is decided: what is free of them, by and by."""
+    """What is free of the GPUs while a round is decided."""
 
     def __init__(self, spaces: Mapping[tuple[str, int], GpuCapacity]) -> None:
         self.spaces = dict(spaces)
 
     @classmethod
     def coming(cls, view: LendingView) -> RoundCapacity:
-        """As they will be when what is leaving has left."""
+        """Return the GPUs as they will be when what is leaving has left."""
         leaving = {job for job, loan in view.loans.items() if loan.leaving}
         found = {}
         for space in view.spaces:
-            gone = view.passing.get((space.node, space.gpu), 0)
-            taken = tuple(slot for slot in space.taken if not slot.placement.mask & gone)
-            lent = tuple(one for one in space.lent if one.job not in leaving and not one.slot.placement.mask & gone)
+            leaving_mask = view.passing.get((space.node, space.gpu), 0)
+            taken = tuple(slot for slot in space.taken if not slot.placement.mask & leaving_mask)
+            lent = tuple(
+                loan for loan in space.lent if loan.job not in leaving and not loan.slot.placement.mask & leaving_mask
+            )
             same = len(taken) == len(space.taken) and len(lent) == len(space.lent)
             found[space.node, space.gpu] = space if same else replace(space, taken=taken, lent=lent)
         return cls(found)
 
     def within(self, nodes: frozenset[str] | None) -> list[GpuCapacity]:
-        """Those on these nodes; None: all."""
+        """Return the GPUs of these nodes; None: of all."""
         return [space for space in self.spaces.values() if nodes is None or space.node in nodes]
 
     def put(self, space: GpuCapacity) -> None:
-        """It is so from now on."""
+        """Replace the state of a GPU."""
         self.spaces[space.node, space.gpu] = space

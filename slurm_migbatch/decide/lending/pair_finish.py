@@ -9,7 +9,9 @@ from __future__ import annotations
 
 
 def finishes(own: float, other: float, slow_own: float, slow_other: float) -> tuple[float, float]:
-    """When two jobs that start together end: `own` and `other` is what each takes alone, `slow_...` beside the other.
+    """Return when two jobs that start together end.
+
+    `own` and `other` is what each takes alone, `slow_own` and `slow_other` how many times longer beside the other.
 
     Whoever is left runs alone.
     """
@@ -21,19 +23,21 @@ def finishes(own: float, other: float, slow_own: float, slow_other: float) -> tu
 
 
 def together(own: float, other: float, slow_own: float, slow_other: float) -> float:
-    """Mean finish of both at once: the closed form of the authors' code."""
+    """Return the mean finish of both at once: the closed form of the authors' code."""
     if slow_own * own >= slow_other * other:
         return own / 2 + (1 - 1 / (2 * slow_own)) * slow_other * other
     return other / 2 + (1 - 1 / (2 * slow_other)) * slow_own * own
 
 
 def apart(own: float, other: float) -> float:
-    """Mean finish of the other first and then one's own."""
+    """Return the mean finish of the other first and then the own one."""
     return other + own / 2
 
 
 def pays(own: float, other: float, slow_own: float, slow_other: float) -> bool:
-    """Whether the pair is better off at once. To start in between is never better than both (the paper's theorem).
+    """Return whether the pair is better off at once.
+
+    To start in between is never better than both (the paper's theorem).
 
     Where `own` outlasts the other this is slow_other * (1 - 1 / (2 * slow_own)) < 1, whatever the lengths (equal
     slowdowns: below 1.5); else slow_own * (1 - 1 / (2 * slow_other)) < (1 + other / own) / 2.

@@ -70,7 +70,7 @@ class Sharer:
 
 @dataclass(frozen=True)
 class Host:
-    """A running one on a slice with so much memory; `guest` shares it already, or is about to."""
+    """A running training job on a slice with so much memory; `guest` shares it already, or is about to."""
 
     sharer: Sharer
     profile: Profile
@@ -108,9 +108,9 @@ class SharingRules:
     steps: int = 8000
     tries: int = 2
 
-    def slow(self, one: Sharer, other: Sharer) -> float:
-        """How many times longer `one` takes beside `other`."""
-        return max(1.0, self.measured.get((one.app, other.app), self.slowdown))
+    def slow(self, sharer: Sharer, other: Sharer) -> float:
+        """Return how many times longer `sharer` takes beside `other`."""
+        return max(1.0, self.measured.get((sharer.app, other.app), self.slowdown))
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def pairs(
     rules: SharingRules = SharingRules(),
     resting: Collection[tuple[int, int]] = (),
 ) -> list[Pair]:
-    """Who shares with whom, in the order of turns; a host has one guest.
+    """Return which jobs share slices, in the order of turns; a host has one guest.
 
     Args:
         running: jobs that have slices.
@@ -143,28 +143,34 @@ def pairs(
     found: dict[int, Pair] = {}
     for uid, profile in groups:
         hosts = groups[uid, profile]
-        queue = [one for one in turns if one.uid == uid and one.job not in found and _runs(one, profile, speeds)]
+        queue = [
+            sharer
+            for sharer in turns
+            if sharer.uid == uid and sharer.job not in found and _runs(sharer, profile, speeds)
+        ]
         budget = StepBudget(rules.steps // len(groups))
         group = _Group(profile, hosts, queue, speeds, rules, frozenset(resting))
         found.update({pair.guest: pair for pair in group.pairs(budget)})
-    return [found[one.job] for one in turns if one.job in found][: rules.most]
+    return [found[sharer.job] for sharer in turns if sharer.job in found][: rules.most]
 
 
 def shortest_first(waiting: Sequence[Sharer], speeds: Speeds, rules: SharingRules) -> list[Sharer]:
-    """Whose turn it is to be given a host: of one user's jobs the one first that is expected to end first.
+    """Return the order in which jobs are given a host: of one user first the one expected to end first.
 
     Each user has the turns that Slurm's order gives to his jobs; so none is passed over for another user's. What is
     expected is seconds alone on the fastest slice that the job may have; ties keep Slurm's order.
     """
     own: dict[int, list[Sharer]] = {}
-    for one in waiting:
-        own.setdefault(one.uid, []).append(one)
-    shortest = {uid: iter(sorted(jobs, key=lambda one: _shortest_s(one, speeds, rules))) for uid, jobs in own.items()}
-    return [next(shortest[one.uid]) for one in waiting]
+    for sharer in waiting:
+        own.setdefault(sharer.uid, []).append(sharer)
+    shortest = {
+        uid: iter(sorted(jobs, key=lambda sharer: _shortest_s(sharer, speeds, rules))) for uid, jobs in own.items()
+    }
+    return [next(shortest[sharer.uid]) for sharer in waiting]
 
 
 def pair_test(gain: float) -> SharingRule:
-    """The authors' rule, with a margin: to share where the pair's mean finish is so much earlier, as a part of it."""
+    """Return the authors' rule with a margin: share where the pair's mean finish is so much earlier (a ratio)."""
     return SharingRule(
         PAIR.name,
         lambda own, other, slow_own, slow_other: (
@@ -178,17 +184,17 @@ def pair_test(gain: float) -> SharingRule:
 def _groups(
     running: Iterable[Host], waiting: Iterable[Sharer], speeds: Speeds
 ) -> dict[tuple[int, Profile], list[Host]]:
-    """Slices of one profile that one user's jobs have, where one is alone and one waits that might share it."""
+    """Return one user's slices of one profile where one job runs alone and one waits that might share it."""
     found: dict[tuple[int, Profile], list[Host]] = {}
     for host in running:
         if _runs(host.sharer, host.profile, speeds):
             found.setdefault((host.sharer.uid, host.profile), []).append(host)
-    willing = [one for one in waiting if not one.solo and one.memory_mib is not None]
+    willing = [sharer for sharer in waiting if not sharer.solo and sharer.memory_mib is not None]
     return {
         (uid, profile): hosts
         for (uid, profile), hosts in found.items()
         if any(host.guest is None and not host.sharer.solo for host in hosts)
-        and any(one.uid == uid and _runs(one, profile, speeds) for one in willing)
+        and any(sharer.uid == uid and _runs(sharer, profile, speeds) for sharer in willing)
     }
 
 
@@ -204,30 +210,32 @@ class _Group:
     resting: frozenset[tuple[int, int]]
 
     def pairs(self, budget: StepBudget) -> list[Pair]:
-        """What playing the queue starts now."""
+        """Return the pairs that start now."""
         board = SharingQueue(len(self.hosts), self._slowdown(), budget)
         for host in self.hosts:
             first = self._queued(host.sharer)
             board.run(first, 1, [])
             if host.guest is not None:
                 board.run(self._queued(host.guest), 0, [(first, 1)])
-        hosts, guests = {host.sharer.job: host for host in self.hosts}, {one.job: one for one in self.queue}
-        board.queue = [self._queued(one) for one in guests.values() if one.job not in board.tasks]
+        hosts, guests = {host.sharer.job: host for host in self.hosts}, {guest.job: guest for guest in self.queue}
+        board.queue = [self._queued(guest) for guest in guests.values() if guest.job not in board.tasks]
         test = pair_test(self.rules.gain)
         rules = (test, *(rule for rule in RULES if rule is not PAIR)) if self.rules.depth else (test,)
         # fewer jobs where there are so many slices that the steps would not suffice to play all rules
         depth = max(1, min(self.rules.depth, budget.left // (4 * len(self.hosts))))
         starts = plan(board, rules, depth, self.rules.tries)
-        named = [(hosts[start.beside[0][0]], guests[start.key]) for start in starts if start.beside]
-        return [Pair(host.sharer.job, guest.job, self._words(host, guest)) for host, guest in named]
+        named = [(hosts[start.partners[0][0]], guests[start.key]) for start in starts if start.partners]
+        return [Pair(host.sharer.job, guest.job, self._reason(host, guest)) for host, guest in named]
 
-    def _queued(self, one: Sharer) -> QueuedTraining:
-        return QueuedTraining(one.job, str(one.job), 1, _alone(one, self.profile, self.speeds, self.rules) or UNKNOWN_S)
+    def _queued(self, sharer: Sharer) -> QueuedTraining:
+        return QueuedTraining(
+            sharer.job, str(sharer.job), 1, _alone(sharer, self.profile, self.speeds, self.rules) or UNKNOWN_S
+        )
 
     def _slowdown(self) -> Slowdown:
-        """Slowdowns by job. Jobs that wait may share with each other later, in so far as their memory fits."""
+        """Return slowdowns by job; jobs that wait may share later, in so far as their memory fits."""
         rules = self.rules
-        by_job = {str(one.job): one for one in self.queue}
+        by_job = {str(sharer.job): sharer for sharer in self.queue}
         lone: dict[str, Host] = {}
         known: dict[tuple[str, str], float] = {}
         for host in self.hosts:
@@ -244,22 +252,22 @@ class _Group:
         def slowdown(own: str, other: str) -> float:
             found = known.get((own, other))
             if found is None:
-                one, beside = by_job[own], by_job[other]
+                sharer, partner = by_job[own], by_job[other]
                 host = lone.get(other) or lone.get(own)
-                guest = one if other in lone else beside
-                may = _fit(one, beside, memory_mib if host is None else host.memory_mib, rules)
+                guest = sharer if other in lone else partner
+                may = _fit(sharer, partner, memory_mib if host is None else host.memory_mib, rules)
                 if may and host is not None:
                     may = (guest.job, host.sharer.job) not in self.resting and self._in_time(host, guest)
-                found = known[own, other] = rules.slow(one, beside) if may else math.inf
+                found = known[own, other] = rules.slow(sharer, partner) if may else math.inf
             return found
 
         return slowdown
 
     def _in_time(self, host: Host, guest: Sharer) -> bool:
-        """Whether both end within their time limits if they share from now on."""
+        """Return whether both end within their time limits if they share from now on."""
         ends = finishes(*self._alone_s(host, guest), *self._slow(host, guest))
         both = zip((guest, host.sharer), ends, strict=True)
-        return all(one.limit_s is None or end <= one.limit_s for one, end in both)
+        return all(sharer.limit_s is None or end <= sharer.limit_s for sharer, end in both)
 
     def _alone_s(self, host: Host, guest: Sharer) -> tuple[float, float]:
         return self._queued(guest).left, self._queued(host.sharer).left
@@ -267,39 +275,39 @@ class _Group:
     def _slow(self, host: Host, guest: Sharer) -> tuple[float, float]:
         return self.rules.slow(guest, host.sharer), self.rules.slow(host.sharer, guest)
 
-    def _words(self, host: Host, guest: Sharer) -> str:
+    def _reason(self, host: Host, guest: Sharer) -> str:
         alone, slow = self._alone_s(host, guest), self._slow(host, guest)
         sooner = apart(*alone) - together(*alone, *slow)
-        what = (
+        benefit = (
             f"the two end {sooner:.0f} s sooner on average than one after the other"
             if sooner > 0
             else f"its user's {len(self.queue)} waiting jobs end sooner on average than each on a slice of its own"
         )
         return (
-            f"beside job {host.sharer.job} on its {host.profile}: {what} "
+            f"beside job {host.sharer.job} on its {host.profile}: {benefit} "
             f"(slowed down {slow[0]:.2f} and {slow[1]:.2f} times)"
         )
 
 
-def _fit(one: Sharer, other: Sharer, memory_mib: float, rules: SharingRules) -> bool:
-    if one.memory_mib is None or other.memory_mib is None or one.solo or other.solo:
+def _fit(sharer: Sharer, other: Sharer, memory_mib: float, rules: SharingRules) -> bool:
+    if sharer.memory_mib is None or other.memory_mib is None or sharer.solo or other.solo:
         return False
-    return one.memory_mib + other.memory_mib <= (1 - rules.spare) * memory_mib
+    return sharer.memory_mib + other.memory_mib <= (1 - rules.spare) * memory_mib
 
 
-def _runs(one: Sharer, profile: Profile, speeds: Speeds) -> bool:
-    return 0 < speeds.get(one.job, {}).get(profile, 0.0) < math.inf
+def _runs(sharer: Sharer, profile: Profile, speeds: Speeds) -> bool:
+    return 0 < speeds.get(sharer.job, {}).get(profile, 0.0) < math.inf
 
 
-def _alone(one: Sharer, profile: Profile, speeds: Speeds, rules: SharingRules) -> float | None:
-    """Seconds that a job still takes alone on that slice; None where it does not run there."""
-    if not _runs(one, profile, speeds):
+def _alone(sharer: Sharer, profile: Profile, speeds: Speeds, rules: SharingRules) -> float | None:
+    """Return seconds that a job still takes alone on that slice; None where it does not run there."""
+    if not _runs(sharer, profile, speeds):
         return None
-    if one.left_s is not None:
-        return max(1.0, min(one.left_s / speeds[one.job][profile], UNKNOWN_S))
-    return UNKNOWN_S if one.limit_s is None else max(1.0, rules.of_limit * one.limit_s)
+    if sharer.left_s is not None:
+        return max(1.0, min(sharer.left_s / speeds[sharer.job][profile], UNKNOWN_S))
+    return UNKNOWN_S if sharer.limit_s is None else max(1.0, rules.of_limit * sharer.limit_s)
 
 
-def _shortest_s(one: Sharer, speeds: Speeds, rules: SharingRules) -> float:
-    alone = [_alone(one, profile, speeds, rules) for profile in speeds.get(one.job, {})]
+def _shortest_s(sharer: Sharer, speeds: Speeds, rules: SharingRules) -> float:
+    alone = [_alone(sharer, profile, speeds, rules) for profile in speeds.get(sharer.job, {})]
     return min((seconds for seconds in alone if seconds is not None), default=math.inf)

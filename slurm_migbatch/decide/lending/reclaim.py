@@ -32,7 +32,7 @@ from slurm_migbatch.mig.profile import Profile
 
 
 def due(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
-    """What has to go on, whatever else is decided: grace that is over, orders that have not come to anything."""
+    """Return what is due whatever else is decided: grace that is over, orders that had no effect."""
     orders = []
     for job, loan in view.loans.items():
         job_view = view.job_views.get(job)
@@ -67,7 +67,7 @@ def due(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
 
 
 def _signalled(view: LendingView, rules: LendingRules, loan: Loan) -> LoanOrder | None:
-    """What is due of a job that was to be told to write a checkpoint."""
+    """Return what is due of a job that was to be told to write a checkpoint."""
     signal = _signal(view, loan.job_id)
     if loan.signalled is None and signal:
         return LoanOrder(Kind.SIGNAL, loan.job_id, loan.restart, loan.why_ended, loan.cause, signal=signal)
@@ -79,19 +79,21 @@ def _signalled(view: LendingView, rules: LendingRules, loan: Loan) -> LoanOrder 
     return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, why, loan.cause)
 
 
-def call_back(view: LendingView, rules: LendingRules) -> tuple[list[LoanOrder], RoundCapacity]:
-    """The loans that end for inference that waits, and the GPUs as they will be when it has started."""
-    ground = RoundCapacity.coming(view)
-    party = _ReclaimPlanner(view, rules, ground)
+def reclaim_loans(view: LendingView, rules: LendingRules) -> tuple[list[LoanOrder], RoundCapacity]:
+    """Return the orders that end loans for waiting inference, and the GPUs as they will be when it has started."""
+    capacity = RoundCapacity.coming(view)
+    planner = _ReclaimPlanner(view, rules, capacity)
     hopeless: set[tuple[frozenset[str], tuple[Profile, ...], int]] = set()
     for start in view.starts:
         key = start.pool, start.slices, start.nodes
         for _ in range(start.copies):
             if key in hopeless:
                 break
-            if not party.serve(start, Cause.RECLAIM, f"inference job {start.job} needs {_words(start.slices)}"):
+            if not planner.serve(
+                start, Cause.RECLAIM, f"inference job {start.job} needs {_profiles_text(start.slices)}"
+            ):
                 hopeless.add(key)
-    return party.orders, ground
+    return planner.orders, capacity
 
 
 _SPARED_S: Final = 1e6
@@ -100,7 +102,7 @@ _SPARED_S: Final = 1e6
 
 @dataclass(frozen=True)
 class _Found:
-    """Where one node's slices of a start go: the GPUs as they are then, and the loans that end for it."""
+    """The place of one node's slices of a job: the GPUs as they are then, and the loans that end for it."""
 
     spaces: tuple[GpuCapacity, ...]
     ended: tuple[int, ...]
@@ -108,10 +110,10 @@ class _Found:
 
 
 class _ReclaimPlanner:
-    """The loans that may be called back, and those that are."""
+    """The loans that may be reclaimed, and the orders for those that are."""
 
-    def __init__(self, view: LendingView, rules: LendingRules, ground: RoundCapacity) -> None:
-        self.view, self.rules, self.ground = view, rules, ground
+    def __init__(self, view: LendingView, rules: LendingRules, capacity: RoundCapacity) -> None:
+        self.view, self.rules, self.capacity = view, rules, capacity
         self.orders: list[LoanOrder] = []
 
     @cached_property
@@ -119,27 +121,29 @@ class _ReclaimPlanner:
         """The loans that may end; most rounds end none and never ask."""
         view, rules = self.view, self.rules
         found: dict[int, ReclaimCandidate[SlotReference]] = {}
-        for one in view.elastic_jobs:
-            job = int(str(one.job))
+        for elastic_job in view.elastic_jobs:
+            job = int(str(elastic_job.job))
             held = view.loans.get(job)
-            if not rules.reclaim or one.place is None or held is None or held.state is not State.RUNNING:
+            if not rules.reclaim or elastic_job.place is None or held is None or held.state is not State.RUNNING:
                 continue
-            found[job] = _loan(one, rules, view.now)
+            found[job] = _loan(elastic_job, rules, view.now)
         return found
 
     def serve(self, start: WaitingInference, cause: Cause, why: str) -> bool:
         """Find room for one copy of it, by ending loans where need be; False, and nothing done, where there is none."""
         if start.nodes == 1 and len(start.slices) == 1:
-            found = [one for one in [self._place(start.slices, self.ground.within(start.pool))] if one is not None]
+            found = [
+                place for place in [self._place(start.slices, self.capacity.within(start.pool))] if place is not None
+            ]
         else:
-            tried = (self._place(start.slices, self.ground.within(frozenset([node]))) for node in sorted(start.pool))
-            found = sorted((one for one in tried if one is not None), key=lambda one: one.loss)[: start.nodes]
+            tried = (self._place(start.slices, self.capacity.within(frozenset([node]))) for node in sorted(start.pool))
+            found = sorted((place for place in tried if place is not None), key=lambda place: place.loss)[: start.nodes]
         if len(found) < start.nodes:
             return False
-        for one in found:
-            for space in one.spaces:
-                self.ground.put(space)
-            for job in one.ended:
+        for place in found:
+            for space in place.spaces:
+                self.capacity.put(space)
+            for job in place.ended:
                 del self.loans[job]
                 self.orders.append(self._order(job, cause, why))
         return True
@@ -153,18 +157,18 @@ class _ReclaimPlanner:
             space = _free(profile, at.values())
             if space is None:
                 loans = [loan for job, loan in self.loans.items() if job not in ended]
-                mine = {place for loan in loans for place in loan.slots}
-                rooms = [room for room in rooms_for(profile, at.values()) if room <= mine]
-                gone = reclaim(loans, rooms, 1, self.view.now, self.rules.protect_s)
-                if not gone.served:
+                reclaimable = {place for loan in loans for place in loan.slots}
+                rooms = [room for room in rooms_for(profile, at.values()) if room <= reclaimable]
+                reclaimed = reclaim(loans, rooms, 1, self.view.now, self.rules.protect_s)
+                if not reclaimed.served:
                     return None
-                jobs = [int(str(job)) for job in gone.stopped]
+                jobs = [int(str(job)) for job in reclaimed.stopped]
                 lost += sum(self.loans[job].loss(1) for job in jobs)
                 ended += jobs
-                first = gone.slots[0]
+                first = reclaimed.slots[0]
                 space = at[first.node, first.gpu]
-                slots = {place.slot for place in gone.slots}
-                space = replace(space, lent=tuple(one for one in space.lent if one.slot not in slots))
+                slots = {place.slot for place in reclaimed.slots}
+                space = replace(space, lent=tuple(loan for loan in space.lent if loan.slot not in slots))
             placed = plan_free(space.geometry, space.used, (profile,)).slots
             space = replace(space, taken=(*space.taken, *placed))
             at[space.node, space.gpu] = changed[space.node, space.gpu] = space
@@ -175,7 +179,7 @@ class _ReclaimPlanner:
 
 
 def stop(view: LendingView, job: int, cause: Cause, why: str) -> LoanOrder:
-    """How a loan is ended: told first where it knows how to write a checkpoint, else requeued at once."""
+    """Return the order that ends a loan: a signal where the job can write a checkpoint, else a requeue."""
     signal = _signal(view, job)
     kind = Kind.SIGNAL if signal else Kind.REQUEUE
     return LoanOrder(kind, job, view.loans[job].restart, why, cause, signal=signal)
@@ -189,19 +193,22 @@ def _after(written: bool, rules: LendingRules) -> str:
     return "its checkpoint is written" if written else f"it wrote no checkpoint within {rules.grace_s:g} s"
 
 
-def _loan(one: ElasticJob, rules: LendingRules, now: float) -> ReclaimCandidate[SlotReference]:
-    assert one.place is not None
-    speed = one.speeds.get(one.place.slot.profile, 0.0)
+def _loan(elastic_job: ElasticJob, rules: LendingRules, now: float) -> ReclaimCandidate[SlotReference]:
+    assert elastic_job.place is not None
+    speed = elastic_job.speeds.get(elastic_job.place.slot.profile, 0.0)
     horizon = rules.calm.loan_s
-    stay = min(horizon, one.left_s / speed) if speed > 0 else horizon
-    since, costs = one.since, one.costs
-    if one.restarts >= rules.max_restarts:  # only where no other is enough, and of several such the least often hit
-        since, costs = now, RestartCosts(_SPARED_S * (1 + one.restarts), 0.0)
-    return ReclaimCandidate(one.job, frozenset([one.place]), 1, 1, (0.0, speed), costs, since, one.hits, stay)
+    stay = min(horizon, elastic_job.left_s / speed) if speed > 0 else horizon
+    since, costs = elastic_job.since, elastic_job.costs
+    if elastic_job.restarts >= rules.max_restarts:
+        # only where no other is enough, and of several such the least often hit
+        since, costs = now, RestartCosts(_SPARED_S * (1 + elastic_job.restarts), 0.0)
+    return ReclaimCandidate(
+        elastic_job.job, frozenset([elastic_job.place]), 1, 1, (0.0, speed), costs, since, elastic_job.hits, stay
+    )
 
 
 def _free(profile: Profile, spaces: Iterable[GpuCapacity]) -> GpuCapacity | None:
-    """The GPU with room for it that loses least."""
+    """Return the GPU with room for it that loses least."""
     best: tuple[tuple[int, int], GpuCapacity] | None = None
     for space in spaces:
         if profile in space.geometry:
@@ -211,5 +218,5 @@ def _free(profile: Profile, spaces: Iterable[GpuCapacity]) -> GpuCapacity | None
     return None if best is None else best[1]
 
 
-def _words(slices: Collection[Profile]) -> str:
+def _profiles_text(slices: Collection[Profile]) -> str:
     return " + ".join(str(profile) for profile in sorted(slices, reverse=True))

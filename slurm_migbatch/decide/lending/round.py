@@ -1,8 +1,8 @@
 """One round: what is due, which loans end for inference, and which training jobs are released. Pure.
 
-Inference comes first in every respect: what waits (`reclaim.call_back`), what supply plans for it, what the forecast
-expects. Only what is left, and has been idle for long enough, is lent (`decide.lending.grants.lend`), in Slurm's order
-of the training jobs.
+Inference comes first in every respect: what waits (`reclaim.reclaim_loans`), what supply plans for it, what the
+forecast expects. Only what is left, and has been idle for long enough, is lent (`decide.lending.grants.lend`), in
+Slurm's order of the training jobs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.ledger import Cause
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round, RoundCapacity
-from slurm_migbatch.decide.lending.reclaim import call_back, due, stop
+from slurm_migbatch.decide.lending.reclaim import due, reclaim_loans, stop
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, Grow, LentSlot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.workload.loans import forgets
@@ -26,7 +26,7 @@ LACKING: Final[Mapping[str, str]] = {
     "quota": "its account has as many slices on loan as it may ([lending] quota)",
     "round": "others come first; no more are released in one round ([lending] most_releases)",
     "reserve": "inference is expected to need the room that is free ([lending] horizon_s and sure)",
-    "idle": "what is free has not been idle long enough, or was called back lately ([lending] min_idle_s, rest_s)",
+    "idle": "what is free has not been idle long enough, or was reclaimed lately ([lending] min_idle_s, rest_s)",
     "room": "no GPU has room for a slice between its min and max",
     "turn": "jobs that have run before come back one after the other with this release of Slurm",
     "blackout": "nothing is lent at this time of day ([lending] blackout)",
@@ -34,13 +34,13 @@ LACKING: Final[Mapping[str, str]] = {
 
 
 def decide(view: LendingView, rules: LendingRules) -> Round:
-    """What to do now. The orders name each job at most once."""
+    """Decide what to do now; the orders name each job at most once."""
     orders = due(view, rules)
-    ended, ground = call_back(view, rules)
+    ended, capacity = reclaim_loans(view, rules)
     orders += ended
     busy = {order.job for order in orders}
     lending = lend(
-        _lendable(view, ground, busy),
+        _lendable(view, capacity, busy),
         elastic_jobs := _elastic_jobs(view, rules, busy),
         view.reserve,
         view.now,
@@ -50,10 +50,10 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
     lacking = {
         int(str(job)): LACKING["blackout" if view.blackout else reason] for job, reason in lending.lacking.items()
     }
-    waiting = {int(str(one.job)) for one in elastic_jobs if one.place is None}
+    waiting = {int(str(elastic_job.job)) for elastic_job in elastic_jobs if elastic_job.place is None}
     lacking.update(dict.fromkeys(_without_quota(view, rules) - waiting, LACKING["quota"]))
     left = view.quota_left(rules)
-    accounts = {int(str(one.job)): one.account for one in view.elastic_jobs}
+    accounts = {int(str(elastic_job.job)): elastic_job.account for elastic_job in view.elastic_jobs}
     if not ended and not view.blackout:
         later = not _may_return(view, rules)
         for grant in lending.grants:
@@ -75,13 +75,13 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
             orders.append(LoanOrder(Kind.RELEASE, job, row.restarts, why, profile=grant.profile, away=away))
         orders += [_grow(view, grow) for grow in lending.grows if int(str(grow.job)) not in busy]
     else:
-        word = LACKING["blackout"] if view.blackout else "inference that waits is served first"
-        lacking.update({int(str(grant.job)): word for grant in lending.grants})
+        reason = LACKING["blackout"] if view.blackout else "inference that waits is served first"
+        lacking.update({int(str(grant.job)): reason for grant in lending.grants})
     return Round(tuple(orders), lacking)
 
 
 def _may_return(view: LendingView, rules: LendingRules) -> bool:
-    """Whether a job may come back early where it may have run before.
+    """Return whether a job may come back early where it may have run before.
 
     slurmd up to 23.02 forgets revoked credentials at most every two seconds. Of several jobs that come back within that
     time it takes some for such as have had their Prolog; these are requeued once more.
@@ -96,20 +96,20 @@ def _may_return(view: LendingView, rules: LendingRules) -> bool:
     return True
 
 
-def _lendable(view: LendingView, ground: RoundCapacity, busy: set[int]) -> list[GpuCapacity]:
-    """The GPUs for lending: with what inference will have, what is leaving but not gone, and loans without a slot.
+def _lendable(view: LendingView, capacity: RoundCapacity, busy: set[int]) -> list[GpuCapacity]:
+    """Return the GPUs for lending: with what inference will have, what is leaving, and loans without a slot.
 
     A GPU on which something is leaving is not lent from until it has left.
     """
     found: dict[tuple[str, int], GpuCapacity] = {}
     for space in view.spaces:
         key = space.node, space.gpu
-        coming = ground.spaces[key]
+        coming = capacity.spaces[key]
         if coming is space:
             found[key] = space
             continue
         mask = sum(slot.placement.mask for slot in coming.taken)
-        lent = tuple(one for one in space.lent if not one.slot.placement.mask & mask)
+        lent = tuple(loan for loan in space.lent if not loan.slot.placement.mask & mask)
         leaving = len(lent) < len(space.lent) or key in view.passing or _leaves(view, space, busy)
         found[key] = replace(coming, lent=lent, reclaimed=inf if leaving else space.reclaimed)
     for promise in view.promises:
@@ -124,40 +124,45 @@ def _lendable(view: LendingView, ground: RoundCapacity, busy: set[int]) -> list[
 
 
 def _leaves(view: LendingView, space: GpuCapacity, busy: set[int]) -> bool:
-    jobs = [int(str(one.job)) for one in space.lent]
+    jobs = [int(str(loan.job)) for loan in space.lent]
     return any(job in busy or (job in view.loans and view.loans[job].leaving) for job in jobs)
 
 
 def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> list[ElasticJob]:
-    """Waiting jobs with the profiles that their account may have, and running ones; those that leave count as new."""
+    """Return waiting jobs with the profiles that their account may have, and running ones.
+
+    Those that leave count as new.
+    """
     barred, left = _without_quota(view, rules), view.quota_left(rules)
     found = []
-    for one in view.elastic_jobs:
-        job = int(str(one.job))
-        if one.place is None and (job in busy or job in barred):
+    for elastic_job in view.elastic_jobs:
+        job = int(str(elastic_job.job))
+        if elastic_job.place is None and (job in busy or job in barred):
             continue
-        has = one.place.slot.profile if one.place is not None else None
-        if one.account in left:
-            most = left[one.account] + (has.compute if has is not None else 0)
-            one = replace(one, speeds={p: v for p, v in one.speeds.items() if p.compute <= most or p == has})
+        has = elastic_job.place.slot.profile if elastic_job.place is not None else None
+        if elastic_job.account in left:
+            most = left[elastic_job.account] + (has.compute if has is not None else 0)
+            elastic_job = replace(
+                elastic_job, speeds={p: v for p, v in elastic_job.speeds.items() if p.compute <= most or p == has}
+            )
         if has is not None:
             loan = view.loans.get(job)
-            stays = job in busy or loan is None or loan.leaving or one.changes >= rules.max_restarts
-            one = replace(one, since=view.now) if stays else one
-        found.append(one)
+            stays = job in busy or loan is None or loan.leaving or elastic_job.changes >= rules.max_restarts
+            elastic_job = replace(elastic_job, since=view.now) if stays else elastic_job
+        found.append(elastic_job)
     return found
 
 
 def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
-    """Waiting jobs whose account has room for none of their profiles."""
+    """Return waiting jobs whose account has room for none of their profiles."""
     left = view.quota_left(rules)
     return {
-        int(str(one.job))
-        for one in view.elastic_jobs
-        if one.place is None
-        and one.account in left
-        and one.speeds
-        and all(profile.compute > left[one.account] for profile in one.speeds)
+        int(str(elastic_job.job))
+        for elastic_job in view.elastic_jobs
+        if elastic_job.place is None
+        and elastic_job.account in left
+        and elastic_job.speeds
+        and all(profile.compute > left[elastic_job.account] for profile in elastic_job.speeds)
     }
 
 

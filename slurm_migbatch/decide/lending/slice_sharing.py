@@ -5,7 +5,7 @@
         +---- given up: its host leaves, or the guest has not started in time; it waits for a slice again
 
 Only a job for which there is no room shares (`pairs.pairs` says with whom, and whether it waits instead). A guest is a
-loan like any other, on its host's profile, but takes no room: where inference needs the slice, both are called back,
+loan like any other, on its host's profile, but takes no room: where inference needs the slice, both are reclaimed,
 and whoever of the two is left alone has it as its own loan.
 
 Slurm up to 23.02 does not forget former types of a job (`workload.loans`): who was a guest there would wait for a free
@@ -35,7 +35,7 @@ _LACKING: Final = (LACKING["room"], LACKING["reserve"])
 
 
 class SliceSharing:
-    """Keeps the pairs that were decided and have not come true, and which runs have had company."""
+    """Keeps the pairs that were decided and have not started, and which runs have shared a slice."""
 
     def __init__(self, rules: SharingRules, *, enabled: bool) -> None:
         """Without `enabled` no pair is made; those that are left from before go on to their end."""
@@ -52,14 +52,14 @@ class SliceSharing:
         """What supply should offer: second job -> first job."""
         return {guest: pair.host for guest, (pair, _) in self._pairs.items()}
 
-    def look(self, facts: Mapping[str, NodeFacts], job_views: Mapping[int, JobView]) -> None:
-        """Who shares with whom now, as the nodes tell."""
+    def update(self, facts: Mapping[str, NodeFacts], job_views: Mapping[int, JobView]) -> None:
+        """Take in who shares with whom now, as the nodes report it."""
         self._beside = dict(_both(facts))
         self._located = {run for node in facts.values() for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests)}
         self.shared = {run for run in self.shared | self._beside.keys() if run[0] in job_views}
 
     def add(self, view: LendingView, decided: Round, rules: LendingRules, offered: Mapping[int, str]) -> Round:
-        """A round's orders with those for pairs.
+        """Return a round's orders with those for pairs.
 
         Args:
             view, decided: what the round was decided on, and what it came to.
@@ -79,7 +79,7 @@ class SliceSharing:
     # -- the end of both -------------------------------------------------------------------------------------------
 
     def _together(self, view: LendingView, orders: Sequence[LoanOrder]) -> Iterator[LoanOrder]:
-        """Inference gets a slice when both have left it."""
+        """Yield the orders that end the second loan of a slice too, which inference gets when both have left."""
         named = {order.job for order in orders}
         for order in orders:
             other = self._beside.get((order.job, order.restart))
@@ -104,7 +104,7 @@ class SliceSharing:
         self._rest = {pair: until for pair, until in self._rest.items() if until > view.now}
 
     def _back(self, view: LendingView, busy: set[int]) -> Iterator[LoanOrder]:
-        """A job that waits as a guest of nobody waits for a slice again."""
+        """Yield the orders by which a guest without a host waits for a slice again."""
         for job, job_view in view.job_views.items():
             if not job_view.hints.guest or not job_view.row.pending or job in self._pairs or job in busy:
                 continue
@@ -120,24 +120,31 @@ class SliceSharing:
         for guest, (pair, _) in self._pairs.items():
             job_view, loan = view.job_views[guest], view.loans.get(pair.host)
             if guest in offered and job_view.hints.waiting and guest not in busy and loan is not None:
-                words = LoanOrder(Kind.SHARE, guest, job_view.row.restarts, pair.why)
-                yield replace(words, profile=loan.slice, node=offered[guest])
+                order = LoanOrder(Kind.SHARE, guest, job_view.row.restarts, pair.why)
+                yield replace(order, profile=loan.slice, node=offered[guest])
 
     # -- new ones --------------------------------------------------------------------------------------------------
 
     def _decide(self, view: LendingView, decided: Round, rules: LendingRules, busy: set[int]) -> None:
         slices = list(self._slices(view, busy))
         elsewhere = busy | self._pairs.keys()
-        waiting = [one for one in view.elastic_jobs if one.place is None and _job(one) not in elsewhere]
-        speeds = {_job(one): one.speeds for one in view.elastic_jobs}
+        waiting = [
+            elastic_job
+            for elastic_job in view.elastic_jobs
+            if elastic_job.place is None and _job(elastic_job) not in elsewhere
+        ]
+        speeds = {_job(elastic_job): elastic_job.speeds for elastic_job in view.elastic_jobs}
         for host in slices:
             if host.guest is not None:  # it has no place of its own, so nothing is told of its speed
                 speeds.setdefault(host.guest.job, speeds[host.sharer.job])
-        accounts = {_job(one): one.account for one in view.elastic_jobs}
+        accounts = {_job(elastic_job): elastic_job.account for elastic_job in view.elastic_jobs}
         left = view.quota_left(rules)
         turns = [
-            replace(_sharer(view, _job(one), one.needs_s), solo=not self._may_share(view, decided, one))
-            for one in waiting
+            replace(
+                _sharer(view, _job(elastic_job), elastic_job.needs_s),
+                solo=not self._may_share(view, decided, elastic_job),
+            )
+            for elastic_job in waiting
         ]
         for pair in pairs(slices, turns, speeds, self._rules, self._rest.keys()):
             account, compute = accounts[pair.guest], view.loans[pair.host].slice.compute
@@ -147,36 +154,36 @@ class SliceSharing:
                 left[account] -= compute
             self._pairs[pair.guest] = pair, view.now
 
-    def _may_share(self, view: LendingView, decided: Round, one: ElasticJob) -> bool:
-        job = _job(one)
+    def _may_share(self, view: LendingView, decided: Round, elastic_job: ElasticJob) -> bool:
+        job = _job(elastic_job)
         row = view.job_views[job].row
         alone = row.tasks == 1 and row.num_nodes == 1 and not row.requested_nodes and forgets(row.gres)
         return alone and decided.lacking.get(job) in _LACKING
 
     def _slices(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
-        """Slices that one job has, and those that two have or are about to have."""
+        """Yield the slices that one job has, and those that two have or are about to have."""
         guests = {pair.host: guest for guest, (pair, _) in self._pairs.items()}
         for host in _running(view, busy):
             job = host.sharer.job
-            beside = self._beside.get((job, view.loans[job].restart))
-            guest = guests.get(job) if beside is None else beside[0]
+            partner = self._beside.get((job, view.loans[job].restart))
+            guest = guests.get(job) if partner is None else partner[0]
             if guest is None:
                 yield host
             elif guest in view.job_views:
                 yield replace(host, guest=_sharer(view, guest))
 
     def _hosts(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
-        """Jobs that run alone on a slice."""
+        """Yield the jobs that run alone on a slice."""
         for host in _running(view, busy):
             if (host.sharer.job, view.loans[host.sharer.job].restart) not in self._beside:
                 yield host
 
 
 def _running(view: LendingView, busy: set[int]) -> Iterator[Host]:
-    """The first holders of slices that are on loan and stay so."""
+    """Yield the first holders of slices that are on loan and stay so."""
     spaces = {(space.node, space.gpu): space for space in view.spaces}
-    for one in view.elastic_jobs:
-        job, place = _job(one), one.place
+    for elastic_job in view.elastic_jobs:
+        job, place = _job(elastic_job), elastic_job.place
         loan = view.loans.get(job)
         if place is None or loan is None or loan.state is not State.RUNNING or job in busy:
             continue
@@ -184,11 +191,11 @@ def _running(view: LendingView, busy: set[int]) -> Iterator[Host]:
         if space is None or view.job_views[job].row.state != "RUNNING":
             continue
         memory = space.geometry.info(place.slot.profile).memory_mib
-        yield Host(_sharer(view, job, one.needs_s), place.slot.profile, memory)
+        yield Host(_sharer(view, job, elastic_job.needs_s), place.slot.profile, memory)
 
 
-def _job(one: ElasticJob) -> int:
-    return int(str(one.job))
+def _job(elastic_job: ElasticJob) -> int:
+    return int(str(elastic_job.job))
 
 
 def _both(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[Run, Run]]:

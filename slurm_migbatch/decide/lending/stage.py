@@ -46,7 +46,7 @@ class LendingSettings:
     Attributes:
         partitions: whose elastic training jobs may be lent slices.
         training_only: those of them in which nothing else runs.
-        rules: when a slice is lent and called back.
+        rules: when a slice is lent and reclaimed.
         horizon_s, sure: for so many seconds what is not kept free is to stay idle, with that probability.
         forecast_days, day_s: how much history a forecast looks at, and the length of a day.
         restart_s, checkpoint_s: what is assumed of a job that has told nothing.
@@ -109,7 +109,7 @@ class LendingMemory:
         self.round = Round()
 
     def load(self, past: LendingPast, now: float) -> None:
-        """Start from the record: loans that go on, what was called back, and what inference has needed."""
+        """Start from the record: loans that go on, what was reclaimed, and what inference has needed."""
         self.ledger.load(loan for row in past.loans if (loan := Loan.from_row(row)) is not None)
         self.expected.learn(past.uses, now)
         self.idle.since.update(past.freed)
@@ -158,20 +158,20 @@ def plan_lending(
     absorb(snapshot, memory)
     if not memory.loaded:
         return LendingDecision()
-    scene = LendingInputs(
+    inputs = LendingInputs(
         now, snapshot.jobs, snapshot.nodes, snapshot.inventory, supply.plan, supply.demands, settings.training_only
     )
-    job_views = job_views_of(scene.rows, settings.partitions)
-    places = places_of(scene.facts)
-    memory.elastic_jobs.gpus(gpu.geometry for node in scene.facts.values() for gpu in node.gpus)
-    memory.slice_sharing.look(scene.facts, job_views)
+    job_views = job_views_of(inputs.rows, settings.partitions)
+    places = places_of(inputs.facts)
+    memory.elastic_jobs.gpus(gpu.geometry for node in inputs.facts.values() for gpu in node.gpus)
+    memory.slice_sharing.update(inputs.facts, job_views)
     alone = {run: place[2].profile for run, place in places.items() if run not in memory.slice_sharing.shared}
-    memory.elastic_jobs.look(job_views, alone)
-    unread = {row.job_id for row in scene.rows if row.unread}
+    memory.elastic_jobs.update(job_views, alone)
+    unread = {row.job_id for row in inputs.rows if row.unread}
     ended = memory.ledger.follow(job_views, places, memory.elastic_jobs.checkpoints(), now, unread)
     memory.refusals.forget(job_views)
     memory.job_views = job_views
-    memory.round = decided = _decide(snapshot, scene, job_views, places, supply, memory, settings)
+    memory.round = decided = _decide(snapshot, inputs, job_views, places, supply, memory, settings)
     orders = [order for order in decided.orders if order.job not in memory.refusals.barred(order.kind, now)]
     if not settings.dry_run:
         if not snapshot.recording:
@@ -195,7 +195,7 @@ def absorb(snapshot: ClusterSnapshot, memory: LendingMemory) -> None:
 
 def _decide(
     snapshot: ClusterSnapshot,
-    scene: LendingInputs,
+    inputs: LendingInputs,
     job_views: Mapping[int, JobView],
     places: Mapping[Run, Place],
     supply: SupplyDecision,
@@ -203,8 +203,8 @@ def _decide(
     settings: LendingSettings,
 ) -> Round:
     now = snapshot.now
-    running, waiting = _inference(scene, job_views, places, memory.ledger.runs)
-    memory.expected.look(running, waiting, now)
+    running, waiting = _inference(inputs, job_views, places, memory.ledger.runs)
+    memory.expected.update(running, waiting, now)
     reserve = memory.expected.reserve(now, settings.horizon_s, settings.sure)
     knowledge = LendingKnowledge(
         memory.elastic_jobs.speeds,
@@ -213,7 +213,7 @@ def _decide(
         memory.elastic_jobs.needs_s,
     )
     view = view_of(
-        scene,
+        inputs,
         job_views,
         memory.ledger,
         memory.idle,
@@ -226,15 +226,15 @@ def _decide(
 
 
 def _inference(
-    scene: LendingInputs, job_views: Mapping[int, JobView], places: Mapping[Run, Place], loans: Collection[Run]
+    inputs: LendingInputs, job_views: Mapping[int, JobView], places: Mapping[Run, Place], loans: Collection[Run]
 ) -> tuple[dict[Profile, frozenset[Run]], dict[Profile, int]]:
-    """What jobs that are no loans have (their runs), and wait for, by profile."""
+    """Return by profile what jobs that are no loans have (their runs) and wait for."""
     running: dict[Profile, set[Run]] = {}
     for run, (_, _, slot) in places.items():
         if run not in loans:
             running.setdefault(slot.profile, set()).add(run)
     waiting: dict[Profile, int] = {}
-    for demand in scene.wanted:
+    for demand in inputs.wanted:
         if demand.job not in job_views:
             for profile, count in demand.parts:
                 waiting[profile] = waiting.get(profile, 0) + count * demand.nodes * demand.copies
@@ -291,7 +291,7 @@ def _intend(ledger: Ledger, order: LoanOrder, job_view: JobView, now: float) -> 
 
 
 def action_row(outcome: OrderOutcome, *, dry_run: bool = False) -> dict[str, Any]:
-    """An order and its outcome as the record keeps it."""
+    """Return a change and its outcome as the record keeps it."""
     order = outcome.order
     return {
         "ts": outcome.at,

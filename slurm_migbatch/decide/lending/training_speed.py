@@ -36,26 +36,29 @@ class Heard(NamedTuple):
 
 
 def usable(reports: Iterable[Heard]) -> list[Heard]:
-    """Reports that tell a speed: something was done, for long enough, and all of it in finite numbers."""
+    """Return the reports that tell a speed: something was done, for long enough, in finite numbers."""
     return [
-        one
-        for one in reports
-        if one.profile and 0 < one.items < math.inf and LEAST_S <= one.seconds < math.inf and (one.micro or 1) > 0
+        report
+        for report in reports
+        if report.profile
+        and 0 < report.items < math.inf
+        and LEAST_S <= report.seconds < math.inf
+        and (report.micro or 1) > 0
     ]
 
 
 def rates(reports: Iterable[Heard]) -> dict[str, float]:
-    """Items a second on each profile that the job ran on; runs count by their length."""
+    """Return items a second on each profile that the job ran on; runs count by their length."""
     items: dict[str, float] = {}
     seconds: dict[str, float] = {}
-    for one in usable(reports):
-        items[one.profile] = items.get(one.profile, 0.0) + one.items
-        seconds[one.profile] = seconds.get(one.profile, 0.0) + one.seconds
+    for report in usable(reports):
+        items[report.profile] = items.get(report.profile, 0.0) + report.items
+        seconds[report.profile] = seconds.get(report.profile, 0.0) + report.seconds
     return {profile: items[profile] / seconds[profile] for profile in items}
 
 
 def speeds(predicted: Mapping[str, float], reports: Sequence[Heard] = ()) -> dict[str, float]:
-    """Speed on every profile of `predicted`, in the predictor's unit (usually of the whole GPU).
+    """Return the speed on every profile of `predicted`, in the predictor's unit (usually of the whole GPU).
 
     Args:
         predicted: speed by profile, above 0, by the predictor or a rule.
@@ -70,9 +73,9 @@ def speeds(predicted: Mapping[str, float], reports: Sequence[Heard] = ()) -> dic
     if not measured:
         return dict(predicted)
     weight = dict.fromkeys(measured, 0.0)
-    for one in usable(reports):
-        if one.profile in weight:
-            weight[one.profile] += one.seconds
+    for report in usable(reports):
+        if report.profile in weight:
+            weight[report.profile] += report.seconds
     offset = {profile: math.log(rate / predicted[profile]) for profile, rate in measured.items()}
     middle = math.fsum(offset[p] * weight[p] for p in measured) / math.fsum(weight.values())
     near = {
@@ -89,7 +92,7 @@ _REACH: Final = math.log(TRUST) / 2
 
 
 def _between(profile: str, value: float, predicted: Mapping[str, float], near: Mapping[str, float]) -> float:
-    """A predicted speed, no less than was measured where less was predicted, and no more than where more was.
+    """Return a predicted speed within the bounds of what was measured on smaller and on larger slices.
 
     Where these contradict each other it is kept between the two.
     """

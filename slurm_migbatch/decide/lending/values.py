@@ -1,4 +1,4 @@
-"""What lending of slices looks at and what it decides: GPUs with their slots, training jobs, an admin's limits."""
+"""The input of lending of slices and its decisions: GPUs with their slots, training jobs, an admin's limits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GpuCapacity:
         taken: slots of inference and of anybody else that is no loan; what was promised to them too.
         lent: slots of loans, those that are about to end too (until they have).
         idle_since: since when its free space has been as large as it is, unix seconds.
-        reclaimed: when a loan was last called back here; infinite: nothing may be lent here now.
+        reclaimed: when a loan was last reclaimed here; infinite: nothing may be lent here now.
         own: whether it is training's: its node is in no partition but those for training only. Nothing is kept
             for inference there, and no rest is needed.
     """
@@ -63,7 +63,7 @@ class GpuCapacity:
     @cached_property
     def used(self) -> Layout:
         """All slots on it; raises LayoutError where they overlap."""
-        return Layout((*self.taken, *(one.slot for one in self.lent)))
+        return Layout((*self.taken, *(loan.slot for loan in self.lent)))
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Lending:
 
 
 def usual_speed(geometry: Geometry, profile: Profile) -> float:
-    """What to expect of training of which nothing is known: the square root of its share of compute slices.
+    """Return the speed to expect of unknown training: the square root of its share of compute slices.
 
     MISO's table (32 model and batch pairs on an A100) has means of 0.376, 0.530, 0.700 and 0.765 for 1g to 4g; this
     gives 0.378, 0.535, 0.655 and 0.756.
@@ -145,7 +145,7 @@ def usual_speed(geometry: Geometry, profile: Profile) -> float:
 
 
 def within(geometry: Geometry, least: Profile | None, most: Profile | None) -> tuple[Profile, ...]:
-    """The GPU's profiles without suffix that are as large as `least` and no larger than `most` in both respects."""
+    """Return the GPU's profiles without suffix from `least` to `most`, in compute and in memory."""
     return tuple(
         info.profile
         for info in geometry.profiles

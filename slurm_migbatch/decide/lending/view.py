@@ -28,10 +28,10 @@ Run = tuple[int, int]
 
 @dataclass(frozen=True)
 class LendingInputs:
-    """What one look shows, before it is interpreted.
+    """What one snapshot shows, before it is interpreted.
 
     Attributes:
-        plan: supply's plan of this look; None where there is none (then nothing is lent).
+        plan: supply's plan of this round; None where there is none (then nothing is lent).
         wanted: the demands that it was made for.
         training_only: partitions in which nothing but elastic training runs.
     """
@@ -77,8 +77,11 @@ class Idleness:
     since: dict[str, float] = field(default_factory=dict)
     _taken: dict[str, int] = field(default_factory=dict)
 
-    def look(self, uuid: str, taken: int, now: float) -> float:
-        """`taken`: memory slices (bits) that are in use by others than loans."""
+    def update(self, uuid: str, taken: int, now: float) -> float:
+        """Return since when (unix seconds) a GPU's free space has been as large as it is.
+
+        `taken`: memory slices (bits) that are in use by others than loans.
+        """
         if self._taken.get(uuid, taken) & ~taken:
             self.since[uuid] = now
         self._taken[uuid] = taken
@@ -86,7 +89,7 @@ class Idleness:
 
 
 def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, JobView]:
-    """Every elastic training job, in Slurm's order."""
+    """Return every elastic training job, in Slurm's order."""
     found = {}
     for row in rows:
         hints = loan_hints(row.comment, row.partition, row.gres, partitions)
@@ -96,7 +99,7 @@ def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[in
 
 
 def places_of(facts: Mapping[str, NodeFacts]) -> dict[Run, Place]:
-    """Where each run has its slice."""
+    """Return where each run has its slice."""
     return {
         run: (name, gpu.uuid, slot)
         for name, node in facts.items()
@@ -106,7 +109,7 @@ def places_of(facts: Mapping[str, NodeFacts]) -> dict[Run, Place]:
 
 
 def view_of(
-    scene: LendingInputs,
+    inputs: LendingInputs,
     job_views: Mapping[int, JobView],
     ledger: Ledger,
     idle: Idleness,
@@ -119,18 +122,18 @@ def view_of(
     """Return what a round of lending decides on.
 
     Args:
-        ledger: after it has followed this look.
+        ledger: after it has followed this snapshot.
         barred: jobs that are not to be released now (Slurm refused it a moment ago).
     """
-    spaces, passing, places = _spaces(scene, job_views, ledger, idle)
-    pools = pools_of(scene, job_views, ledger)
+    spaces, passing, places = _spaces(inputs, job_views, ledger, idle)
+    pools = pools_of(inputs, job_views, ledger)
     return LendingView(
-        now=scene.now,
+        now=inputs.now,
         spaces=tuple(spaces),
         passing=passing,
-        starts=tuple(_starts(scene, job_views)),
+        starts=tuple(_starts(inputs, job_views)),
         elastic_jobs=tuple(_elastic_jobs(job_views, ledger, knowledge, places, pools, barred)),
-        promises=tuple(_promises(scene, job_views, ledger, places)),
+        promises=tuple(_promises(inputs, job_views, ledger, places)),
         loans=dict(ledger.open),
         job_views=job_views,
         lent=_lent(ledger),
@@ -145,27 +148,27 @@ def view_of(
 
 
 def _spaces(
-    scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, idle: Idleness
+    inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, idle: Idleness
 ) -> tuple[list[GpuCapacity], dict[tuple[str, int], int], dict[int, SlotReference]]:
-    alive = {(row.job_id, row.restarts) for row in scene.rows if row.active and row.state != "COMPLETING"}
-    unread = {row.job_id for row in scene.rows if row.unread}
-    open_nodes = {row.name for row in scene.nodes if row.open}
-    own = {row.name for row in scene.nodes if row.partitions and scene.training_only.issuperset(row.partitions)}
-    plan = scene.plan
-    promised = _promised(scene, job_views)
-    shut = {place[1] for one in (plan.reservations if plan is not None else ()) for place in one.places}
+    alive = {(row.job_id, row.restarts) for row in inputs.rows if row.active and row.state != "COMPLETING"}
+    unread = {row.job_id for row in inputs.rows if row.unread}
+    open_nodes = {row.name for row in inputs.nodes if row.open}
+    own = {row.name for row in inputs.nodes if row.partitions and inputs.training_only.issuperset(row.partitions)}
+    plan = inputs.plan
+    promised = _promised(inputs, job_views)
+    shut = {place[1] for reservation in (plan.reservations if plan is not None else ()) for place in reservation.places}
     spaces: list[GpuCapacity] = []
     passing: dict[tuple[str, int], int] = {}
     places: dict[int, SlotReference] = {}
-    for name, node in scene.facts.items():
+    for name, node in inputs.facts.items():
         held = name not in open_nodes or not node.healthy or plan is None or name not in plan.nodes
         for number, gpu in enumerate(node.gpus):
             taken, lent = _split(gpu, ledger)
-            since = idle.look(gpu.uuid, sum(slot.placement.mask for slot in taken), scene.now)
+            since = idle.update(gpu.uuid, sum(slot.placement.mask for slot in taken), inputs.now)
             if held:
                 continue
             assert plan is not None
-            extra = [slot for slot in promised.get(gpu.uuid, ()) if not any(_touch(slot, each) for each in taken)]
+            extra = [slot for slot in promised.get(gpu.uuid, ()) if not any(_touch(slot, used) for used in taken)]
             still = plan.nodes[name].fixed or gpu.uuid in shut
             reclaimed = inf if still else ledger.reclaimed.get(gpu.uuid)
             space = GpuCapacity(
@@ -181,14 +184,14 @@ def _spaces(
             )
             kept = {slot for slot, run in gpu.guests if run in alive or run[0] in unread}
             left = (slot for slot, run in gpu.leases if run not in alive and run[0] not in unread)
-            gone = sum(slot.placement.mask for slot in left if slot not in kept)
-            if gone:
-                passing[name, number] = gone
+            leaving_mask = sum(slot.placement.mask for slot in left if slot not in kept)
+            if leaving_mask:
+                passing[name, number] = leaving_mask
     return spaces, passing, places
 
 
 def _split(gpu: GpuFacts, ledger: Ledger) -> tuple[list[Slot], list[LentSlot]]:
-    """Slots of others than loans, and those of loans: of ones too that have ended unheard of by the node."""
+    """Return the slots of others than loans, and those of loans, ended ones that the node has not heard of included."""
     taken = [*gpu.zombies, *(slot for slot, run in gpu.leases if run not in ledger.runs)]
     return taken, [LentSlot(slot, run[0]) for slot, run in gpu.leases if run in ledger.runs]
 
@@ -198,34 +201,34 @@ def _is_open(run: Run, ledger: Ledger) -> bool:
     return loan is not None and loan.restart == run[1]
 
 
-def _touch(one: Slot, other: Slot) -> bool:
-    return bool(one.placement.mask & other.placement.mask)
+def _touch(slot: Slot, other: Slot) -> bool:
+    return bool(slot.placement.mask & other.placement.mask)
 
 
-def _promised(scene: LendingInputs, job_views: Mapping[int, JobView]) -> dict[str, list[Slot]]:
+def _promised(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> dict[str, list[Slot]]:
     """Free slots of supply's plan, by GPU, that waiting inference is meant to have."""
-    if scene.plan is None:
+    if inputs.plan is None:
         return {}
     need: dict[str, Counter[Profile]] = {}
-    for demand in scene.wanted:
-        placed = scene.plan.placed.get(demand.job)
+    for demand in inputs.wanted:
+        placed = inputs.plan.placed.get(demand.job)
         if placed is None or demand.job in job_views:
             continue
-        each = Counter(demand.slices)
+        by_profile = Counter(demand.slices)
         count = placed.copies * demand.nodes
         for number, node in enumerate(placed.nodes):
             # supply tells on which nodes, not how many on each: as evenly as can be
             share = (count - number + len(placed.nodes) - 1) // len(placed.nodes)
-            for profile, slices in each.items():
+            for profile, slices in by_profile.items():
                 need.setdefault(node, Counter())[profile] += slices * share
     found: dict[str, list[Slot]] = {}
     for node, counts in need.items():
-        facts, layouts = scene.facts.get(node), scene.plan.nodes.get(node)
+        facts, layouts = inputs.facts.get(node), inputs.plan.nodes.get(node)
         for gpu in facts.gpus if facts is not None and layouts is not None else ():
             assert layouts is not None
             held = [slot for slot, _ in gpu.leases] + list(gpu.zombies)
             for slot in layouts.layouts.get(gpu.uuid, ()):
-                if counts[slot.profile] > 0 and not any(_touch(slot, each) for each in held):
+                if counts[slot.profile] > 0 and not any(_touch(slot, used) for used in held):
                     counts[slot.profile] -= 1
                     found.setdefault(gpu.uuid, []).append(slot)
     return found
@@ -234,14 +237,14 @@ def _promised(scene: LendingInputs, job_views: Mapping[int, JobView]) -> dict[st
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-def _starts(scene: LendingInputs, job_views: Mapping[int, JobView]) -> list[WaitingInference]:
-    if scene.plan is None:
+def _starts(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> list[WaitingInference]:
+    if inputs.plan is None:
         return []
-    waiting = frozenset(scene.plan.waiting) - scene.plan.cramped
+    waiting = frozenset(inputs.plan.waiting) - inputs.plan.cramped
     found = []
-    for demand in scene.wanted:
+    for demand in inputs.wanted:
         if demand.job in waiting and demand.job not in job_views and demand.parts:
-            placed = scene.plan.placed.get(demand.job)
+            placed = inputs.plan.placed.get(demand.job)
             copies = demand.copies - (placed.copies if placed is not None else 0)
             found.append(WaitingInference(demand.job, demand.slices, demand.pool, demand.nodes, max(1, copies)))
     return found
@@ -261,26 +264,26 @@ class LoanPool:
     early: bool = False
 
 
-def pools_of(scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, LoanPool]:
-    """Where those that wait for a release could run, as far as Slurm lets them run at all.
+def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, LoanPool]:
+    """Return where jobs that wait for a release could run, as far as Slurm lets them run at all.
 
     Up to 23.02 slurmd often takes the next run of a job for its last one, until the credentials of that have expired:
     it starts no Prolog, so there is no slice, and the run ends at once. There a job comes back early on other nodes
     only. Where it may use no other node it is still tried, once; later it waits until Slurm's delay is over.
     """
     alike, early = [], set()
-    for row in scene.rows:
+    for row in inputs.rows:
         job_view = job_views.get(row.job_id)
         if job_view is not None and row.pending and job_view.hints.waiting and row.job_id not in ledger.open:
-            if delayed(row, ledger.past.get(row.job_id), scene.now):
+            if delayed(row, ledger.past.get(row.job_id), inputs.now):
                 early.add(row.job_id)
                 row = replace(row, reason="None")
-            elif unsaid(row, scene.now):
+            elif unsaid(row, inputs.now):
                 row = replace(row, reason="BeginTime")
             alike.append(replace(row, gres=_ANY))
         elif row.active and row.array_job is not None:
             alike.append(row)  # it counts against the limit of its array
-    found = demands(alike, scene.nodes, scene.facts.keys(), scene.now)
+    found = demands(alike, inputs.nodes, inputs.facts.keys(), inputs.now)
     pools = {
         demand.job: _pool(job_views[demand.job].row, demand.pool, ledger, early=demand.job in early)
         for demand in found
@@ -290,7 +293,7 @@ def pools_of(scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Led
 
 
 def _pool(row: JobRow, nodes: frozenset[str], ledger: Ledger, *, early: bool) -> LoanPool | None:
-    """Of the nodes on which a job could run, those for which it may be released now; None for none."""
+    """Return those of the nodes for which a job may be released now; None for none."""
     if forgets(row.gres) or not row.restarts:
         return LoanPool(nodes)
     kept = ledger.taken_for_last(row.job_id)
@@ -303,7 +306,7 @@ def _pool(row: JobRow, nodes: frozenset[str], ledger: Ledger, *, early: bool) ->
 
 
 def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:
-    """Whether nothing but Slurm's delay after a requeue keeps a job from starting."""
+    """Return whether nothing but Slurm's delay after a requeue keeps a job from starting."""
     if row.eligible is None or past is None or past.restart != row.restarts - 1:
         return False
     waits = row.reason.partition(",")[0].strip() == "BeginTime" or unsaid(row, now)
@@ -311,7 +314,7 @@ def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:
 
 
 def unsaid(row: JobRow, now: float) -> bool:
-    """Whether a job waits for its begin time and Slurm has not said so yet, as just after a requeue."""
+    """Return whether a job waits for its begin time and Slurm has not said so yet, as just after a requeue."""
     return row.reason in ("", "None") and row.eligible is not None and row.eligible > now
 
 
@@ -351,9 +354,9 @@ def _elastic_jobs(
 
 
 def _promises(
-    scene: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, places: Mapping[int, SlotReference]
+    inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, places: Mapping[int, SlotReference]
 ) -> list[PendingLoan]:
-    pools = {demand.job: demand.pool for demand in scene.wanted}
+    pools = {demand.job: demand.pool for demand in inputs.wanted}
     found = []
     for job, loan in ledger.open.items():
         if job in places or job not in job_views or loan.state in (State.WITHDRAWN, State.REQUEUED):

@@ -1,4 +1,4 @@
-"""Which stocked slice a pending piece of work goes to.
+"""Which stocked slice a pending job goes to.
 
 ELSA (Kim et al., DAC 2022, arXiv 2202.13481, the scheduler beside PARIS) estimates for every partition when it would
 finish a query, and gives the query to the smallest one that leaves slack before its deadline
@@ -42,13 +42,13 @@ more. Own work with nearly no slack so comes before others' that would cost far 
 
 @dataclass(frozen=True)
 class WorkClass:
-    """A class of work: all its pieces take equally long.
+    """A class of work: all its jobs take equally long.
 
     Attributes:
-        share: of all pieces that come, how many are of this class; only ratios matter.
-        limit_s: seconds from arrival within which a piece has to be finished.
-        seconds: what a piece takes on each kind of slice; infinite where it does not fit.
-        group: whose pieces count together when the share that was late is looked at (a model).
+        share: of all jobs that come, how many are of this class; only ratios matter.
+        limit_s: seconds from arrival within which a job has to be finished.
+        seconds: what a job takes on each kind of slice; infinite where it does not fit.
+        group: whose jobs count together when the share that was late is looked at (a model).
     """
 
     share: float
@@ -58,7 +58,7 @@ class WorkClass:
 
 
 class Waiting(NamedTuple):
-    """A piece of work that waits: when it came, its class, and what the caller knows it by."""
+    """A job that waits: when it came, its class, and what the caller knows it by."""
 
     arrived: float
     work: int
@@ -94,7 +94,7 @@ class StockCosts:
         self.rows = rows
 
     def home(self, work: int) -> int | None:
-        """The kind on which this class is cheapest within its limit; None where no stocked kind keeps it."""
+        """Return the kind on which this class is cheapest within its limit; None where no stocked kind keeps it."""
         return next(iter(self.allowed[work]), None)
 
 
@@ -112,42 +112,42 @@ class Central:
     def __len__(self) -> int:
         return len(self.late) + sum(len(queue) for queue in self._queues.values())
 
-    def arrive(self, piece: Waiting) -> int | None:
-        """A piece comes now: the kind of idle slice that it starts on at once, or None where it waits."""
-        for kind in self.board.allowed[piece.work]:
+    def arrive(self, job: Waiting) -> int | None:
+        """Take in a job; return the kind of idle slice that it starts on at once, or None where it waits."""
+        for kind in self.board.allowed[job.work]:
             if self.idle[kind]:
                 self.idle[kind] -= 1
                 return kind
-        self.wait(piece)
+        self.wait(job)
         return None
 
-    def wait(self, piece: Waiting) -> None:
-        """Put a piece with those that wait; of one class, those that came first must come first."""
-        queue = self._queues.get(piece.work)
+    def wait(self, job: Waiting) -> None:
+        """Put a job with those that wait; of one class, those that came first must come first."""
+        queue = self._queues.get(job.work)
         if queue is None:
-            self._queues[piece.work] = deque((piece,))
+            self._queues[job.work] = deque((job,))
         else:
-            queue.append(piece)
+            queue.append(job)
 
     def release(self, now: float, kind: int) -> Waiting | None:
-        """A slice falls idle: the piece that starts on it now, or None and it stays idle."""
-        piece = self._take(now, kind)
-        if piece is None:
+        """Return the job that starts on a slice that falls idle; None where the slice stays idle."""
+        job = self._take(now, kind)
+        if job is None:
             self.idle[kind] += 1
-        return piece
+        return job
 
     def start_idle(self, now: float) -> list[tuple[Waiting, int]]:
-        """Pieces that start on slices that are idle already, the cheapest kinds first."""
+        """Start jobs on slices that are idle already, the cheapest kinds first; return which on which kind."""
         started: list[tuple[Waiting, int]] = []
         for kind, count in enumerate(self.idle):
             for _ in range(count):
                 if not (self._queues or self.late):
                     return started
-                piece = self._take(now, kind)
-                if piece is None:
+                job = self._take(now, kind)
+                if job is None:
                     break
                 self.idle[kind] -= 1
-                started.append((piece, kind))
+                started.append((job, kind))
         return started
 
     def _take(self, now: float, kind: int) -> Waiting | None:
@@ -155,8 +155,8 @@ class Central:
         if self.late:
             first = self.late[0]
             limit = self.board.works[first.work].limit_s
-            if now - first.arrived > PATIENCE * limit and (piece := self._take_late(kind)):
-                return piece
+            if now - first.arrived > PATIENCE * limit and (job := self._take_late(kind)):
+                return job
         row = self.board.rows[kind]
         best, best_place, best_rank = -1, 0, math.inf
         for work, queue in self._queues.items():
@@ -177,11 +177,11 @@ class Central:
         if best < 0:
             return self._take_late(kind)
         queue = self._queues[best]
-        piece = queue[best_place]
+        job = queue[best_place]
         del queue[best_place]
         if not queue:
             del self._queues[best]
-        return piece
+        return job
 
     def _give_up(self, now: float) -> None:
         """Move what can be in time nowhere any more to the late."""
@@ -198,23 +198,23 @@ class Central:
 
     def _take_late(self, kind: int) -> Waiting | None:
         works = self.board.works
-        for i, piece in enumerate(self.late):
-            if works[piece.work].seconds[kind] < math.inf:
+        for i, job in enumerate(self.late):
+            if works[job.work].seconds[kind] < math.inf:
                 del self.late[i]
-                return piece
+                return job
         return None
 
 
 def assign(now: float, waiting: Sequence[Waiting], idle: Sequence[int], board: StockCosts) -> list[tuple[Waiting, int]]:
-    """Which pieces start on which kinds now: what a live dispatcher asks at each look at its queue.
+    """Return which jobs start on which kinds now, as a live dispatcher asks in each round.
 
     Args:
         now: the time.
-        waiting: pieces in any order, each with a name of its own.
+        waiting: jobs in any order, each with a name of its own.
         idle: idle slices of each kind; the stock of the board counts the busy ones too.
         board: costs and homes.
     """
     central = Central(board, idle)
-    for piece in sorted(waiting):
-        central.wait(piece)
+    for job in sorted(waiting):
+        central.wait(job)
     return central.start_idle(now)

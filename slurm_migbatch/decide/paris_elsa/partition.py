@@ -30,8 +30,8 @@ from slurm_migbatch.mig.layout import EMPTY, Layout
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
-PIECES: Final = 2000
-"""Pieces of work in a trial while searching."""
+TRIAL_JOBS: Final = 2000
+"""Jobs in a trial while searching."""
 MARGIN: Final = 0.8
 """Of the work that may be late only this part may be so in trials: a cut that just keeps the bound on one short stream
 breaks it on another."""
@@ -52,7 +52,7 @@ class Cut:
     Attributes:
         kinds: the profiles that counts speak of.
         gpus: for each GPU, how many slices of each kind.
-        rate: the latency-bounded rate that the trials found, in pieces of work a second; 0 where not tried.
+        rate: the latency-bounded rate that the trials found, in jobs a second; 0 where not tried.
         origin: which candidate it came from.
     """
 
@@ -67,7 +67,7 @@ class Cut:
         return total(self.gpus, len(self.kinds))
 
     def layouts(self, geometry: Geometry) -> tuple[Layout, ...]:
-        """Legal places for the slices of each GPU."""
+        """Return legal places for the slices of each GPU."""
         return tuple(
             plan_free(geometry, EMPTY, [k for k, n in zip(self.kinds, counts, strict=True) for _ in range(n)])
             for counts in self.gpus
@@ -75,7 +75,7 @@ class Cut:
 
 
 def total(gpus: Iterable[Counts], kinds: int) -> Counts:
-    """Slices of each kind on all these GPUs."""
+    """Count the slices of each kind on all these GPUs."""
     counts = [0] * kinds
     for gpu in gpus:
         for k, n in enumerate(gpu):
@@ -84,30 +84,30 @@ def total(gpus: Iterable[Counts], kinds: int) -> Counts:
 
 
 def ways(geometry: Geometry, kinds: Sequence[Profile]) -> tuple[Counts, ...]:
-    """Every way to fill one GPU, as counts in the order of `kinds`; no slice could be added to any."""
+    """Return every way to fill one GPU, as counts in the order of `kinds`; no slice could be added to any."""
     return bundles(geometry, tuple(kinds))
 
 
 def homogeneous(geometry: Geometry, kinds: Sequence[Profile], gpus: int) -> list[Cut]:
-    """One cut for each kind, with as many slices of it as each GPU can hold and nothing else."""
+    """Return one cut for each kind, with as many slices of it as each GPU can hold and nothing else."""
     cuts = []
     for k, kind in enumerate(kinds):
         n = max(n for n in range(geometry.info(kind).max_instances + 1) if holds(geometry, [kind] * n))
-        one = tuple(n if i == k else 0 for i in range(len(kinds)))
-        cuts.append(Cut(tuple(kinds), (one,) * gpus, origin=f"only {kind}"))
+        counts = tuple(n if i == k else 0 for i in range(len(kinds)))
+        cuts.append(Cut(tuple(kinds), (counts,) * gpus, origin=f"only {kind}"))
     return cuts
 
 
 @dataclass(frozen=True)
 class Flow:
-    """The highest rate of work that a cut can carry if arrivals were even: `rate` pieces a second, ways by number."""
+    """The highest rate of work that a cut can carry if arrivals were even: `rate` jobs a second, ways by number."""
 
     rate: float
     ways: tuple[float, ...]
 
 
 def flow(works: Sequence[WorkClass], ways: Sequence[Counts], gpus: int, *, whole: bool, late: float = 0.0) -> Flow:
-    """The best flow over all ways to cut the GPUs.
+    """Return the best flow over all ways to cut the GPUs.
 
         maximise   r
         such that  sum_k x_ck + z_ck = r share_c                     for each class c
@@ -184,10 +184,10 @@ def partition(
     gpus: int,
     *,
     seed: int = 0,
-    pieces: int = PIECES,
+    job_count: int = TRIAL_JOBS,
     neighbours: int = NEIGHBOURS,
 ) -> Cut:
-    """The cut of the GPUs with the highest latency-bounded rate that the search finds; see the module.
+    """Return the cut of the GPUs with the highest latency-bounded rate that the search finds; see the module.
 
     Args:
         geometry: of every GPU.
@@ -195,13 +195,13 @@ def partition(
         works: classes of work, their seconds in the order of `kinds`.
         gpus: how many GPUs; the search is meant for up to a few dozen that serve the same models.
         seed: of the arrivals in the trials.
-        pieces: of work in one trial.
+        job_count: jobs in one trial.
         neighbours: most neighbours that are tried.
     """
     possible = ways(geometry, kinds)
     prices = [float(kind.compute) for kind in kinds]
     chance = np.random.Generator(np.random.PCG64(seed))
-    arrivals = stream(works, pieces, chance, allowed=MARGIN * ALLOWED, exact=True)
+    arrivals = stream(works, job_count, chance, allowed=MARGIN * ALLOWED, exact=True)
     judge = _Judge(works, prices, arrivals)
     candidates = [*homogeneous(geometry, kinds, gpus)]
     for late, origin in ((0.0, "flow"), (MARGIN * ALLOWED, "flow with late work")):
@@ -227,7 +227,7 @@ class _Judge:
         self.works, self.prices, self.arrivals = works, prices, arrivals
 
     def rate(self, stock: Counts, guess: float, must_beat: float) -> float:
-        """The latency-bounded rate, or 0 where it is clearly no better than `must_beat`."""
+        """Return the latency-bounded rate, or 0 where it is clearly no better than `must_beat`."""
         board = StockCosts(self.works, self.prices, stock)
         if must_beat and central(board, self.arrivals, must_beat * GAIN) is None:
             return 0.0
@@ -260,6 +260,6 @@ def _climb(cut: Cut, possible: Sequence[Counts], judge: _Judge, tried: dict[Coun
 
 
 def _moves(possible: Sequence[Counts]) -> list[tuple[Counts, Counts]]:
-    """From one way to another, those that change few slices first."""
+    """Return the changes from one way to another, those of few slices first."""
     changed = [(sum(abs(m - n) for m, n in zip(a, b, strict=True)), a, b) for a in possible for b in possible]
     return [(a, b) for distance, a, b in sorted(changed) if distance]

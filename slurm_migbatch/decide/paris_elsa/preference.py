@@ -33,7 +33,7 @@ PATIENCE: Final = 2.0
 """Work is wanted done within so many times what it takes where it takes longest."""
 GPUS: Final = 8
 """GPUs for which the mix is sought; more of a kind are cut in the same way."""
-PIECES: Final = 400
+TRIAL_JOBS: Final = 400
 NEIGHBOURS: Final = 8
 MOST_KINDS: Final = 6
 """Profiles of one kind of GPU among which the mix is sought, those with most work."""
@@ -51,7 +51,7 @@ class Class:
 
 
 def preference(gpus: Mapping[Geometry, int], classes: Sequence[Class], *, seed: int = 0) -> tuple[Profile, ...]:
-    """The order in which free space is best filled; empty where nothing is known that these GPUs could serve.
+    """Return the order in which free space is best filled; empty where these GPUs could serve nothing known.
 
     Args:
         gpus: how many of each kind there are; profiles of one kind mean nothing to another.
@@ -63,17 +63,21 @@ def preference(gpus: Mapping[Geometry, int], classes: Sequence[Class], *, seed: 
 
 
 def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int) -> tuple[Profile, ...]:
-    mine = [each for each in classes if each.profile in geometry and each.count > 0 and each.seconds > 0]
-    kinds = _kinds(mine)
+    fitting = [
+        job_class
+        for job_class in classes
+        if job_class.profile in geometry and job_class.count > 0 and job_class.seconds > 0
+    ]
+    kinds = _kinds(fitting)
     works: list[WorkClass] = []
-    for each in mine:
-        if each.profile in kinds:
-            seconds = tuple(each.seconds if kind == each.profile else math.inf for kind in kinds)
-            works.append(WorkClass(each.count, PATIENCE * each.seconds, seconds, len(works)))
+    for job_class in fitting:
+        if job_class.profile in kinds:
+            seconds = tuple(job_class.seconds if kind == job_class.profile else math.inf for kind in kinds)
+            works.append(WorkClass(job_class.count, PATIENCE * job_class.seconds, seconds, len(works)))
     if not works:
         return ()
-    cut = partition(geometry, kinds, works, gpus, seed=seed, pieces=PIECES, neighbours=NEIGHBOURS)
-    arrivals = stream(works, PIECES, np.random.Generator(np.random.PCG64(seed + 1)), exact=True)
+    cut = partition(geometry, kinds, works, gpus, seed=seed, job_count=TRIAL_JOBS, neighbours=NEIGHBOURS)
+    arrivals = stream(works, TRIAL_JOBS, np.random.Generator(np.random.PCG64(seed + 1)), exact=True)
     prices = [float(kind.compute) for kind in kinds]
     best: tuple[Profile, ...] = ()
     best_rate = 0.0
@@ -87,15 +91,17 @@ def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int) -
 
 
 def _kinds(classes: Sequence[Class]) -> list[Profile]:
-    """The profiles on which there is most work, ascending."""
+    """Return the profiles on which there is most work, ascending."""
     load: dict[Profile, float] = {}
-    for each in classes:
-        load[each.profile] = load.get(each.profile, 0.0) + each.count * each.seconds * each.profile.compute
+    for job_class in classes:
+        load[job_class.profile] = (
+            load.get(job_class.profile, 0.0) + job_class.count * job_class.seconds * job_class.profile.compute
+        )
     return sorted(sorted(load, key=lambda profile: (-load[profile], profile))[:MOST_KINDS])
 
 
 def _candidates(cut: Cut, works: Sequence[WorkClass]) -> list[tuple[Profile, ...]]:
-    """Orders that follow the mix of all GPUs, of one of them (the most frequent first), and of the load itself."""
+    """Return orders that follow the mix of all GPUs, of one (the most frequent first), and of the load itself."""
     ways = sorted(set(cut.gpus), key=lambda way: (-cut.gpus.count(way), way))
     load = [sum(w.share * w.seconds[k] for w in works if w.seconds[k] < math.inf) for k in range(len(cut.kinds))]
     mixes: list[Sequence[float]] = [cut.stock, *ways, load]
@@ -104,8 +110,10 @@ def _candidates(cut: Cut, works: Sequence[WorkClass]) -> list[tuple[Profile, ...
 
 
 def _sequence(kinds: Sequence[Profile], mix: Sequence[float]) -> tuple[Profile, ...]:
-    """Profiles in turn, each as often as the mix says (by the highest averages, the larger first where they are
-    equal)."""
+    """Return profiles in turn, each as often as the mix says.
+
+    By the method of highest averages; of equals the larger first.
+    """
     least = min((n for n in mix if n > 0), default=0.0)
     length = min(LONGEST, sum(round(n / least) for n in mix)) if least else 0
     given = [0] * len(mix)

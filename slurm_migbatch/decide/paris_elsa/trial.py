@@ -1,8 +1,8 @@
 """Short trials of a stream of work on a stock of slices: who judges partitions, and what the experiment measures.
 
 A stream is drawn once, with gaps of mean 1, and squeezed to any rate, so that every stock and every rate meets the same
-pieces of work. The **latency-bounded rate** is the highest at which no group of work has more than its allowed share of
-pieces late (`ALLOWED` keeps the 95th percentile of latency within the limit) and no piece takes more than `WORST`
+jobs. The **latency-bounded rate** is the highest at which no group of work has more than its allowed share of
+jobs late (`ALLOWED` keeps the 95th percentile of latency within the limit) and no job takes more than `WORST`
 limits (nobody is starved to reach it).
 """
 
@@ -26,7 +26,7 @@ LARGEST_STEP: Final = 1e4
 
 @dataclass(frozen=True)
 class Stream:
-    """Pieces of work in the order of arrival: cumulated gaps of mean 1, and classes. Of each group the pieces that may
+    """Jobs in the order of arrival: cumulated gaps of mean 1, and classes. Of each group the jobs that may
     be late."""
 
     times: tuple[float, ...]
@@ -34,35 +34,35 @@ class Stream:
     may_be_late: tuple[int, ...]
 
     def at(self, rate: float) -> list[float]:
-        """Times of arrival in seconds, at so many pieces a second."""
+        """Return the times of arrival in seconds, at so many jobs a second."""
         return [time / rate for time in self.times]
 
 
 def stream(
     works: Sequence[WorkClass],
-    pieces: int,
+    job_count: int,
     chance: np.random.Generator,
     *,
     allowed: float = ALLOWED,
     exact: bool = False,
 ) -> Stream:
-    """Poisson arrivals of classes by their shares.
+    """Draw Poisson arrivals of classes by their shares.
 
     Args:
         works: the classes.
-        pieces: how many.
+        job_count: how many jobs.
         chance: where gaps and classes come from.
-        allowed: the share of each group's pieces that may be late.
+        allowed: the share of each group's jobs that may be late.
         exact: each class comes as often as its share says, in random order, so that a short stream has the right mix.
     """
     shares = np.array([work.share for work in works], dtype=np.float64)
     shares /= shares.sum()
-    times = np.cumsum(chance.exponential(size=pieces))
+    times = np.cumsum(chance.exponential(size=job_count))
     if exact:
-        edges = np.rint(np.cumsum(shares) * pieces).astype(int)
+        edges = np.rint(np.cumsum(shares) * job_count).astype(int)
         drawn = chance.permutation(np.repeat(np.arange(len(works)), np.diff(edges, prepend=0)))
     else:
-        drawn = chance.choice(len(works), p=shares, size=pieces)
+        drawn = chance.choice(len(works), p=shares, size=job_count)
     counts = np.bincount(np.array([work.group for work in works])[drawn])
     return Stream(tuple(times.tolist()), tuple(drawn.tolist()), tuple(int(allowed * count) for count in counts))
 
@@ -71,7 +71,7 @@ class Trial(Protocol):
     """One way to dispatch."""
 
     def __call__(self, board: StockCosts, stream: Stream, rate: float, /) -> list[float] | None:
-        """Latency over limit of each piece in order of arrival, or None as soon as the bounds cannot hold."""
+        """Return latency over limit of each job in order of arrival, or None as soon as the bounds cannot hold."""
         ...
 
 
@@ -84,7 +84,7 @@ class Latencies:
         self.lost = False
 
     def note(self, index: int, work: WorkClass, latency: float) -> None:
-        """A piece is done, so many seconds after it came."""
+        """Note that a job is done, so many seconds after it came."""
         relative = latency / work.limit_s
         self.latencies[index] = relative
         if relative > 1 + 1e-9:
@@ -93,45 +93,45 @@ class Latencies:
                 self.lost = True
 
     def result(self) -> list[float] | None:
-        """What a trial returns."""
+        """Return latency over limit of each job; None where the bounds do not hold."""
         return None if self.lost or math.inf in self.latencies else self.latencies
 
 
 def central(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
-    """`assignment.Central`."""
+    """Play the arrivals with `assignment.Central`; see `Trial`."""
     works, ledger, queue = board.works, Latencies(stream), Central(board)
     busy: list[tuple[float, int]] = []
 
-    def start(piece: Waiting, kind: int, now: float) -> None:
-        work = works[piece.work]
+    def start(job: Waiting, kind: int, now: float) -> None:
+        work = works[job.work]
         finish = now + work.seconds[kind]
-        ledger.note(piece.name, work, finish - piece.arrived)
+        ledger.note(job.name, work, finish - job.arrived)
         heapq.heappush(busy, (finish, kind))
 
     def advance(until: float) -> None:
         while busy and busy[0][0] <= until and not ledger.lost:
             now, kind = heapq.heappop(busy)
-            piece = queue.release(now, kind)
-            if piece is not None:
-                start(piece, kind, now)
+            job = queue.release(now, kind)
+            if job is not None:
+                start(job, kind, now)
             elif queue.late:
-                for piece, other in queue.start_idle(now):
-                    start(piece, other, now)
+                for job, other in queue.start_idle(now):
+                    start(job, other, now)
 
     for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
         advance(now)
         if ledger.lost:
             return None
-        piece = Waiting(now, number, index)
-        kind = queue.arrive(piece)
+        job = Waiting(now, number, index)
+        kind = queue.arrive(job)
         if kind is not None:
-            start(piece, kind, now)
+            start(job, kind, now)
     advance(math.inf)
     return ledger.result()
 
 
 def bounded_rate(trial: Trial, board: StockCosts, stream: Stream, guess: float, precision: float = 0.005) -> float:
-    """The latency-bounded rate in pieces a second, by bisection from a first guess; 0 where none is found.
+    """Return the latency-bounded rate in jobs a second, by bisection from a guess; 0 where none is found.
 
     Sampled lateness is not quite monotonous in the rate: what is returned is a rate that holds, next to one (larger by
     the precision at most) that does not.

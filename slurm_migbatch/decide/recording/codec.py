@@ -112,9 +112,9 @@ class Codec:
         """Return how each field of a dataclass is written."""
         hints = get_type_hints(kind)
         return {
-            one.name: self.codes(hints[one.name])
-            for one in dataclasses.fields(kind)
-            if (kind, one.name) not in self._omit
+            field.name: self.codes(hints[field.name])
+            for field in dataclasses.fields(kind)
+            if (kind, field.name) not in self._omit
         }
 
     def codes(self, hint: Any) -> Codes:
@@ -156,7 +156,7 @@ class Codec:
         raise TypeError(f"no way is known to write {_shown(kind)}")
 
     def _value(self, kind: type) -> Codes:
-        """Layouts and grants, which check what they are made of."""
+        """Return the codes of layouts and grants, which check what they are made of."""
         if kind is Layout:
             slots = self.codes(tuple[Slot, ...])
             return Codes(lambda value: slots.encode(value.slots), lambda data: Layout(slots.decode(data)))
@@ -169,10 +169,10 @@ class Codec:
     def _union(self, args: tuple[Any, ...]) -> Codes:
         kinds = [kind for kind in args if kind is not type(None)]
         if len(kinds) == 1:
-            one = self.codes(kinds[0])
+            inner = self.codes(kinds[0])
             return Codes(
-                lambda value: None if value is None else one.encode(value),
-                lambda data: None if data is None else one.decode(data),
+                lambda value: None if value is None else inner.encode(value),
+                lambda data: None if data is None else inner.decode(data),
             )
         by_name = {kind.__name__: self.codes(kind) for kind in kinds}
 
@@ -190,57 +190,58 @@ class Codec:
             return self._sequence(args[0], tuple)
         parts = [self.codes(part) for part in args]
         return Codes(
-            lambda value: [part.encode(each) for part, each in zip(parts, value, strict=True)],
-            lambda data: tuple(part.decode(each) for part, each in zip(parts, _list(data), strict=True)),
+            lambda value: [part.encode(item) for part, item in zip(parts, value, strict=True)],
+            lambda data: tuple(part.decode(item) for part, item in zip(parts, _list(data), strict=True)),
         )
 
     def _named_tuple(self, kind: type) -> Codes:
         hints = get_type_hints(kind)
         parts = [self.codes(hints[name]) for name in kind._fields]  # type: ignore[attr-defined]
         return Codes(
-            lambda value: [part.encode(each) for part, each in zip(parts, value, strict=True)],
-            lambda data: kind(*(part.decode(each) for part, each in zip(parts, _list(data), strict=True))),
+            lambda value: [part.encode(item) for part, item in zip(parts, value, strict=True)],
+            lambda data: kind(*(part.decode(item) for part, item in zip(parts, _list(data), strict=True))),
         )
 
     def _sequence(self, part: Any, kind: Convert) -> Codes:
-        one = self.codes(part)
+        inner = self.codes(part)
         return Codes(
-            lambda value: [one.encode(each) for each in value], lambda data: kind(one.decode(e) for e in _list(data))
+            lambda value: [inner.encode(item) for item in value],
+            lambda data: kind(inner.decode(e) for e in _list(data)),
         )
 
     def _set(self, part: Any, kind: Convert) -> Codes:
-        one = self.codes(part)
+        inner = self.codes(part)
         return Codes(
-            lambda value: sorted((one.encode(each) for each in value), key=canonical),
-            lambda data: kind(one.decode(each) for each in _list(data)),
+            lambda value: sorted((inner.encode(item) for item in value), key=canonical),
+            lambda data: kind(inner.decode(item) for item in _list(data)),
         )
 
     def _mapping(self, key: Any, value: Any, kind: Convert) -> Codes:
         keys, values = self.codes(key), self.codes(value)
         if key is str:
             return Codes(
-                lambda mapping: {name: values.encode(each) for name, each in mapping.items()},
-                lambda data: kind({name: values.decode(each) for name, each in _object(data).items()}),
+                lambda mapping: {name: values.encode(item) for name, item in mapping.items()},
+                lambda data: kind({name: values.decode(item) for name, item in _object(data).items()}),
             )
         return Codes(
-            lambda mapping: [[keys.encode(name), values.encode(each)] for name, each in mapping.items()],
-            lambda data: kind({keys.decode(name): values.decode(each) for name, each in _list(data)}),
+            lambda mapping: [[keys.encode(name), values.encode(item)] for name, item in mapping.items()],
+            lambda data: kind({keys.decode(name): values.decode(item) for name, item in _list(data)}),
         )
 
     def _dataclass(self, kind: type) -> Codes:
         fields = self.fields(kind)
-        defaults = {one.name: _default(one) for one in dataclasses.fields(kind) if one.name in fields}
+        defaults = {field.name: _default(field) for field in dataclasses.fields(kind) if field.name in fields}
 
         def encode(value: Any) -> Json:
             row = {}
             for name, field in fields.items():
-                each, default = getattr(value, name), defaults[name]
-                if each is not default and (type(each) is not type(default) or each != default):
-                    row[name] = field.encode(each)
+                content, default = getattr(value, name), defaults[name]
+                if content is not default and (type(content) is not type(default) or content != default):
+                    row[name] = field.encode(content)
             return row
 
         def decode(data: Json) -> Any:
-            return kind(**{n: fields[n].decode(each) for n, each in _object(data).items() if n in fields})
+            return kind(**{n: fields[n].decode(item) for n, item in _object(data).items() if n in fields})
 
         return Codes(encode, decode)
 
@@ -289,11 +290,11 @@ def _as_number(data: Json) -> float:
 
 
 def _plain(value: Any) -> Json:
-    """Values of the record, of which only JSON's types are known."""
+    """Return a value of the record as JSON's types."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, Enum):
         return _plain(value.value)
     if isinstance(value, float) and not math.isfinite(value):

@@ -39,8 +39,8 @@ class Delta(Generic[K]):
         """Return what changed since the last call; empty where nothing did."""
         before, self._last = self._last, dict(now)
         found: dict[str, Any] = {}
-        if gone := [key for key in before if key not in now]:
-            found["gone"] = gone
+        if removed := [key for key in before if key not in now]:
+            found["gone"] = removed
         new, changed = [], []
         for key, value in now.items():
             old = before.get(key)
@@ -100,7 +100,7 @@ class Delta(Generic[K]):
 
 
 def _moved(before: Sequence[K], now: Sequence[K]) -> list[list[Any]]:
-    """Keys that do not stand where the old order has them, with their new index, ascending."""
+    """Return the keys that do not stand where the old order has them, with their new index, ascending."""
     if before == now:
         return []
     place = {key: index for index, key in enumerate(before)}
@@ -109,7 +109,7 @@ def _moved(before: Sequence[K], now: Sequence[K]) -> list[list[Any]]:
 
 
 def _longest_rising(numbers: Sequence[int | None]) -> set[int]:
-    """Indices of a longest rising subsequence; None is no part of any."""
+    """Return indices of a longest rising subsequence; None is no part of any."""
     ends: list[int] = []  # of the rising subsequences of each length, the least number that one ends in
     last: list[int] = []  # and its index
     previous: dict[int, int] = {}

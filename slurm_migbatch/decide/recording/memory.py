@@ -137,10 +137,10 @@ def take(memory: DecisionMemory) -> State:
     return _taken(memory)
 
 
-def _taken(thing: Any) -> State:
-    if isinstance(thing, LevelGaps):
-        return _taken_gaps(thing)
-    return {name: _copied(getattr(thing, name)) for name in REMEMBERED[type(thing)]}
+def _taken(remembered: Any) -> State:
+    if isinstance(remembered, LevelGaps):
+        return _taken_gaps(remembered)
+    return {name: _copied(getattr(remembered, name)) for name in REMEMBERED[type(remembered)]}
 
 
 def _copied(value: Any) -> Any:
@@ -148,14 +148,14 @@ def _copied(value: Any) -> Any:
         return _taken(value)
     if isinstance(value, dict):
         copy = value.copy()
-        if any(isinstance(each, (dict, list, set)) or type(each) in REMEMBERED for each in copy.values()):
-            copy.update({key: _copied(each) for key, each in copy.items()})
+        if any(isinstance(item, (dict, list, set)) or type(item) in REMEMBERED for item in copy.values()):
+            copy.update({key: _copied(item) for key, item in copy.items()})
         return copy
     return value.copy() if isinstance(value, (set, list)) else value
 
 
 def _taken_gaps(gaps: LevelGaps) -> State:
-    """Parts of a day that are over do not change any more, and there are many."""
+    """Return the state of the gaps; only the newest part of a day still changes, so only it is copied."""
     state = {name: getattr(gaps, name) for name in REMEMBERED[LevelGaps]}
     state["_since"] = state["_since"].copy()
     parts = state["_parts"] = dict(state["_parts"])
@@ -191,19 +191,19 @@ def restore(data: Json, memory: DecisionMemory, codec: Codec) -> None:
     _restore(data, memory, codec)
 
 
-def _restore(data: Json, thing: Any, codec: Codec) -> None:
+def _restore(data: Json, remembered: Any, codec: Codec) -> None:
     if not isinstance(data, dict):
         raise CodecError("what was remembered is missing")
     data = current(data)
-    for name, hint in REMEMBERED[type(thing)].items():
+    for name, hint in REMEMBERED[type(remembered)].items():
         if name not in data:
             continue
         if hint in REMEMBERED:
-            _restore(data[name], getattr(thing, name), codec)
+            _restore(data[name], getattr(remembered, name), codec)
         elif hint == dict[Profile, LevelGaps]:
-            setattr(thing, name, _restored_gaps(data[name], thing, codec))
+            setattr(remembered, name, _restored_gaps(data[name], remembered, codec))
         else:
-            setattr(thing, name, codec.decode(data[name], hint))
+            setattr(remembered, name, codec.decode(data[name], hint))
 
 
 def _restored_gaps(data: Json, expected: Expectation, codec: Codec) -> dict[Profile, LevelGaps]:

@@ -137,15 +137,15 @@ class _Mask:
     # -- names and texts -------------------------------------------------------------------------------------------
 
     def host(self, name: str) -> str:
-        """A host."""
+        """Replace the name of a host."""
         return self._names.of("host", name)
 
     def hosts(self, mapping: Mapping[str, T]) -> dict[str, T]:
-        """A mapping by host."""
+        """Replace the hosts that are keys of a mapping."""
         return {self.host(name): value for name, value in mapping.items()}
 
     def comment(self, comment: str) -> str:
-        """A comment: the hints and what the filter wrote stay, of other text the kind of its characters."""
+        """Replace a comment: hints and what the filter wrote stay, of other text the kind of its characters."""
         marker = _MARKER.search(comment)
         text, rest = (comment, "") if marker is None else (comment[: marker.start()], marker[0])
         text, nodes = excluding.split(text)
@@ -161,7 +161,7 @@ class _Mask:
     # -- what was seen ---------------------------------------------------------------------------------------------
 
     def round(self, known: RecordedRound) -> RecordedRound:
-        """A round."""
+        """Replace the names in a round."""
         seen = known.snapshot
         snapshot = replace(
             seen,
@@ -176,14 +176,14 @@ class _Mask:
         if "orders" in actions:
             actions["orders"] = [self.order_key(key) for key in actions["orders"]]
         outcomes = RecordedOutcomes(
-            tuple(_told(done, done.key) for done in known.outcomes.dispatch),
-            tuple(_told(done, self.order_key(done.key)) for done in known.outcomes.lending),
+            tuple(_settled(done, done.key) for done in known.outcomes.dispatch),
+            tuple(_settled(done, self.order_key(done.key)) for done in known.outcomes.lending),
             known.outcomes.unsaved,
         )
         return RecordedRound(snapshot, actions, self.hosts(known.offers), {}, outcomes)
 
     def job(self, row: JobRow) -> JobRow:
-        """A job."""
+        """Replace the names in a job."""
         reason = "" if row.unread else re.split("[,:]", row.reason)[0]
         try:
             requested = ",".join(self.host(name) for name in expand(row.requested_nodes))
@@ -205,19 +205,21 @@ class _Mask:
         )
 
     def node(self, row: NodeRow) -> NodeRow:
-        """A node; why it is drained is somebody's text."""
-        features = {_NODE_FEATURE.sub(lambda found: NODE_FEATURE + self.host(found[1]), word) for word in row.features}
+        """Replace the names in a node, and the text that says why it is drained."""
+        features = {
+            _NODE_FEATURE.sub(lambda found: NODE_FEATURE + self.host(found[1]), feature) for feature in row.features
+        }
         reservations = frozenset(self._names.of("reservation", name) for name in row.reservations)
         name = self.host(row.name)
         return replace(row, name=name, reason="", features=frozenset(features), reservations=reservations)
 
     def past(self, past: LendingPast) -> LendingPast:
-        """What the record knew."""
+        """Replace the names in what the record knew."""
         loans = [self.loan(loan).row() for row in past.loans if (loan := Loan.from_row(row)) is not None]
         return replace(past, loans=loans, actions=())
 
     def loan(self, loan: Loan) -> Loan:
-        """A loan."""
+        """Replace the names in a loan."""
         return replace(
             loan,
             uid=self._names.number(loan.uid),
@@ -229,7 +231,7 @@ class _Mask:
         )
 
     def order_key(self, key: Json) -> Json:
-        """What an order asks for."""
+        """Replace the host in what an order asks for."""
         if not isinstance(key, list) or len(key) <= _HOST_IN_ORDER:
             raise CodecError("an order that is none")
         away = sorted(self.host(str(name)) for name in key[_HOST_IN_ORDER + 1 :])
@@ -238,7 +240,7 @@ class _Mask:
     # -- what was remembered ---------------------------------------------------------------------------------------
 
     def settings(self, settings: Settings) -> Settings:
-        """Settings name accounts."""
+        """Replace the names of accounts in settings."""
         lending = settings.lending
         if lending is None:
             return settings
@@ -246,11 +248,11 @@ class _Mask:
         return replace(settings, lending=replace(lending, rules=replace(lending.rules, quota=quota)))
 
     def memory(self, state: State) -> State:
-        """What `memory_state.take` returns."""
+        """Replace the names in what `memory_state.take` returns."""
         supply, dispatch, lending = state["supply"], state["dispatch"], state["lending"]
         supply = {
             **supply,
-            "reservations": tuple(self._reservation(one) for one in supply["reservations"]),
+            "reservations": tuple(self._reservation(reservation) for reservation in supply["reservations"]),
             "standing": {
                 job: (tuple(self.host(name) for name in nodes), tasks, since)
                 for job, (nodes, tasks, since) in supply["standing"].items()
@@ -286,8 +288,10 @@ class _Mask:
             "lending": {**lending, "ledger": ledger, "slice_sharing": shared},
         }
 
-    def _reservation(self, one: Reservation) -> Reservation:
-        return replace(one, places=tuple((self.host(node), gpu, slot) for node, gpu, slot in one.places))
+    def _reservation(self, reservation: Reservation) -> Reservation:
+        return replace(
+            reservation, places=tuple((self.host(node), gpu, slot) for node, gpu, slot in reservation.places)
+        )
 
     def _promise(self, key: str) -> str:
         comment, at, partition = key.rpartition("@")
@@ -305,12 +309,12 @@ class _Mask:
 
 
 def _blank(text: str) -> str:
-    """As long as `text`, with as many characters that hints cannot have."""
+    """Return text as long as `text`, with as many characters that hints cannot have."""
     kept = (c if _PLAIN.match(c) else "x" if c.isascii() and c.isalnum() else "?" for c in text)
     return "".join(kept)
 
 
-def _told(done: Done, key: Json) -> Done:
+def _settled(done: Done, key: Json) -> Done:
     return replace(done, key=key, error="refused" if done.error else "")
 
 
@@ -323,9 +327,11 @@ def _answers(answers: Answers) -> Answers:
 def _decision(row: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"chosen": row.get("chosen")}
     for part, names in _DECISION.items():
-        told = row.get(part)
-        if isinstance(told, dict):
-            found[part] = {name: told[name] for name in sorted(names & told.keys())}
-    candidates = [one for one in row.get("candidates") or () if isinstance(one, dict)]
-    found["candidates"] = [{name: one[name] for name in sorted(_CANDIDATE & one.keys())} for one in candidates]
+        content = row.get(part)
+        if isinstance(content, dict):
+            found[part] = {name: content[name] for name in sorted(names & content.keys())}
+    candidates = [candidate for candidate in row.get("candidates") or () if isinstance(candidate, dict)]
+    found["candidates"] = [
+        {name: candidate[name] for name in sorted(_CANDIDATE & candidate.keys())} for candidate in candidates
+    ]
     return found

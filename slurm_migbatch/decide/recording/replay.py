@@ -104,8 +104,8 @@ def _decided(
     settle(known.outcomes.on(decision, settings, snapshot.now), decision.memory, settings)
     actions, offers, reasons = actions_of(decision), offers_of(decision), reasons_of(decision)
     differences = [
-        Difference(what, "", then, now, _why(then, known.reasons), _why(now, reasons))
-        for what, then, now in _unequal(known.actions, actions)
+        Difference(name, "", then, now, _why(then, known.reasons), _why(now, reasons))
+        for name, then, now in _unequal(known.actions, actions)
     ]
     differences += [Difference("offer", node, then, now) for node, then, now in _unequal(known.offers, offers)]
     predictions = snapshot.predictions
@@ -115,10 +115,10 @@ def _decided(
 
 def _unequal(then: Mapping[str, Json], now: Mapping[str, Json]) -> list[tuple[str, Json, Json]]:
     pairs = [(name, then.get(name), now.get(name)) for name in sorted({*then, *now})]
-    return [(name, one, other) for name, one, other in pairs if canonical(one) != canonical(other)]
+    return [(name, before, after) for name, before, after in pairs if canonical(before) != canonical(after)]
 
 
 def _why(actions: Json, reasons: Mapping[str, str]) -> tuple[str, ...]:
-    """The reasons of a list of actions, of those that have any; see `order_key` and `change_key`."""
+    """Return the reasons of those of a list of actions that have any; see `order_key` and `change_key`."""
     jobs = [str(action[1]) for action in actions or () if isinstance(action, list) and len(action) > 1]
     return tuple(f"job {job}: {reasons[job]}" for job in jobs if job in reasons)

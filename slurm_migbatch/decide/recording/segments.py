@@ -307,7 +307,7 @@ class _Tables:
         return self.geometries[number]
 
     def with_geometries(self, entry: dict[str, Json]) -> dict[str, Json]:
-        """The entry with the geometries that it is the first to name."""
+        """Return the entry with the geometries that it is the first to name."""
         new, self.written = self.geometries[self.written :], len(self.geometries)
         return {"geometries": [geometry.to_dict() for geometry in new], **entry} if new else entry
 
@@ -362,13 +362,15 @@ class SegmentWriter:
             tables.version, tables.answers = version, {}
             found["version"] = version
         answers = []
-        for one in asked:
-            key = one.kind, one.hints, one.partition
+        for question in asked:
+            key = question.kind, question.hints, question.partition
             if key not in tables.answers:
-                tables.answers[key] = one.answer
-                question, answer = _QUESTIONS[one.kind]
-                told = tables.codec.encode(one.answer, answer)
-                answers.append([one.kind, tables.codec.encode(one.hints, question), one.partition, told])
+                tables.answers[key] = question.answer
+                question_kind, answer_kind = _QUESTIONS[question.kind]
+                encoded = tables.codec.encode(question.answer, answer_kind)
+                answers.append(
+                    [question.kind, tables.codec.encode(question.hints, question_kind), question.partition, encoded]
+                )
         return {**found, "answers": answers} if answers else found
 
 
@@ -394,8 +396,8 @@ class SegmentReader:
         memory, data = DecisionMemory(settings), self.segment.memory
         if data is None:
             return memory
-        mine, other = self.segment.settings.lending, settings.lending
-        if mine is not None and other is not None and mine.day_s != other.day_s and isinstance(data, dict):
+        recorded, wanted = self.segment.settings.lending, settings.lending
+        if recorded is not None and wanted is not None and recorded.day_s != wanted.day_s and isinstance(data, dict):
             # minutes of a day of another length say nothing
             data = {**data, "lending": {k: v for k, v in data.get("lending", {}).items() if k != "expected"}}
         memory_state.restore(data, memory, self._tables.codec)
@@ -434,10 +436,10 @@ class SegmentReader:
         """Return what a round was the first to ask."""
         return [
             Asked(kind, self._tables.codec.decode(hints, _QUESTIONS[kind][0]), partition, answer)
-            for kind, hints, partition, answer in self._told(entry.get("asked", {}))
+            for kind, hints, partition, answer in self._decoded(entry.get("asked", {}))
         ]
 
-    def _told(self, data: Json) -> list[tuple[str, Any, str, Any]]:
+    def _decoded(self, data: Json) -> list[tuple[str, Any, str, Any]]:
         found = self._tables.codec.decode(data.get("answers", []), list[tuple[str, Any, str, Any]])
         if any(kind not in _QUESTIONS for kind, _, _, _ in found):
             raise CodecError("a question that is not known")
@@ -447,7 +449,7 @@ class SegmentReader:
         tables = self._tables
         if "version" in data:
             tables.version, tables.answers = str(data["version"]), {}
-        for kind, hints, partition, answer in self._told(data):
+        for kind, hints, partition, answer in self._decoded(data):
             tables.answers[kind, tables.codec.decode(hints, _QUESTIONS[kind][0]), partition] = answer
 
 

@@ -58,14 +58,14 @@ class Fleet:
         nodes: all nodes.
         pools: the node sets that demands name.
         book: remembers conditions between rounds.
-        wary: uuids of GPUs that were being cleared for someone; new slots go there last.
+        last_choice: uuids of GPUs that were being cleared for someone; new slots go there last.
     """
 
     def __init__(
-        self, nodes: Sequence[Node], pools: Iterable[frozenset[str]], book: GpuStates, wary: Container[str] = ()
+        self, nodes: Sequence[Node], pools: Iterable[frozenset[str]], book: GpuStates, last_choice: Container[str] = ()
     ) -> None:
         self.book = book
-        self._wary = wary
+        self._last_choice = last_choice
         self.nodes = {node.name: node for node in nodes}
         self.all_claims: list[GpuClaims] = []
         self.by_node: dict[str, list[GpuClaims]] = {}
@@ -125,7 +125,7 @@ class Fleet:
                 gpu.occupied.union(pinned) if pinned else gpu.occupied,
                 present.minus(pinned) if pinned else present,
                 gpu.warm,
-                wary=gpu.uuid in self._wary,
+                last_choice=gpu.uuid in self._last_choice,
             )
             gpu_claims = GpuClaims(len(self.all_claims), node.name, gpu, shape)
             if pinned:
@@ -140,13 +140,13 @@ class Fleet:
             self._fixed_at[self._class[node.name]][profile].append(node.name)
 
     def plannable(self, node: str) -> bool:
-        """Whether slots of the node may be changed."""
+        """Return whether slots of the node may be changed."""
         return self.nodes[node].mode is Mode.OPEN and node not in self.unexplained
 
     # -- single slices -----------------------------------------------------------------------------------------
 
     def find(self, pool: frozenset[str], profile: Profile) -> str | GpuClaims | None:
-        """Where one more slice costs least: a node with a fixed slot for it, or a GPU; None where it fits nowhere."""
+        """Return where one more slice costs least: a node with a fixed slot for it, or a GPU; None: nowhere."""
         best: tuple[Cost, int, GpuState] | None = None
         where = -1
         for kind in self._classes_of[pool]:
@@ -186,7 +186,7 @@ class Fleet:
             if spare:
                 keep = Layout(slot for slot in shape.keep.slots if slot not in spare)
                 less = self.book.shape(
-                    shape.geometry, shape.used, keep, shape.warm, shape.future, shape.claims, shape.wary
+                    shape.geometry, shape.used, keep, shape.warm, shape.future, shape.claims, shape.last_choice
                 )
                 assert less is not None
                 self.change(gpu_claims, less, gpu_claims.claims)
@@ -202,7 +202,7 @@ class Fleet:
         self._trail.clear()
 
     def mark(self) -> int:
-        """A point to `roll_back` to."""
+        """Return a point to `roll_back` to."""
         return len(self._trail)
 
     def roll_back(self, mark: int) -> None:
@@ -256,7 +256,7 @@ class Fleet:
     # -- several slices on one node ----------------------------------------------------------------------------
 
     def place_on(self, node: str, slices: Sequence[Profile]) -> list[tuple[Profile, str | GpuClaims]] | None:
-        """Places for all of `slices` (largest first) on one node; None where they do not all fit."""
+        """Return places for all of `slices` (largest first) on one node; None where they do not all fit."""
         fixed = Counter(self.fixed[node])
         all_claims = self.by_node[node] if self.plannable(node) else []
         shapes = [gpu_claims.shape for gpu_claims in all_claims]
@@ -295,7 +295,7 @@ class Fleet:
 
 
 def _cheapest_first(shapes: Sequence[GpuState], profile: Profile) -> list[int]:
-    """Of each of the shapes that has space for one more slice, the position of the first, by what the slice costs."""
+    """Return positions of the shapes with space for one more slice, cheapest first, of equal ones the first."""
     options: dict[GpuState, tuple[Cost, int]] = {}
     for i, shape in enumerate(shapes):
         if shape not in options:

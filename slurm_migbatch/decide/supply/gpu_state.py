@@ -40,6 +40,7 @@ class GpuState:
         "future",
         "geometry",
         "keep",
+        "last_choice",
         "rest",
         "room",
         "slots",
@@ -47,11 +48,10 @@ class GpuState:
         "used",
         "value",
         "warm",
-        "wary",
     )
 
     def __init__(self, book: GpuStates, condition: Condition, slots: Layout) -> None:
-        geometry, used, keep, self.warm, self.future, claims, self.wary = condition
+        geometry, used, keep, self.warm, self.future, claims, self.last_choice = condition
         self.book, self.geometry, self.used, self.keep = book, geometry, used, keep
         self.claims, self.slots = claims, slots
         self.taken = used.union(slots)
@@ -63,7 +63,7 @@ class GpuState:
         self._next: dict[Profile, tuple[Cost, GpuState] | None] = {}
 
     def add(self, profile: Profile) -> tuple[Cost, GpuState] | None:
-        """The condition with one more claim and what it costs; None where it does not fit."""
+        """Return the condition with one more claim and what it costs; None where it does not fit."""
         try:
             return self._next[profile]
         except KeyError:
@@ -80,7 +80,7 @@ class GpuState:
             self.warm,
             self.future,
             tuple(sorted((*self.claims, profile))),
-            self.wary,
+            self.last_choice,
         )
         if after is None:
             return None
@@ -88,7 +88,7 @@ class GpuState:
         if any(s in self.keep for s in new):
             kind = 0 if any(s in self.keep and s in self.warm for s in new) else 1
         else:
-            kind = 3 if self.wary else 2
+            kind = 3 if self.last_choice else 2
         lost = len(self.rest) + len(self.slots) + 1 - len(after.rest) - len(after.slots)
         return (kind, self.value - after.value, lost), after
 
@@ -128,10 +128,10 @@ class GpuStates:
         keep: Layout = EMPTY,
         warm: Layout = EMPTY,
         future: Layout | None = None,
-        wary: bool = False,
+        last_choice: bool = False,
     ) -> GpuState:
-        """The shape without claims."""
-        shape = self.shape(geometry, used, keep, warm, future, (), wary)
+        """Return the shape without claims."""
+        shape = self.shape(geometry, used, keep, warm, future, (), last_choice)
         assert shape is not None
         return shape
 
@@ -143,10 +143,10 @@ class GpuStates:
         warm: Layout,
         future: Layout | None,
         claims: tuple[Profile, ...],
-        wary: bool = False,
+        last_choice: bool = False,
     ) -> GpuState | None:
-        """The shape with these claims (sorted); None where they do not fit together."""
-        key = (geometry, used, keep, warm, future, claims, wary)
+        """Return the shape with these claims (sorted); None where they do not fit together."""
+        key = (geometry, used, keep, warm, future, claims, last_choice)
         try:
             return self._shapes[key]
         except KeyError:
@@ -156,7 +156,7 @@ class GpuStates:
             return shape
 
     def value(self, geometry: Geometry, layout: Layout) -> int:
-        """How useful the free space is: slots that could be added, weighted by the square of their memory slices."""
+        """Return how useful the free space is: slots that could be added, by the square of their memory slices."""
         key = (geometry, layout)
         known = self._values.get(key)
         if known is None:
@@ -166,7 +166,7 @@ class GpuStates:
         return known
 
     def room(self, geometry: Geometry, used: Layout, claims: tuple[Profile, ...]) -> frozenset[Profile]:
-        """Which profiles fit beside used slots and claims, wherever the claims may lie.
+        """Return which profiles fit beside used slots and claims, wherever the claims may lie.
 
         That depends on the memory slices in use and the profiles alone, so many GPUs share an answer.
         """
@@ -192,7 +192,7 @@ class GpuStates:
         *,
         anew: bool = False,
     ) -> Final:
-        """The plan of a GPU in this condition, with unclaimed space filled by preference, but not with `hidden`.
+        """Return the plan of a GPU in this condition, unclaimed space filled by preference but not with `hidden`.
 
         `anew`: of a GPU that nothing is used or meant on, what it offered so far is filled by preference too.
         """
@@ -208,7 +208,7 @@ class GpuStates:
         return known
 
     def unchanged(self, leased: Layout, offered: Layout, keep: bool) -> Final:
-        """The plan of a GPU that keeps what it offers, or offers nothing any more."""
+        """Return the plan of a GPU that keeps what it offers, or offers nothing any more."""
         key = (leased, offered, keep)
         known = self._finals.get(key)
         if known is None:
@@ -217,7 +217,7 @@ class GpuStates:
 
     @staticmethod
     def legal(geometry: Geometry, taken: Layout, wanted: Layout) -> Layout:
-        """Those of `wanted`, in order, that can all be added to `taken`."""
+        """Return those of `wanted`, in order, that can all be added to `taken`."""
         if not wanted or _legal_together(geometry, taken, wanted):
             return wanted
         layout = taken
@@ -238,18 +238,18 @@ def _legal_together(geometry: Geometry, taken: Layout, wanted: Layout) -> bool:
 
 
 def _final(leased: Layout, offered: Layout, available: Layout, optional: Layout) -> Final:
-    gone = offered.minus(available)
+    removed = offered.minus(available)
     return Final(
         layout=leased.union(available),
         free=available.counts(),
         optional=optional,
-        withdrawn=frozenset(s.profile for s in gone.slots),
+        withdrawn=frozenset(s.profile for s in removed.slots),
         changed=available != offered,
     )
 
 
 def default_preference(geometry: Geometry) -> tuple[Profile, ...]:
-    """What to offer where nothing is known of what will be asked for: one slice of each size, the halves first.
+    """Return what to offer where no demand is known: one slice of each size, the halves first.
 
     Plain profiles below the whole GPU, of each size the one with most compute: an H100 becomes 4g + 2g + 1g.
     """
@@ -282,8 +282,11 @@ def _arrange(
     future: Layout | None,
     claims: tuple[Profile, ...],
 ) -> Layout | None:
-    """Slots for all claims, changing as little as possible: first the slots that are offered already, warm ones before
-    cold ones, then empty space, then space that is offered as something else; None where they do not fit."""
+    """Return slots for all claims, changing as little as possible; None where they do not fit.
+
+    First the slots that are offered already, warm ones before cold ones, then empty space, then space that is offered
+    as something else.
+    """
     if not claims:
         return EMPTY
     base = used if future is None else future
@@ -295,7 +298,7 @@ def _arrange(
             wanted[slot.profile] -= 1
             matched.append(slot)
     fixed = GpuStates.legal(geometry, base, Layout(matched))
-    if len(fixed) == len(claims) and (future is None or _beside(geometry, used, fixed)):
+    if len(fixed) == len(claims) and (future is None or _fit_beside(geometry, used, fixed)):
         return fixed
     hints = offers.union(_clear_of(warm, offers.mask))
     if len(fixed) == len(matched):
@@ -306,20 +309,20 @@ def _arrange(
             more = plan_free(geometry, base.union(fixed).union(besides), left, keep=hints)
             if len(more) == len(left):
                 found = fixed.union(more)
-                if future is None or _beside(geometry, used, found):
+                if future is None or _fit_beside(geometry, used, found):
                     return found
     ordered = tuple(sorted(claims, reverse=True))
     found = plan_free(geometry, base, ordered, keep=hints)
-    if len(found) == len(ordered) and (future is None or _beside(geometry, used, found)):
+    if len(found) == len(ordered) and (future is None or _fit_beside(geometry, used, found)):
         return found
     return None
 
 
 def _clear_of(layout: Layout, mask: int) -> Layout:
-    """Its slots that touch none of these memory slices."""
+    """Return the slots that touch none of these memory slices."""
     return Layout(s for s in layout.slots if not s.placement.mask & mask) if layout.mask & mask else layout
 
 
-def _beside(geometry: Geometry, used: Layout, slots: Layout) -> bool:
-    """Whether the slots fit beside what is used now."""
+def _fit_beside(geometry: Geometry, used: Layout, slots: Layout) -> bool:
+    """Return whether the slots fit beside what is used now."""
     return not slots.mask & used.mask and geometry.admits((*used.profiles, *slots.profiles))

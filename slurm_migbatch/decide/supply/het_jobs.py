@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 def assign(wants: Sequence[tuple[int, Sequence[str]]]) -> list[list[str]] | None:
-    """Disjoint sets of nodes; None where there are none.
+    """Return disjoint sets of nodes, one for each component; None where there are none.
 
     Earlier ones get what they like best; later ones take what is left before anybody is moved for them. That is Slurm's
     way too, which takes the first nodes that do for the first component: what it will take for one component is thus
@@ -35,7 +35,7 @@ def assign(wants: Sequence[tuple[int, Sequence[str]]]) -> list[list[str]] | None
 
 
 def _find(component: int, wants: Sequence[tuple[int, Sequence[str]]], owner: dict[str, int], seen: set[str]) -> bool:
-    """One more node for a component: a free one, else one whose owner finds another (an augmenting path)."""
+    """Find one more node for a component: a free one, else one whose owner finds another (augmenting path)."""
     candidates = [node for node in wants[component][1] if node not in seen and owner.get(node) != component]
     for node in candidates:
         if node not in owner:

@@ -70,7 +70,7 @@ class Planner:
         *,
         anew: bool = False,
     ) -> ClusterPlan:
-        """The plan for the whole cluster.
+        """Return the plan for the whole cluster.
 
         Args:
             nodes: every node with MIG GPUs.
@@ -102,7 +102,7 @@ class _PlanRound:
     ) -> None:
         self.demands, self.now = demands, now
         self.fleet = Fleet(
-            nodes, (d.pool for d in demands), book, wary={place[1] for r in previous for place in r.places}
+            nodes, (d.pool for d in demands), book, last_choice={place[1] for r in previous for place in r.places}
         )
         self.reserver = Reserver(self.fleet, now, previous, share, most)
         self.copies: Counter[int] = Counter()  # by number of the demand
@@ -212,7 +212,7 @@ class _PlanRound:
         return True
 
     def _serve_apart(self, numbers: Sequence[int]) -> None:
-        """Nodes of their own for all components of a heterogeneous job, or a reservation for all of them."""
+        """Give each component of a heterogeneous job nodes of its own, or reserve nodes for all of them."""
         demands = [self.demands[number] for number in numbers]
         key = tuple(_kind(demand) for demand in demands)
         if key not in self._hopeless:
@@ -250,7 +250,7 @@ class _PlanRound:
                 self.fleet.claim(where, (number, copy, profile))
 
     def _candidates(self, demand: Demand, most: int) -> dict[str, _Places]:
-        """Up to `most` nodes on which all slices fit, and where; those that need the least change come first."""
+        """Return up to `most` nodes on which all slices fit, and where; those that need the least change first."""
         names = self._order.get((demand.pool, demand.parts))
         if names is None:
             names = self._order[demand.pool, demand.parts] = self._by_missing(demand.pool, demand.slices)
@@ -269,7 +269,7 @@ class _PlanRound:
         return found
 
     def _by_missing(self, pool: frozenset[str], slices: tuple[Profile, ...]) -> list[str]:
-        """The pool's nodes, those first that lack the fewest of `slices` among what they offer and nobody claims."""
+        """Return the pool's nodes, those first that lack the fewest of `slices` among unclaimed offers."""
         need = Counter(slices)
         ranked = []
         for name in pool:
@@ -348,11 +348,11 @@ class _PlanRound:
 
     def _with(self, shape: GpuState, claims: Sequence[Profile]) -> GpuState | None:
         return self.fleet.book.shape(
-            shape.geometry, shape.used, shape.keep, shape.warm, shape.future, tuple(sorted(claims)), shape.wary
+            shape.geometry, shape.used, shape.keep, shape.warm, shape.future, tuple(sorted(claims)), shape.last_choice
         )
 
     def _ends(self, claim: Claim) -> float | None:
-        """When a claim that starts now should be over."""
+        """Return when a claim that starts now should be over."""
         limit = self.demands[claim[0]].limit_s
         return None if limit is None else self.now + limit
 
@@ -406,6 +406,6 @@ def _kind(demand: Demand) -> _Kind:
 
 
 def can_be_apart(components: Sequence[Demand]) -> bool:
-    """Whether the pools have nodes enough for each component to have its own."""
+    """Return whether the pools have nodes enough for each component to have its own."""
     most = sum(demand.nodes for demand in components)
     return assign([(demand.nodes, list(islice(demand.pool, most))) for demand in components]) is not None

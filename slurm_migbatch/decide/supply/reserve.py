@@ -107,7 +107,7 @@ class Reserver:
     def _first(
         self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]
     ) -> tuple[_When, GpuClaims, Slot] | None:
-        """The GPU that could hold the profile soonest.
+        """Return the GPU that could hold the profile soonest.
 
         GPUs are ranked once per pool and profile. Later claims and reservations only make a GPU worse, so it is enough
         to look again at the one that comes first.
@@ -149,13 +149,13 @@ class Reserver:
         return best
 
     def _when(self, gpu_claims: GpuClaims, slot: Slot, ends: Callable[[Claim], float | None]) -> _When | None:
-        """When the slot should be free; None where a reservation is in the way or the rest of the GPU forbids it."""
+        """Return when the slot should be free; None where a reservation or the rest of the GPU forbids it."""
         mask = slot.placement.mask
         for other in gpu_claims.reserved:
             if other.placement.mask & mask:
                 return None
         unlimited, latest, blocked = 0, self._now, 0
-        beside = [other.profile for other in gpu_claims.reserved]
+        others = [other.profile for other in gpu_claims.reserved]
         for other, until in self._busy(gpu_claims, ends):
             if other.placement.mask & mask:
                 blocked += other.placement.size
@@ -164,8 +164,8 @@ class Reserver:
                 else:
                     latest = max(latest, until)
             else:
-                beside.append(other.profile)
-        if not gpu_claims.gpu.geometry.admits((*beside, slot.profile)):
+                others.append(other.profile)
+        if not gpu_claims.gpu.geometry.admits((*others, slot.profile)):
             return None
         return unlimited, latest, blocked
 
@@ -176,7 +176,7 @@ class Reserver:
         profile: Profile,
         ends: Callable[[Claim], float | None],
     ) -> tuple[_When, GpuClaims, Slot] | None:
-        """Last round's place, if it can still be had."""
+        """Return last round's place, if it can still be had."""
         name, uuid, slot = place
         if name not in pool or name not in self._fleet.nodes or not self._fleet.plannable(name):
             return None
@@ -198,7 +198,7 @@ class Reserver:
     def _several(
         self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
     ) -> tuple[_When, list[_Places]] | None:
-        """Places for each demand, no two of them on one node, so that the last is free as soon as may be."""
+        """Return places for each demand on nodes of its own, so that the last is free as soon as may be."""
         most = sum(demand.nodes for demand in demands)
         options = [self._node_options(demand, most, ends) for demand in demands]
         best = _soonest_apart(demands, options)
@@ -215,7 +215,7 @@ class Reserver:
     def _node_options(
         self, demand: Demand, most: int, ends: Callable[[Claim], float | None]
     ) -> dict[str, tuple[_When, _Places]]:
-        """When nodes could hold the demand's slices, and where, the soonest first; those with most idle space only."""
+        """Return when and where nodes could hold the slices, the soonest first; of those with most idle space only."""
         names = [n for n in sorted(demand.pool) if n in self._fleet.nodes and self._fleet.plannable(n)]
         names.sort(key=lambda n: (-self._idle(n), n))
         found: dict[str, tuple[_When, _Places]] = {}
@@ -223,12 +223,12 @@ class Reserver:
             got = self._node_soonest(name, demand.slices, ends)
             if got is not None:
                 found[name] = got
-        return dict(sorted(found.items(), key=lambda one: (one[1][0], one[0])))
+        return dict(sorted(found.items(), key=lambda item: (item[1][0], item[0])))
 
     def _all_again(
         self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
     ) -> tuple[_When, list[_Places]] | None:
-        """Last round's places, if every one of them can still be had beside the others."""
+        """Return last round's places, if every one of them can still be had beside the others."""
         whens = []
         kept: list[_Places] = []
         by_gpu: dict[int, list[Slot]] = {}
@@ -261,9 +261,9 @@ class Reserver:
         for index, slots in by_gpu.items():
             gpu_claims = self._fleet.all_claims[index]
             together = Layout(slots)
-            beside = [s.profile for s, _ in self._busy(gpu_claims, ends) if not s.placement.mask & together.mask]
+            others = [s.profile for s, _ in self._busy(gpu_claims, ends) if not s.placement.mask & together.mask]
             reserved = [s.profile for s in gpu_claims.reserved]
-            if not gpu_claims.gpu.geometry.admits((*beside, *reserved, *together.profiles)):
+            if not gpu_claims.gpu.geometry.admits((*others, *reserved, *together.profiles)):
                 return None
         return max(whens), kept
 
@@ -276,7 +276,10 @@ class Reserver:
     def _node_soonest(
         self, name: str, slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
     ) -> tuple[_When, _Places] | None:
-        """The fewest endings, soonest first, after which all slices fit on the node; kept while its GPUs stay alike."""
+        """Return the fewest ends, soonest first, after which all slices fit on the node.
+
+        Kept while its GPUs stay alike.
+        """
         all_claims = self._fleet.by_node[name]
         stamp: _Stamp = [
             (gpu_claims.shape, gpu_claims.claims, gpu_claims.reserved, gpu_claims.until) for gpu_claims in all_claims
@@ -292,7 +295,7 @@ class Reserver:
         self, all_claims: Sequence[GpuClaims], slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
     ) -> tuple[_When, _Places] | None:
         busy = {gpu_claims.index: list(self._busy(gpu_claims, ends)) for gpu_claims in all_claims}
-        times = sorted({_order(until) for one in busy.values() for _, until in one})
+        times = sorted({_order(until) for slots in busy.values() for _, until in slots})
         low, high = 0, len(times)
         answer: tuple[int, list[tuple[GpuClaims, Slot]]] | None = None
         while low <= high:
@@ -345,7 +348,7 @@ class Reserver:
     # -- effect ------------------------------------------------------------------------------------------------
 
     def _busy(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> Sequence[_Busy]:
-        """Slots in use or claimed, each with its end. Claims of one profile are told apart by their order only."""
+        """Return the slots in use or claimed, each with its end; claims of one profile differ by their order only."""
         if not gpu_claims.claims:
             return gpu_claims.until
         until: dict[Profile, list[float | None]] = {}
@@ -354,14 +357,14 @@ class Reserver:
         return [*gpu_claims.until, *((slot, until[slot.profile].pop(0)) for slot in gpu_claims.shape.slots.slots)]
 
     def _freeze(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> None:
-        """From now on the claims on this GPU stay where they are, so that the reserved slots can rely on it."""
+        """Fix the claims on this GPU where they are, so that the reserved slots can rely on it."""
         if not gpu_claims.claims:
             return
         gpu_claims.until = self._busy(gpu_claims, ends)
         gpu_claims.settled = (*gpu_claims.settled, *gpu_claims.claims)
         shape = gpu_claims.shape
         frozen = self._fleet.book.start(
-            shape.geometry, shape.taken, shape.rest, shape.warm, shape.future, wary=shape.wary
+            shape.geometry, shape.taken, shape.rest, shape.warm, shape.future, last_choice=shape.last_choice
         )
         self._fleet.change(gpu_claims, frozen, ())
 
@@ -376,14 +379,14 @@ class Reserver:
         keep = self._fleet.book.legal(
             geometry, future, Layout(s for s in keep.slots if not s.placement.mask & future.mask)
         )
-        blocked = self._fleet.book.start(geometry, shape.used, keep, shape.warm, future, wary=shape.wary)
+        blocked = self._fleet.book.start(geometry, shape.used, keep, shape.warm, future, last_choice=shape.last_choice)
         self._fleet.change(gpu_claims, blocked, gpu_claims.claims)
 
 
 def _soonest_apart(
     demands: Sequence[Demand], options: Sequence[Mapping[str, tuple[_When, _Places]]]
 ) -> tuple[_When, list[list[str]]] | None:
-    """Nodes for each demand, no two of them the same, and when the last of them is free; None where there are none."""
+    """Return nodes for each demand, no two the same, and when the last is free; None where there are none."""
     most = sum(demand.nodes for demand in demands)
     best: tuple[_When, list[list[str]]] | None = None
     whens = sorted({when for some in options for when, _ in some.values()})

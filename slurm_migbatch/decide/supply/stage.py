@@ -112,8 +112,8 @@ def plan_supply(snapshot: ClusterSnapshot, memory: SupplyMemory, settings: Suppl
     sharing = {node: replace(found, due=due.get(node, {})) for node, found in sharing.items()}
     reasons = _Reasons(plan)
     offers = tuple(
-        Offer(one, nodes[one.node], sharing.get(one.node, sharers.ALONE), reasons.of(one.node))
-        for one in plan.nodes.values()
+        Offer(node_plan, nodes[node_plan.node], sharing.get(node_plan.node, sharers.ALONE), reasons.of(node_plan.node))
+        for node_plan in plan.nodes.values()
     )
     notes.extend(_unexplained(plan))
     return SupplyDecision(plan, wanted, nodes, sharing, offers, start_now, tuple(notes))
@@ -159,8 +159,8 @@ def _nodes(
             shared = sharers.sharing(name, facts, memory.pairs, listed, started, used, places)
             if shared != sharers.ALONE:
                 sharing[name] = shared
-        gpus, odd = _gpus(name, facts, status, ends, started, now, memory.known)
-        notes.extend(odd)
+        gpus, problems = _gpus(name, facts, status, ends, started, now, memory.known)
+        notes.extend(problems)
         mode = _mode(row, facts, status)
         unlocated = _unlocated(running.get(name, []), facts) + Counter(sharing.get(name, sharers.ALONE).unlocated)
         found[name] = Node(
@@ -169,7 +169,7 @@ def _nodes(
             used=profiles(row.used),
             unlocated=unlocated,
             total=status.total,
-            mode=Mode.FROZEN if odd and mode is Mode.OPEN else mode,
+            mode=Mode.FROZEN if problems and mode is Mode.OPEN else mode,
         )
     if sharing:
         sharing = sharers.without_strays(sharing, jobs)
@@ -185,8 +185,8 @@ def _gpus(
     now: float,
     cache: dict[str, KnownGpu],
 ) -> tuple[tuple[Gpu, ...], list[str]]:
-    """The GPUs of a node for the planner, and a sentence for each of which the node says what cannot be."""
-    gpus, odd = [], []
+    """Return the GPUs of a node for the planner, and a sentence for each whose report is impossible."""
+    gpus, problems = [], []
     for gpu in facts.gpus:
         known = cache.get(gpu.uuid)
         rows = () if status.plan is None else tuple(status.plan.gpus.get(gpu.uuid, ()))
@@ -196,8 +196,10 @@ def _gpus(
         if known.gpu is not None:
             gpus.append(known.gpu)
         else:
-            odd.append(f"{name}: what it says of GPU {gpu.uuid} cannot be ({known.odd}); the node is left as it is")
-    return tuple(gpus), odd
+            problems.append(
+                f"{name}: what it says of GPU {gpu.uuid} cannot be ({known.contradiction}); the node is left as it is"
+            )
+    return tuple(gpus), problems
 
 
 def _mode(row: NodeRow, facts: NodeFacts, status: PlanStatus) -> Mode:
@@ -211,7 +213,7 @@ def _mode(row: NodeRow, facts: NodeFacts, status: PlanStatus) -> Mode:
 
 
 def _by_node(jobs: Sequence[JobRow]) -> dict[str, list[JobRow]]:
-    """Jobs with MIG slices that have them now; one that is completing may have given them back."""
+    """Return by node the jobs that have MIG slices; one that is completing may have given them back."""
     found: dict[str, list[JobRow]] = {}
     for row in jobs:
         if row.active and row.state != "COMPLETING" and GRES in row.gres:
@@ -271,7 +273,7 @@ def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMe
 
 
 def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNow, ...]:
-    """Jobs that a node sent back and that wait for nothing but the delay of their requeue."""
+    """Return jobs that a node sent back and that wait for nothing but the delay of their requeue."""
     memory.sent_back.update(snapshot.sent_back)
     listed = {row.job_id: row for row in snapshot.jobs}
     found = []
@@ -309,7 +311,7 @@ class _Reasons:
                 self._reserved.setdefault(node, {})[reservation.job] = None
 
     def of(self, node: str) -> str:
-        """The reason for one node's new offer."""
+        """Return the reason for one node's new offer."""
         jobs, reserved = self._jobs.get(node, []), list(self._reserved.get(node, ()))
         parts = []
         if jobs:

@@ -119,10 +119,10 @@ class _LargeSite:
         cancelled = {row.job_id for row in self.queue if row.pending and self.random.random() < share}
         self.queue = [row for row in self.queue if row.job_id not in ended and row.job_id not in cancelled]
         for node, gpus in self.held.items():
-            gone_now = [(u, s, run) for u, held in gpus.items() for s, run in held.items() if run[0] in ended]
-            for uuid, slot, _ in gone_now:
+            ended_leases = [(u, s, run) for u, held in gpus.items() for s, run in held.items() if run[0] in ended]
+            for uuid, slot, _ in ended_leases:
                 del gpus[uuid][slot]
-            self._tell(node, "stop", gone_now)
+            self._tell(node, "stop", ended_leases)
 
     def _tell(self, node: str, kind: str, slices: Sequence[tuple[str, Slot, tuple[int, int]]]) -> None:
         events = []

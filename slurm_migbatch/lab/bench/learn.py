@@ -202,10 +202,10 @@ def _predict(config: Config, geometry: Geometry, chance: random.Random) -> dict[
         for number in range(_ASKED + 50):
             model = names[number % len(names)]
             hints = Hints(model=model, batch=chance.choice(BATCHES), slo_us=chance.randrange(10_000, 500_000))
-            began, mine = time.perf_counter(), time.thread_time()
+            began, thread_began = time.perf_counter(), time.thread_time()
             chooser.choose(hints, partition)
             if number >= 50:
-                own.append(time.thread_time() - mine)
+                own.append(time.thread_time() - thread_began)
                 spent.append(time.perf_counter() - began)
     finally:
         gc.enable()

@@ -85,16 +85,16 @@ def measure(
     }
 
 
-def _bars(half: Mapping[str, Any], ours: Mapping[str, Any]) -> list[Bar]:
+def _bars(half: Mapping[str, Any], lending: Mapping[str, Any]) -> list[Bar]:
     bars = [
-        Bar("mean JCT of training over that without lending", ours["jct_s"] / half["jct_s"], TARGET_JCT),
-        Bar("p95 start delay of inference beyond that without [s]", ours["p95_s"] - half["p95_s"], TARGET_DELAY_S),
-        Bar("restarts per training job", ours["restarts"], TARGET_RESTARTS),
-        Bar("inference jobs that did not complete", float(ours["inference_failed"] + half["inference_failed"]), 0.0),
-        Bar("training jobs that did not complete", float(ours["training_failed"] + half["training_failed"]), 0.0),
-        Bar("steps lost that a checkpoint had saved", float(ours["steps_lost"] + half["steps_lost"]), 0.0),
+        Bar("mean JCT of training over that without lending", lending["jct_s"] / half["jct_s"], TARGET_JCT),
+        Bar("p95 start delay of inference beyond that without [s]", lending["p95_s"] - half["p95_s"], TARGET_DELAY_S),
+        Bar("restarts per training job", lending["restarts"], TARGET_RESTARTS),
+        Bar("inference jobs that did not complete", float(lending["inference_failed"] + half["inference_failed"]), 0.0),
+        Bar("training jobs that did not complete", float(lending["training_failed"] + half["training_failed"]), 0.0),
+        Bar("steps lost that a checkpoint had saved", float(lending["steps_lost"] + half["steps_lost"]), 0.0),
     ]
-    for name, way in (("half", half), ("lending", ours)):
+    for name, way in (("half", half), ("lending", lending)):
         off = abs(way["jct_s"] / way["predicted"]["jct_s"] - 1.0)
         bars.append(Bar(f"{name}: measured mean JCT off the predicted one", off, TARGET_PREDICTION))
     return bars
@@ -268,8 +268,8 @@ def _lost(bed: Cluster, job: int) -> int:
     """Return the steps that the job reported as saved and did not resume from."""
     lost = 0
     saved = 0
-    for what, number in _LINE.findall(bed.output(job, "mbbob")):
-        if what == "begin":
+    for event, number in _LINE.findall(bed.output(job, "mbbob")):
+        if event == "begin":
             lost += max(0, saved - int(number))
         else:
             saved = int(number)

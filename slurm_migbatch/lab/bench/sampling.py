@@ -36,7 +36,7 @@ def measure(rounds: int = 50) -> dict[str, Any]:
         driver = NvmlDriver(str(machine.library))
         try:
             (gpu,) = driver.gpus()
-            info = next(each for each in gpu.geometry().profiles if each.profile.name == "1g.10gb")
+            info = next(info for info in gpu.geometry().profiles if info.profile.name == "1g.10gb")
             made = [gpu.create(slot) for slot in info.slots]
             for number, instance in enumerate(made):
                 machine.start_process(str(instance.mig_uuid), _FIRST_PID + number, memory_mib=1000)
@@ -51,8 +51,8 @@ def measure(rounds: int = 50) -> dict[str, Any]:
         finally:
             driver.close()
     every: float = NodeConfig._field_defaults["sample_every"]
-    each = (sum(memory) + sum(activity)) / len(memory)
-    share = each * len(made) * _GPUS / every
+    slice_s = (sum(memory) + sum(activity)) / len(memory)
+    share = slice_s * len(made) * _GPUS / every
     return {
         "bench": "sampling",
         "slices": len(made),

@@ -253,7 +253,7 @@ def time_table(script: Path, table: Path, rounds: int = 200) -> dict[str, Any]:
         raise BenchError("lua5.1 is missing; `make system` installs it") from None
     if done.returncode:
         raise BenchError(f"the shim could not be timed: {done.stderr.strip()[-300:]}")
-    lookup, answer, opened = ([float(word) for word in line.split()] for line in done.stdout.splitlines())
+    lookup, answer, opened = ([float(figure) for figure in line.split()] for line in done.stdout.splitlines())
     return {
         "table_bytes": table.stat().st_size,
         "lookup_us": {"median": statistics.median(lookup), "p99": quantile(lookup, 0.99)},

@@ -47,10 +47,10 @@ def lending(data: Path, seeds: int, study: bool, whole: int, plot: Path | None, 
         return
     print_notes(result)
     for found in result["results"]:
-        what = "study" if found.get("study") else f"{found['decides']}, configuration {found['configuration']}"
+        source = "study" if found.get("study") else f"{found['decides']}, configuration {found['configuration']}"
         requests = f"{found['ways']['ours']['requests']:.0f}" if not found.get("study") else found["requests"]
         click.echo(
-            f"\n{found['load']} ({what}): {requests} requests of {found['apps']} applications, "
+            f"\n{found['load']} ({source}): {requests} requests of {found['apps']} applications, "
             f"means over {found['seeds']} seeds"
         )
         print_table(
@@ -93,7 +93,7 @@ def _print_whole(found: Mapping[str, Any]) -> None:
         ("decided by", "way", "mean JCT", "over half", "difference", "restarts", "delay mean", "p95"),
         [
             (
-                words,
+                title,
                 way,
                 f"{figures['jct_s']:.0f} s",
                 f"{found['ratio'][name]:.3f}" if way == "ours" else "1",
@@ -102,7 +102,7 @@ def _print_whole(found: Mapping[str, Any]) -> None:
                 f"{figures['delay_mean_s']:.2f} s",
                 f"{figures['delay_p95_s']:.2f} s",
             )
-            for name, words in (("round", "the round of lending"), ("whole", "the whole decision"))
+            for name, title in (("round", "the round of lending"), ("whole", "the whole decision"))
             for way, figures in found[name].items()
         ],
     )
@@ -169,8 +169,8 @@ def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     print_notes(result)
     for found in result["results"]:
         click.echo(f"\nload {found['load']:g} ({_decided(found)}), means of {seeds} streams")
-        for what, name in found["cuts"].items():
-            click.echo(f"{what}: {name}")
+        for cut, name in found["cuts"].items():
+            click.echo(f"{cut}: {name}")
         lines = [
             (
                 name,

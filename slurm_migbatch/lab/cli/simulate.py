@@ -117,11 +117,11 @@ def _list() -> None:
 
 
 def _under(scenario: Scenario, name: str, config: Path | None) -> Scenario:
-    from slurm_migbatch.config.reader import unknown_word
+    from slurm_migbatch.config.reader import unknown_name
     from slurm_migbatch.lab.sim import registry
 
     if name not in registry.POLICIES:
-        raise click.UsageError(unknown_word("policy", name, registry.POLICIES))
+        raise click.UsageError(unknown_name("policy", name, registry.POLICIES))
     found = scenario.under(name)
     if config is not None and hasattr(found.params, "config"):
         found = dataclasses.replace(found, params=dataclasses.replace(found.params, config=str(config)))

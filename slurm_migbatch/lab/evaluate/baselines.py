@@ -42,13 +42,15 @@ ENOUGH: Final = 3
 def guesses(
     samples: Iterable[Sample],
     others: Sequence[MeasuredCurves],
-    ours: Sequence[HeldOutPrediction],
+    outcomes: Sequence[HeldOutPrediction],
     most: int = 3,
     *,
     trees: bool = True,
 ) -> Iterator[Guess]:
-    """What the rules say of the samples, learning from `others`; `ours` are the predictor's outcomes, for the points
-    that it chose. Without `trees` only the rules that learn nothing."""
+    """Yield what the rules say of the samples, learning from `others`.
+
+    `outcomes` are the predictor's, for the points that it chose. Without `trees` only the rules that learn nothing.
+    """
     for sample in samples:
         curves = MeasuredCurves.of(sample)
         if not len(curves):
@@ -59,13 +61,13 @@ def guesses(
         yield _guess("roofline with facts", curves, 0, (), factual.roofline(curves, teachers))
         if trees and teachers:
             yield _guess("gbm", curves, 0, (), _plain(curves, teachers, _facts))
-            yield _guess("gbm with facts", curves, 0, (), _plain(curves, teachers, factual.told))
+            yield _guess("gbm with facts", curves, 0, (), _plain(curves, teachers, factual.features))
         wishes = [_wishes(curves, points) for points in range(1, most + 1)]
         for given in wishes:
             done = curves.nearest(given)
             if len(done) == len(given) < len(curves):
                 yield from _fitted(curves, teachers if trees else [], done, given)
-        for outcome in ours:
+        for outcome in outcomes:
             if outcome.sample is sample and 1 <= outcome.points <= most:
                 yield from _at_our_points(curves, teachers if trees else [], outcome)
 
@@ -82,7 +84,9 @@ def _fitted(
     taught = [(teacher, given) for teacher, given in taught if len(given) == points]
     if taught:
         yield _guess("residual gbm", curves, points, done, _residual(curves, done, taught, _form_features))
-        yield _guess("residual gbm with facts", curves, points, done, _residual(curves, done, taught, _told_features))
+        yield _guess(
+            "residual gbm with facts", curves, points, done, _residual(curves, done, taught, _form_and_fact_features)
+        )
         yield _guess("gbm ratio", curves, points, done, _ratio(curves, done, taught))
 
 
@@ -187,7 +191,7 @@ def _form_features(curves: MeasuredCurves, form: _Form) -> Array:
     return np.column_stack([_shape(curves), np.log(curves.load), host])
 
 
-def _told_features(curves: MeasuredCurves, form: _Form) -> Array:
+def _form_and_fact_features(curves: MeasuredCurves, form: _Form) -> Array:
     ones = np.ones(len(curves))
     return np.column_stack([_shape(curves), _facts(curves), np.log(form.t0 + 1e-6) * ones, np.log(form.c) * ones])
 

@@ -89,8 +89,8 @@ def choices(guesses: Mapping[tuple[str, int], Sequence[Guess]], level: float) ->
     """One summary for each method and number of points: by middle figures and, for the predictor, with margins."""
     found = []
     for (method, points), group in guesses.items():
-        ours = all(isinstance(guess, HeldOutPrediction) for guess in group)
-        for margin in [None, *(sorted({*LEVELS, level}) if ours else ())]:
+        predicted = all(isinstance(guess, HeldOutPrediction) for guess in group)
+        for margin in [None, *(sorted({*LEVELS, level}) if predicted else ())]:
             held = [case for guess in group for case in cases(guess, margin)]
             if held:
                 found.append({"method": method, "k": points, "level": margin, **summary(held)})

@@ -49,7 +49,7 @@ def _logs(curves: MeasuredCurves, parameters: Array) -> Array:
     return np.asarray(np.log(times * np.maximum(launch * known.kernels, compute + memory)), dtype=np.float64)
 
 
-def told(curves: MeasuredCurves) -> Array:
+def features(curves: MeasuredCurves) -> Array:
     """Return the facts of a model as columns for trees."""
     known, gpu = curves.sample.known, curves.sample.gpu.facts
     cells = curves.sample.cells.take(curves.index)

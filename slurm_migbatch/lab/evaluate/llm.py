@@ -142,9 +142,9 @@ def fit(points: Sequence[Point]) -> Efficiencies:
         turns = dict(zip(series, np.exp(theta[len(keys) :]).tolist(), strict=True))
         found = [(theta - centre) / spread]
         for point in points:
-            mine = pace(point, replace(eff, turn=turns[_series(point)]))
+            computed = pace(point, replace(eff, turn=turns[_series(point)]))
             weight = share[point.model] * strength
-            ratios = (math.log(mine.ttft / point.ttft), math.log(mine.tpot / point.tpot))
+            ratios = (math.log(computed.ttft / point.ttft), math.log(computed.tpot / point.tpot))
             found.append(weight * np.array(ratios) / np.array([NOISE["ttft"], NOISE["tpot"]]))
         return np.concatenate(found)
 
@@ -166,8 +166,8 @@ def _series(point: Point) -> str:
 def _residuals(points: Sequence[Point], eff: Efficiencies) -> tuple[list[float], list[float]]:
     paces = [(point, pace(point, eff)) for point in points]
     return (
-        [math.log(point.ttft / mine.ttft) for point, mine in paces],
-        [math.log(point.tpot / mine.tpot) for point, mine in paces],
+        [math.log(point.ttft / computed.ttft) for point, computed in paces],
+        [math.log(point.tpot / computed.tpot) for point, computed in paces],
     )
 
 
@@ -178,9 +178,9 @@ def _spread(residuals: Sequence[float]) -> float:
 
 def served(point: Point, eff: Efficiencies, factor: float = 1.0) -> ServedPoint:
     """Return a point as a site would have measured it, or a table whose times are wrong by a factor."""
-    mine, serving = pace(point, eff), point.workload.serving
+    computed, serving = pace(point, eff), point.workload.serving
     assert serving is not None
-    away = (math.log(factor * point.ttft / mine.ttft), math.log(factor * point.tpot / mine.tpot))
+    away = (math.log(factor * point.ttft / computed.ttft), math.log(factor * point.tpot / computed.tpot))
     return ServedPoint(
         "gpu", serving.engine, point.model, point.workload.precision.name, SITE, load_of(point.workload, 1.0), away,
         (eff.spread_ttft, eff.spread_tpot),
@@ -192,13 +192,13 @@ def learned(points: Sequence[Point]) -> dict[str, Any]:
     its own series (the rest is scored), and the same with times that are wrong by factors of three and ten."""
     errors: dict[str, dict[str, dict[str, list[float]]]] = {}
     for model in sorted({point.model for point in points}):
-        mine = [point for point in points if point.model == model]
+        of_model = [point for point in points if point.model == model]
         others = [point for point in points if point.model != model]
         eff = fit(others) if others else Efficiencies()
-        for name, (measured, scored) in _stores(mine, others).items():
+        for name, (measured, scored) in _stores(of_model, others).items():
             for factor in FACTORS:
-                told = [served(point, eff, factor) for point in measured]
-                store = ServedMeasurements([point for point in told if point.trust > 0])
+                measurements = [served(point, eff, factor) for point in measured]
+                store = ServedMeasurements([point for point in measurements if point.trust > 0])
                 wrong = f", times {factor:g} wrong" if factor != 1.0 else ""
                 for figure, found in _errors(store, scored, eff).items():
                     by_model = errors.setdefault(f"{name}{wrong}", {}).setdefault(figure, {})
@@ -209,16 +209,19 @@ def learned(points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def _stores(mine: Sequence[Point], others: Sequence[Point]) -> dict[str, tuple[Sequence[Point], Sequence[Point]]]:
+def _stores(of_model: Sequence[Point], others: Sequence[Point]) -> dict[str, tuple[Sequence[Point], Sequence[Point]]]:
     """Return what a site may have measured, and the points that are scored then, by name."""
-    found: dict[str, tuple[Sequence[Point], Sequence[Point]]] = {"nothing": ((), mine), "other models": (others, mine)}
+    found: dict[str, tuple[Sequence[Point], Sequence[Point]]] = {
+        "nothing": ((), of_model),
+        "other models": (others, of_model),
+    }
     for count in SOME:
         chosen: list[Point] = []
-        for series in sorted({_series(point) for point in mine}):
-            of = sorted((p for p in mine if _series(p) == series), key=lambda p: load_of(p.workload, 1.0))
+        for series in sorted({_series(point) for point in of_model}):
+            of = sorted((p for p in of_model if _series(p) == series), key=lambda p: load_of(p.workload, 1.0))
             if len(of) > count:  # from the middle, and from both ends
                 chosen += [of[i] for i in sorted({round((len(of) - 1) * (n + 1) / (count + 1)) for n in range(count)})]
-        rest = [point for point in mine if all(point is not other for other in chosen)]
+        rest = [point for point in of_model if all(point is not other for other in chosen)]
         found[f"{count} of each series"] = (chosen, rest)
         found[f"nothing, on the rest of {count}"] = ((), rest)
     return found
@@ -227,9 +230,9 @@ def _stores(mine: Sequence[Point], others: Sequence[Point]) -> dict[str, tuple[S
 def _errors(store: ServedMeasurements, scored: Sequence[Point], eff: Efficiencies) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"ttft": [], "tpot": []}
     for point in scored:
-        mine, said = pace(point, eff), store.at(served(point, eff))
-        found["ttft"].append(100.0 * abs(mine.ttft * math.exp(said.ttft) / point.ttft - 1.0))
-        found["tpot"].append(100.0 * abs(mine.tpot * math.exp(said.tpot) / point.tpot - 1.0))
+        computed, correction = pace(point, eff), store.at(served(point, eff))
+        found["ttft"].append(100.0 * abs(computed.ttft * math.exp(correction.ttft) / point.ttft - 1.0))
+        found["tpot"].append(100.0 * abs(computed.tpot * math.exp(correction.tpot) / point.tpot - 1.0))
     return found
 
 
@@ -243,10 +246,10 @@ def evaluate(points: Sequence[Point]) -> dict[str, Any]:
         others = [point for point in points if point.model != model]
         eff = fit(others) if others else Efficiencies()
         for point in held[model]:
-            mine, plain = pace(point, eff), roofline(point)
-            rows.append((model, point, (mine.ttft, mine.tpot), plain))
-            outside["ttft"].append((point.ttft, mine.ttft, eff.spread_ttft))
-            outside["tpot"].append((point.tpot, mine.tpot, eff.spread_tpot))
+            computed, plain = pace(point, eff), roofline(point)
+            rows.append((model, point, (computed.ttft, computed.tpot), plain))
+            outside["ttft"].append((point.ttft, computed.ttft, eff.spread_ttft))
+            outside["tpot"].append((point.tpot, computed.tpot, eff.spread_tpot))
     whole = fit(points)
     scores = {
         f"{method}/{figure}": _scores(rows, 2 + number, place, figure)
@@ -301,10 +304,10 @@ def _memory() -> dict[str, float]:
     assert found is not None
     serving = Serving(8192, 8, 1024, 256, 16.0, "vllm", 0.9)
     need = need_of(Workload(found, serving, None), 20096)
-    ours = weights_mib(found.architecture, found.precision), need.activations + need.runtime
+    parts_mib = weights_mib(found.architecture, found.precision), need.activations + need.runtime
     reported_mib = (weights + runtime) * 1024
     return {
-        "weights_gib": round(ours[0] * MIB / 2**30, 3),
-        "runtime_gib": round(ours[1] / 1024, 3),
-        "error": round(100.0 * abs(sum(ours) / reported_mib - 1.0), 2),
+        "weights_gib": round(parts_mib[0] * MIB / 2**30, 3),
+        "runtime_gib": round(parts_mib[1] / 1024, 3),
+        "error": round(100.0 * abs(sum(parts_mib) / reported_mib - 1.0), 2),
     }

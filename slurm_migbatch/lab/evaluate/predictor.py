@@ -128,7 +128,7 @@ def _kind(found: _KindPredictions, options: Options) -> dict[str, Any]:
             for k, here in by_points(found.memory).items()
             if any(scored_all(outcome).any() for outcome in here)
         ],
-        "rules": _beside(found, methods),
+        "rules": _rule_errors(found, methods),
         "choice": choice.choices(methods, options.level),
         "relative": relative.score(pairs),
     }
@@ -141,24 +141,24 @@ def _by_method(found: Iterable[Guess]) -> dict[tuple[str, int], list[Guess]]:
     return dict(sorted(groups.items(), key=lambda item: (item[0][0] != OURS, item[0][1], item[0][0])))
 
 
-def _beside(found: _KindPredictions, methods: Mapping[tuple[str, int], Sequence[Guess]]) -> list[dict[str, Any]]:
+def _rule_errors(found: _KindPredictions, methods: Mapping[tuple[str, int], Sequence[Guess]]) -> list[dict[str, Any]]:
     """Each rule's errors, and beside them the predictor's with as many points, both on what neither was shown."""
     most = max(outcome.points for outcome in found.time)
-    ours = {(id(outcome.sample), outcome.points): outcome for outcome in found.time}
+    outcomes = {(id(outcome.sample), outcome.points): outcome for outcome in found.time}
     result = []
     for (method, k), group in methods.items():
         if method == OURS or not any(scored(guess).any() for guess in group):
             continue
         same = min(most if k == CURVE else k, most)
         # a small table may have no room for as many points as elsewhere
-        pairs = {id(g.sample): (g, ours[id(g.sample), same]) for g in group if (id(g.sample), same) in ours}
+        pairs = {id(g.sample): (g, outcomes[id(g.sample), same]) for g in group if (id(g.sample), same) in outcomes}
 
         def neither(guess: Guess, pairs: Mapping[int, tuple[Guess, HeldOutPrediction]] = pairs) -> Mask:
-            theirs, own = pairs[id(guess.sample)]
-            mask: Mask = scored(theirs) & scored(own)
+            rule, own = pairs[id(guess.sample)]
+            mask: Mask = scored(rule) & scored(own)
             return mask
 
-        theirs = collect([guess for guess, _ in pairs.values()], lambda guess: guess.errors, neither)
+        rule = collect([guess for guess, _ in pairs.values()], lambda guess: guess.errors, neither)
         own = collect([outcome for _, outcome in pairs.values()], lambda guess: guess.errors, neither)
         result.append(
             {
@@ -168,7 +168,7 @@ def _beside(found: _KindPredictions, methods: Mapping[tuple[str, int], Sequence[
                 "same_points": {
                     "predictor_k": same,
                     "points": sum(len(errors) for errors in own.by_model.values()),
-                    "rule": round(theirs.mape, 2),
+                    "rule": round(rule.mape, 2),
                     "predictor": round(own.mape, 2),
                 }
                 if own

@@ -219,7 +219,7 @@ def static(jobs: Sequence[Auto], slices: Mapping[Profile, int]) -> Ends | None:
         ends[job] = end - jobs[job].at
         heapq.heappush(busy, (end, next(number), kind))
 
-    def end_one() -> None:
+    def end_next() -> None:
         now, _, kind = heapq.heappop(busy)
         idle[kind] += 1
         following = next((job for job in queue if kind in jobs[job].seconds), None)
@@ -229,14 +229,14 @@ def static(jobs: Sequence[Auto], slices: Mapping[Profile, int]) -> Ends | None:
 
     for job, arrival in enumerate(jobs):
         while busy and busy[0][0] <= arrival.at:
-            end_one()
+            end_next()
         kind = next((kind for kind in kinds if idle[kind] and kind in arrival.seconds), None)
         if kind is None:
             queue.append(job)
         else:
             start(job, kind, arrival.at)
     while queue:
-        end_one()
+        end_next()
     return ends
 
 
@@ -304,12 +304,12 @@ def _load(seconds: Seconds, load: float, seeds: int, say: Callable[[str], None])
             say(f"load {load:g}: seed {seed}, {name}")
             of.setdefault(name, []).append(shipped(jobs, variant, seconds))
     chosen = {}
-    for what, some in cuts().items():
-        say(f"load {load:g}: {what}")
+    for cut, some in cuts().items():
+        say(f"load {load:g}: {cut}")
         best = _best(drawn, some)
         if best is None:
-            raise NotMeasurable(f"{what}: on none of them every job keeps its promise")
-        chosen[what], of[what] = best
+            raise NotMeasurable(f"{cut}: on none of them every job keeps its promise")
+        chosen[cut], of[cut] = best
     means = {name: [_mean(ends) for ends in runs] for name, runs in of.items()}
     return {
         "load": load,
@@ -344,14 +344,14 @@ def _mean(ends: Ends) -> float:
     return statistics.fmean(ends[WARM:])
 
 
-def _over(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    return [round(value, 4) for value in mean_with_interval([a / b for a, b in zip(ours, theirs, strict=True)])]
+def _over(dispatched: Sequence[float], baseline: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in mean_with_interval([a / b for a, b in zip(dispatched, baseline, strict=True)])]
 
 
 def bars(result: Mapping[str, Any]) -> list[Bar]:
     """What ships against both static cuts at one load, by means."""
-    ours, load = result["ways"][OURS], f"load {result['load']:g}: mean JCT over"
+    dispatched, load = result["ways"][OURS], f"load {result['load']:g}: mean JCT over"
     return [
-        Bar(f"{load} {EQUAL} ({result['cuts'][EQUAL]})", ours["over_equal"][0], TARGET),
-        Bar(f"{load} {STATIC} ({result['cuts'][STATIC]})", ours["over_static"][0], TARGET),
+        Bar(f"{load} {EQUAL} ({result['cuts'][EQUAL]})", dispatched["over_equal"][0], TARGET),
+        Bar(f"{load} {STATIC} ({result['cuts'][STATIC]})", dispatched["over_static"][0], TARGET),
     ]

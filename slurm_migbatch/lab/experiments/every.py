@@ -88,11 +88,15 @@ Run = Callable[[Sequence[str]], Mapping[str, Any]]
 """Run a command line after `migbatch bench`; return its JSON. Raises RuntimeError with its output where it fails."""
 
 
-def child(words: Sequence[str]) -> Mapping[str, Any]:
+def child(arguments: Sequence[str]) -> Mapping[str, Any]:
     """Run a command in a process of its own. Raises RuntimeError."""
     environment = {**os.environ, **dict.fromkeys(_THREADS, "1")}
     done = subprocess.run(
-        [sys.executable, "-c", _START, "bench", *words], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", _START, "bench", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip() and not line.endswith(" ...")]

@@ -96,7 +96,7 @@ def at_once(found: Draw, place: Place, queued: bool) -> Waits:
         heapq.heappush(ends, (now + found.kinds[job].seconds, next(number), give_back))
         return True
 
-    def end_one() -> None:
+    def end_next() -> None:
         now, _, give_back = heapq.heappop(ends)
         give_back()
         hopeless: set[Profile] = set()
@@ -109,11 +109,11 @@ def at_once(found: Draw, place: Place, queued: bool) -> Waits:
 
     for job, now in enumerate(found.times):
         while ends and ends[0][0] <= now:
-            end_one()
+            end_next()
         if not start(now, job) and queued:
             queue.append(job)
     while queue:
-        end_one()
+        end_next()
     return waits
 
 
@@ -252,8 +252,8 @@ def _row(runs: Sequence[Mapping[str, float]], of: Mapping[str, Sequence[Mapping[
     return {**{key: round(statistics.fmean(run[key] for run in runs), 4) for key in runs[0]}, "over_first_fit": over}
 
 
-def _ratio(ours: float, theirs: float) -> float:
-    return ours / theirs if theirs else 1.0 if not ours else float("inf")
+def _ratio(value: float, baseline: float) -> float:
+    return value / baseline if baseline else 1.0 if not value else float("inf")
 
 
 def bars(results: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
@@ -270,7 +270,7 @@ def bars(results: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
             jobs, slices = (
                 _ratio(rows[OURS][key], max(rows[way][key] for way in SIMPLE)) for key in ("jobs", "slices")
             )
-            what = "over the better of first and best fit"
-            found.append(Bar(f"{label}: accepted jobs {what}", jobs, JOBS_TARGET, at_least=True))
-            found.append(Bar(f"{label}: accepted slices {what}", slices, SLICES_TARGET, at_least=True))
+            comparison = "over the better of first and best fit"
+            found.append(Bar(f"{label}: accepted jobs {comparison}", jobs, JOBS_TARGET, at_least=True))
+            found.append(Bar(f"{label}: accepted slices {comparison}", slices, SLICES_TARGET, at_least=True))
     return found

@@ -41,16 +41,16 @@ class Headline:
 
 
 def _judged(claim: str, found: list[Claim]) -> Headline:
-    ours = "; ".join(f"{what} {value:.3g} (theirs {theirs:g})" for what, value, theirs in found)
-    return Headline(claim, ours, all(value >= theirs for _, value, theirs in found))
+    measured = "; ".join(f"{quantity} {value:.3g} (theirs {published:g})" for quantity, value, published in found)
+    return Headline(claim, measured, all(value >= published for _, value, published in found))
 
 
 def instances(result: Result) -> Headline:
     """GPUs saved against MIG off, on ParvaGPU's scenarios."""
     rows = {row["name"]: row for row in result["rows"]}
-    ours, off = rows["integer programme, measured figures"], rows["MIG off, a GPU for each model"]
-    saved = 1 - ours["total"] / off["total"]
-    mean = statistics.fmean(1 - mine / theirs for mine, theirs in zip(ours["gpus"], off["gpus"], strict=True))
+    programme, off = rows["integer programme, measured figures"], rows["MIG off, a GPU for each model"]
+    saved = 1 - programme["total"] / off["total"]
+    mean = statistics.fmean(1 - gpus / without for gpus, without in zip(programme["gpus"], off["gpus"], strict=True))
     found = [("saved in all", 100 * saved, 50.0), ("mean of scenarios", 100 * mean, 50.0)]
     return _judged("ElasticBatch, 50 % fewer GPU instances than with MIG off", found)
 
@@ -141,8 +141,8 @@ def bsbf(result: Result) -> Headline:
         "SJF-BSBF, up to 17 % less than SJF-FFS on large traces (its 27 to 33 % are against schedulers that preempt)",
         [("most gained over SJF-FFS", most, 17.0)],
     )
-    beside = ", ".join(f"{value:.1f} % over {name}" for name, value in means.items())
-    return Headline(headline.claim, f"{headline.ours}; mean gain of all cells: {beside}", headline.beaten)
+    gains = ", ".join(f"{value:.1f} % over {name}" for name, value in means.items())
+    return Headline(headline.claim, f"{headline.ours}; mean gain of all cells: {gains}", headline.beaten)
 
 
 def lending(result: Result) -> Headline:

@@ -317,16 +317,16 @@ def arrivals_of(load: Load, arrivals: Sequence[Sequence[float]], seed: int) -> l
 
 def bars(result: Mapping[str, Any]) -> list[Bar]:
     """What the shipped defaults are held to at one load."""
-    ours, half = result["ways"]["ours"], result["ways"]["half"]
+    lending_way, half = result["ways"]["ours"], result["ways"]["half"]
     load, target = result["load"], TARGETS.get(result["load"])
-    over = ours["delay_p95_s"] - half["delay_p95_s"]
+    over = lending_way["delay_p95_s"] - half["delay_p95_s"]
     found = [
         Bar(f"{load}: p95 start delay beyond a dedicated half [s]", over, lending.TARGET_DELAY_S),
-        Bar(f"{load}: restarts per training job", ours["restarts"], lending.TARGET_RESTARTS),
+        Bar(f"{load}: restarts per training job", lending_way["restarts"], lending.TARGET_RESTARTS),
     ]
     servers = result["ways"]["servers"]
-    found.append(Bar(f"{load}: mean JCT over lending whole free servers", ours["jct_s"] / servers["jct_s"], 1.0))
+    found.append(Bar(f"{load}: mean JCT over lending whole free servers", lending_way["jct_s"] / servers["jct_s"], 1.0))
     if target is not None:
-        found.insert(0, Bar(f"{load}: mean JCT over training half only", ours["jct_ratio"][0], target))
+        found.insert(0, Bar(f"{load}: mean JCT over training half only", lending_way["jct_ratio"][0], target))
     found.append(Bar(f"{load}: p95 start delay without lending [s]", half["delay_p95_s"], PROMISE_S))
     return found

@@ -89,7 +89,7 @@ def site(lend: bool) -> SimulatedSite:
     half = lendslices.NODES // 2
     nodes = [SiteNode(f"n{n + 1}", gpus, (TRAINING,) if n < half else shared) for n in range(lendslices.NODES)]
     partitions = (SimulatedPartition(INFERENCE, _TIERS[0]), SimulatedPartition(TRAINING, _TIERS[1], preempted=True))
-    return SimulatedSite(tuple(nodes), partitions, SlurmSettings(look_s=0.02, update_s=0.004))
+    return SimulatedSite(tuple(nodes), partitions, SlurmSettings(listing_s=0.02, update_s=0.004))
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def check(
             rows["round"].setdefault(name, []).append(alone)
     ratio = {
         name: statistics.fmean(
-            ours["jct_s"] / half["jct_s"] for ours, half in zip(ways["ours"], ways["half"], strict=True)
+            lending_run["jct_s"] / half["jct_s"] for lending_run, half in zip(ways["ours"], ways["half"], strict=True)
         )
         for name, ways in rows.items()
     }

@@ -118,9 +118,9 @@ class Cell:
 
 def source(data: Path) -> SharingSource:
     """Read what lies below a folder. Raises NotMeasurable, TraceError."""
-    jobs = muri.read(_one(data, "cluster_trace.csv*")).jobs
-    found = measured_pairs.gavel(_one(data, "physical_cluster_throughputs.csv*"))
-    both = tuple((xi, found[other, one]) for (one, other), xi in sorted(found.items()) if one <= other)
+    jobs = muri.read(_file(data, "cluster_trace.csv*")).jobs
+    found = measured_pairs.gavel(_file(data, "physical_cluster_throughputs.csv*"))
+    both = tuple((xi, found[other, app]) for (app, other), xi in sorted(found.items()) if app <= other)
     if not both or not jobs:
         raise NotMeasurable(f"{data} holds no pairs of Gavel or no jobs of Muri")
     return SharingSource(jobs, both)
@@ -160,13 +160,13 @@ def slowdowns(
 ) -> dict[tuple[str, str], float]:
     """Of every pair of applications."""
     if cell.slowdown is not None:
-        return {(one, other): cell.slowdown for one in apps for other in apps}
+        return {(app, other): cell.slowdown for app in apps for other in apps}
     xi = {}
-    for number, one in enumerate(apps):
+    for number, app in enumerate(apps):
         for other in apps[number:]:
             sides = found.measured[int(chance.integers(len(found.measured)))]
             flip = int(chance.integers(2))
-            xi[one, other], xi[other, one] = sides[flip], sides[1 - flip]
+            xi[app, other], xi[other, app] = sides[flip], sides[1 - flip]
     return xi
 
 
@@ -253,14 +253,14 @@ def _measured(found: SharingSource, cell: Cell, number: int, seeds: int) -> dict
             for way in WAYS:
                 of[f"{order}, {way}"].append(play(jobs, policy(way, key, xi), xi, seed))
     figures = {
-        name: {key: round(statistics.fmean(one[key] for one in runs), 2) for key in runs[0]}
+        name: {key: round(statistics.fmean(run[key] for run in runs), 2) for key in runs[0]}
         for name, runs in of.items()
     }
     over = {}
     for order in ORDERS:
         for way, base in _compared():
-            mine, theirs = of[f"{order}, {way}"], of[f"{order}, {base}"]
-            ratio = [a["jct_s"] / b["jct_s"] for a, b in zip(mine, theirs, strict=True)]
+            runs, base_runs = of[f"{order}, {way}"], of[f"{order}, {base}"]
+            ratio = [a["jct_s"] / b["jct_s"] for a, b in zip(runs, base_runs, strict=True)]
             over[f"{order}, {way} over {base}"] = _finite(mean_with_interval(ratio))
     return {
         "cell": cell.name,
@@ -294,7 +294,7 @@ def _finite(ratio: Sequence[float]) -> list[float | None]:
     return [round(value, 4) if math.isfinite(value) else None for value in ratio]
 
 
-def _one(data: Path, pattern: str) -> Path:
+def _file(data: Path, pattern: str) -> Path:
     found = sorted(data.rglob(pattern))
     if not found:
         raise NotMeasurable(f"{data} holds no {pattern} (Muri and Gavel are needed)")

@@ -110,18 +110,18 @@ class Allocation:
     @property
     def slices(self) -> int:
         """Compute slices of all instances."""
-        return sum(each.slot.profile.compute for each in self.placed)
+        return sum(instance.slot.profile.compute for instance in self.placed)
 
     def layouts(self) -> tuple[Layout, ...]:
         """The layout of each GPU."""
         slots: list[list[Slot]] = [[] for _ in range(self.gpus)]
-        for each in self.placed:
-            slots[each.gpu].append(each.slot)
+        for instance in self.placed:
+            slots[instance.gpu].append(instance.slot)
         return tuple(Layout(found) for found in slots)
 
     def of(self, service: str) -> Counter[InstanceSetting]:
         """How many instances of each setting a service has."""
-        return Counter(each.setting for each in self.placed if each.service == service)
+        return Counter(instance.setting for instance in self.placed if instance.service == service)
 
 
 def compose(service: ServiceDemand) -> Counter[InstanceSetting]:

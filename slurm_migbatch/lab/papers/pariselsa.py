@@ -158,7 +158,7 @@ def split(works: Sequence[WorkClass], stock: Sequence[float]) -> list[list[float
 def first_idle(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
     """First idle, first served: one queue, whose head goes to the partition that has been idle longest."""
     works, ledger = board.works, Latencies(stream)
-    free = [(0.0, number, kind) for number, kind in enumerate(_each(board.stock))]
+    free = [(0.0, number, kind) for number, kind in enumerate(_kinds_of(board.stock))]
     for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
         since, which, kind = free[0]
         own = works[number].seconds[kind]
@@ -187,5 +187,5 @@ def early(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
     return ledger.result()
 
 
-def _each(stock: Sequence[int]) -> list[int]:
+def _kinds_of(stock: Sequence[int]) -> list[int]:
     return [kind for kind, count in enumerate(stock) for _ in range(count)]

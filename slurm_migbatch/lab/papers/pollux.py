@@ -101,9 +101,9 @@ def place(
     for job, most in sorted(wanted.items(), key=lambda item: -item[1]):
         if job in kept:
             continue
-        mine = had.get(job, {})
+        own_nodes = had.get(job, {})
         for count in range(most, least[job] - 1, -1):
-            nodes = _nodes(count, room, spread, mine) if count else {}
+            nodes = _nodes(count, room, spread, own_nodes) if count else {}
             if nodes:
                 found[job] = nodes
                 for node, taken in nodes.items():
@@ -114,13 +114,13 @@ def place(
     return found
 
 
-def _nodes(count: int, room: Mapping[int, int], spread: set[int], mine: Mapping[int, int]) -> dict[int, int]:
+def _nodes(count: int, room: Mapping[int, int], spread: set[int], own_nodes: Mapping[int, int]) -> dict[int, int]:
     """The tightest node that is enough, its own first; else the emptiest that hold no spread job."""
     enough = [node for node, size in room.items() if size >= count]
     if enough:
-        return {min(enough, key=lambda node: (node not in mine, room[node], node)): count}
+        return {min(enough, key=lambda node: (node not in own_nodes, room[node], node)): count}
     taken: dict[int, int] = {}
-    for node in sorted(room, key=lambda node: (-room[node], node not in mine, node)):
+    for node in sorted(room, key=lambda node: (-room[node], node not in own_nodes, node)):
         left = count - sum(taken.values())
         if not left:
             break

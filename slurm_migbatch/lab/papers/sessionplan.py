@@ -77,7 +77,7 @@ def carried(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hoste
 
 def best(found: Sequence[Carried]) -> Carried:
     """The plan that carries most; of equals the first."""
-    return max(found, key=lambda each: each.load)
+    return max(found, key=lambda carried_plan: carried_plan.load)
 
 
 def play(
@@ -100,7 +100,7 @@ def play(
 
 def at_load(model: Hosted, load: float) -> Hosted:
     """A model with a multiple of its items, in runs that are about as long."""
-    return replace(model, items=load * model.items, pieces=max(1, math.ceil(load * model.pieces - 1e-9)))
+    return replace(model, items=load * model.items, runs=max(1, math.ceil(load * model.runs - 1e-9)))
 
 
 def largest(missed: Callable[[float], bool], bound: float = 1.0) -> float:

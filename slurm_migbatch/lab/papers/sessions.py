@@ -63,18 +63,18 @@ class Hosted:
         rates: items a second on each kind of slice; 0 where it cannot run within its latency objective.
         window_s: its work comes at the start of each window and is due at its end.
         items: that each window brings.
-        pieces: runs that they are divided into.
+        runs: into which they are divided.
     """
 
     name: str
     rates: tuple[float, ...]
     window_s: float
     items: float
-    pieces: int
+    runs: int
 
     def seconds(self, kind: int) -> float:
         """What one run takes on a kind of slice."""
-        return self.items / self.pieces / self.rates[kind] if self.rates[kind] else math.inf
+        return self.items / self.runs / self.rates[kind] if self.rates[kind] else math.inf
 
 
 class SessionRun(NamedTuple):
@@ -118,7 +118,7 @@ def _releases(models: Sequence[Hosted], sessions: int) -> list[tuple[float, floa
     found = []
     for m, model in enumerate(models):
         for window in range(int(horizon / model.window_s + 1e-9)):
-            found += [(window * model.window_s, (window + 1) * model.window_s, m)] * model.pieces
+            found += [(window * model.window_s, (window + 1) * model.window_s, m)] * model.runs
     return sorted(found)
 
 
@@ -144,8 +144,8 @@ class _Ledger:
         self.spent[model] += amount
         self._recent.append((start, model, amount))
         while self._recent[0][0] < start - HISTORY * self.length:
-            _, old, gone = self._recent.popleft()
-            self.spent[old] -= gone
+            _, old, amount_then = self._recent.popleft()
+            self.spent[old] -= amount_then
         return run.end
 
     def next_release(self, now: float) -> float:
@@ -264,12 +264,12 @@ def _place(
     if slot is None:
         return None
     kept = EMPTY
-    beside = used.add(slot)
-    for each in idle:
-        if geometry.fits(beside.union(kept), each):
-            kept = kept.add(each)
-    gone = len(idle) - len(kept)
-    return slot, costs.create_s + gone * costs.destroy_s, kept
+    occupied = used.add(slot)
+    for idle_slot in idle:
+        if geometry.fits(occupied.union(kept), idle_slot):
+            kept = kept.add(idle_slot)
+    destroyed = len(idle) - len(kept)
+    return slot, costs.create_s + destroyed * costs.destroy_s, kept
 
 
 def _fill_in(
@@ -333,7 +333,7 @@ def framed(
     heapq.heapify(free)
     while free:
         now, kind, slot, until = heapq.heappop(free)
-        ranks = [(rank, m) for m, each in enumerate(waiting) if (rank := each.rank(now, kind, until)) is not None]
+        ranks = [(rank, m) for m, window in enumerate(waiting) if (rank := window.rank(now, kind, until)) is not None]
         if ranks:
             _, m = min(ranks)
             end = ledger.start(m, slot, now, models[m].seconds(kind), waiting[m].take(kind))
@@ -344,9 +344,9 @@ def framed(
                 end = ledger.start(chosen, slot, now, models[chosen].seconds(kind), math.inf)
         if now < end < until - _GRAIN_S:
             heapq.heappush(free, (end, kind, slot, until))
-    for each in waiting:
-        each.advance(ledger.horizon)
-    return ledger.schedule(sum(each.missed for each in waiting))
+    for window in waiting:
+        window.advance(ledger.horizon)
+    return ledger.schedule(sum(window.missed for window in waiting))
 
 
 class _Window:
@@ -354,7 +354,7 @@ class _Window:
 
     def __init__(self, model: Hosted, shares: Sequence[float], horizon: float) -> None:
         self.model, self.horizon = model, horizon
-        self.quota = [share * model.pieces for share in shares]
+        self.quota = [share * model.runs for share in shares]
         cost = [model.seconds(k) for k in range(len(shares))]
         self.loss = [seconds / min(cost) for seconds in cost]
         self.missed = 0
@@ -362,7 +362,7 @@ class _Window:
 
     def _open(self, begin: float) -> None:
         self.begin, self.due = begin, begin + self.model.window_s
-        self.left = self.model.pieces if self.due <= self.horizon + _GRAIN_S else 0
+        self.left = self.model.runs if self.due <= self.horizon + _GRAIN_S else 0
         self.done = [0] * len(self.quota)
 
     def advance(self, now: float) -> None:
@@ -412,10 +412,10 @@ def _spans(
         for way, share in held if number % 2 == 0 else held[::-1]:
             wanted = [kind for kind, n in zip(kinds, way, strict=True) for _ in range(n)]
             following = plan_free(geometry, EMPTY, sorted(wanted, reverse=True), layout)
-            gone, new = layout.minus(following), following.minus(layout)
-            spans += [(slot, standing.pop(slot), begin) for slot in gone]
-            ready = begin + len(gone) * costs.destroy_s
-            for i, slot in enumerate(new, start=1):
+            destroyed, created = layout.minus(following), following.minus(layout)
+            spans += [(slot, standing.pop(slot), begin) for slot in destroyed]
+            ready = begin + len(destroyed) * costs.destroy_s
+            for i, slot in enumerate(created, start=1):
                 standing[slot] = ready + i * costs.create_s
             layout = following
             begin += share * round_s

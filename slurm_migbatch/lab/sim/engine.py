@@ -240,16 +240,16 @@ class Simulation:
         """Completions, timers and changes of demand up to the moment."""
         heap = self._heap
         while heap and heap[0][0] <= moment:
-            _, rank, _, what, version = heappop(heap)
+            _, rank, _, payload, version = heappop(heap)
             if rank == _COMPLETION:
-                if what.version == version:
-                    self._complete(what)
+                if payload.version == version:
+                    self._complete(payload)
             elif rank == _TIMER:
-                self.policy.timer(self, what)
+                self.policy.timer(self, payload)
             else:
                 if self._log is not None:
-                    self._log.append(LoggedEvent(moment, "demand", -1, (), what.value, what.app))
-                self.policy.demand(self, what)
+                    self._log.append(LoggedEvent(moment, "demand", -1, (), payload.value, payload.app))
+                self.policy.demand(self, payload)
 
     def _take_arrivals(self, moment: float, position: int) -> int:
         """Jobs that arrive up to the moment; the number of the first one that arrives later."""
@@ -407,22 +407,22 @@ class Simulation:
             if len(cell.runs) > 1:
                 factor = self.speeds.slowdown(run, [other for other in cell.runs if other is not run])
             if run.sensitivity and len(gpu.cells) > 1:
-                mine = place.slot.placement.size
-                share = (gpu.used.mask.bit_count() - mine) / (gpu.geometry.memory_slices - mine)
+                own_slices = place.slot.placement.size
+                share = (gpu.used.mask.bit_count() - own_slices) / (gpu.geometry.memory_slices - own_slices)
                 factor *= 1.0 + run.sensitivity * share
             worst = max(worst, factor)
         return worst
 
-    def _note(self, what: What, run: SimulatedRun, destroyed: int, created: int) -> None:
+    def _note(self, kind: What, run: SimulatedRun, destroyed: int, created: int) -> None:
         assert self._log is not None
         pause = run.resumes - self.now
-        self._log.append(LoggedEvent(self.now, what, run.job.id, run.places, pause, run.job.name, destroyed, created))
+        self._log.append(LoggedEvent(self.now, kind, run.job.id, run.places, pause, run.job.name, destroyed, created))
 
     # -- the heap ----------------------------------------------------------------------------------------------
 
-    def _push(self, time: float, rank: int, what: Any, version: int = 0) -> None:
+    def _push(self, time: float, rank: int, payload: Any, version: int = 0) -> None:
         self._count += 1
-        heappush(self._heap, (time, rank, self._count, what, version))
+        heappush(self._heap, (time, rank, self._count, payload, version))
 
     def _sweep(self) -> None:
         """Drop stale completions, where they are most of the heap."""

@@ -43,9 +43,9 @@ def summarise(result: SimulationResult) -> dict[str, Any]:
         "all": of_jobs(result.runs, result.end),
     }
     for kind in ("train", "infer"):
-        mine = [run for run in result.runs if run.job.kind == kind]
-        if mine and len(mine) < len(result.runs):
-            figures[kind] = of_jobs(mine, result.end)
+        of_kind = [run for run in result.runs if run.job.kind == kind]
+        if of_kind and len(of_kind) < len(result.runs):
+            figures[kind] = of_jobs(of_kind, result.end)
     if result.actions:
         figures["actions"] = dict(result.actions)
     return figures

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.config.reader import ConfigError, Problem, lines_of, read_section, unknown_word
+from slurm_migbatch.config.reader import ConfigError, Problem, lines_of, read_section, unknown_name
 from slurm_migbatch.config.schema import Check, between, key, one_of, required
 from slurm_migbatch.lab.sim import gpus, registry
 from slurm_migbatch.mig.geometry import Geometry
@@ -148,7 +148,7 @@ def load(path: Path) -> Scenario:
     for name, value in data.items():
         line = where.get((name,), 0)
         if name not in PARTS and name != "policy":
-            problems.append(Problem(line, unknown_word("section", name, [*PARTS, "policy"])))
+            problems.append(Problem(line, unknown_name("section", name, [*PARTS, "policy"])))
         elif not isinstance(value, dict):
             problems.append(Problem(line, f"{name} must be a section, [{name}]"))
     for name, part in PARTS.items():
@@ -156,7 +156,7 @@ def load(path: Path) -> Scenario:
         if isinstance(value, dict):
             parts[name] = read_section((name,), part, value, where, problems)
     policy, params = _policy(data.get("policy", {}), where, problems)
-    params = _beside(path, params)
+    params = _with_config_path(path, params)
     if problems:
         raise ConfigError(str(path), problems)
     found = Scenario(path=path, policy=policy, params=params, **parts)
@@ -187,14 +187,14 @@ def _policy(values: object, where: Mapping[tuple[str, ...], int], problems: list
     name = values.get("name", registry.DEFAULT)
     if not isinstance(name, str) or name not in registry.POLICIES:
         problems.append(
-            Problem(where.get(("policy", "name"), line), unknown_word("policy", str(name), registry.POLICIES))
+            Problem(where.get(("policy", "name"), line), unknown_name("policy", str(name), registry.POLICIES))
         )
         return "", None
-    rest = {word: value for word, value in values.items() if word != "name"}
+    rest = {key: value for key, value in values.items() if key != "name"}
     return name, read_section(("policy",), registry.find(name).params, rest, where, problems)
 
 
-def _beside(path: Path, params: Any) -> Any:
+def _with_config_path(path: Path, params: Any) -> Any:
     """A configuration that is named by parameters is looked for beside the file that names it."""
     config = getattr(params, "config", "")
     return dataclasses.replace(params, config=str(path.parent / config)) if config else params
@@ -203,8 +203,8 @@ def _beside(path: Path, params: Any) -> Any:
 def _apart(scenario: Scenario, where: Mapping[tuple[str, ...], int]) -> Iterator[Problem]:
     """What is wrong between keys that are right each by itself."""
 
-    def at(*words: str) -> int:
-        return where.get(words, where.get(words[:1], 0))
+    def at(*keys: str) -> int:
+        return where.get(keys, where.get(keys[:1], 0))
 
     workload, speeds = scenario.workload, scenario.speeds
     if workload.trace == "pollux" and not workload.profiles:
@@ -220,14 +220,14 @@ def _apart(scenario: Scenario, where: Mapping[tuple[str, ...], int]) -> Iterator
         yield Problem(at("workload", "models"), "models can only be drawn from a table or from the predictor")
     if scenario.cluster.neighbours >= scenario.cluster.neighbours_worst > 0:
         yield Problem(at("cluster", "neighbours"), "cluster.neighbours must be below neighbours_worst")
-    for section, word, path in (
+    for section, name, path in (
         ("workload", "path", workload.path),
         ("workload", "profiles", workload.profiles),
         ("speeds", "path", speeds.path),
         ("speeds", "pairs", speeds.pairs),
     ):
         if path and not scenario.near(path).exists():
-            yield Problem(at(section, word), f"{section}.{word}: {scenario.near(path)} does not exist")
+            yield Problem(at(section, name), f"{section}.{name}: {scenario.near(path)} does not exist")
     if workload.begin_s >= workload.end_s:
         yield Problem(at("workload", "begin_s"), "workload.begin_s must be before end_s")
 

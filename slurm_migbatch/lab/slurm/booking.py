@@ -177,10 +177,10 @@ class Booking:
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
-    def _note(self, what: What, run: SimulatedRun, seconds: float) -> None:
+    def _note(self, kind: What, run: SimulatedRun, seconds: float) -> None:
         if self._log is not None:
             seconds = 0.0 if math.isinf(seconds) else seconds
-            self._log.append(LoggedEvent(self._now, what, run.job.id, run.places, seconds, run.job.name))
+            self._log.append(LoggedEvent(self._now, kind, run.job.id, run.places, seconds, run.job.name))
 
     def _events(self, runs: Sequence[SimulatedRun]) -> tuple[LoggedEvent, ...]:
         if self._log is None:

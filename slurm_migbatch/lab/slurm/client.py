@@ -75,26 +75,26 @@ class SimulatedSlurm(Slurmctld):
         self.requeues: list[int] = []
         self.down = False
         self.refuse: set[str] = set()
-        self.before_call: Callable[[str], object] = lambda what: None
-        self.after_call: Callable[[str], object] = lambda what: None
+        self.before_call: Callable[[str], object] = lambda request: None
+        self.after_call: Callable[[str], object] = lambda request: None
 
     # -- listings --------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[JobRow]:
         """See SlurmClient."""
-        self._asked("jobs", self.settings.look_s)
+        self._asked("jobs", self.settings.listing_s)
         return self.order()
 
     def nodes(self) -> list[NodeRow]:
         """See SlurmClient."""
-        self._asked("nodes", self.settings.look_s)
+        self._asked("nodes", self.settings.listing_s)
         return [self.node_row(machine) for machine in self.machines.values()]
 
     def diag(self) -> Diag:
         """See SlurmClient."""
         counts: Counter[str] = Counter()
-        for what, count in self.calls.items():
-            counts[_RPC.get(what, "REQUEST_" + what.upper())] += count
+        for request, count in self.calls.items():
+            counts[_RPC.get(request, "REQUEST_" + request.upper())] += count
         return Diag({name: RpcCount(count, 0.0) for name, count in counts.items()})
 
     def default_partition(self) -> str:
@@ -339,28 +339,28 @@ class SimulatedSlurm(Slurmctld):
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def _asked(self, what: str, costs: float = 0.0) -> None:
-        self.calls[what] += 1
+    def _asked(self, request: str, costs: float = 0.0) -> None:
+        self.calls[request] += 1
         if self.down:
-            raise SlurmError("slurmctld does not answer", (what,), 1, "")
-        if what in self.refuse:
-            raise SlurmError(f"slurmctld refuses to {what}", (what,), 1, "")
+            raise SlurmError("slurmctld does not answer", (request,), 1, "")
+        if request in self.refuse:
+            raise SlurmError(f"slurmctld refuses to {request}", (request,), 1, "")
         self._costs(costs)
 
     def _costs(self, seconds: float) -> None:
         if seconds > 0:
             self.clock.sleep(seconds)
 
-    def _change(self, what: str, names: Collection[str], change: Callable[[str], str]) -> None:
+    def _change(self, request: str, names: Collection[str], change: Callable[[str], str]) -> None:
         """Do something to each of these; all others are done where some are refused."""
-        self._asked(what)
-        self.before_call(what)
+        self._asked(request)
+        self.before_call(request)
         refused = {}
         for name in names:
             self._costs(self.settings.update_s)
             if why := change(name):
                 refused[name] = why
-        self.after_call(what)
+        self.after_call(request)
         if refused:
             raise SlurmRefused(refused, len(names), ("scontrol",))
 

@@ -85,8 +85,8 @@ class Halved:
 
     def share(self, job: int, held: Sequence[Slice]) -> float:
         """See Neighbourhood."""
-        mine = {(row.gpu, row.slot) for row in held if row.job == job}
-        return self.part if any(row.job != job and (row.gpu, row.slot) in mine for row in held) else 1.0
+        own_slots = {(row.gpu, row.slot) for row in held if row.job == job}
+        return self.part if any(row.job != job and (row.gpu, row.slot) in own_slots for row in held) else 1.0
 
 
 @dataclass
@@ -342,7 +342,7 @@ class SimulatedNodes:
             return None
         if not all(claim.planned for claim in claims):
             self.unplanned.append(row.job_id)
-        return self._carry_out(row, name, node, claims)
+        return self._make_slices(row, name, node, claims)
 
     def _views(self, node: _SimulatedNode) -> list[placement.GpuOccupancy]:
         found = []
@@ -371,7 +371,9 @@ class SimulatedNodes:
         every = {(v.uuid, s) for v in views for p in wishes if p in v.geometry for s in v.geometry.info(p).slots}
         return every - allowed
 
-    def _carry_out(self, row: JobRow, name: str, node: _SimulatedNode, claims: Sequence[placement.SlotClaim]) -> float:
+    def _make_slices(
+        self, row: JobRow, name: str, node: _SimulatedNode, claims: Sequence[placement.SlotClaim]
+    ) -> float:
         took = 0.0
         rows = []
         for claim in claims:
@@ -425,7 +427,7 @@ class SimulatedNodes:
                 if (uuid, slot) != (shared.gpu, shared.slot)
             }
             claims = placement.choose_slots(self._views(node), [shared.slot.profile], row.uid, _REUSE, barred)
-            return None if claims is None else self._carry_out(row, name, node, claims)
+            return None if claims is None else self._make_slices(row, name, node, claims)
         return None
 
     def _started(self, row: JobRow, rows: Sequence[Slice], took: float, planned: bool) -> dict[str, Any]:
@@ -448,8 +450,8 @@ class SimulatedNodes:
             node = self._nodes.get(name)
             if node is None:
                 continue
-            mine = [row for row in node.rows.values() if row.job == job and row.state == "held"]
-            for row in mine:
+            own_rows = [row for row in node.rows.values() if row.job == job and row.state == "held"]
+            for row in own_rows:
                 other = next((slice_row for slice_row in node.rows.values() if slice_row.beside == row.id), None)
                 if row.beside is not None:
                     del node.rows[row.id or 0]
@@ -458,9 +460,9 @@ class SimulatedNodes:
                     node.rows[other.id or 0] = other._replace(beside=None)
                 else:
                     node.rows[row.id or 0] = row.freed("idle")
-            if mine:
-                fields = {"job": job, "restart": mine[0].restart, "exit_code": 0, "memory_mib": None}
-                self._tell(name, "stop", fields | {"slices": [row.event_fields for row in mine]})
+            if own_rows:
+                fields = {"job": job, "restart": own_rows[0].restart, "exit_code": 0, "memory_mib": None}
+                self._tell(name, "stop", fields | {"slices": [row.event_fields for row in own_rows]})
 
     # -- events ----------------------------------------------------------------------------------------------------
 

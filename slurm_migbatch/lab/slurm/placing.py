@@ -216,5 +216,5 @@ def _ready(machine: NodeRecord, shape: Shape) -> float:
 
 def _satisfies(expression: str, features: frozenset[str]) -> bool:
     """--constraint: words joined by & or by |."""
-    words = _WORD.findall(expression)
-    return not words or (not features.isdisjoint(words) if "|" in expression else features.issuperset(words))
+    named = _WORD.findall(expression)
+    return not named or (not features.isdisjoint(named) if "|" in expression else features.issuperset(named))

@@ -25,7 +25,7 @@ class SlurmSettings:
         requeue_delay_s: a requeued job may not begin for so long.
         over_limit_s: by which a job may run over its time limit (OverTimeLimit).
         kill_s: from TERM to the end of the Epilog, of jobs whose nodes are not simulated.
-        look_s, update_s: what one listing of jobs or nodes costs, and one request to change something.
+        listing_s, update_s: what one listing of jobs or nodes costs, and one request to change something.
     """
 
     release: tuple[int, int] = (24, 11)
@@ -36,7 +36,7 @@ class SlurmSettings:
     requeue_delay_s: float = 120.0
     over_limit_s: float = 0.0
     kill_s: float = 2.0
-    look_s: float = 0.0
+    listing_s: float = 0.0
     update_s: float = 0.0
 
     @property

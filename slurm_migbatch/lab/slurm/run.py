@@ -77,7 +77,7 @@ class SimulatedSite:
 
     nodes: tuple[SiteNode, ...]
     partitions: tuple[SimulatedPartition, ...] = (SimulatedPartition("gpu", 10), SimulatedPartition("train", 1))
-    slurm: SlurmSettings = field(default_factory=lambda: SlurmSettings(look_s=0.02, update_s=0.004))
+    slurm: SlurmSettings = field(default_factory=lambda: SlurmSettings(listing_s=0.02, update_s=0.004))
     times: NodeDelays = field(default_factory=NodeDelays)
 
     def catalog(self) -> dict[str, int]:
@@ -183,7 +183,7 @@ class SlurmSimulation:
         self._left = len(workload)
         self._events: list[Mapping[str, Any]] = []
         self._news = self._soon = True
-        self.nodes.on_events = self._told
+        self.nodes.on_events = self._on_events
         self.slurm.on_change = self._changed
         for number, submission in enumerate(workload):
             self.clock.at(
@@ -272,7 +272,7 @@ class SlurmSimulation:
     def _work(self, row: JobRow) -> Work:
         return self._of[row.array_job or row.job_id].work()
 
-    def _told(self, _node: str, events: Sequence[Mapping[str, Any]]) -> None:
+    def _on_events(self, _node: str, events: Sequence[Mapping[str, Any]]) -> None:
         self._events += events
         self._news = self._soon = True
 

@@ -638,7 +638,7 @@ class Slurmctld:
         if facts.after == "PENDING":
             self._again(row)
         else:
-            self._gone(row, facts.after)
+            self._remove_job(row, facts.after)
 
     def finish(self, job: int, state: str = "COMPLETED") -> JobRow:
         """The job ends and its Epilogs have run, all at once; its row before that."""
@@ -697,7 +697,7 @@ class Slurmctld:
         self._put(row)
         self._wake(row.job_id, begin)
 
-    def _gone(self, row: JobRow, state: str) -> None:
+    def _remove_job(self, row: JobRow, state: str) -> None:
         facts = self._facts.pop(row.job_id)
         self._pending.drop(row.job_id)
         self._active.pop(row.job_id, None)
@@ -732,7 +732,7 @@ class Slurmctld:
         if row is None:
             return
         if row.pending:
-            self._gone(row, "CANCELLED")
+            self._remove_job(row, "CANCELLED")
         elif row.state == "COMPLETING":
             if self._facts[job].after == "PENDING":
                 self._facts[job].after = "CANCELLED"

@@ -173,8 +173,10 @@ class Hindrances:
             slots = {row.slot for row in here}
             if run.sensitivity and len(slots) > 1:
                 used = sum(slot.placement.size for slot in slots)
-                mine = slice_row.slot.placement.size
-                factor *= 1.0 + run.sensitivity * (used - mine) / (self.geometries[slice_row.gpu].memory_slices - mine)
+                own_slices = slice_row.slot.placement.size
+                factor *= 1.0 + run.sensitivity * (used - own_slices) / (
+                    self.geometries[slice_row.gpu].memory_slices - own_slices
+                )
             worst = max(worst, factor)
         return 1.0 / worst
 
@@ -190,12 +192,12 @@ def submission_of(job: SimulatedJob, at: float, uid: int, course: Course, manner
         uid: of its user.
         course: its work.
     """
-    on_node = min(MAX_COUNT, manner.per_node * _on_one(manner.geometry, job.profile))
-    nodes, on_each = spread(job.gpus, manner.nodes, on_node)
+    on_node = min(MAX_COUNT, manner.per_node * _most_on_gpu(manner.geometry, job.profile))
+    nodes, per_node = spread(job.gpus, manner.nodes, on_node)
     if manner.open(job):
         gres = "mig:auto"
     else:
-        gres = f"gpu:{on_each}" if job.profile is None else f"mig:{job.profile.gres_type}:{on_each}"
+        gres = f"gpu:{per_node}" if job.profile is None else f"mig:{job.profile.gres_type}:{per_node}"
     fields = {"user": _USER.sub("_", job.user) or "user", "uid": uid, "num_nodes": nodes}
     slowest = 1.0
     if manner.open(job):
@@ -231,7 +233,7 @@ def users_of(jobs: Sequence[SimulatedJob]) -> dict[str, int]:
     return {user: FIRST_UID + number for number, user in enumerate(sorted({job.user for job in jobs}))}
 
 
-def _on_one(geometry: Geometry, profile: Profile | None) -> int:
+def _most_on_gpu(geometry: Geometry, profile: Profile | None) -> int:
     """How many such slices one GPU has at most; 1 for a profile that it does not have."""
     return 1 if profile is None or profile not in geometry else geometry.info(profile).max_instances
 

@@ -107,17 +107,17 @@ class Slowdowns:
 def source(data: Path) -> StudySource:
     """Read all that lies below a folder. Raises NotMeasurable, TraceError."""
     # the published schedulers count in iterations, so what a job claims is its work
-    jobs = tuple(replace(job, estimate=None) for job in muri.read(_one(data, "cluster_trace.csv*")).jobs)
-    known = pollux.profiles(_one(data, "placements.csv*").parent.parent)
+    jobs = tuple(replace(job, estimate=None) for job in muri.read(_file(data, "cluster_trace.csv*")).jobs)
+    known = pollux.profiles(_file(data, "placements.csv*").parent.parent)
     pool = tuple(
         (job.app, job.work) for path in sorted(data.rglob("workload-*.csv*")) for job in pollux.read(path, known).jobs
     )
     if not pool:
         raise NotMeasurable(f"{data} holds no workload-*.csv of Pollux")
-    arrivals = [job.arrival for job in philly.read(_one(data, "philly_jobs.csv*")).jobs]
+    arrivals = [job.arrival for job in philly.read(_file(data, "philly_jobs.csv*")).jobs]
     gaps = tuple(float(gap) for gap in np.diff(arrivals))
-    found = pairs.gavel(_one(data, "physical_cluster_throughputs.csv*"))
-    measured = tuple((xi, found[other, one]) for (one, other), xi in sorted(found.items()) if one <= other)
+    found = pairs.gavel(_file(data, "physical_cluster_throughputs.csv*"))
+    measured = tuple((xi, found[other, app]) for (app, other), xi in sorted(found.items()) if app <= other)
     if max(sum(mix.values()) for mix in MIXES.values()) > len(gaps) or not measured:
         raise NotMeasurable(f"{data} holds too few submissions of Philly or no pairs of Gavel")
     return StudySource(jobs, pool, gaps, measured)
@@ -168,20 +168,20 @@ def slowdowns(found: StudySource) -> list[Slowdowns]:
 
     def same(value: float) -> Slowdowns:
         return Slowdowns(
-            f"{value:g}", lambda rng, apps: {(one, other): value for one in apps for other in apps}, drawn=False
+            f"{value:g}", lambda rng, apps: {(app, other): value for app in apps for other in apps}, drawn=False
         )
 
     def gavel(rng: np.random.Generator, apps: Sequence[str]) -> dict[tuple[str, str], float]:
         xi = {}
-        for number, one in enumerate(apps):
+        for number, app in enumerate(apps):
             for other in apps[number:]:
                 sides = found.measured[int(rng.integers(len(found.measured)))]
                 flip = int(rng.integers(2))
-                xi[one, other], xi[other, one] = sides[flip], sides[1 - flip]
+                xi[app, other], xi[other, app] = sides[flip], sides[1 - flip]
         return xi
 
     def uniform(rng: np.random.Generator, apps: Sequence[str]) -> dict[tuple[str, str], float]:
-        return {(one, other): float(rng.uniform(1.0, WIDEST)) for one in apps for other in apps}
+        return {(app, other): float(rng.uniform(1.0, WIDEST)) for app in apps for other in apps}
 
     return [*map(same, FIXED), Slowdowns("Gavel", gavel), Slowdowns(f"uniform 1 to {WIDEST:g}", uniform)]
 
@@ -237,7 +237,7 @@ def _cell(population: TraceKind, kind: Slowdowns, number: int, seeds: int) -> di
             times[name].append(statistics.fmean(ends))
             spread.setdefault(name, np.quantile(ends, QUANTILES, method="inverted_cdf").round(1).tolist())
     ratios = {
-        name: mean_with_interval([ours / theirs for ours, theirs in zip(times["ours"], times[name], strict=True)])
+        name: mean_with_interval([sharing / other for sharing, other in zip(times["ours"], times[name], strict=True)])
         for name in POLICIES
         if name != "ours"
     }
@@ -246,7 +246,7 @@ def _cell(population: TraceKind, kind: Slowdowns, number: int, seeds: int) -> di
         "gpus": population.gpus,
         "slowdown": kind.name,
         "draws": len(times["ours"]),
-        "jct_s": {name: round(statistics.fmean(each), 1) for name, each in times.items()},
+        "jct_s": {name: round(statistics.fmean(seconds), 1) for name, seconds in times.items()},
         "ours_over": {name: _finite(ratio) for name, ratio in ratios.items()},
         "quantiles_s": spread,
     }
@@ -256,7 +256,7 @@ def _finite(ratio: Sequence[float]) -> list[float | None]:
     return [round(value, 4) if np.isfinite(value) else None for value in ratio]
 
 
-def _one(data: Path, pattern: str) -> Path:
+def _file(data: Path, pattern: str) -> Path:
     found = sorted(data.rglob(pattern))
     if not found:
         raise NotMeasurable(f"{data} holds no {pattern} (Muri, Philly, Pollux and Gavel are needed)")

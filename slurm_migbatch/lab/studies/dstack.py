@@ -139,10 +139,10 @@ class Mix:
     def __init__(self, guests: Sequence[Guest], gpu: Geometry, kinds: Sequence[Profile]) -> None:
         self.guests, self.gpu, self.kinds = guests, gpu, kinds
         self.best: list[Settings] = [guest.best for guest in guests]
-        self.lean: list[Settings] = [_one(leanest(guest.best)) for guest in guests]
+        self.lean: list[Settings] = [_by_profile(leanest(guest.best)) for guest in guests]
         self.whole: list[Settings] = [{p: s for p, s in guest.best.items() if p == kinds[-1]} for guest in guests]
         sized = [rightsize(guest.settings, guest.slo_s, gpu.compute_slices) for guest in guests]
-        self.knee: list[Settings] = [_one(s) if s else {} for s in sized]
+        self.knee: list[Settings] = [_by_profile(s) if s else {} for s in sized]
         self.demand = demand_of(self.hosted(1.0, self.best))
         self.ideal = sum(guest.items_per_s for guest in guests)
 
@@ -151,9 +151,9 @@ class Mix:
         found = []
         for guest, own in zip(self.guests, settings, strict=True):
             items = guest.items_per_s * guest.window_s
-            pieces = max(1, math.ceil(items / (RUN_S * leanest(guest.best).rate)))
+            runs = max(1, math.ceil(items / (RUN_S * leanest(guest.best).rate)))
             rates = tuple(own[kind].rate if kind in own else 0.0 for kind in self.kinds)
-            found.append(at_load(Hosted(guest.name, rates, guest.window_s, items, pieces), load))
+            found.append(at_load(Hosted(guest.name, rates, guest.window_s, items, runs), load))
         return found
 
     def sized(self, settings: Sequence[Settings], load: float, fill: bool, order: Order = earliest_due) -> Schedule:
@@ -172,7 +172,7 @@ def _sessions(fill: bool) -> int:
     return FILLED_SESSIONS if fill else SESSIONS
 
 
-def _one(setting: InstanceSetting) -> Settings:
+def _by_profile(setting: InstanceSetting) -> Settings:
     return {setting.profile: setting}
 
 
@@ -277,15 +277,15 @@ def _row(mix: Mix) -> dict[str, Any]:
         "best static layout": best(alone),
         "frames of layouts": best(turns or alone),
     }
-    ours = best(tried)
-    for name, carried_plan in (*kept.items(), ("ours", ours)):
+    chosen = best(tried)
+    for name, carried_plan in (*kept.items(), ("ours", chosen)):
         found[name], loads[name] = by_plan(mix, carried_plan.plan), carried_plan.load
     return {
         "models": [guest.name for guest in mix.guests],
         "ideal_items_per_s": round(mix.ideal, 1),
         "bound": round(flow(mix.demand, ways(mix.gpu, mix.kinds), 1, whole=False).rate / mix.ideal, 4),
         "load": {name: round(load, 4) for name, load in loads.items()},
-        "ours": next(name for name, carried_plan in kept.items() if carried_plan.plan == ours.plan),
+        "ours": next(name for name, carried_plan in kept.items() if carried_plan.plan == chosen.plan),
         "frames": [[list(way), round(share, 3)] for way, share in kept["frames of layouts"].plan.held],
         "static": [[list(carried_plan.plan.held[0][0]), round(carried_plan.load, 4)] for carried_plan in alone],
         "filled": {name: _filled(mix, scheduler) for name, scheduler in found.items()},

@@ -214,10 +214,10 @@ class _Bench:
             share, more = self._of_whole(loads, 1), self._of_whole(loads, PROCS)
             dedicated.append(_rounded_up(share))
             several.append(_rounded_up(more))
-            shared.append(sum(each for each in more if math.isfinite(each)))
-            mine = self.services(loads)
-            divided.append(fluid(mine, slices))
-            whole.append(sum(self._fewest(service) for service in mine) / slices)
+            shared.append(sum(share for share in more if math.isfinite(share)))
+            services = self.services(loads)
+            divided.append(fluid(services, slices))
+            whole.append(sum(self._fewest(service) for service in services) / slices)
         rows = [
             _row(f"{MIG_OFF}, one process", dedicated),
             _row(MIG_OFF, several),
@@ -247,9 +247,9 @@ class _Bench:
     def measured(self, name: str, procs: int) -> dict[str, Any]:
         """The programme with everything measured, at most so many processes on a slice."""
         found = [allocate(self.geometry, self.services(loads, procs)) for loads in self.loads.values()]
-        assert all(each is not None for each in found)
-        row = _row(name, [each.gpus for each in found if each])
-        return {**row, "exact": all(each.exact for each in found if each)}
+        assert all(allocation is not None for allocation in found)
+        row = _row(name, [allocation.gpus for allocation in found if allocation])
+        return {**row, "exact": all(allocation.exact for allocation in found if allocation)}
 
     def composed(self) -> dict[str, Any]:
         """ElasticBatch's configuration step for each service alone, then packed."""
@@ -301,8 +301,8 @@ class _Bench:
         return {
             "points": points,
             "confidence": level,
-            "gpus": [each.gpus for each in replays],
-            "total": sum(each.gpus for each in replays),
+            "gpus": [replay.gpus for replay in replays],
+            "total": sum(replay.gpus for replay in replays),
             **_wrongs(replays),
         }
 
@@ -314,16 +314,16 @@ class _Bench:
         for load in loads:
             subject = self.subjects[load.sample.model]
             counted, hoped = self.figures(load.sample.model, tuple(done[load.sample.model]), confidence)
-            said = {
+            cell_of = {
                 InstanceSetting(s.profile, s.batch, s.procs, float(seconds)): i
                 for i, (s, seconds) in enumerate(zip(subject.settings, counted, strict=True))
                 if s.procs <= PROCS
             }
-            kept = [setting for setting in said if setting.seconds <= load.limit_s]
+            kept = [setting for setting in cell_of if setting.seconds <= load.limit_s]
             if not kept:
                 unsure += 1
-                kept = [min(said, key=lambda setting: setting.seconds)]
-            hopes = {setting: setting.batch * setting.procs / float(hoped[said[setting]]) for setting in kept}
+                kept = [min(cell_of, key=lambda setting: setting.seconds)]
+            hopes = {setting: setting.batch * setting.procs / float(hoped[cell_of[setting]]) for setting in kept}
             boldest: dict[Profile, InstanceSetting] = {}
             for setting in sorted(kept):
                 other = boldest.get(setting.profile)
@@ -331,19 +331,19 @@ class _Bench:
                     boldest[setting.profile] = setting
             settings = tuple(sorted({*best_settings(kept).values(), *boldest.values()}))
             asked.append(ServiceDemand(load.sample.model, load.rate, settings, {s: hopes[s] for s in settings}))
-            cells[load.sample.model] = said
+            cells[load.sample.model] = cell_of
         found = allocate(self.geometry, asked)
         assert found is not None
         broken = slo_broken = short = 0
         used: dict[str, frozenset[int]] = {}
         for load in loads:
             name = load.sample.model
-            mine = {cells[name][setting]: count for setting, count in found.of(name).items()}
-            used[name] = frozenset(mine)
+            instances = {cells[name][setting]: count for setting, count in found.of(name).items()}
+            used[name] = frozenset(instances)
             truth = self.subjects[name].settings
-            broken += any(truth[i].seconds > load.limit_s for i in mine)
-            slo_broken += any(2.0 * truth[i].seconds > load.limit_s / GUARD for i in mine)
-            short += sum(count * truth[i].rate for i, count in mine.items()) < load.rate * (1 - 1e-9)
+            broken += any(truth[i].seconds > load.limit_s for i in instances)
+            slo_broken += any(2.0 * truth[i].seconds > load.limit_s / GUARD for i in instances)
+            short += sum(count * truth[i].rate for i, count in instances.items()) < load.rate * (1 - 1e-9)
         return Replay(found.gpus, found.exact, found.slices, broken, slo_broken, short, unsure, used)
 
 
@@ -355,25 +355,25 @@ def _setting(gpu: Geometry, row: Measurement) -> InstanceSetting:
 
 def _rounded_up(gpus: Sequence[float]) -> int:
     """Whole GPUs, at least one for each service."""
-    return sum(math.ceil(each - 1e-9) if math.isfinite(each) else 1 for each in gpus)
+    return sum(math.ceil(count - 1e-9) if math.isfinite(count) else 1 for count in gpus)
 
 
 def _row(name: str, gpus: Sequence[float]) -> dict[str, Any]:
     """GPUs of each scenario; bounds that are no whole numbers are rounded up for the total."""
     return {
         "name": name,
-        "gpus": [round(float(each), 2) for each in gpus],
-        "total": sum(math.ceil(each - 1e-9) for each in gpus),
+        "gpus": [round(float(count), 2) for count in gpus],
+        "total": sum(math.ceil(count - 1e-9) for count in gpus),
         "sum": round(float(sum(gpus)), 2),
     }
 
 
 def _wrongs(replays: Sequence[Replay]) -> dict[str, int]:
     return {
-        "broken": sum(each.broken for each in replays),
-        "slo_broken": sum(each.slo_broken for each in replays),
-        "short": sum(each.short for each in replays),
-        "unsure": sum(each.unsure for each in replays),
+        "broken": sum(replay.broken for replay in replays),
+        "slo_broken": sum(replay.slo_broken for replay in replays),
+        "short": sum(replay.short for replay in replays),
+        "unsure": sum(replay.unsure for replay in replays),
     }
 
 
@@ -382,9 +382,9 @@ def _total(at: Sequence[tuple[Replay, Any]], n: int, runs: Sequence[Sequence[Any
     replays = [replay for replay, _ in at]
     fresh = [replay for (replay, _), run in zip(at, runs, strict=True) if n < len(run)]
     return {
-        "gpus": [each.gpus for each in replays],
-        "total": sum(each.gpus for each in replays),
-        "slices": sum(each.slices for each in replays),
-        "exact": all(each.exact for each in replays),
+        "gpus": [replay.gpus for replay in replays],
+        "total": sum(replay.gpus for replay in replays),
+        "slices": sum(replay.slices for replay in replays),
+        "exact": all(replay.exact for replay in replays),
         **_wrongs(fresh),
     }

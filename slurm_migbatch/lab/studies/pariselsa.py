@@ -114,11 +114,11 @@ def works_of(curve: Curve, variance: float) -> list[WorkClass]:
 class _Case:
     """One model and one spread of batches: its streams, and rates on them."""
 
-    def __init__(self, works: Sequence[WorkClass], kinds: Sequence[Profile], seeds: int, pieces: int) -> None:
+    def __init__(self, works: Sequence[WorkClass], kinds: Sequence[Profile], seeds: int, job_count: int) -> None:
         self.works = works
         self.prices = [float(kind.compute) for kind in kinds]
         self.streams = [
-            stream(works, pieces, np.random.Generator(np.random.PCG64(_FIRST_SEED + i))) for i in range(seeds)
+            stream(works, job_count, np.random.Generator(np.random.PCG64(_FIRST_SEED + i))) for i in range(seeds)
         ]
 
     def rates(self, cut: Cut, trial: Trial, guess: float, streams: Sequence[Stream] | None = None) -> list[float]:
@@ -149,7 +149,7 @@ class _Case:
 def measure(
     data: Path,
     seeds: int = 10,
-    pieces: int = PIECES,
+    job_count: int = PIECES,
     variances: Sequence[float] = VARIANCES,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def measure(
         rows = []
         for curve in found:
             say(f"variance {variance:g}: {curve.model}")
-            rows.append(_model(curve, variance, gpu, kinds, seeds, pieces))
+            rows.append(_model(curve, variance, gpu, kinds, seeds, job_count))
         results.append({"variance": variance, "models": rows, **_summary(rows)})
     return {
         "bench": "dispatch",
@@ -181,7 +181,7 @@ def measure(
         "gpu": GPU,
         "kinds": [kind.name for kind in kinds],
         "seeds": seeds,
-        "pieces": pieces,
+        "pieces": job_count,
         "notes": [
             f"{len(found)} models; seconds as measured, no predictor; {len(kinds)} profiles on {GPUS} GPUs; legal "
             "layouts only; cuts were chosen on other arrivals than they are measured on",
@@ -193,10 +193,10 @@ def measure(
 
 
 def _model(
-    curve: Curve, variance: float, gpu: Geometry, kinds: Sequence[Profile], seeds: int, pieces: int
+    curve: Curve, variance: float, gpu: Geometry, kinds: Sequence[Profile], seeds: int, job_count: int
 ) -> dict[str, Any]:
     works = works_of(curve, variance)
-    case = _Case(works, kinds, seeds, pieces)
+    case = _Case(works, kinds, seeds, job_count)
     bound = flow(works, ways(gpu, kinds), GPUS, whole=False, late=ALLOWED).rate
     guess = 0.8 * bound
     alike = homogeneous(gpu, kinds, GPUS)
@@ -206,7 +206,7 @@ def _model(
     wanted = largest_remainder(paris(works, sizes, capacity), sizes, capacity)
     plain = packed(gpu, kinds, GPUS, wanted, "PARIS")
     began = time.perf_counter()
-    ours = partition(gpu, kinds, works, GPUS)
+    cut = partition(gpu, kinds, works, GPUS)
     spent = time.perf_counter() - began
     rates = {
         "whole GPUs": case.best(alike[-1:], guess)[2],
@@ -214,11 +214,11 @@ def _model(
         "best homogeneous cut, our dispatch": case.rates(best, central, guess),
         "PARIS, first idle": case.rates(plain, first_idle, guess),
         "PARIS, ELSA": case.rates(plain, early, guess),
-        "our cut, ELSA": case.rates(ours, early, guess),
-        "ours": case.rates(ours, central, ours.rate or guess),
+        "our cut, ELSA": case.rates(cut, early, guess),
+        "ours": case.rates(cut, central, cut.rate or guess),
     }
     ratio = [_ratio(a, b) for a, b in zip(rates["ours"], best_rates, strict=True)]
-    tails = _tails(case, ours, rates["ours"])
+    tails = _tails(case, cut, rates["ours"])
     return {
         "model": curve.model,
         "limit_s": round(works[0].limit_s, 6),
@@ -228,7 +228,7 @@ def _model(
         "least_ratio": round(min(ratio), 4),
         "best_homogeneous": {"cut": best.origin, "served": _SERVED[trial]},
         "paris": {"wanted": wanted, "placed": list(plain.stock)},
-        "ours": {"stock": list(ours.stock), "gpus": [list(slices) for slices in ours.gpus], "origin": ours.origin},
+        "ours": {"stock": list(cut.stock), "gpus": [list(slices) for slices in cut.gpus], "origin": cut.origin},
         "ours_latency_in_limits": tails,
         "partition_s": round(spent, 3),
     }
@@ -247,8 +247,8 @@ def _tails(case: _Case, cut: Cut, rates: Sequence[float]) -> dict[str, float]:
     return {"p95": round(p95, 3), "p99": round(p99, 3), "longest": round(max(map(max, runs)), 3)}
 
 
-def _ratio(ours: float, theirs: float) -> float:
-    return ours / theirs if theirs else math.inf if ours else 1.0
+def _ratio(value: float, baseline: float) -> float:
+    return value / baseline if baseline else math.inf if value else 1.0
 
 
 def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -128,15 +128,15 @@ def populations(data: Path, gpu: Geometry) -> tuple[dict[str, list[PodKind]], tu
         raise NotMeasurable(f"{folder} holds no {FILE}(.gz): name the folder of the openb trace")
     trace = read(path, gpu)
     partial = {line.text("name") for line in lines(path, ("name", "gpu_milli")) if line.number_of("gpu_milli") < 1000}
-    ones = [job for job in trace.jobs if job.gpus == 1]
+    on_one_gpu = [job for job in trace.jobs if job.gpus == 1]
 
     def kinds(jobs: Sequence[SimulatedJob]) -> list[PodKind]:
         full = gpu.full.profile
         return [PodKind(job.profile or full, min(job.work, LONGEST_S), job.kind == "infer") for job in jobs]
 
     found = {
-        "parts of a GPU": kinds([job for job in ones if job.name in partial]),
-        "parts and whole GPUs": kinds(ones),
+        "parts of a GPU": kinds([job for job in on_one_gpu if job.name in partial]),
+        "parts and whole GPUs": kinds(on_one_gpu),
     }
     if not all(found.values()):
         raise NotMeasurable(f"{path} has no pods that ask for a part of a GPU after the trace's first 105 days")
@@ -151,7 +151,7 @@ def _rules(gpu: Geometry, kinds: Sequence[PodKind], asked: Mix, load: float, see
         "best fit": lambda: PlacementCluster(gpu, GPUS, BestFit()).place,
         "best fit, careful place": lambda: PlacementCluster(gpu, GPUS, BestFit(careful=True)).place,
         "FGD": lambda: PlacementCluster(gpu, GPUS, fgd).place,
-        OURS: lambda: PlacementCluster(gpu, GPUS, ours).place,
+        OURS: lambda: PlacementCluster(gpu, GPUS, least_loss).place,
         "least loss, mix unknown": lambda: PlacementCluster(gpu, GPUS, unknown).place,
         POOL: lambda: Pool(gpu, GPUS).place,
         **{
@@ -159,7 +159,7 @@ def _rules(gpu: Geometry, kinds: Sequence[PodKind], asked: Mix, load: float, see
             for profile, _ in asked
         },
     }
-    fgd, ours, unknown = Fgd(asked), LeastLoss(asked), LeastLoss(mix(dict.fromkeys(plain(gpu), 1.0)))
+    fgd, least_loss, unknown = Fgd(asked), LeastLoss(asked), LeastLoss(mix(dict.fromkeys(plain(gpu), 1.0)))
     outcomes: dict[str, list[PlacementOutcome]] = {name: [] for name in rules}
     for seed in range(seeds):
         rng = np.random.Generator(np.random.PCG64(seed))

@@ -77,7 +77,9 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
                 estimate=_seconds(line, "Timelimit") if line.has("Timelimit") else None,
             )
         )
-    return Trace("sacct", tuple(jobs), notices=tuple(f"{count} {what} are left out" for what, count in left.items()))
+    return Trace(
+        "sacct", tuple(jobs), notices=tuple(f"{count} {reason} are left out" for reason, count in left.items())
+    )
 
 
 def _held(line: CsvLine) -> tuple[Profile | None, int] | None:

@@ -36,8 +36,8 @@ _ARCHITECTURES = {
 class Ask(Protocol):
     """How a GPU calls NVML."""
 
-    def __call__(self, what: str, call: Callable[..., Any], /, *args: object) -> Any:
-        """Call with the GPU's handle before `args`; `what` names the call in the DriverError it may raise."""
+    def __call__(self, operation: str, call: Callable[..., Any], /, *args: object) -> Any:
+        """Call with the GPU's handle before `args`; `operation` names the call in the DriverError it may raise."""
 
 
 def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometry, tuple[query.KnownProfile, ...]]:

@@ -37,8 +37,8 @@ _ERRORS: dict[int, tuple[type[DriverError], str]] = {
 }
 
 
-def translated(error: pynvml.NVMLError, what: str) -> DriverError:
-    """Translate a failure of NVML while doing `what` into the error to raise."""
+def translated(error: pynvml.NVMLError, operation: str) -> DriverError:
+    """Translate a failure of NVML while doing `operation` into the error to raise."""
     code = int(error.value)
-    kind, words = _ERRORS.get(code, (DriverError, f"the driver failed with {error}"))
-    return kind(code, f"{what}: {words} (NVML code {code})")
+    kind, explanation = _ERRORS.get(code, (DriverError, f"the driver failed with {error}"))
+    return kind(code, f"{operation}: {explanation} (NVML code {code})")

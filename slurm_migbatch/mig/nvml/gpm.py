@@ -1,7 +1,7 @@
 """What a slice really does, by NVML's GPU performance monitoring (GPM): Hopper and later.
 
-A metric is told between two samples of one GPU instance. The last sample of each instance is kept, so each look costs
-one sample and one computation, and tells what was done since the look before.
+A metric is told between two samples of one GPU instance. The last sample of each instance is kept, so each call costs
+one sample and one computation, and tells what was done since the call before.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class GpmSamples:
         self._call = call
         self._last: dict[str, tuple[Any, float, tuple[int, int]]] = {}
 
-    def look(self, device: Any, instance: Instance, holder: tuple[int, int]) -> Activity | None:
-        """Return what the instance did since the last look for this holder; None at the first. Raises DriverError."""
+    def measure(self, device: Any, instance: Instance, holder: tuple[int, int]) -> Activity | None:
+        """Return what the instance did since the last call for this holder; None at the first. Raises DriverError."""
         uuid = instance.mig_uuid or ""
         before = self._last.get(uuid)
         if before is not None and before[2] != holder:
@@ -41,11 +41,11 @@ class GpmSamples:
         now = time.monotonic()
         if before is not None and now - before[1] < LEAST_S:
             return None
-        what = f"the activity of {instance}"
-        sample = self._call(what, pynvml.nvmlGpmSampleAlloc)
+        operation = f"the activity of {instance}"
+        sample = self._call(operation, pynvml.nvmlGpmSampleAlloc)
         try:
-            self._call(what, pynvml.nvmlGpmMigSampleGet, device, instance.gi_id, sample)
-            found = None if before is None else self._between(what, before[0], sample, now - before[1])
+            self._call(operation, pynvml.nvmlGpmMigSampleGet, device, instance.gi_id, sample)
+            found = None if before is None else self._between(operation, before[0], sample, now - before[1])
         except DriverError:
             self._free(sample)
             self.forget(uuid)
@@ -69,17 +69,17 @@ class GpmSamples:
         with suppress(pynvml.NVMLError):  # the library was closed in between
             pynvml.nvmlGpmSampleFree(sample)
 
-    def _between(self, what: str, first: Any, second: Any, seconds: float) -> Activity | None:
+    def _between(self, operation: str, first: Any, second: Any, seconds: float) -> Activity | None:
         wanted = (_SM, _TENSOR, _DRAM)
         asked = pynvml.c_nvmlGpmMetricsGet_t(version=pynvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=len(wanted))
         asked.sample1, asked.sample2 = first, second
         for place, metric in enumerate(wanted):
             asked.metrics[place].metricId = metric
-        answer = self._call(what, pynvml.nvmlGpmMetricsGet, asked)
-        told = answer.metrics[: len(wanted)]
-        if any(metric.nvmlReturn != pynvml.NVML_SUCCESS for metric in told):
+        answer = self._call(operation, pynvml.nvmlGpmMetricsGet, asked)
+        metrics = answer.metrics[: len(wanted)]
+        if any(metric.nvmlReturn != pynvml.NVML_SUCCESS for metric in metrics):
             return None
-        shares = [metric.value / 100.0 for metric in told]
+        shares = [metric.value / 100.0 for metric in metrics]
         if not all(0.0 <= share <= 1.05 for share in shares):  # a NaN is none either
             return None
         return Activity(seconds, *(min(share, 1.0) for share in shares))

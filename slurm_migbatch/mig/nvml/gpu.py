@@ -101,9 +101,9 @@ class NvmlGpu:
 
     def set_mig_mode(self, on: bool) -> Activation:
         """Switch MIG on or off; raises NotMig, NoPermission, Busy."""
-        what = f"switching MIG {'on' if on else 'off'}"
+        operation = f"switching MIG {'on' if on else 'off'}"
         try:
-            status = self._ask(what, pynvml.nvmlDeviceSetMigMode, int(on))
+            status = self._ask(operation, pynvml.nvmlDeviceSetMigMode, int(on))
         finally:
             self._forget()
             self._minor = None
@@ -128,11 +128,11 @@ class NvmlGpu:
 
     def create(self, slot: Slot) -> Instance:
         """Make the GPU instance and its full compute instance; raises NoRoom, AlreadyThere, NotMig, NoPermission."""
-        what = f"creating {slot}"
+        operation = f"creating {slot}"
         profile_id = self._profile_id(slot)
         place = pynvml.c_nvmlGpuInstancePlacement_t(slot.placement.start, slot.placement.size)
         try:
-            gi = self._ask(what, pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, profile_id, ctypes.byref(place))
+            gi = self._ask(operation, pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, profile_id, ctypes.byref(place))
         except NoRoom as error:
             raise self._why_no_room(slot, error) from None
         try:
@@ -172,11 +172,11 @@ class NvmlGpu:
 
     def memory_used(self, instance: Instance) -> int:
         """Return the MiB in use on the instance, rounded up; raises NotFound."""
-        what = f"the memory of {instance}"
+        operation = f"the memory of {instance}"
         if instance.mig_uuid is None:
-            raise NotFound(pynvml.NVML_ERROR_NOT_FOUND, f"{self!r}: {what}: it has no compute instance")
-        device = self._call(what, pynvml.nvmlDeviceGetHandleByUUID, instance.mig_uuid)
-        return -(-int(self._call(what, pynvml.nvmlDeviceGetMemoryInfo, device).used) // _MIB)
+            raise NotFound(pynvml.NVML_ERROR_NOT_FOUND, f"{self!r}: {operation}: it has no compute instance")
+        device = self._call(operation, pynvml.nvmlDeviceGetHandleByUUID, instance.mig_uuid)
+        return -(-int(self._call(operation, pynvml.nvmlDeviceGetMemoryInfo, device).used) // _MIB)
 
     def activity(self, instance: Instance, holder: tuple[int, int]) -> Activity | None:
         """Return what it did since the last call for this holder; None at the first. Raises NotMig, DriverMissing."""
@@ -184,7 +184,7 @@ class NvmlGpu:
             return None
         if self._handle is None:
             self._handle = self._call("looking it up", self._look_up)
-        return self._samples.look(self._handle, instance, holder)
+        return self._samples.measure(self._handle, instance, holder)
 
     def keep_activity(self, uuids: Collection[str]) -> None:
         """Forget the samples of other instances."""
@@ -196,19 +196,19 @@ class NvmlGpu:
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _ask(self, what: str, call: Callable[..., Any], *args: object) -> Any:
-        """Call NVML with this GPU's handle first; `what` says in a message what failed."""
+    def _ask(self, operation: str, call: Callable[..., Any], *args: object) -> Any:
+        """Call NVML with this GPU's handle first; `operation` says in a message what failed."""
         if self._handle is None:
             self._handle = self._call("looking it up", self._look_up)
-        return self._call(what, call, self._handle, *args)
+        return self._call(operation, call, self._handle, *args)
 
-    def _call(self, what: str, call: Callable[..., Any], *args: object) -> Any:
+    def _call(self, operation: str, call: Callable[..., Any], *args: object) -> Any:
         """Call NVML; failures become DriverErrors that name the GPU, and its handle is looked up again after them."""
         try:
             return call(*args)
         except pynvml.NVMLError as error:
             self._handle = None
-            raise translated(error, f"GPU {self._index} ({self._uuid or 'unknown'}): {what}") from None
+            raise translated(error, f"GPU {self._index} ({self._uuid or 'unknown'}): {operation}") from None
 
     def _look_up(self) -> Any:
         """Look up this GPU's handle, whatever its index is now."""
@@ -257,8 +257,8 @@ class NvmlGpu:
 
     def _find(self, instance: Instance) -> tuple[Any, Any]:
         """Handle and info of this very instance; NotFound where its id now belongs to another one."""
-        what = f"finding {instance}"
-        gi = self._ask(what, pynvml.nvmlDeviceGetGpuInstanceById, instance.gi_id)
+        operation = f"finding {instance}"
+        gi = self._ask(operation, pynvml.nvmlDeviceGetGpuInstanceById, instance.gi_id)
         info = self._info(gi)
         if self._slot(info) != instance.slot:
             raise NotFound(
@@ -289,11 +289,11 @@ class NvmlGpu:
 
     def _create_compute(self, gi: Any, full: tuple[int, ...], slot: Slot) -> Any:
         """Make the compute instance that takes all of the GPU instance; one that is refused gives way to the next."""
-        what = f"creating the compute instance of {slot}"
+        operation = f"creating the compute instance of {slot}"
         for profile_id in full[:-1]:
             with suppress(NotMig, InvalidRequest):
-                return self._call(what, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, profile_id)
-        return self._call(what, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, full[-1])
+                return self._call(operation, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, profile_id)
+        return self._call(operation, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, full[-1])
 
     def _mig_uuid(self, about: Any, gi_id: int, slot: Slot) -> str:
         """Return the UUID of a compute instance's MIG device.
@@ -301,12 +301,12 @@ class NvmlGpu:
         The handle in its description is the MIG device's on drivers that were measured; nvml.h calls it the parent
         device. Where it is the GPU's, the MIG devices are walked, which can take seconds.
         """
-        what = f"the UUID of {slot}"
-        uuid = str(self._call(what, pynvml.nvmlDeviceGetUUID, about.device))
+        operation = f"the UUID of {slot}"
+        uuid = str(self._call(operation, pynvml.nvmlDeviceGetUUID, about.device))
         if uuid.startswith("MIG-"):
             return uuid
-        device = self._ask(what, query.mig_device, gi_id, int(about.id))
-        return str(self._call(what, pynvml.nvmlDeviceGetUUID, device))
+        device = self._ask(operation, query.mig_device, gi_id, int(about.id))
+        return str(self._call(operation, pynvml.nvmlDeviceGetUUID, device))
 
     def _compute_profiles(self, gi: Any, profile_id: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the ids of the compute profiles that take the whole GPU instance, and of all of them.
@@ -337,15 +337,17 @@ class NvmlGpu:
         for ci_profile_id in ci_profile_ids:
             yield from self._call("listing compute instances", query.compute_instances, gi, ci_profile_id)
 
-    def _call_if_present(self, what: str, call: Callable[[Any], Any], handle: Any) -> None:
+    def _call_if_present(self, operation: str, call: Callable[[Any], Any], handle: Any) -> None:
         with suppress(NotFound):
-            self._call(what, call, handle)
+            self._call(operation, call, handle)
 
-    def _remove(self, gi: Any, profile_id: int, what: str) -> None:
+    def _remove(self, gi: Any, profile_id: int, instance_text: str) -> None:
         """Destroy all compute instances of a GPU instance and then itself; what is gone already is fine."""
         for ci in list(self._list_compute(gi, self._compute_profiles(gi, profile_id)[1])):
-            self._call_if_present(f"destroying the compute instance of {what}", pynvml.nvmlComputeInstanceDestroy, ci)
-        self._call_if_present(f"destroying {what}", pynvml.nvmlGpuInstanceDestroy, gi)
+            self._call_if_present(
+                f"destroying the compute instance of {instance_text}", pynvml.nvmlComputeInstanceDestroy, ci
+            )
+        self._call_if_present(f"destroying {instance_text}", pynvml.nvmlGpuInstanceDestroy, gi)
 
     def _take_back(self, gi: Any, profile_id: int, slot: Slot, cause: DriverError) -> None:
         """Remove a GPU instance that did not become a whole slice."""
@@ -354,8 +356,8 @@ class NvmlGpu:
         except DriverError as error:
             raise DriverError(
                 error.code,
-                f"{cause.what}. Its GPU instance could not be taken back and stays, maybe without a compute instance: "
-                f"{error.what}",
+                f"{cause.message}. Its GPU instance could not be taken back and stays, maybe without a compute "
+                f"instance: {error.message}",
             ) from None
 
     def _why_no_room(self, slot: Slot, error: NoRoom) -> NoRoom:

@@ -97,11 +97,11 @@ class VisibleDevice:
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _ask(self, what: str, call: Callable[..., Any], *args: object) -> Any:
+    def _ask(self, operation: str, call: Callable[..., Any], *args: object) -> Any:
         try:
             return call(*args)
         except pynvml.NVMLError as error:
-            raise translated(error, f"the visible GPU: {what}") from None
+            raise translated(error, f"the visible GPU: {operation}") from None
 
     def _find(self, name: str) -> Any:
         if name.isdigit():

@@ -39,14 +39,14 @@ class SjfFfs(Sjf):
         """Start one and note who is alone."""
         sim.start(run, places)
         run.note = tuple(places)
-        self._look(sim, places)
+        self._note_single(sim, places)
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Note who is alone now."""
         assert isinstance(run.note, tuple)
-        self._look(sim, run.note)
+        self._note_single(sim, run.note)
 
-    def _look(self, sim: Simulation, places: Sequence[Place]) -> None:
+    def _note_single(self, sim: Simulation, places: Sequence[Place]) -> None:
         for place in places:
             bit = 1 << place.gpu
             self.single = self.single | bit if len(sim.cluster.runs(place)) == 1 else self.single & ~bit

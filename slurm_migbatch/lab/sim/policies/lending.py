@@ -358,7 +358,7 @@ class WholeGpuLending(Quiet):
     def _choose(self, run: SimulatedRun, count: int, free: Sequence[int]) -> list[int]:
         """Where a job grows: beside itself, then on the tightest node that is enough, else the emptiest."""
         per_node = self.learning.per_node
-        mine = {place.gpu // per_node for place in run.places}
+        own_nodes = {place.gpu // per_node for place in run.places}
         by_node: dict[int, list[int]] = {}
         for gpu in free:
             by_node.setdefault(gpu // per_node, []).append(gpu)
@@ -369,7 +369,7 @@ class WholeGpuLending(Quiet):
             def rank(node: int, need: int = need) -> tuple[bool, bool, int, bool, int]:
                 size = len(by_node[node])
                 enough = size >= need
-                return node not in mine, not enough, size if enough else -size, by_node[node][0] in self.lent, node
+                return node not in own_nodes, not enough, size if enough else -size, by_node[node][0] in self.lent, node
 
             node = min(by_node, key=rank)
             chosen += by_node.pop(node)[:need]

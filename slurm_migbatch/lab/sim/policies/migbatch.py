@@ -190,7 +190,7 @@ class _Play:
         partitions = [SimulatedPartition(part.serving, _TIERS[0])]
         if part.elastic:
             partitions.append(SimulatedPartition(part.lending, _TIERS[1], preempted=True))
-        slurm = SlurmSettings(look_s=0.02, update_s=0.004, over_limit_s=math.inf)
+        slurm = SlurmSettings(listing_s=0.02, update_s=0.004, over_limit_s=math.inf)
         return SimulatedSite(tuple(nodes), tuple(partitions), slurm)
 
     def _places(self) -> dict[str, int]:

@@ -50,7 +50,7 @@ class BsbfSharing(Quiet):
         if run.job.gpus <= len(sim.cluster.gpus):
             self.runs[run.job.id] = run
             task = QueuedTraining(run.job.id, run.job.app, run.job.gpus, run.job.claimed)
-            insort(self.board.queue, task, key=lambda one: (one.left, one.key))
+            insort(self.board.queue, task, key=lambda queued: (queued.left, queued.key))
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Its GPUs are free, or somebody has them alone."""
@@ -74,7 +74,7 @@ class BsbfSharing(Quiet):
             low = empty & -empty
             places.append(gpus[low.bit_length() - 1].whole)
             empty ^= low
-        for partner, count in start.beside:
+        for partner, count in start.partners:
             single = [place for place in self.runs[partner].places if len(sim.cluster.runs(place)) == 1]
             places += single[:count]
         return places

@@ -55,7 +55,7 @@ class SliceWay:
         servers: only whole nodes without inference are lent, and called back as a whole (Lyra's loans; a
             reconstruction). Inference starts on other nodes first.
         restarts_cost: whether training pays for checkpoints and restarts.
-        round_s: seconds between rounds. `look_s`: inference that found no room is seen after at most so
+        round_s: seconds between rounds. `poll_s`: inference that found no room is seen after at most so
             long.
     """
 
@@ -64,7 +64,7 @@ class SliceWay:
     servers: bool = False
     restarts_cost: bool = True
     round_s: float = 10.0
-    look_s: float = ClusterConfig().poll_s
+    poll_s: float = ClusterConfig().poll_s
 
 
 @lru_cache(maxsize=1 << 12)
@@ -174,11 +174,11 @@ class SliceLending(Quiet):
         self._changed = sim.now
         self._full.clear()
 
-    def _wake(self, sim: Simulation, what: str) -> None:
-        if what not in self._woken:
-            self._woken.add(what)
-            period = self.way.look_s if what == _EARLY else self.way.round_s
-            sim.wake((sim.now // period + 1) * period, what)
+    def _wake(self, sim: Simulation, timer: str) -> None:
+        if timer not in self._woken:
+            self._woken.add(timer)
+            period = self.way.poll_s if timer == _EARLY else self.way.round_s
+            sim.wake((sim.now // period + 1) * period, timer)
 
     def _may_differ(self, sim: Simulation) -> bool:
         """Return whether a round can decide anything: something was freed lately, or another reserve is kept."""
@@ -228,7 +228,7 @@ class SliceLending(Quiet):
         for run in self.inference:
             waiting[self._profile(sim, run)] += run.job.gpus
         running = {profile: frozenset(runs) for profile, runs in self.running.items()}
-        self.expected.look(running, waiting, self.clock + sim.now)
+        self.expected.update(running, waiting, self.clock + sim.now)
 
     def _profile(self, sim: Simulation, run: SimulatedRun) -> Profile:
         """What it asks for; the whole of a GPU where it names no profile."""
@@ -360,10 +360,12 @@ class SliceLending(Quiet):
                     lent.append(LentSlot(slot, run.job.id))
                 else:
                     taken.append(slot)
-            mine = index not in self.idle_since
+            training_only = index not in self.idle_since
             idle, last = self.idle_since.get(index, 0.0), self.reclaimed.get(index)
             node = self.node_of[index]
-            spaces.append(GpuCapacity(node, index, gpu.geometry, tuple(taken), tuple(lent), idle, last, own=mine))
+            spaces.append(
+                GpuCapacity(node, index, gpu.geometry, tuple(taken), tuple(lent), idle, last, own=training_only)
+            )
         return spaces
 
     def _elastic_jobs(self, sim: Simulation) -> list[tuple[ElasticJob, SimulatedRun]]:

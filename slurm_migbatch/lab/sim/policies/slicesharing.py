@@ -145,7 +145,7 @@ class LivePairs(SliceQueue):
         """Ask for pairs, and start them."""
         hosts = self._hosts(sim)
         waiting = [self._sharer(run, sim.now) for _, run in self.queue]
-        speeds = {one: {self.profile: 1.0} for one in (*self.running, *(one.job for one in waiting))}
+        speeds = {job: {self.profile: 1.0} for job in (*self.running, *(job.job for job in waiting))}
         found = pairs(hosts, waiting, speeds, self.rules)
         guests = {pair.guest for pair in found}
         runs = {run.job.id: run for _, run in self.queue if run.job.id in guests}
