@@ -19,6 +19,18 @@ GROUPS: dict[str, ColumnElement[Any]] = {
     "node": func.coalesce(Lease.node, ""),
 }
 
+#: SM activity of a run's slices, 0 to 1; null where it was not sampled, or of a slice that two runs share: whose work
+#: it was is not known
+SM_ACTIVITY: ColumnElement[Any] = case(
+    (
+        func.coalesce(Run.measured_facts["shared"].as_string(), "") == "",
+        Run.measured_facts["sm"].as_float(),
+    ),
+    else_=None,
+)
+#: a lease that was replaced at a restart of the node's hooks is not counted beside the one that took its place
+COUNTED: ColumnElement[bool] = or_(Lease.outcome.is_(None), Lease.outcome != "moved")
+
 
 class HeldSlices(NamedTuple):
     """Time for which slices alike were held in a window.
@@ -56,15 +68,12 @@ def held_slices(
     until = min(end, now)
     began = case((Run.started > start, Run.started), else_=start)
     ended = case((Run.ended < until, Run.ended), else_=until)
-    facts = Run.measured_facts
-    # of a slice that two runs share it is not known whose work was seen
-    sm = case((func.coalesce(facts["shared"].as_string(), "") == "", facts["sm"].as_float()), else_=None)
     whole = and_(Run.slice_count == 1, Run.started >= start, Run.ended <= end)
     conditions: list[ColumnElement[bool] | TextClause] = [
         *conditions_of(replace(wanted, start=start, end=end, states=(), duplicates=True)),
         Run.started < until,
         or_(Run.ended.is_(None), Run.ended > start),
-        or_(Lease.outcome.is_(None), Lease.outcome != "moved"),
+        COUNTED,
     ]
     if wanted.nodes:
         conditions.append(Lease.node.in_(wanted.nodes))
@@ -76,7 +85,7 @@ def held_slices(
             Lease.slot_size,
             case((whole, 0), else_=Run.id).label("run"),
             (ended - began).label("seconds"),
-            sm.label("sm"),
+            SM_ACTIVITY.label("sm"),
         )
         .join(Lease, Lease.run_id == Run.id)
         .where(*conditions)

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
 from slurm_migbatch.store.models import Gpu, Lease, Loan, Run
 from slurm_migbatch.store.queries import RunFilter, conditions_of
+from slurm_migbatch.store.usage import COUNTED, SM_ACTIVITY
 
 #: figures that are predicted and measured, as columns of a run: predicted_<name>, measured_<name>
 PREDICTED = ("throughput_per_s", "latency_ms", "memory_mib")
@@ -21,8 +22,8 @@ class HeldSlice(NamedTuple):
     """One slice that a run held at some moment of the window: names of the columns that `held_slices` selects.
 
     Attributes:
-        since, until: unix seconds; `until` is None while it is held.
-        sm: mean SM activity of the run's slices, 0 to 1; None where it was not sampled.
+        since, until: unix seconds, of the run as Slurm accounts for it; `until` is None while it goes on.
+        sm: see `usage.SM_ACTIVITY`.
     """
 
     node: str
@@ -38,16 +39,19 @@ class HeldSlice(NamedTuple):
 
 
 def held_slices(connection: Connection, wanted: RunFilter) -> Sequence[Sequence[Any]]:
-    """Return rows with the fields of `HeldSlice`; a slice that two runs share comes once for each."""
+    """Return rows with the fields of `HeldSlice`; a slice that two runs share comes once for each.
+
+    Which slices, from when to when and how active is as `migbatch usage` has it.
+    """
     statement = select(
-        Lease.node, Lease.gpu, Lease.gpu_index, Lease.profile, Lease.slot_start, Lease.slot_size, Lease.since,
-        Lease.until, Run.account, Run.measured_facts["sm"].as_float(),
+        Lease.node, Lease.gpu, Lease.gpu_index, Lease.profile, Lease.slot_start, Lease.slot_size, Run.started,
+        Run.ended, Run.account, SM_ACTIVITY,
     ).join(Run, Lease.run_id == Run.id)  # fmt: skip
-    known: list[ColumnElement[bool]] = [Lease.since.is_not(None)]
+    known: list[ColumnElement[bool]] = [Run.started.is_not(None), COUNTED]
     if wanted.end is not None:
-        known.append(Lease.since < wanted.end)
+        known.append(Run.started < wanted.end)
     if wanted.start is not None:
-        known.append(or_(Lease.until.is_(None), Lease.until > wanted.start))
+        known.append(or_(Run.ended.is_(None), Run.ended > wanted.start))
     if wanted.nodes:
         known.append(Lease.node.in_(wanted.nodes))
     return connection.execute(statement.where(*conditions_of(wanted), *known)).all()

@@ -20,7 +20,11 @@ import pytest
 
 from slurm_migbatch.cli.common import run as run_command
 from slurm_migbatch.cli.main import cli
+from slurm_migbatch.report.pictures.bins import TimeBins
+from slurm_migbatch.report.pictures.sums import Held, use_by_account
+from slurm_migbatch.store import windows
 from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.queries import RunFilter
 from tests.support.store_events import Node, piece
 from tests.support.usage_record import H, at, describe, run
 
@@ -228,6 +232,21 @@ def test_it_agrees_with_a_straight_query(usage: Cli, tmp_path: Path, seed: int) 
         assert row["slice_hours"] == pytest.approx(hours) and row["gpu_hours"] == pytest.approx(gpu)
         assert row["sampled_percent"] == pytest.approx(100 * sampled / gpu)
         assert row["idle_percent"] == (pytest.approx(100 * idle / sampled) if sampled else None)
+
+
+@pytest.mark.parametrize("accounts", [(), ("chemistry",)])
+def test_the_page_of_pictures_shows_the_same_hours(usage: Cli, database: str, accounts: tuple[str, ...]) -> None:
+    start, end = at("10-01"), at("11-01")
+    wanted = RunFilter(start=start, end=end, accounts=accounts, duplicates=True)
+    with open_store(database, readonly=True) as store, store.reading() as connection:
+        held = Held.of(windows.held_slices(connection, wanted), end)
+    drawn = {use.name: use for use in use_by_account(held, TimeBins.over(start, end, 60))}
+    found = rows(usage, *OCTOBER, "--by", "account", *(("-A", ",".join(accounts)) if accounts else ()))
+    assert drawn.keys() == {account for (account,) in found}
+    for (account,), row in found.items():
+        use = drawn[account]
+        assert use.total == pytest.approx(row["gpu_hours"])
+        assert use.idle_share == (None if row["idle_percent"] is None else pytest.approx(row["idle_percent"] / 100))
 
 
 def test_pandas_is_imported_for_it_alone(database: str) -> None:
