@@ -13,7 +13,7 @@ from slurm_migbatch.query import loans as lending
 from slurm_migbatch.query.nodes import GpuView, NodeView, fault_sentence, free_counts
 from slurm_migbatch.query.questions import TopQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.scene import Scene, expectation, scene, sentence
+from slurm_migbatch.query.overview import Overview, expectation, overview, sentence
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.page import (
     FAULTY,
@@ -50,7 +50,7 @@ def answer(question: TopQuestion, rights: Rights, site: QuerySite) -> Reply:
         names = frozenset(expand(question.names)) if question.names else None
     except NodeListError as error:
         raise Unanswerable(f"--nodes: {error}", 2) from None
-    seen = scene(site)
+    seen = overview(site)
     asked = _Selection(seen, rights, names, question.user, question.only.replace("+", "."))
     remarks = tuple(remark.removeprefix("migbatch: ") for remark in seen.remarks)
     if not rights.nodes:
@@ -73,7 +73,7 @@ def answer(question: TopQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 @dataclass(frozen=True)
 class _Selection:
-    """What of a scene somebody may see, and wants to.
+    """What of an overview somebody may see, and wants to.
 
     Attributes:
         names: of these nodes; None for all.
@@ -81,7 +81,7 @@ class _Selection:
         only: a GRES type or a partition; "" for all.
     """
 
-    seen: Scene
+    seen: Overview
     rights: Rights
     names: frozenset[str] | None
     user: str
@@ -132,7 +132,7 @@ class _Selection:
 # -- GPUs --------------------------------------------------------------------------------------------------------
 
 
-def _totals(seen: Scene) -> Totals:
+def _totals(seen: Overview) -> Totals:
     slots = sum(gpu.slices for view in seen.views for gpu in view.gpus)
     # a slice that two jobs share is one
     held = {(lease.node, lease.gpu, lease.start): lease.size for lease in seen.leases}
@@ -146,7 +146,7 @@ def _totals(seen: Scene) -> Totals:
     )
 
 
-def _profiles(seen: Scene) -> Iterator[ProfileRow]:
+def _profiles(seen: Overview) -> Iterator[ProfileRow]:
     places = {(lease.node, lease.gpu, lease.start): lease.profile.replace("+", ".") for lease in seen.leases}
     used = Counter(places.values())
     offered: Counter[str] = Counter()

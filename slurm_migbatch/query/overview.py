@@ -1,6 +1,6 @@
-"""What a page of `migbatch top` rests on: one look at Slurm, the record and migbatchd, before anybody's rights.
+"""The cluster as `migbatch top` shows it: of Slurm, the record and migbatchd at one moment, before anybody's rights.
 
-A process that answers keeps it for a moment: many users who watch are one look.
+A process that answers keeps it for a moment, so that many users who watch cost as much as one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ EVENTS: Final = ("start", "stop", "misfit", "fault", "zombie", "cleared", "boot"
 _EVENTS: Final = 60
 _NAME_S: Final = 600.0
 _CATALOG_S: Final = 60.0
-#: seconds for which a scene, and what a job waits for, is kept
-_SCENE_S: Final = 2.0
+#: seconds for which an overview, and what a job waits for, is kept
+_OVERVIEW_S: Final = 2.0
 _WAIT_S: Final = 5.0
 _EXPECTED_S: Final = 20.0
 
@@ -41,8 +41,8 @@ Slots = Sequence[tuple[str, int, int]]
 
 
 @dataclass(frozen=True)
-class Scene:
-    """One look; `nodes` and `queue` are None where Slurm does not answer.
+class Overview:
+    """The cluster at one moment; `nodes` and `queue` are None where Slurm does not answer.
 
     Attributes:
         views: nodes and GPUs of the record, without what is held.
@@ -70,12 +70,12 @@ class Scene:
     remarks: tuple[str, ...] = ()
 
 
-def scene(site: QuerySite) -> Scene:
+def overview(site: QuerySite) -> Overview:
     """Return a look that is at most a moment old. Raises StoreError."""
-    return site.kept("scene", _SCENE_S, lambda: _look(site))
+    return site.kept("overview", _OVERVIEW_S, lambda: _made(site))
 
 
-def expectation(site: QuerySite, seen: Scene, row: JobRow) -> Expected | None:
+def expectation(site: QuerySite, seen: Overview, row: JobRow) -> Expected | None:
     """Return what a waiting job waits for; None where that is not known."""
 
     def find() -> Expected | None:
@@ -109,7 +109,7 @@ def _catalog(site: QuerySite) -> SiteCatalog | None:
         return None
 
 
-def _look(site: QuerySite) -> Scene:
+def _made(site: QuerySite) -> Overview:
     remarks: list[str] = []
     client = site.slurm()
     nodes: Sequence[NodeRow] | None
@@ -136,7 +136,7 @@ def _look(site: QuerySite) -> Scene:
         progress = {row.job: row for row in store.job_progress(jobs)}
         jobs |= {int(event.payload["job"]) for event in events if isinstance(event.payload.get("job"), int)}
         owners = _owners(store, jobs | {int(row["job_id"]) for row in actions})
-    return Scene(
+    return Overview(
         time.time(), cluster, nodes, queue, views, leases, plans or {}, trainings, loans, reasons, progress, events,
         actions, owners, (*remarks, *unsaid),
     )  # fmt: skip
