@@ -11,9 +11,9 @@ from typing import Any, Final
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.query import loans as lending
 from slurm_migbatch.query.nodes import GpuView, NodeView, fault_sentence, free_counts
+from slurm_migbatch.query.overview import Overview, expectation, overview, sentence
 from slurm_migbatch.query.questions import TopQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.overview import Overview, expectation, overview, sentence
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.page import (
     FAULTY,
