@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from slurm_migbatch.cli.explain import explain
 from tests.support.gpu_kinds import SITE
+from tests.support.transcripts import shows, transcript
 
 
 @pytest.fixture
@@ -39,6 +40,17 @@ def test_a_refusal(shown) -> None:
     result = shown("--gres=mig:1g")
     assert result.return_value == 3
     assert "refused:" in result.output and "1g.10gb, 1g.10gb.me" in result.output
+
+
+def test_what_the_pages_show(shown) -> None:
+    """README's first request, and the language model of docs/users.md that fits no slice."""
+    hints = "migbatch: model=bert-large batch=32 slo=200ms"
+    told = transcript("README.md", f'sbatch --gres=mig:auto --comment="{hints}" infer.sh').splitlines()[0]
+    assert shows(told.removeprefix("sbatch: "), shown("--gres=mig:auto", f"--comment={hints}").output)
+    hints = "migbatch: model=mixtral-8x7b max_model_len=4096 max_num_seqs=8"
+    told = transcript("docs/users.md", f'migbatch explain --gres=mig:auto --comment="{hints}"')
+    assert shows(told, shown("--gres=mig:auto", f"--comment={hints}").output)
+    assert not shows("refused: ... 104 GiB", "refused: it needs 103 GiB")
 
 
 def test_whole_gpus_and_json(shown) -> None:

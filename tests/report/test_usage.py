@@ -26,6 +26,7 @@ from slurm_migbatch.store import windows
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.queries import RunFilter
 from tests.support.store_events import Node, piece
+from tests.support.transcripts import transcript
 from tests.support.usage_record import H, at, describe, run
 
 OCTOBER = ("-S", "2026-10-01", "-E", "2026-11-01")
@@ -91,6 +92,12 @@ def test_what_accounts_used_in_october(usage: Cli) -> None:
     code, out, err = usage(*OCTOBER)
     assert (code, err) == (0, "")
     assert out == TABLE
+
+
+def test_what_the_page_for_users_shows(usage: Cli) -> None:
+    assert usage("-A", "chemistry", *OCTOBER)[1] == transcript(
+        "docs/users.md", f"migbatch usage -A chemistry {' '.join(OCTOBER)}"
+    )
 
 
 def test_what_did_chemistry_use_in_october_and_how_much_of_it_idle(usage: Cli) -> None:

@@ -62,9 +62,9 @@ class Page:
         self.send("Input.dispatchKeyEvent", type="keyDown", text=text, **fields)
         self.send("Input.dispatchKeyEvent", type="keyUp", **fields)
 
-    def picture(self, path: Path) -> None:
-        """Write a screenshot of the whole page."""
-        answer = self.send("Page.captureScreenshot", captureBeyondViewport=True, format="png")
+    def picture(self, path: Path, *, whole: bool = True) -> None:
+        """Write a screenshot of the whole page, or of what the window shows, as PNG."""
+        answer = self.send("Page.captureScreenshot", captureBeyondViewport=whole, format="png")
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def heard(self, event: dict[str, Any]) -> None:

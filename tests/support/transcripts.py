@@ -1,0 +1,22 @@
+"""What a page shows below a command, and whether a program's output is that."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def transcript(page: str, command: str) -> str:
+    """Return the lines that a page shows below `$ COMMAND`, up to the next command or the end of the block."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    shown = text.partition(f"\n$ {command}\n")[2]
+    assert shown, f"{page} shows no output of {command}"
+    return re.split(r"^(?:\$ |```)", shown, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def shows(shown: str, output: str) -> bool:
+    """Whether the output has what is shown; `...` stands for more, and blanks and ends of lines are alike."""
+    pieces = (re.escape(" ".join(piece.split())) for piece in shown.split("..."))
+    return re.search(".*?".join(pieces), " ".join(output.split())) is not None
