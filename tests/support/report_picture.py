@@ -1,6 +1,6 @@
 """Draw the README's picture of `migbatch report`, a month of invented jobs.
 
-    python -m tests.support.report_picture docs/report.png
+python -m tests.support.report_picture docs/report.png
 """
 
 from __future__ import annotations
