@@ -159,6 +159,18 @@ class LazyGroup(click.Group):
         """Import the subcommand."""
         return load(self.lazy[cmd_name][0]) if cmd_name in self.lazy else super().get_command(ctx, cmd_name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the subcommand; name the one that is perhaps meant where there is none (click knows loaded ones only)."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], names, 1)
+            ctx.fail(f"No such command '{args[0]}'{f'; did you mean {near[0]}?' if near else '.'}")
+        return super().resolve_command(ctx, args)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the names of subcommands, without importing any."""
         from click.shell_completion import CompletionItem
@@ -181,7 +193,7 @@ def config_option(command: F) -> F:
         from slurm_migbatch.config import DEFAULT_PATH, Config, load
 
         if value is None:
-            value = os.environ.get("MIGBATCH_CONFIG", DEFAULT_PATH)
+            value = os.environ.get("MIGBATCH_CONFIG") or DEFAULT_PATH
             if not os.path.exists(value) and value == DEFAULT_PATH:  # noqa: PTH110 keeps pathlib out of start-up
                 return Config()
         return load(value)
