@@ -341,7 +341,6 @@ class Chooser:
                 text %= f"{model} (did you mean model={meant}?)" if meant else model
         return SliceChoice(offer, reason, text, None, candidates)
 
-
     def _meant(self, name: str) -> str | None:
         """Return the known model whose name is most like an unknown one's; None where there is none or it is known."""
         if len(name) > llm_names.LONGEST or canonical(name, self._grids, self._aliases) in self._grids:

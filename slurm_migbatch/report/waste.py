@@ -198,7 +198,9 @@ def _ran_out(use: SliceUse, kind: _Kind | None, gpu_hours: float) -> Verdict:
         return Verdict(gpu_hours, note=f"{said}: take a slice with more memory next time", judged=judged)
     more = [offer for offer in kind.plain if offer.memory_mib > held.memory_mib]
     if not more:
-        return Verdict(gpu_hours, note=f"{said}, on the largest slice: ask for less, or for several GPUs", judged=judged)
+        return Verdict(
+            gpu_hours, note=f"{said}, on the largest slice: ask for less, or for several GPUs", judged=judged
+        )
     profile = min(more, key=lambda offer: (offer.memory_mib, kind.share(offer.profile.gres_type))).profile.gres_type
     return Verdict(gpu_hours, (), profile, _sbatch(profile, use), f"{said}: take {profile} next time", judged)
 
