@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -162,7 +163,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the subcommand; name the one that is perhaps meant where there is none (click knows loaded ones only)."""
+        """Find the subcommand; where there is none, name the one perhaps meant (click knows only loaded ones)."""
         names = self.list_commands(ctx)
         if args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
             import difflib
@@ -245,6 +246,30 @@ def default_partition(config: Config) -> str:
     except SlurmError as error:
         click.echo(f"migbatch: the default partition is not known, Slurm does not answer: {error}", err=True)
         return ""
+
+
+def tell_stage(text: str) -> None:
+    """Tell on stderr what is being done now, where somebody looks at it; nothing where stderr is no terminal."""
+    if sys.stderr.isatty():
+        click.echo(f"{text} ...", err=True)
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Show on stderr how much of a work is done and how long the rest takes.
+
+    Yields what is to be called with how many parts are done and how many there are; None where stderr is no terminal.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with click.progressbar(length=1, label=label, file=sys.stderr) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.length = max(total, 1)
+            bar.update(done - bar.pos)
+
+        yield show
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:

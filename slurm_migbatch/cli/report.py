@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure
+from slurm_migbatch.cli.common import HELP, Failure, tell_stage
 
 
 @click.command(context_settings=HELP)
@@ -54,6 +54,7 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
         start=start,
         end=end,
     )
+    tell_stage("adding up and drawing")
     document = ask_for_text(question, config, db=db or os.environ.get("MIGBATCH_DB"))
     html.write_text(document, encoding="utf-8")
 

@@ -26,7 +26,7 @@ def test_an_unknown_command(words: list[str], said: str, capsys: pytest.CaptureF
 
 
 def test_a_misspelt_column() -> None:
-    with pytest.raises(ReportError, match='Invalid field requested: "Profle"; did you mean Profile. -e lists them'):
+    with pytest.raises(ReportError, match=r'Invalid field requested: "Profle"; did you mean Profile\? -e lists them'):
         find("Profle")
     with pytest.raises(ReportError, match='Invalid field requested: "zz"; -e lists them'):
         find("zz")
