@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -159,6 +160,18 @@ class LazyGroup(click.Group):
         """Import the subcommand."""
         return load(self.lazy[cmd_name][0]) if cmd_name in self.lazy else super().get_command(ctx, cmd_name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the subcommand; where there is none, name the one perhaps meant (click knows only loaded ones)."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], names, 1)
+            ctx.fail(f"No such command '{args[0]}'{f'; did you mean {near[0]}?' if near else '.'}")
+        return super().resolve_command(ctx, args)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the names of subcommands, without importing any."""
         from click.shell_completion import CompletionItem
@@ -181,7 +194,7 @@ def config_option(command: F) -> F:
         from slurm_migbatch.config import DEFAULT_PATH, Config, load
 
         if value is None:
-            value = os.environ.get("MIGBATCH_CONFIG", DEFAULT_PATH)
+            value = os.environ.get("MIGBATCH_CONFIG") or DEFAULT_PATH
             if not os.path.exists(value) and value == DEFAULT_PATH:  # noqa: PTH110 keeps pathlib out of start-up
                 return Config()
         return load(value)
@@ -233,6 +246,30 @@ def default_partition(config: Config) -> str:
     except SlurmError as error:
         click.echo(f"migbatch: the default partition is not known, Slurm does not answer: {error}", err=True)
         return ""
+
+
+def tell_stage(text: str) -> None:
+    """Tell on stderr what is being done now, where somebody looks at it; nothing where stderr is no terminal."""
+    if sys.stderr.isatty():
+        click.echo(f"{text} ...", err=True)
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Show on stderr how much of a work is done and how long the rest takes.
+
+    Yields what is to be called with how many parts are done and how many there are; None where stderr is no terminal.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with click.progressbar(length=1, label=label, file=sys.stderr) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.length = max(total, 1)
+            bar.update(done - bar.pos)
+
+        yield show
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:

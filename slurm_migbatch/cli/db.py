@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from slurm_migbatch.cli.common import EXIT_FAILED, HELP, Failure, config_option
+from slurm_migbatch.cli.common import EXIT_FAILED, HELP, Failure, config_option, tell_stage
 from slurm_migbatch.config import Config
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -31,6 +31,7 @@ def backup(config: Config, file: Path) -> None:
     from slurm_migbatch.store.backup import back_up
     from slurm_migbatch.store.history import HISTORY
 
+    tell_stage("copying the record and reading the copy through")
     made = back_up(config.store.url, file, HISTORY)
     click.echo(f"{made.path}: {made.size / 1024:.0f} KiB, schema {made.schema!r}")
 
@@ -50,6 +51,7 @@ def restore(config: Config, file: Path, replace: bool) -> None:
     if not file.exists():
         raise Failure(f"there is no backup {file}")
     with _stopped(config):
+        tell_stage("reading the backup through and putting it in the place of the record")
         done = put_back(file, config.store.url, HISTORY, replace=replace)
     click.echo(f"restored {file}, schema {done.schema!r}; start migbatchd, and nodes tell what they hold again")
     if done.before is not None:
@@ -77,6 +79,7 @@ def check(ctx: click.Context, config: Config, file: Path | None, as_json: bool, 
 
     store = config.store
     url = store.url if file is None else file_url(file)
+    tell_stage(f"reading {'the record' if file is None else file} through")
     findings = list(check_record(url, store.keep_s, live=file is None))
     if as_json:
         click.echo(json.dumps({"version": 1, "findings": [found._asdict() for found in findings]}))

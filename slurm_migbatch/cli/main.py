@@ -52,6 +52,9 @@ def cli() -> None:
     """Dynamic NVIDIA MIG for Slurm: each job gets the slice it needs.
 
     The record of past jobs is read with `migacct`.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; a command that has others names them in its help.
+    docs/operate.md lists all.
     """
 
 

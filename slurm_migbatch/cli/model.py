@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure, config_option, open_record, print_pairs, print_table
+from slurm_migbatch.cli.common import HELP, Failure, config_option, open_record, print_pairs, print_table, tell_stage
 from slurm_migbatch.config import Config
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def refit(config: Config, as_json: bool) -> int:
     from slurm_migbatch.daemon.refit import run
 
     _may_write(config)
-    result = run(config, force="asked for", progress=lambda text: click.echo(f"{text} ...", err=True))["refit"]
+    result = run(config, force="asked for", progress=tell_stage)["refit"]
     if as_json:
         click.echo(json.dumps(result))
     elif result["outcome"] == "taken":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure, LazyGroup, config_option, open_record, print_table
+from slurm_migbatch.cli.common import HELP, Failure, LazyGroup, config_option, open_record, print_table, tell_stage
 from slurm_migbatch.profiling.measurement import KINDS, TEXT_LENGTHS, Measurement
 
 if TYPE_CHECKING:
@@ -73,10 +73,12 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
     from slurm_migbatch.predict.unusual import unusual
     from slurm_migbatch.profiling.table import merge, scan
 
+    tell_stage("reading and checking the tables")
     facts = known_models(config)
     predictor = LearnedPredictor(models_of(config).current().saved.learned, facts)
     table = scan(paths, lambda row: impossible(row, predictor.knowledge))
     rows: Sequence[Measurement] = table.rows
+    tell_stage(f"comparing {_number(len(rows), 'point')} with what is known")
     far = [found.text for found in unusual(rows, predictor)]
     notices = [*table.notices, *far, *([_UNUSUAL] if far else [])]
     if source is not None:
@@ -89,6 +91,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
         "dry_run": dry_run,
     }
     if not dry_run:
+        tell_stage("writing them to the record")
         result |= _keep(config, rows)
     if as_json:
         click.echo(json.dumps(result, indent=2))

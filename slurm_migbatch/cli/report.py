@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from slurm_migbatch.cli.common import HELP
+from slurm_migbatch.cli.common import HELP, Failure, tell_stage
 
 
 @click.command(context_settings=HELP)
@@ -41,6 +41,8 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
     Use by account and over time, busy and idle; profiles; what lay on the GPUs; waits; predicted against measured;
     loans. Where PrivateData hides runs of others, who is no operator gets his own. Times are migacct's.
     """
+    if not html.parent.is_dir():
+        raise Failure(f"there is no directory {html.parent} to write {html.name} in: make it, or name another file")
     from slurm_migbatch.cli.asking import ask_for_text
     from slurm_migbatch.query.questions import PageQuestion
 
@@ -52,6 +54,7 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
         start=start,
         end=end,
     )
+    tell_stage("adding up and drawing")
     document = ask_for_text(question, config, db=db or os.environ.get("MIGBATCH_DB"))
     html.write_text(document, encoding="utf-8")
 

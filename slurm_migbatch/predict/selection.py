@@ -6,6 +6,7 @@ the one the Lua shim follows on the compiled table.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -26,6 +27,9 @@ from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
 from slurm_migbatch.workload.catalog import Partition, ProfileOffer
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.refusal import Refusal, show
+
+#: how many letters longer or shorter a name may be than the known one that is perhaps meant
+_LETTERS_OFF: Final = 3
 
 REASONS: Final = {
     "fits": "the smallest slice that meets the request. Predicted for %s: at most %s ms per batch, at least %s "
@@ -331,8 +335,19 @@ class Chooser:
         else:
             offer = _default(partition, allowed)
             reason = "no_hints" if hints.model is None else "unknown_model"
-            text = REASONS[reason] if hints.model is None else REASONS[reason] % model
+            text = REASONS[reason]
+            if hints.model is not None:
+                meant = self._meant(hints.model)
+                text %= f"{model} (did you mean model={meant}?)" if meant else model
         return SliceChoice(offer, reason, text, None, candidates)
+
+    def _meant(self, name: str) -> str | None:
+        """Return the known model whose name is most like an unknown one's; None where there is none or it is known."""
+        if len(name) > llm_names.LONGEST or canonical(name, self._grids, self._aliases) in self._grids:
+            return None
+        known = {*self._grids, *self._aliases}
+        near = [each for each in sorted(known) if each[:1] == name[:1] and abs(len(each) - len(name)) <= _LETTERS_OFF]
+        return next(iter(difflib.get_close_matches(name, near, 1, llm_names.ALIKE)), None)
 
 
 def _default(partition: Partition, allowed: Sequence[ProfileOffer]) -> ProfileOffer:

@@ -88,7 +88,9 @@ def answer(question: NodesQuestion, rights: Rights, site: QuerySite) -> Reply:
         shown = _shown(store, rights, {lease.job for lease in leases})
         views = [v for v in view(store, rows, leases, shown) if wanted is None or v.name in wanted]
     if wanted is not None and (unknown := wanted - {v.name for v in views}):
-        raise Unanswerable(f"no MIG node called {', '.join(sorted(unknown))} has reported yet")
+        raise Unanswerable(
+            f"no MIG node called {', '.join(sorted(unknown))} has reported yet; `migbatch nodes` lists those that have"
+        )
     if question.as_json:
         return Reply([json.dumps({"version": 1, "nodes": [asdict(v) for v in views]})], remarks)
     if question.reasons:

@@ -27,7 +27,8 @@ def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
         found = [_redacted(rights, row) for row in store.runs(wanted)]
         if not found:
             raise Unanswerable(
-                f"job {name_of(job)} is not in the record; jobs enter it within seconds of their submission"
+                f"job {name_of(job)} is not in the record; jobs enter it within seconds of their submission, and "
+                "`migacct -X -S now-7days` lists those of the last week"
             )
         decisions = {id: store.decision(id) for id in {row.run["decision"] for row in found} if id}
     if question.as_json:
@@ -87,6 +88,8 @@ def measured(run: Mapping[str, Any]) -> Iterator[str]:
     whose = [words.get(who, f"by the {shown(who)}") for who in measured_by(facts)]
     if whose:
         yield "; ".join(reversed(whose))
+    if facts.get("oom") is True:
+        yield f"memory ran out; `migbatch waste {run_name(run)}` says what to ask for next time"
     error = prediction_error(SimpleNamespace(**run))
     if error is not None:
         yield f"throughput {percentage(error)} against the prediction"

@@ -60,7 +60,8 @@ def answer(question: WasteQuestion, rights: Rights, site: QuerySite) -> Reply:
         raise Unanswerable(f"reading the database failed{site.detail(cause)}", detail=str(cause)) from None
     if question.job and not shown:
         raise Unanswerable(
-            f"no run of job {name_of(wanted.jobs[0])} that held slices is in the record, or it is not yours"
+            f"no run of job {name_of(wanted.jobs[0])} that held slices is in the record, or it is not yours; "
+            "`migacct -X -S now-7days` lists your jobs of the last week"
         )
     return Reply(list(_lines(question, shown, total, wanted, now)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -34,7 +35,9 @@ def find(name: str) -> Column:
         return shortest
     if found:
         raise ReportError(f"{name!r} may stand for {', '.join(column.name for column in found)}; write more of it")
-    raise ReportError(f'Invalid field requested: "{name}"; -e lists them')
+    near = difflib.get_close_matches(word, [column.name.lower() for column in COLUMNS], 1)
+    meant = next((f"did you mean {column.name}? " for column in COLUMNS if [column.name.lower()] == near), "")
+    raise ReportError(f'Invalid field requested: "{name}"; {meant}-e lists them')
 
 
 def parse_format(text: str, default: str) -> tuple[Column, ...]:

@@ -18,6 +18,7 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.recurring import (
     CUT,
     DONE,
+    OUT_OF_MEMORY,
     UNNAMED,
     PastRun,
     RecurringJob,
@@ -92,7 +93,8 @@ class Verdict:
     Attributes:
         gpu_hours: that it held.
         findings: in the order of KINDS.
-        profile: GRES type of the smaller slice that would have done; empty where there is none, or none is known.
+        profile: GRES type of the smaller slice that would have done, or of the larger one to take after its memory ran
+            out; empty where there is none, or none is known.
         sbatch: what to submit with next time; empty likewise.
         note: why there is no finding, or what is not known; empty where there is nothing to add.
         judged: something of its use was seen.
@@ -140,6 +142,8 @@ def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, pol
     kind = _kind_of(geometry) if geometry is not None else None
     share = kind.share if kind is not None else gpu_equivalent
     gpu_hours = use.hours * sum(count * share(name) for name, count in use.parts)
+    if use.own.ended == OUT_OF_MEMORY and not use.live:
+        return _ran_out(use, kind, gpu_hours)
     if unknown := _unknown(use):
         return Verdict(gpu_hours, note=unknown, judged=False)
     findings = []
@@ -183,6 +187,22 @@ def slice_mib(geometry: Geometry, profile: str) -> int | None:
     """Return the memory of a slice; None where the GPU has no such."""
     offer = _kind_of(geometry).offers.get(profile)
     return None if offer is None else offer.memory_mib
+
+
+def _ran_out(use: SliceUse, kind: _Kind | None, gpu_hours: float) -> Verdict:
+    """Say what to take after memory ran out: the smallest slice with more of it."""
+    said = "its memory ran out, by its own word"
+    judged = use.own.peak_mib is not None or use.own.sm is not None
+    held = kind.offers.get(use.profile) if kind is not None else None
+    if kind is None or held is None:
+        return Verdict(gpu_hours, note=f"{said}: take a slice with more memory next time", judged=judged)
+    more = [offer for offer in kind.plain if offer.memory_mib > held.memory_mib]
+    if not more:
+        return Verdict(
+            gpu_hours, note=f"{said}, on the largest slice: ask for less, or for several GPUs", judged=judged
+        )
+    profile = min(more, key=lambda offer: (offer.memory_mib, kind.share(offer.profile.gres_type))).profile.gres_type
+    return Verdict(gpu_hours, (), profile, _sbatch(profile, use), f"{said}: take {profile} next time", judged)
 
 
 def _unknown(use: SliceUse) -> str:

@@ -74,7 +74,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "hint_key": "unknown hint '%s': use one of batch, cuda, deadline, input, items, max, mem, min, model, role, "
         "signal, slo; of a language model also engine, dtype, quantization, max_model_len, max_num_seqs, output, "
         "ttft, tpot, rate, method, seq, micro_batch",
-        "hint_typo": "unknown hint '%s' (did you mean %s=?): use a key that README lists",
+        "hint_typo": "unknown hint '%s' (did you mean %s=?): write that, or leave it out",
         "hint_near": "the comment mentions migbatch, but hints are read only where it begins with 'migbatch:' in lower "
         "case: write --comment='migbatch: %s'",
         "hint_twice": "hint '%s' is given twice: give it once",
@@ -85,8 +85,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "mem_over_profile": "mem=%s MiB does not fit %s, which has %s MiB: request a larger profile, mig:auto, or less "
         "memory",
         "profile_outside": "profile %s is outside min= and max=: remove them or use mig:auto",
-        "mem_nowhere": "mem=%s MiB fits no slice available to the job (the largest has %s MiB): request less, or a "
-        "larger max=",
+        "mem_nowhere": "mem=%s MiB fits no slice available to the job (the largest has %s MiB): request less, "
+        "take max= away where it is set, or use several slices",
         "range_empty": "no profile of partition %s lies between min= and max=: the profiles are %s",
         "too_slow": "no slice available to the job is predicted to be fast enough (%s): use a larger slo= or "
         "deadline=, or a smaller batch=",

@@ -34,6 +34,13 @@ def test_gaps_are_not_acknowledged(node):
     assert node.events({"seq": 2, "ts": 1.0, "kind": "fault", "what": "y"}) == (200, {"acked": 3})
 
 
+def test_a_node_is_answered_in_the_words_that_it_reads(node):
+    """`node/controller_sync.py` sends all that it holds where `told` is false; without the word it never would."""
+    message = {"node": "n1", "journal": "ab", "boot_id": "b", "events": [INVENTORY]}
+    status, answer = node.send("/node/v1/events", json.dumps(message).encode())
+    assert (status, answer) == (200, {"acked": 1, "database": "d1", "told": False})
+
+
 def test_a_wrong_signature_is_refused_before_the_body_is_read_as_json(running, store):
     status, answer = Node(running.port, FakeSigner(key=b"other")).send("/node/v1/events", b"not json")
     assert (status, answer) == (401, {"error": "wrong signature"})

@@ -97,6 +97,15 @@ def test_a_name_with_another_size_is_another_model() -> None:
         assert found is None or found.how != "public", name
 
 
+def test_a_misspelt_size_is_no_other_model_and_the_right_one_is_suggested() -> None:
+    for name, meant in {"bert-lrge": "bert-large", "t5-smal": "t5-small", "whisper-mediun": "whisper-medium"}.items():
+        found = names.resolve(name)
+        assert found is None or found.how != "public", name
+        assert names.suggestion(name) == meant
+    found = names.resolve("bert-emotion")
+    assert found is not None and found.name == "bert-base", "any other word beside a name changes nothing"
+
+
 def test_sizes_are_read_where_nothing_else_is_known() -> None:
     for name, billions in {
         "acme-7b": 7,

@@ -95,6 +95,18 @@ def test_without_figures() -> None:
     assert chosen(Hints(model="m"), {}) == ("1g.10gb", "unknown_model")
 
 
+def test_a_misspelt_model_is_given_the_default_and_told_which_one_is_perhaps_meant() -> None:
+    class Named(Told):
+        def grids(self) -> Mapping[str, Grid]:
+            return {"resnet50": Grid("px", (224,), (1, 8), 224)}
+
+    def text(model: str, figures: Mapping[str, tuple[float, float]] = FIGURES) -> str:
+        return Chooser(Named(figures)).choose(Hints(model=model), GPU).text
+
+    assert "nothing is known about resnt50 (did you mean model=resnet50?); add mem=" in text("resnt50")
+    assert "did you mean" not in text("swin-tiny") + text("resnet50", {}) + text("r" * 400)
+
+
 def test_profiles_without_figures_are_left_out() -> None:
     assert chosen(Hints(model="m"), {"2g.20gb": (1.0, 1.0)}) == ("2g.20gb", "fits")
 

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_migbatch.cli.common import run as run_command
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.predict.recurring import CUT, DONE, FAILED, PastRun, RunsPolicy
+from slurm_migbatch.predict.recurring import CUT, DONE, FAILED, OUT_OF_MEMORY, PastRun, RunsPolicy
 from slurm_migbatch.report.waste import SliceUse, Verdict, WaitFigures, judge, waited
 from slurm_migbatch.store.db import open_store
 from tests.support.gpu_kinds import H100
@@ -106,6 +106,15 @@ def test_several_slices_and_nodes() -> None:
 def test_what_is_not_known_is_not_guessed(use: dict[str, Any], note: str) -> None:
     verdict = used(**use)
     assert note in verdict.note and verdict.sbatch == "" and not verdict.findings
+
+
+def test_after_memory_ran_out_the_next_larger_slice_is_named() -> None:
+    verdict = used("1g.10gb", None, ended=OUT_OF_MEMORY)
+    assert verdict.sbatch == "sbatch --gres=mig:1g.20gb" and not verdict.findings and not verdict.judged
+    assert verdict.note == "its memory ran out, by its own word: take 1g.20gb next time"
+    assert used("2g.20gb", 20_000.0, ended=OUT_OF_MEMORY, count=2).sbatch == "sbatch --gres=mig:3g.40gb:2"
+    whole = used(ended=OUT_OF_MEMORY)
+    assert whole.sbatch == "" and "on the largest slice" in whole.note
 
 
 def test_a_run_that_its_user_ended_counts() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure, print_table
+from slurm_migbatch.cli.common import HELP, Failure, print_table, tell_stage
 from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.cli.common import (
     data_option,
@@ -16,7 +16,6 @@ from slurm_migbatch.lab.cli.common import (
     plot_option,
     print_bars,
     print_notes,
-    progress,
     write_plots,
 )
 from slurm_migbatch.lab.cli.experiments import COMMANDS
@@ -67,7 +66,7 @@ def submit(submissions: int, as_json: bool) -> None:
     """Sbatch with and without the filter, its service and its table (as root, on two private clusters)."""
     from slurm_migbatch.lab.bench.submit import measure
 
-    result = measure(submissions, progress=progress)
+    result = measure(submissions, progress=tell_stage)
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -106,7 +105,7 @@ def simulator(data: Path, scales: tuple[int, ...], lending: bool, as_json: bool)
     from slurm_migbatch.lab.bench.simulator import measure
 
     try:
-        result = measure(data, scales or (1, 2, 4, 8), say=progress, lending=lending)
+        result = measure(data, scales or (1, 2, 4, 8), say=tell_stage, lending=lending)
     except NotMeasurable as error:
         raise Failure(str(error)) from None
     if as_json:
@@ -196,7 +195,7 @@ def learn(runs: int, models: int, as_json: bool) -> None:
     """A refit of the predictor on many runs, and predictions where many models are known."""
     from slurm_migbatch.lab.bench.learn import measure
 
-    result = measure(runs, models, progress=progress)
+    result = measure(runs, models, progress=tell_stage)
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -228,7 +227,7 @@ def every(data: Path, seeds: int | None, quick: bool, plot: Path | None, as_json
     """
     from slurm_migbatch.lab.experiments.every import measure
 
-    result = measure(data, seeds, quick=quick, say=progress)
+    result = measure(data, seeds, quick=quick, say=tell_stage)
     if plot is not None:
         for row in result["experiments"]:
             if not row["error"]:

@@ -38,11 +38,6 @@ plot_option = click.option(
 )
 
 
-def progress(text: str) -> None:
-    """What is being done, on stderr."""
-    click.echo(f"{text} ...", err=True)
-
-
 def print_notes(result: Mapping[str, Any]) -> None:
     """What a reader has to know."""
     for note in result["notes"]:
@@ -69,4 +64,4 @@ def write_plots(name: str, result: Mapping[str, Any], folder: Path) -> None:
     from slurm_migbatch.lab.experiments.plots import PLOTS, write
 
     for path in write(name, result, folder) if name in PLOTS else ():
-        progress(f"{path} written")
+        click.echo(f"{path} written", err=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure, print_table
+from slurm_migbatch.cli.common import HELP, Failure, print_table, tell_stage
 from slurm_migbatch.lab.cli.common import print_bars
 
 _folder = click.Path(exists=True, path_type=Path)
@@ -57,7 +57,7 @@ def predictor(
 
     options = Options(points, level, leave, blind, trees=not quick)
     learned_from = None if train is None else read_folder(train)
-    result = evaluate(read_folder(data), learned_from, options, say=_progress)
+    result = evaluate(read_folder(data), learned_from, options, say=tell_stage)
     result = {"data": str(data), "train": None if train is None else str(train), **result}
     if as_json:
         click.echo(json.dumps(result))
@@ -78,7 +78,7 @@ def profiling(data: Path, level: float, leave: Literal["model", "family", "labor
     from slurm_migbatch.lab.evaluate.profiling import evaluate
     from slurm_migbatch.profiling.table import read_folder
 
-    result = {"data": str(data), **evaluate(data, read_folder(data), level=level, leave=leave, say=_progress)}
+    result = {"data": str(data), **evaluate(data, read_folder(data), level=level, leave=leave, say=tell_stage)}
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -144,10 +144,6 @@ def llm(data: Path, as_json: bool) -> None:
     memory = result["memory"]
     click.echo(f"memory of Llama-3.1-8B: {memory['weights_gib']} GiB weights, {memory['runtime_gib']} GiB runtime")
     print_bars(result)
-
-
-def _progress(text: str) -> None:
-    click.echo(f"{text} ...", err=True)
 
 
 def _print_predictor(result: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import Failure, print_table
+from slurm_migbatch.cli.common import Failure, print_table, tell_stage
 from slurm_migbatch.lab.cli.common import (
     data_option,
     hand_over,
@@ -16,7 +16,6 @@ from slurm_migbatch.lab.cli.common import (
     plot_option,
     print_bars,
     print_notes,
-    progress,
 )
 
 
@@ -40,7 +39,7 @@ def lending(data: Path, seeds: int, study: bool, whole: int, plot: Path | None, 
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:
-        result = measure(data, seeds, study=study, whole=whole, say=progress)
+        result = measure(data, seeds, study=study, whole=whole, say=tell_stage)
     except (NotMeasurable, TraceError) as error:
         raise Failure(str(error)) from None
     if hand_over("lending", result, as_json, plot):
@@ -126,7 +125,7 @@ def fragmentation(data: Path, seeds: int, plot: Path | None, as_json: bool) -> N
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:
-        result = measure(data, seeds, say=progress)
+        result = measure(data, seeds, say=tell_stage)
     except (NotMeasurable, TraceError) as error:
         raise Failure(str(error)) from None
     if hand_over("fragmentation", result, as_json, plot):
@@ -161,7 +160,7 @@ def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     from slurm_migbatch.lab.experiments.dispatch import measure
 
     try:
-        result = measure(data, seeds, say=progress)
+        result = measure(data, seeds, say=tell_stage)
     except NotMeasurable as error:
         raise Failure(str(error)) from None
     if hand_over("dispatch", result, as_json, plot):
@@ -197,7 +196,7 @@ def sharing(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:
-        result = measure(data, seeds, say=progress)
+        result = measure(data, seeds, say=tell_stage)
     except (NotMeasurable, TraceError) as error:
         raise Failure(str(error)) from None
     if hand_over("sharing", result, as_json, plot):

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import Failure, print_table
-from slurm_migbatch.lab.cli.common import json_option, print_bars, progress
+from slurm_migbatch.cli.common import Failure, print_table, tell_stage
+from slurm_migbatch.lab.cli.common import json_option, print_bars
 
 
 @click.command()
@@ -26,7 +26,7 @@ def live(seed: int, slurm_root: str, as_json: bool) -> None:
     from slurm_migbatch.testbed.errors import TestbedError
 
     try:
-        result = measure(seed, say=progress, slurm_root=slurm_root)
+        result = measure(seed, say=tell_stage, slurm_root=slurm_root)
     except (NotMeasurable, TestbedError) as error:
         raise Failure(str(error)) from None
     if as_json:
@@ -73,7 +73,7 @@ def rounds(pending: int, slurm_root: str, as_json: bool) -> None:
     from slurm_migbatch.testbed.errors import TestbedError
 
     try:
-        result = measure(pending, say=progress, slurm_root=slurm_root)
+        result = measure(pending, say=tell_stage, slurm_root=slurm_root)
     except TestbedError as error:
         raise Failure(str(error)) from None
     if as_json:

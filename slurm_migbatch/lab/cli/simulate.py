@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import print_table
+from slurm_migbatch.cli.common import print_table, progress_bar
 
 if TYPE_CHECKING:
     from slurm_migbatch.lab.sim.play import ScenarioData
@@ -186,7 +184,7 @@ def _play(scenario: Scenario, workload: ScenarioData, *, wanted: bool) -> _Polic
     figures: list[dict[str, Any]] = []
     first: SimulationResult | None = None
     for seed in scenario.seeds():
-        with _progress(f"{scenario.policy}, seed {seed}") as progress:
+        with progress_bar(f"{scenario.policy}, seed {seed}") as progress:
             result = play(scenario, workload, seed, log=wanted and first is None, progress=progress)
         figures.append(summarise(result))
         first = first or result
@@ -276,18 +274,3 @@ def _page(scenario: Scenario, trace: Sequence[str], outcomes: Sequence[_PolicyFi
         scenario.path.read_text(encoding="utf-8"),
         [*_notes(trace, outcomes), *(_decider(outcome) for outcome in outcomes if outcome.settings)],
     )
-
-
-@contextmanager
-def _progress(label: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr where somebody looks at it."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    with click.progressbar(length=1, label=label, file=sys.stderr) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.length = max(total, 1)
-            bar.update(done - bar.pos)
-
-        yield show

@@ -8,14 +8,13 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure, print_table
+from slurm_migbatch.cli.common import HELP, Failure, print_table, tell_stage
 from slurm_migbatch.lab.cli.common import (
     data_option,
     hand_over,
     json_option,
     plot_option,
     print_notes,
-    progress,
 )
 
 
@@ -42,7 +41,7 @@ def instances(data: Path, plot: Path | None, as_json: bool) -> None:
     from slurm_migbatch.lab.studies.instances import measure
 
     try:
-        result = measure(data, say=progress)
+        result = measure(data, say=tell_stage)
     except NotMeasurable as error:
         raise Failure(str(error)) from None
     if hand_over("instances", result, as_json, plot):
@@ -94,7 +93,7 @@ def placement(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:
-        result = measure(data, seeds, say=progress)
+        result = measure(data, seeds, say=tell_stage)
     except (NotMeasurable, TraceError) as error:
         raise Failure(str(error)) from None
     if hand_over("placement", result, as_json, plot):
@@ -131,7 +130,7 @@ def paris_elsa(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None
     from slurm_migbatch.lab.studies.pariselsa import measure
 
     try:
-        result = measure(data, seeds, say=progress)
+        result = measure(data, seeds, say=tell_stage)
     except NotMeasurable as error:
         raise Failure(str(error)) from None
     if hand_over("paris-elsa", result, as_json, plot):
@@ -164,7 +163,7 @@ def dstack(data: Path, mixes: int, plot: Path | None, as_json: bool) -> None:
     from slurm_migbatch.lab.studies.dstack import measure
 
     try:
-        result = measure(data, mixes, say=progress)
+        result = measure(data, mixes, say=tell_stage)
     except NotMeasurable as error:
         raise Failure(str(error)) from None
     if hand_over("dstack", result, as_json, plot):
@@ -202,7 +201,7 @@ def bsbf(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:
-        result = measure(data, seeds, say=progress)
+        result = measure(data, seeds, say=tell_stage)
     except (NotMeasurable, TraceError) as error:
         raise Failure(str(error)) from None
     if hand_over("bsbf", result, as_json, plot):

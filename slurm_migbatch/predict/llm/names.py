@@ -61,6 +61,8 @@ LARGEST: Final = 5e12
 """Parameters beyond which a number in a name is no size."""
 ALIKE: Final = 0.75
 """Likeness (`difflib`) from which a name is suggested."""
+MISSPELT: Final = 0.8
+"""Likeness (`difflib`) from which a word beside a model's name is a size with a letter wrong."""
 LONGEST: Final = 48
 """Characters of a name that is compared with others: what a submission costs stays bounded."""
 COMPARED: Final = 16
@@ -267,9 +269,18 @@ def _public(words: Sequence[str]) -> tuple[Model | None, int]:
             if model is None:
                 continue
             rest = [*words[:start], *words[start + length :]]
-            if not SIZES.intersection(rest) - {"base"} and _same_size(model, size):
+            sized = SIZES.intersection(rest) - {"base"} or any(map(_misspelt_size, rest))
+            if not sized and _same_size(model, size):
                 return model, len("".join(words[start : start + length]))
     return None, 0
+
+
+@lru_cache(maxsize=1024)
+def _misspelt_size(word: str) -> bool:
+    """Return whether a word is nearly, but not quite, one that names another size: `lrge`."""
+    if word in SIZES or word in FILLERS or not 4 <= len(word) <= LONGEST or not word.isalpha():
+        return False
+    return bool(difflib.get_close_matches(word, SIZES, 1, MISSPELT))
 
 
 def _same_size(model: Model, size: Sized | None) -> bool:

@@ -1,0 +1,71 @@
+"""The exit codes of docs/operate.md are those that commands end with."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from slurm_migbatch.cli import doctor
+from slurm_migbatch.cli.common import run
+from slurm_migbatch.cli.main import cli
+from slurm_migbatch.cli.migacct import command as migacct
+from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN, Finding
+from tests.support.gpu_kinds import SITE
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/operate.md"
+ROW = re.compile(r"^\| (?:`([a-z ]+)`|(all)) \| (\d+) \| (.+) \|$", re.MULTILINE)
+DOCUMENTED = {(named or every, int(code)) for named, every, code, _ in ROW.findall(PAGE.read_text(encoding="utf-8"))}
+
+
+@click.command()
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def _explain(tmp: Path) -> int:
+    (tmp / "catalog.json").write_text(json.dumps(SITE.to_dict()))
+    return run(cli, "migbatch", ["explain", "--catalog", str(tmp / "catalog.json"), "-p", "gpu", "--gres=mig:1g"])
+
+
+def _damaged(tmp: Path) -> int:
+    (tmp / "backup.db").write_bytes(b"no database" * 99)
+    return run(cli, "migbatch", ["db", "check", str(tmp / "backup.db")])
+
+
+CHECKS: dict[tuple[str, int], Callable[[Path], int]] = {
+    ("all", 0): lambda tmp: run(cli, "migbatch", ["model", "describe", "bert-large"]),
+    ("all", 1): lambda tmp: run(cli, "migbatch", ["model", "describe", "nothing-of-the-kind"]),
+    ("all", 130): lambda tmp: run(interrupted, "migbatch", []),
+    ("migbatch", 2): lambda tmp: run(cli, "migbatch", ["exlpain"]),
+    ("migacct", 1): lambda tmp: run(migacct, "migacct", ["--no-such-option"]),
+    ("migbatch explain", 3): _explain,
+    ("migbatch db check", 1): _damaged,
+    ("migbatch replay", 2): lambda tmp: run(cli, "migbatch", ["replay", str(tmp / "none.jsonl.gz")]),
+}
+
+
+@pytest.mark.parametrize("row", CHECKS, ids=str)
+def test_a_command_ends_with_the_code_that_the_page_says(
+    row: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "migbatch.toml").write_text("")
+    monkeypatch.setenv("MIGBATCH_CONFIG", str(tmp_path / "migbatch.toml"))
+    assert row in DOCUMENTED
+    assert CHECKS[row](tmp_path) == row[1]
+
+
+@pytest.mark.parametrize(("levels", "code"), [((GOOD,), 0), ((GOOD, UNKNOWN), 2), ((BAD, UNKNOWN), 1)])
+def test_the_doctor_ends_as_it_found(levels: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_examine", lambda *_: [Finding(level, "it", "is", "") for level in levels])
+    assert run(cli, "migbatch", ["doctor", "--role", "login"]) == code
+    assert code == 0 or ("migbatch doctor", code) in DOCUMENTED
+
+
+def test_the_help_says_the_general_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    run(cli, "migbatch", ["--help"])
+    assert "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,46 @@
+"""What is said to a word that is nearly right, and to a file that cannot be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.cli.common import run
+from slurm_migbatch.cli.main import cli
+from slurm_migbatch.report.errors import ReportError
+from slurm_migbatch.report.format import find
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["exlpain"], "migbatch: error: No such command 'exlpain'; did you mean explain? (try 'migbatch -h')\n"),
+        (["profile", "improt"], "No such command 'improt'; did you mean import? (try 'migbatch profile -h')\n"),
+        (["frobnicate"], "migbatch: error: No such command 'frobnicate' (try 'migbatch -h')\n"),
+    ],
+)
+def test_an_unknown_command(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(cli, "migbatch", words) == 2
+    assert capsys.readouterr().err.endswith(said)
+
+
+def test_a_misspelt_column() -> None:
+    with pytest.raises(ReportError, match=r'Invalid field requested: "Profle"; did you mean Profile\? -e lists them'):
+        find("Profle")
+    with pytest.raises(ReportError, match='Invalid field requested: "zz"; -e lists them'):
+        find("zz")
+
+
+def test_pictures_for_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(cli, "migbatch", ["report", "--html", str(tmp_path / "no" / "use.html")]) == 1
+    assert f"there is no directory {tmp_path / 'no'} to write use.html in" in capsys.readouterr().err
+
+
+def test_an_empty_variable_names_no_configuration(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Job scripts and service files set variables to nothing in order to leave them out."""
+    monkeypatch.setenv("MIGBATCH_CONFIG", "")
+    run(cli, "migbatch", ["model", "list"])
+    assert "Is a directory" not in capsys.readouterr().err
