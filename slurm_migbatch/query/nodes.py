@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from slurm_migbatch.daemon.history import HistoryStore
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
@@ -19,7 +19,10 @@ from slurm_migbatch.slurm.client import NodeRow, SlurmError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, select_runs
+from slurm_migbatch.workload.loans import LOAN
 
+#: GRES types that are no profile: what keeps the sum of counts constant, and what elastic trainings wait for
+_NO_SLICES: Final = frozenset({"none", LOAN})
 #: characters of a layout bar for one memory slice
 CELL = 6
 #: stands for a job that may not be named; Slurm numbers jobs from 1
@@ -147,8 +150,8 @@ def view(
 
 
 def free_counts(row: NodeRow) -> dict[str, int]:
-    """Return the slices that Slurm may still give away on a node, by GRES type, without the filler."""
-    free = {kind: count - row.used.get(kind, 0) for kind, count in row.gres.items() if kind != "none"}
+    """Return the slices that Slurm may still give away on a node, by profile as in GRES types."""
+    free = {kind: count - row.used.get(kind, 0) for kind, count in row.gres.items() if kind not in _NO_SLICES}
     return {kind: count for kind, count in sorted(free.items()) if count > 0}
 
 

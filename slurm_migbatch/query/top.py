@@ -154,7 +154,6 @@ def _profiles(seen: Overview) -> Iterator[ProfileRow]:
     for node in seen.nodes or ():
         if node.open and node.name in mine:
             offered.update(free_counts(node))
-    del offered["loan"]
     for profile in sorted({*used, *offered}, key=_by_size):
         yield ProfileRow(profile, used[profile], offered[profile])
 

@@ -31,8 +31,6 @@ VOLATILE = (
     (r"(?<=b@)\d:(?=\d of GPU)", "S:"),
     (r"[\d.e+-]+ GPU-hours", "N GPU-hours"),
     (r"(?<=\|)\d+\.\d+(?=\|)", "N"),
-    # what lending releases its next job by comes and goes
-    (r",?\bloan:\d", ""),
     # releases of Slurm differ in what follows a refusal
     (r"(?m)^(sbatch|srun): error: (Batch job submission failed|Unable to allocate resources): .*\n", ""),
 )
