@@ -112,7 +112,7 @@ class Demo:
         )
 
     def _second_wave(self) -> None:
-        self._submit(DemoJob("mbbob", "llm.sh", seconds=6))
+        self._submit(DemoJob("mbbob", "vllm.sh", seconds=6))
         self._submit(DemoJob("mbcarol", "whole_gpu.sh", seconds=5))
         self._submit(DemoJob("mbcarol", "whole_gpu.sh", ("--gpus=2", "--nodes=1"), seconds=3))
         self._submit(DemoJob("mbbob", "explicit_profile.sh", ("--gres=mig:1g.20gb:2",), seconds=4))

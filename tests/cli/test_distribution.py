@@ -147,6 +147,8 @@ def test_a_wheel_has_one_top_level_name_and_all_files_of_the_package(wheel):
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"slurm_migbatch"}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "slurm_migbatch").rglob("*") if path.is_file()}
     assert {name for name in sources if "__pycache__" not in name} <= names
+    app = {str(path.relative_to(ROOT)) for path in (ROOT / "sbatch_examples/ondemand").rglob("*") if path.is_file()}
+    assert app and {f"slurm_migbatch/{name}" for name in app} <= names
 
 
 def test_an_sdist_has_what_a_site_copies_from(unpacked):
