@@ -52,13 +52,13 @@ lint: venv ## ruff, import contracts and mypy
 	$(BIN)/mypy packages/*.py
 
 test: venv system ## every test but those that build packages or need a browser, real private Slurm clusters included (WORKERS=n at once)
-	$(PYTEST) -m 'not packages and not engine and not browser'
+	$(PYTEST) -m 'not packages and not engine and not browser and not ruby'
 
 test-fast: venv system ## the tests that need no Slurm, with few generated examples
-	$(BIN)/pytest -n $(or $(WORKERS),auto) --dist loadfile --hypothesis-profile=few -m 'not slurm and not packages and not engine and not browser'
+	$(BIN)/pytest -n $(or $(WORKERS),auto) --dist loadfile --hypothesis-profile=few -m 'not slurm and not packages and not engine and not browser and not ruby'
 
 test-all: venv system ## every test with all of its generated examples, packages built and installed, pages in Chromium
-	@./.ci/system-packages rpm chromium fonts-dejavu-core
+	@./.ci/system-packages rpm ruby chromium fonts-dejavu-core
 	$(PYTEST) --hypothesis-profile=all -m 'not engine'
 
 test-engine: venv ## `migbatch profile run --server` on a real serving engine (llama.cpp, random weights, the CPU)

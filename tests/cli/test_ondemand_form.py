@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from slurm_migbatch.workload.hints import Hints, parse
 from tests.support.erb import render
 
 APP = Path(__file__).resolve().parents[2] / "sbatch_examples/ondemand"
-RUBY = shutil.which("ruby")
 PROFILES = ["1g.10gb", "1g.20gb", "7g.80gb"]
 #: what a session has, as Open OnDemand gives it to submit.yml.erb: text
 CHOSEN = {"bc_num_slots": "4", "gpu_memory": "18"}
@@ -68,7 +66,7 @@ def test_the_scripts_are_bash(script: str) -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
 
 
-@pytest.mark.skipif(RUBY is None, reason="ruby is not installed (Debian: ruby)")
+@pytest.mark.ruby
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -91,7 +89,7 @@ def test_ruby_renders_the_same(name: str, values: dict[str, object], tmp_path: P
         'print ERB.new(File.read(ARGV[0], encoding: "UTF-8"), trim_mode: "-").result(b)'
     )
     done = subprocess.run(
-        [str(RUBY), "-e", program, str(APP / name), json.dumps(values)],
+        ["ruby", "-e", program, str(APP / name), json.dumps(values)],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout == render(read(name), **values), done.stderr

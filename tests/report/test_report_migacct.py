@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from slurm_migbatch.cli import migacct
 from slurm_migbatch.cli.common import run
@@ -373,7 +374,6 @@ def test_json(cli: Cli) -> None:
 
 def test_yaml_is_the_same_document(cli: Cli) -> None:
     """Read by a parser of its own for what is written: block style, texts in double quotes."""
-    yaml = pytest.importorskip("yaml")
     for wanted in (["-j", "2,3,10"], ["-j", "999"]):
         code, out, _ = cli("--yaml", *wanted)
         assert code == 0
