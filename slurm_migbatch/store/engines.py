@@ -17,6 +17,9 @@ from sqlalchemy.pool import StaticPool
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, check_local, readable_mode
 
+#: seconds after which a server ends a writer's transaction in which nothing happens: it keeps the term of the active
+#: migbatchd from being taken over, and who froze in it, or lost its power, would do so for hours
+IDLE_TRANSACTION_S = 20
 #: execution option of connections that only read; SQLite then needs no write lock
 READ_OPTION = "migbatch_read"
 
@@ -59,8 +62,7 @@ def _server(url: URL, readonly: bool) -> Engine:
         extra = _EXTRAS.get(backend)
         advice = f"pip install 'slurm-migbatch[{extra}]'" if extra else f"install {error.name}"
         raise StoreError(f"{backend} needs the Python package {error.name}: {advice}") from None
-    if readonly:
-        event.listen(engine, "connect", partial(_refuse_writes, backend))
+    event.listen(engine, "connect", partial(_refuse_writes if readonly else _end_idle_transactions, backend))
     return engine
 
 
@@ -68,6 +70,17 @@ def _refuse_writes(backend: str, connection: Any, _record: Any) -> None:
     what = "CHARACTERISTICS AS TRANSACTION" if backend == "postgresql" else "TRANSACTION"
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION {what} READ ONLY")
+    connection.commit()
+
+
+def _end_idle_transactions(backend: str, connection: Any, _record: Any) -> None:
+    with connection.cursor() as cursor:
+        if backend == "postgresql":
+            cursor.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_TRANSACTION_S}s'")
+        else:
+            cursor.execute("SHOW VARIABLES LIKE 'idle_transaction_timeout'")  # MySQL has none
+            if cursor.fetchone():
+                cursor.execute(f"SET SESSION idle_transaction_timeout = {IDLE_TRANSACTION_S}")
     connection.commit()
 
 

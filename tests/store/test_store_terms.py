@@ -4,14 +4,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from sqlalchemy import MetaData
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.engines import make_engine
-from slurm_migbatch.store.terms import TermOverError, TermState
+from slurm_migbatch.store.terms import TermOverError, TermState, check_term
 from tests.support.servers import KINDS, START
 
 pytestmark = pytest.mark.slurm
@@ -106,3 +109,22 @@ def test_many_at_once_and_one_gets_it(store, url):
     started = [subprocess.Popen([*argv, f"ctl{n}"], stdout=subprocess.PIPE, text=True) for n in range(4)]
     said = [process.communicate()[0].strip() for process in started]
     assert sorted(said) == ["False", "False", "False", "True"]
+
+
+@pytest.mark.parametrize("server", KINDS, indirect=True)
+def test_who_froze_in_a_transaction_holds_up_nobody(url, monkeypatch):
+    """Its host hangs, or has lost its power and the server still thinks it connected."""
+    monkeypatch.setattr("slurm_migbatch.store.engines.IDLE_TRANSACTION_S", 1)
+    with open_store(url) as frozen, open_store(url) as store:
+        frozen.term = frozen.take_term("ctl1", 0.0).number
+        connection = frozen.engine.connect()
+        transaction = connection.begin()
+        with Session(connection) as session:
+            check_term(session, frozen.term)
+            assert store.take_term("ctl2", 600.0) == TermState(2, "ctl2", True)
+        with suppress(DBAPIError):  # it wakes up: the server has ended its transaction
+            transaction.rollback()
+        with suppress(DBAPIError):
+            connection.close()
+        with pytest.raises(TermOverError, match="migbatchd on ctl2 is the active one now"):
+            frozen.ingest("n1", "j", "b", [EVENT])
