@@ -31,7 +31,11 @@ VOLATILE = (
     (r"(?<=b@)\d:(?=\d of GPU)", "S:"),
     (r"[\d.e+-]+ GPU-hours", "N GPU-hours"),
     (r"(?<=\|)\d+\.\d+(?=\|)", "N"),
-    # releases of Slurm differ in what follows a refusal
+    # releases of Slurm differ in whether a node that is kept for a job says so, and in what follows a refusal
+    (r"\+planned", ""),
+    (r"(?<=STATE) +(?=GPU  MODEL)", "  "),
+    (r"(?<=mixed) +(?=\d    H100)", "  "),
+    (r"(?m)^ {13,}(?=\d    H100)", " " * 13),
     (r"(?m)^(sbatch|srun): error: (Batch job submission failed|Unable to allocate resources): .*\n", ""),
 )
 
