@@ -210,7 +210,7 @@ def test_ondemand(bed: Cluster, gres: str, memory: str, profile: str) -> None:
     app, work = EXAMPLES / "ondemand", bed.home(USER) / f"session-{profile}"
     work.mkdir(mode=0o777)
     work.chmod(0o777)
-    # --export=NONE, as the portal submits, gives the job the home directory of /etc/passwd: test users have none
+    # the portal submits with --export=NONE, for which 26.05 starts a login shell: test users have none
     setup = f"export HOME={bed.home(USER)} PATH={bed.home(USER)}/bin:$PATH"
     context = {"portal": "https://portal.example.org", "environment": setup}
     for name in ("before.sh", "script.sh"):
@@ -218,7 +218,21 @@ def test_ondemand(bed: Cluster, gres: str, memory: str, profile: str) -> None:
         (work / name).chmod(0o755)
     text = render((app / "submit.yml.erb").read_text(), auto_gres=gres, gpu_memory=memory, bc_num_slots="2")
     native = yaml.safe_load(text)["script"]["native"]
-    argv = ["sbatch", "--parsable", "--export=NONE", "-D", str(work), "-p", "gpu", "-t", "04:00:00", *native]
+    argv = [
+        "env",
+        "-u",
+        "HOME",
+        bed.root.locate("sbatch"),
+        "--parsable",
+        "--export=ALL",
+        "-D",
+        str(work),
+        "-p",
+        "gpu",
+        "-t",
+        "04:00:00",
+        *native,
+    ]
     job = int(bed.run(argv, USER, input=PORTAL_JOB).stdout)
     given = call(bed, "jupyter", job)
     assert given["profile"] == profile and UUID.fullmatch(given["devices"])
