@@ -6,9 +6,9 @@
 #SBATCH --time=01:00:00
 #SBATCH --output=%x-%j.out
 
-echo "batch script: $CUDA_VISIBLE_DEVICES ($MIGBATCH_PROFILE)"
-# vLLM takes CUDA_VISIBLE_DEVICES for numbers: engine=vllm gives it 0 where that can only be this slice.
-srun bash -c 'echo "task $SLURM_PROCID: $CUDA_VISIBLE_DEVICES"'
+# vLLM takes CUDA_VISIBLE_DEVICES for numbers: engine=vllm makes it 0 where that can only be this slice; this is its UUID.
+echo "batch script: $MIGBATCH_DEVICES ($MIGBATCH_PROFILE)"
+srun bash -c 'echo "task $SLURM_PROCID: $MIGBATCH_DEVICES"'
 
 # An OpenAI-compatible server on the loopback interface, which jobs of others on this node reach too: it asks for a
 # key. The key is in a file that only you can read, and in the environment, never on a command line. To use it:
