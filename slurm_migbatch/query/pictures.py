@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from slurm_migbatch.query.questions import PageQuestion
 from slurm_migbatch.query.redact import allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.selected import reading, selection
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.pictures import charts, sums
@@ -22,10 +22,8 @@ from slurm_migbatch.report.pictures.bins import TimeBins
 from slurm_migbatch.report.pictures.charts import Chart
 from slurm_migbatch.report.pictures.page import render
 from slurm_migbatch.report.pictures.words import moment, zone
-from slurm_migbatch.report.selection import ReportOptions, make_selection
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store import windows
-from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.queries import RunFilter
 
 _FINE, _COARSE = 250, 62
@@ -38,18 +36,8 @@ _FIGURES = (("Throughput", "items/s"), ("Latency of a batch", "ms"), ("Memory", 
 def answer(question: PageQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with the HTML document."""
     now = time.time()
-    asked = ReportOptions(
-        users=question.users,
-        allusers=not question.users,
-        accounts=question.accounts,
-        partitions=question.partitions,
-        nodes=question.nodes,
-        start=question.start,
-        end=question.end,
-        duplicates=True,
-    )
     try:
-        wanted = make_selection(asked, now, rights.uid).wanted
+        wanted = selection(question, now, rights.uid, allusers=not question.users, duplicates=True).wanted
     except ReportError as error:
         raise Unanswerable(str(error), 2) from None
     with _no_collection():
@@ -84,12 +72,8 @@ def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:
     if end <= wanted.start:
         raise Unanswerable(f"the window from {moment(wanted.start)} to {moment(end)} holds no time that has passed", 2)
     mine = allowed(rights, replace(wanted, end=end))
-    with open_store(site.config.store.url, readonly=True) as store, store.reading() as connection:
-        try:
-            shown = [chart for chart in _charts(connection, mine, rights) if chart.table.rows]
-        except SQLAlchemyError as error:
-            cause = getattr(error, "orig", error)
-            raise Unanswerable(f"reading the database failed{site.detail(cause)}", detail=str(cause)) from None
+    with reading(site) as connection:
+        shown = [chart for chart in _charts(connection, mine, rights) if chart.table.rows]
     notes = [] if mine.only is None else ["Only your own runs and those of accounts that you coordinate (PrivateData)."]
     if not shown:
         notes.append("The record holds nothing of that.")

@@ -40,8 +40,20 @@ def number(limit: int) -> Any:
     return field(default=None, metadata={"limit": limit})
 
 
+@dataclass(frozen=True, kw_only=True)
+class SelectedRuns:
+    """The part of a question that says which runs it is about, as the options of migacct of these names do."""
+
+    users: tuple[str, ...] = words(256)
+    accounts: tuple[str, ...] = words(256)
+    partitions: tuple[str, ...] = words(256)
+    nodes: str = text(8192)
+    start: str = text(64)
+    end: str = text(64)
+
+
 @dataclass(frozen=True)
-class RunsQuestion:
+class RunsQuestion(SelectedRuns):
     """`migacct`: runs of the record, selected and shown as its options say.
 
     Attributes:
@@ -58,14 +70,8 @@ class RunsQuestion:
     kind: ClassVar[str] = "runs"
 
     jobs: str = text(32768)
-    users: tuple[str, ...] = words(256)
     allusers: bool = False
-    accounts: tuple[str, ...] = words(256)
-    partitions: tuple[str, ...] = words(256)
-    nodes: str = text(8192)
     states: str = text(1024)
-    start: str = text(64)
-    end: str = text(64)
     duplicates: bool = False
     groups: tuple[str, ...] = words(256)
     qos: tuple[str, ...] = words(256)
@@ -155,7 +161,7 @@ class TopQuestion:
 
 
 @dataclass(frozen=True)
-class UsageQuestion:
+class UsageQuestion(SelectedRuns):
     """`migbatch usage`: roll-ups of what slices were held.
 
     Attributes:
@@ -167,12 +173,6 @@ class UsageQuestion:
     kind: ClassVar[str] = "usage"
 
     by: str = text(64)
-    users: tuple[str, ...] = words(256)
-    accounts: tuple[str, ...] = words(256)
-    partitions: tuple[str, ...] = words(256)
-    nodes: str = text(8192)
-    start: str = text(64)
-    end: str = text(64)
     header: bool = True
     delimiter: str | None = text(16, optional=True)
     as_csv: bool = False
@@ -181,7 +181,7 @@ class UsageQuestion:
 
 
 @dataclass(frozen=True)
-class WasteQuestion:
+class WasteQuestion(SelectedRuns):
     """`migbatch waste`: what was held and not used, of one job, or of the runs that ended in a window.
 
     Attributes:
@@ -193,12 +193,6 @@ class WasteQuestion:
     kind: ClassVar[str] = "waste"
 
     job: str = text(64)
-    users: tuple[str, ...] = words(256)
-    accounts: tuple[str, ...] = words(256)
-    partitions: tuple[str, ...] = words(256)
-    nodes: str = text(8192)
-    start: str = text(64)
-    end: str = text(64)
     limit: int | None = number(100_000)
     header: bool = True
     delimiter: str | None = text(16, optional=True)
@@ -231,17 +225,10 @@ class ExplainQuestion:
 
 
 @dataclass(frozen=True)
-class PageQuestion:
+class PageQuestion(SelectedRuns):
     """`migbatch report`: pictures of a window of time as one HTML document."""
 
     kind: ClassVar[str] = "page"
-
-    users: tuple[str, ...] = words(256)
-    accounts: tuple[str, ...] = words(256)
-    partitions: tuple[str, ...] = words(256)
-    nodes: str = text(8192)
-    start: str = text(64)
-    end: str = text(64)
 
 
 Question = (

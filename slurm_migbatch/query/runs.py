@@ -10,12 +10,13 @@ from typing import Any
 from slurm_migbatch.query.questions import RunsQuestion
 from slurm_migbatch.query.redact import RedactedRun, allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.selected import failed, selection
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import table
 from slurm_migbatch.report.columns import BRIEF, DEFAULT, LONG, Column, Context
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.format import parse_format
-from slurm_migbatch.report.selection import ReportOptions, Selection, make_selection
+from slurm_migbatch.report.selection import Selection
 from slurm_migbatch.report.units import UNITS, size_formatter
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import time_formatter
@@ -55,7 +56,7 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
         lines = _lines(question, columns, units, found, wanted, _Moment(now, cluster, wholes))
     except ReadError as error:
         reader.close()
-        raise _failed(error, site) from None
+        raise failed(error, site) from None
     except BaseException:
         reader.close()
         raise
@@ -63,13 +64,12 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 
 def _selection(question: RunsQuestion, now: float, uid: int) -> Selection:
-    asked = ReportOptions(
-        jobs=question.jobs,
-        users=question.users,
+    return selection(
+        question,
+        now,
+        uid,
         allusers=question.allusers,
-        accounts=question.accounts,
-        partitions=question.partitions,
-        nodes=question.nodes,
+        jobs=question.jobs,
         states=question.states,
         gids=_gids(question.groups),
         qos=question.qos,
@@ -77,11 +77,8 @@ def _selection(question: RunsQuestion, now: float, uid: int) -> Selection:
         names=question.names,
         limit_min=question.limit_min,
         limit_max=question.limit_max,
-        start=question.start,
-        end=question.end,
         duplicates=question.duplicates,
     )
-    return make_selection(asked, now, uid)
 
 
 def _gids(groups: Iterable[str]) -> tuple[int, ...]:
@@ -253,15 +250,11 @@ def _cut(row: Any, wanted: RunFilter) -> Any:
     return row._replace(**changed)
 
 
-def _failed(error: ReadError, site: QuerySite) -> Unanswerable:
-    return Unanswerable(f"reading the database failed{site.detail(error)}", detail=str(error))
-
-
 def _closing(reader: RunReader, lines: Iterator[str], site: QuerySite) -> Iterator[str]:
     """Yield the lines, then let go of the record."""
     try:
         yield from lines
     except ReadError as error:
-        raise _failed(error, site) from None
+        raise failed(error, site) from None
     finally:
         reader.close()

@@ -7,20 +7,18 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from slurm_migbatch.query.questions import UsageQuestion
 from slurm_migbatch.query.redact import allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.selected import reading, selection
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import usage as report
 from slurm_migbatch.report.equivalents import WHOLE, gpu_equivalent
 from slurm_migbatch.report.errors import ReportError
-from slurm_migbatch.report.selection import ReportOptions, make_selection
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import time_formatter
 from slurm_migbatch.store.capacity import gpu_seconds
-from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.geometries import whole_gpus
 from slurm_migbatch.store.queries import RunFilter
 from slurm_migbatch.store.usage import GROUPS, HeldSlices, held_slices
@@ -29,17 +27,8 @@ from slurm_migbatch.store.usage import GROUPS, HeldSlices, held_slices
 def answer(question: UsageQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with the roll-up of what the user may know of."""
     now = time.time()
-    asked = ReportOptions(
-        users=question.users,
-        allusers=not question.users,
-        accounts=question.accounts,
-        partitions=question.partitions,
-        nodes=question.nodes,
-        start=question.start,
-        end=question.end,
-    )
     try:
-        wanted = make_selection(asked, now, rights.uid).wanted
+        wanted = selection(question, now, rights.uid, allusers=not question.users).wanted
         by = report.parse_by(question.by)
         start = max(wanted.start or 0.0, 0.0)
         end = max(start, min(wanted.end or now, now))
@@ -49,12 +38,8 @@ def answer(question: UsageQuestion, rights: Rights, site: QuerySite) -> Reply:
     if "node" in by and not rights.nodes:
         raise Unanswerable("nodes are private here (PrivateData=nodes)")
     wanted = allowed(rights, wanted, accounts="account" in by)
-    try:
-        with open_store(site.config.store.url, readonly=True) as store, store.reading() as connection:
-            usage = _usage(connection, wanted, by, spans, now, capacity=rights.nodes)
-    except SQLAlchemyError as error:
-        cause = getattr(error, "orig", error)
-        raise Unanswerable(f"reading the database failed{site.detail(cause)}", detail=str(cause)) from None
+    with reading(site) as connection:
+        usage = _usage(connection, wanted, by, spans, now, capacity=rights.nodes)
     return Reply(list(_lines(question, usage, (start, end), now)))
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from slurm_migbatch.daemon.recurring import past_run
 from slurm_migbatch.mig.geometry import Geometry
@@ -20,15 +19,14 @@ from slurm_migbatch.predict.recurring import WINDOW, PastRun, RunsPolicy
 from slurm_migbatch.query.questions import WasteQuestion
 from slurm_migbatch.query.redact import allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.selected import reading, selection
 from slurm_migbatch.query.show import job_id, name_of
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import wastelines
 from slurm_migbatch.report.errors import ReportError
-from slurm_migbatch.report.selection import ReportOptions, make_selection
 from slurm_migbatch.report.waste import SliceUse, Verdict, judge, slice_mib, waited
 from slurm_migbatch.report.wastelines import JudgedRun
 from slurm_migbatch.slurm.rights import Rights
-from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.geometries import geometries
 from slurm_migbatch.store.queries import RunFilter
 from slurm_migbatch.store.recurring import RecurringRun
@@ -47,17 +45,13 @@ def answer(question: WasteQuestion, rights: Rights, site: QuerySite) -> Reply:
     recurring = site.config.recurring
     policy = RunsPolicy(recurring.runs, recurring.slowdown)
     others = allowed(rights, RunFilter())
-    try:
-        with open_store(site.config.store.url, readonly=True) as store, store.reading() as connection:
-            runs = list(_judged(connection, wanted, policy, now))
-            total = wastelines.add_up(run.verdict for run in runs)
-            if not question.job:
-                runs = sorted((run for run in runs if run.verdict.findings), key=_worst_first)
-                runs = runs[: question.limit or WORST]
-            shown = list(_with_waits(connection, others, runs))
-    except SQLAlchemyError as error:
-        cause = getattr(error, "orig", error)
-        raise Unanswerable(f"reading the database failed{site.detail(cause)}", detail=str(cause)) from None
+    with reading(site) as connection:
+        runs = list(_judged(connection, wanted, policy, now))
+        total = wastelines.add_up(run.verdict for run in runs)
+        if not question.job:
+            runs = sorted((run for run in runs if run.verdict.findings), key=_worst_first)
+            runs = runs[: question.limit or WORST]
+        shown = list(_with_waits(connection, others, runs))
     if question.job and not shown:
         raise Unanswerable(
             f"no run of job {name_of(wanted.jobs[0])} that held slices is in the record, or it is not yours; "
@@ -70,17 +64,8 @@ def _wanted(question: WasteQuestion, rights: Rights, now: float) -> RunFilter:
     if question.job:
         wanted = RunFilter(jobs=(job_id(question.job),))
     else:
-        asked = ReportOptions(
-            users=question.users,
-            allusers=not question.users,
-            accounts=question.accounts,
-            partitions=question.partitions,
-            nodes=question.nodes,
-            start=question.start,
-            end=question.end,
-        )
         try:
-            wanted = replace(make_selection(asked, now, rights.uid).wanted, duplicates=True)
+            wanted = selection(question, now, rights.uid, allusers=not question.users, duplicates=True).wanted
         except ReportError as error:
             raise Unanswerable(str(error)) from None
     return wanted if rights.everything else replace(wanted, only=(rights.uid, tuple(sorted(rights.coordinates))))
