@@ -38,6 +38,8 @@ SERVICES: Final = {"controller": "migbatchd.service", "node": "migbatch-node.ser
 #: where zsh looks for completion
 ZSH: Final = {"deb": "usr/share/zsh/vendor-completions", "rpm": "usr/share/zsh/site-functions"}
 _RARE: Final = re.compile(r"/usr/share/(bash-completion|fish|zsh|doc/slurm-migbatch-\w+)(/|$)")
+#: the file that a link of a page leads to
+_LINK: Final = re.compile(r"\]\((?!https?://)([^)#\s]+)")
 _PREFIX: Final = re.compile(r"(/[\w.+-]+){2,}")
 
 
@@ -140,6 +142,19 @@ def wheel(request: Request, work: Path) -> Path:
     return path
 
 
+def documentation() -> list[Path]:
+    """Return the pages for users and administrators, and what they link to, so that no link of theirs leads nowhere."""
+    found = {ROOT / "docs" / f"{name}.md" for name in ("admin", "install", "operate", "users")}
+    unread = sorted(found)
+    while unread:
+        page = unread.pop()
+        if page.suffix == ".md":
+            linked = {(page.parent / name).resolve() for name in _LINK.findall(page.read_text(encoding="utf-8"))}
+            unread += sorted(linked - found)
+            found |= linked
+    return sorted(found)
+
+
 def stage(request: Request, role: str, built: Path, work: Path) -> Package:
     """Fill the staging directory of one role."""
     root = work / role
@@ -153,8 +168,10 @@ def stage(request: Request, role: str, built: Path, work: Path) -> Package:
     documents = root / "usr/share/doc" / f"slurm-migbatch-{role}"
     documents.mkdir(parents=True)
     shutil.copyfile(ROOT / "LICENSE", documents / "copyright")
-    for page in ("install.md", "operate.md"):
-        shutil.copyfile(ROOT / "docs" / page, documents / page)
+    for page in documentation():
+        place = documents / page.relative_to(ROOT)
+        place.parent.mkdir(exist_ok=True)
+        shutil.copyfile(page, place)
     # the package manager owns these files: nothing else is to be installed among them
     run(python, "-I", "-m", "pip", "uninstall", "--yes", "--quiet", "pip", "setuptools")
     for path in (home / "bin").iterdir():

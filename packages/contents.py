@@ -21,7 +21,7 @@ from slurm_migbatch.cli.common import load
 from slurm_migbatch.node import install as node_install
 
 MAIN = "slurm_migbatch.cli.main:cli"
-MIGACCT = "slurm_migbatch.cli.migacct:command"
+MIGACCT = "slurm_migbatch.cli.migacctclick:command"
 MIGBATCHD = "slurm_migbatch.cli.migbatchd:migbatchd"
 #: role -> its programs: name -> where the command is, section of the manual
 PROGRAMS = {

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
-import click
-
-from slurm_migbatch.cli.common import EXIT_USAGE, F, Failure
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.query.login import CONFIG, LOGIN_CONF, RECORD, Servers, find_servers, uid_of
-from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.reply import Unanswerable
+from slurm_migbatch.query.site import QuerySite
+from slurm_migbatch.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from slurm_migbatch.config import Config
     from slurm_migbatch.node.auth import MungeSigner
     from slurm_migbatch.query.protocol import Answer
     from slurm_migbatch.query.questions import Question
-    from slurm_migbatch.query.site import QuerySite
+    from slurm_migbatch.query.reply import Reply
     from slurm_migbatch.slurm.rights import Rights
 
 _LINES_AT_ONCE = 2000
-
-
-def source_option(command: F) -> F:
-    """Return the option -c/--config; the function gets the path as it was given."""
-    option = click.option(
-        "-c",
-        "--config",
-        metavar="FILE",
-        help="Configuration of the controller [env MIGBATCH_CONFIG; default /etc/migbatch/migbatch.toml].",
-    )
-    return option(command)
 
 
 def ask_and_print(
@@ -49,20 +37,18 @@ def ask_and_print(
         submit_socket: where to ask the submit service too.
 
     Raises:
-        Failure, click.UsageError: there is no answer.
+        Failure: there is no answer.
         ConfigError: the configuration exists and cannot be used.
     """
-    found = _configuration(config, db, named=bool(catalog or submit_socket))
+    found = _source(config, db, catalog, submit_socket)
     if isinstance(found, Servers):
         return _print_answer(_asked(question, found))
     from slurm_migbatch.query.answers import answer
-    from slurm_migbatch.query.site import QuerySite
 
-    site = QuerySite(found, catalog, submit_socket)
     try:
-        return _print(answer(question, _rights(site, named=bool(db)), site))
+        return _print(answer(question, _rights(found, named=bool(db)), found))
     except Unanswerable as error:
-        raise _failure(str(error), error.code) from None
+        raise Failure(str(error), error.code) from None
 
 
 def asker(config: str | None = None) -> Callable[[Question], Answer]:
@@ -71,7 +57,7 @@ def asker(config: str | None = None) -> Callable[[Question], Answer]:
     Raises:
         LoginError, ConfigError, Failure: it is not known whom to ask. What it returns raises errors of one question.
     """
-    found = _configuration(config, None, named=False)
+    found = _source(config, None)
     if isinstance(found, Servers):
         servers, signer = found, _signer(found)
 
@@ -83,9 +69,8 @@ def asker(config: str | None = None) -> Callable[[Question], Answer]:
         return far
     from slurm_migbatch.query.answers import answer
     from slurm_migbatch.query.protocol import Answer
-    from slurm_migbatch.query.site import QuerySite
 
-    site = QuerySite(found)
+    site = found
 
     def here(question: Question) -> Answer:
         try:
@@ -106,32 +91,26 @@ def ask_for_text(question: Question, config: str | None = None, *, db: str | Non
         db: URL of the database instead of the configured one.
 
     Raises:
-        Failure, click.UsageError: there is no answer.
+        Failure: there is no answer.
         ConfigError: the configuration exists and cannot be used.
     """
-    found = _configuration(config, db, named=False)
+    found = _source(config, db)
     if isinstance(found, Servers):
         told = _asked(question, found)
         if told.error:
-            raise _failure(told.error, told.code)
+            raise Failure(told.error, told.code)
         lines, remarks = [told.out.removesuffix("\n")], told.err
     else:
         from slurm_migbatch.query.answers import answer
-        from slurm_migbatch.query.site import QuerySite
 
-        site = QuerySite(found)
         try:
-            reply = answer(question, _rights(site, named=bool(db)), site)
+            reply = answer(question, _rights(found, named=bool(db)), found)
             lines, remarks = list(reply.lines), reply.remarks
         except Unanswerable as error:
-            raise _failure(str(error), error.code) from None
+            raise Failure(str(error), error.code) from None
     for remark in remarks:
-        click.echo(remark, err=True)
+        print(remark, file=sys.stderr)
     return "\n".join(lines) + "\n"
-
-
-def _failure(sentence: str, code: int) -> click.ClickException:
-    return click.UsageError(sentence) if code == EXIT_USAGE else Failure(sentence)
 
 
 def _asked(question: Question, servers: Servers) -> Answer:
@@ -152,9 +131,9 @@ def _signer(servers: Servers) -> MungeSigner:
 
 def _print_answer(answer: Answer) -> int:
     if answer.error:
-        raise _failure(answer.error, answer.code)
+        raise Failure(answer.error, answer.code)
     for remark in answer.err:
-        click.echo(remark, err=True)
+        print(remark, file=sys.stderr)
     sys.stdout.write(answer.out)
     return answer.code
 
@@ -171,27 +150,32 @@ def _rights(site: QuerySite, *, named: bool) -> Rights:
 
     from slurm_migbatch.daemon.privacy import Privacy
 
-    trusted = set()
-    with contextlib.suppress(KeyError):
-        trusted.add(pwd.getpwnam(site.config.cluster.slurm_user).pw_uid)
+    try:
+        trusted = {pwd.getpwnam(site.config.cluster.slurm_user).pw_uid}
+    except KeyError:
+        trusted = set()
     return asyncio.run(Privacy(site.slurm(), trusted).rights(uid))
 
 
-def _configuration(path: str | None, db: str | None, *, named: bool) -> Config | Servers:
-    """Return the configuration whose record this user may open, else the services to ask.
+def _source(path: str | None, db: str | None, catalog: str = "", submit_socket: str = "") -> QuerySite | Servers:
+    """Return where this user can look himself, else the services to ask.
 
-    With `named`, files of this host are part of what is asked, so it is answered here in any case.
+    A named database, catalog or socket is of this host, so what is asked of it is answered here in any case.
     """
+    if db:
+        return QuerySite(None, catalog, submit_socket, url=db)
+    found = _configuration(path, named=bool(catalog or submit_socket))
+    return found if isinstance(found, Servers) else QuerySite(found, catalog, submit_socket)
+
+
+def _configuration(path: str | None, *, named: bool) -> Config | Servers:
+    """Return the configuration whose record this user may open, or in any case if `named`; else the services to ask."""
     path = path or os.environ.get("MIGBATCH_CONFIG") or CONFIG
     here = os.path.exists(path) or path != CONFIG  # noqa: PTH110 keeps pathlib out of start-up
-    if not (db or named or here or os.path.exists(RECORD)):  # noqa: PTH110
+    if not (named or here or os.path.exists(RECORD)):  # noqa: PTH110
         return find_servers()
-    from dataclasses import replace
+    from slurm_migbatch.config import Config, ConfigError, load
 
-    from slurm_migbatch.config import Config, ConfigError, StoreConfig, load
-
-    if db:
-        return replace(Config(), store=StoreConfig(db))
     try:
         config = load(path) if here else Config()
     except ConfigError:
@@ -236,7 +220,7 @@ def _servers_of(config: Config) -> Servers:
 
 def _print(reply: Reply) -> int:
     for remark in reply.remarks:
-        click.echo(remark, err=True)
+        print(remark, file=sys.stderr)
     _write_all(reply.lines)
     return reply.code
 

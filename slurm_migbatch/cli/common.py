@@ -1,4 +1,4 @@
-"""What every command shares: error texts and exit codes, lazy loading, the configuration option, key-value output."""
+"""What every command shares: running it, lazy loading, the configuration option, key-value output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from slurm_migbatch.cli.ending import EXIT_INTERRUPTED, EXIT_USAGE, Failure, ending
+
 if TYPE_CHECKING:
+    from click._termui_impl import ProgressBar
     from click.shell_completion import CompletionItem
 
     from slurm_migbatch.config import Config
@@ -20,26 +23,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
-
 HELP = {"help_option_names": ["-h", "--help"]}
-
-#: modules that another extra brings than `controller` does
-_EXTRAS = {"pynvml": "node", "matplotlib": "plot", "rich": "login", "plotly": "report", "markupsafe": "report"}
-_LAB = "slurm_migbatch.lab"
-#: what a database says of itself, by SQLAlchemy, which commands without one do not import
-_OF_DATABASES = ("OperationalError", "InternalError", "InterfaceError", "DatabaseError")
-#: packages of ours that an installation may leave out
-_PARTS = {
-    _LAB: "the simulator and the experiments (slurm_migbatch.lab) are",
-    "slurm_migbatch.testbed": "the test bed (slurm_migbatch.testbed) is",
-}
-
-
-class Failure(click.ClickException):
-    """Something went wrong that the caller can act on; the text is one sentence that says how. Exit code 1."""
 
 
 def load(where: str) -> click.Command:
@@ -61,72 +45,23 @@ def run(command: click.Command | str, prog: str, args: Sequence[str] | None = No
     Returns:
         The exit code: 0 done, 1 failed, 2 (or the command's own `usage_code`) wrong usage, 130 interrupted.
     """
-    try:
-        command = load(command) if isinstance(command, str) else command
-        code = command.main(list(args) if args is not None else None, prog_name=prog, standalone_mode=False)
-        sys.stdout.flush()
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
-        return EXIT_USAGE
-    except click.UsageError as error:
-        hint = f" (try '{error.ctx.command_path} -h')" if error.ctx is not None else ""
-        _print_error(prog, f"{_usage_text(error)}{hint}")
-        return int(getattr(command, "usage_code", EXIT_USAGE))
-    except click.ClickException as error:
-        _print_error(prog, error.format_message())
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # the reader went away, as `| head` does; what Python still holds must go nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
-    except ModuleNotFoundError as error:
-        text = _missing(error)
-        if not text or "MIGBATCH_DEBUG" in os.environ:
-            raise
-        _print_error(prog, text)
-        return EXIT_FAILED
-    except Exception as error:
-        if not is_expected(error) or "MIGBATCH_DEBUG" in os.environ:
-            raise
-        _print_error(prog, describe(error))
-        return EXIT_FAILED
-    return code if isinstance(code, int) and not isinstance(code, bool) else 0
 
+    def work() -> object:
+        found = load(command) if isinstance(command, str) else command
+        try:
+            return found.main(list(args) if args is not None else None, prog_name=prog, standalone_mode=False)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            return EXIT_USAGE
+        except click.UsageError as error:
+            hint = f" (try '{error.ctx.command_path} -h')" if error.ctx is not None else ""
+            raise Failure(f"{_usage_text(error)}{hint}", getattr(found, "usage_code", EXIT_USAGE)) from None
+        except click.ClickException as error:
+            raise Failure(error.format_message(), error.exit_code) from None
+        except click.Abort:
+            return EXIT_INTERRUPTED
 
-def _missing(error: ModuleNotFoundError) -> str:
-    """Return what is not installed and how to get it, as a sentence; empty where it is a module that must be there."""
-    name = error.name or ""
-    if name in _PARTS:
-        return f"{_PARTS[name]} not part of this installation; pip install 'slurm-migbatch[lab]' brings all"
-    package = name.partition(".")[0]
-    if package in ("", "slurm_migbatch"):
-        return ""
-    from traceback import walk_tb
-
-    importers = (str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__))
-    in_lab = any(f"{importer}.".startswith(f"{_LAB}.") for importer in importers)
-    extra = "lab" if in_lab else _EXTRAS.get(package, "controller")
-    return (
-        f"this needs the Python package {package}, which is not installed here; pip install 'slurm-migbatch[{extra}]'"
-    )
-
-
-def is_expected(error: BaseException) -> bool:
-    """Return whether an error speaks to the user and not about a bug: ours, the system's about a file or a peer, the
-    database's about itself (full, locked, read-only, damaged, away)."""
-    ours = type(error).__module__.partition(".")[0] == "slurm_migbatch"
-    return isinstance(error, OSError) or ours or (type(error).__name__ in _OF_DATABASES and hasattr(error, "orig"))
-
-
-def describe(error: BaseException) -> str:
-    """Return an expected error as a sentence."""
-    if (cause := getattr(error, "orig", None)) is not None:
-        return f"the database fails: {cause}; see `migbatch db check`"
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
+    return ending(prog, work)
 
 
 def _usage_text(error: click.UsageError) -> str:
@@ -135,10 +70,6 @@ def _usage_text(error: click.UsageError) -> str:
     if not guesses:
         return " ".join(error.format_message().split()).rstrip(".")
     return f"{error.message.rstrip('.')}; did you mean {' or '.join(sorted(guesses))}?"
-
-
-def _print_error(prog: str, text: str) -> None:
-    click.echo(f"{prog}: error: {text}", err=True)
 
 
 class LazyGroup(click.Group):
@@ -209,6 +140,17 @@ def config_option(command: F) -> F:
     return option(command)
 
 
+def source_option(command: F) -> F:
+    """Return the option -c/--config; the function gets the path as it was given."""
+    option = click.option(
+        "-c",
+        "--config",
+        metavar="FILE",
+        help="Configuration of the controller [env MIGBATCH_CONFIG; default /etc/migbatch/migbatch.toml].",
+    )
+    return option(command)
+
+
 def job_argument(command: F) -> F:
     """The argument JOB, as Slurm prints it (12, 12_3, 12+1; a step 12.0 means its job); the function gets the text."""
 
@@ -252,6 +194,45 @@ def tell_stage(text: str) -> None:
     """Tell on stderr what is being done now, where somebody looks at it; nothing where stderr is no terminal."""
     if sys.stderr.isatty():
         click.echo(f"{text} ...", err=True)
+
+
+@contextmanager
+def steps() -> Iterator[Callable[[str, int], None]]:
+    """Yield what is to be called when a step of a work begins: with what it is, and with how many there are.
+
+    Where the number is known a bar on stderr says how far the work is, else (0) there is a line for each; nothing where
+    stderr is no terminal.
+    """
+    bars: list[ProgressBar[str | None]] = []
+
+    def end(*, done: bool) -> None:
+        for bar in bars:
+            if done:
+                bar.update((bar.length or 0) - bar.pos, "")
+            bar.render_finish()
+        bars.clear()
+
+    def say(text: str, of: int) -> None:
+        if not of or not sys.stderr.isatty():
+            end(done=True)
+            tell_stage(text)
+            return
+        if bars and (bars[0].length != of or bars[0].pos + 1 >= of):
+            end(done=True)
+        if bars:
+            bars[0].update(1, text)
+            return
+        shown = click.progressbar(length=of, show_pos=True, item_show_func=lambda item: item or "", file=sys.stderr)
+        shown.current_item = text
+        shown.render_progress()
+        bars.append(shown)
+
+    try:
+        yield say
+    except BaseException:
+        end(done=False)
+        raise
+    end(done=True)
 
 
 @contextmanager

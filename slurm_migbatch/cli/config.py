@@ -8,7 +8,8 @@ from typing import Final
 import click
 
 from slurm_migbatch import monitoring
-from slurm_migbatch.cli.common import HELP, Failure, config_option
+from slurm_migbatch.cli.common import HELP, config_option
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.config import Config
 from slurm_migbatch.config import render as render_config
 

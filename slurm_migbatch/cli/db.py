@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from slurm_migbatch.cli.common import EXIT_FAILED, HELP, Failure, config_option, tell_stage
+from slurm_migbatch.cli.common import HELP, config_option, tell_stage
+from slurm_migbatch.cli.ending import EXIT_FAILED, Failure
 from slurm_migbatch.config import Config
 
 _FILE = click.Path(path_type=Path, dir_okay=False)

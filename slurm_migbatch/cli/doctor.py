@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from slurm_migbatch.cli.common import EXIT_FAILED, EXIT_USAGE, HELP
+from slurm_migbatch.cli.common import HELP
+from slurm_migbatch.cli.ending import EXIT_FAILED, EXIT_USAGE
 from slurm_migbatch.doctor.roles import ROLES, Role, roles
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
 
@@ -89,7 +90,7 @@ def _examine(
 
 
 def _controller(path: str, *, explicit: bool, everywhere: bool, leaving: bool) -> Iterator[Finding]:
-    from slurm_migbatch.cli.common import Failure
+    from slurm_migbatch.cli.ending import Failure
     from slurm_migbatch.cli.scripts import lua
     from slurm_migbatch.config import Config, load
     from slurm_migbatch.doctor import controller
@@ -102,7 +103,7 @@ def _controller(path: str, *, explicit: bool, everywhere: bool, leaving: bool) -
         try:
             return lua(config, name, module=module)
         except Failure as error:
-            raise RenderingError(error.message) from None
+            raise RenderingError(str(error)) from None
 
     yield from controller.leaving(config) if leaving else controller.examine(config, rendering, everywhere=everywhere)
 

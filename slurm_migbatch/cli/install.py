@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from slurm_migbatch.cli.common import EXIT_FAILED, HELP, Failure
+from slurm_migbatch.cli.common import HELP
+from slurm_migbatch.cli.ending import EXIT_FAILED, Failure
 from slurm_migbatch.install import files, hosts
 from slurm_migbatch.install.files import FileChange, InstallRecord
 from slurm_migbatch.install.hosts import HostPlan, Places

@@ -63,7 +63,7 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
         slurm = slurm_part(config, conf, choices.cli_filter)
     except siteconf.NothingReported as error:
         plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
-        plan.notes.append(f"slurm.conf comes next, by this command again: {error.message}")
+        plan.notes.append(f"slurm.conf comes next, by this command again: {error}")
         return plan
     _slurm(plan, slurm, conf, choices.edit)
     named = {setting.value for setting in slurm.site.settings} | {

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from slurm_migbatch.cli.common import Failure, describe, is_expected
+from slurm_migbatch.cli.ending import Failure, describe, is_expected
 from slurm_migbatch.cli.terminal import Terminal
 from slurm_migbatch.query.protocol import Answer
 from slurm_migbatch.query.questions import Question, TopQuestion, checked
@@ -45,8 +45,6 @@ def look(ask: Ask, question: TopQuestion) -> Look:
         if answer.error:
             return Look(trouble=answer.error, took=time.monotonic() - began)
         return Look(Page.read(answer.out), answer.err, took=time.monotonic() - began)
-    except click.ClickException as error:
-        sentence = error.format_message()
     except Exception as error:
         if not is_expected(error):
             raise

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure, run
+from slurm_migbatch.cli.common import HELP, run
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.config import DEFAULT_PATH
 
 

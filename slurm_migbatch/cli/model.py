@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure, config_option, open_record, print_pairs, print_table, tell_stage
+from slurm_migbatch.cli.common import HELP, config_option, open_record, print_pairs, print_table, steps
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.config import Config
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ def refit(config: Config, as_json: bool) -> int:
     from slurm_migbatch.daemon.refit import run
 
     _may_write(config)
-    result = run(config, force="asked for", progress=tell_stage)["refit"]
+    with steps() as say:
+        result = run(config, force="asked for", progress=say)["refit"]
     if as_json:
         click.echo(json.dumps(result))
     elif result["outcome"] == "taken":

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure
+from slurm_migbatch.cli.common import HELP
+from slurm_migbatch.cli.ending import Failure
 
 if TYPE_CHECKING:
     from slurm_migbatch.node.config import NodeConfig

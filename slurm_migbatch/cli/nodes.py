@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from slurm_migbatch.cli.asking import ask_and_print, asker, source_option
+from slurm_migbatch.cli.asking import ask_and_print, asker
+from slurm_migbatch.cli.common import source_option
 from slurm_migbatch.cli.top import delay_option
 from slurm_migbatch.query.questions import NodesQuestion
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure, LazyGroup, config_option, open_record, print_table, tell_stage
+from slurm_migbatch.cli.common import HELP, LazyGroup, config_option, open_record, print_table, steps
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.profiling.measurement import KINDS, TEXT_LENGTHS, Measurement
 
 if TYPE_CHECKING:
@@ -73,26 +74,28 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
     from slurm_migbatch.predict.unusual import unusual
     from slurm_migbatch.profiling.table import merge, scan
 
-    tell_stage("reading and checking the tables")
-    facts = known_models(config)
-    predictor = LearnedPredictor(models_of(config).current().saved.learned, facts)
-    table = scan(paths, lambda row: impossible(row, predictor.knowledge))
-    rows: Sequence[Measurement] = table.rows
-    tell_stage(f"comparing {_number(len(rows), 'point')} with what is known")
-    far = [found.text for found in unusual(rows, predictor)]
-    notices = [*table.notices, *far, *([_UNUSUAL] if far else [])]
-    if source is not None:
-        rows = merge(replace(row, source=source) for row in rows)
-    result: dict[str, Any] = {
-        "points": len(rows),
-        "did_not_run": sum(not row.ran for row in rows),
-        "models": sorted({row.model for row in rows}),
-        "notices": notices,
-        "dry_run": dry_run,
-    }
-    if not dry_run:
-        tell_stage("writing them to the record")
-        result |= _keep(config, rows)
+    with steps() as say:
+        stages = 2 if dry_run else 3
+        say("reading and checking the tables", stages)
+        facts = known_models(config)
+        predictor = LearnedPredictor(models_of(config).current().saved.learned, facts)
+        table = scan(paths, lambda row: impossible(row, predictor.knowledge))
+        rows: Sequence[Measurement] = table.rows
+        say(f"comparing {_number(len(rows), 'point')} with what is known", stages)
+        far = [found.text for found in unusual(rows, predictor)]
+        notices = [*table.notices, *far, *([_UNUSUAL] if far else [])]
+        if source is not None:
+            rows = merge(replace(row, source=source) for row in rows)
+        result: dict[str, Any] = {
+            "points": len(rows),
+            "did_not_run": sum(not row.ran for row in rows),
+            "models": sorted({row.model for row in rows}),
+            "notices": notices,
+            "dry_run": dry_run,
+        }
+        if not dry_run:
+            say("writing them to the record", stages)
+            result |= _keep(config, rows)
     if as_json:
         click.echo(json.dumps(result, indent=2))
         return

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import Failure, print_table
+from slurm_migbatch.cli.common import print_table
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.profiling import cells as cells_
 from slurm_migbatch.profiling.cells import CellError, MeasurementCell
 from slurm_migbatch.profiling.measurement import RUN_KINDS, TEXT_LENGTHS, Measurement, MeasurementError, Tuning

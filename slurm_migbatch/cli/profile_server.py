@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from slurm_migbatch.cli.common import Failure, print_table
+from slurm_migbatch.cli.common import print_table
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.daemon.addresses import is_local, resolved
 from slurm_migbatch.profiling.completions import Served, ServerAddress, ServerConnection, ServerError, find
 from slurm_migbatch.profiling.device import Device, find_device

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import EXIT_FAILED, EXIT_USAGE
+from slurm_migbatch.cli.ending import EXIT_FAILED, EXIT_USAGE
 from slurm_migbatch.config import Config, load
 from slurm_migbatch.daemon.flightrecorder import SUFFIX, read_entries, segments
 from slurm_migbatch.daemon.settings import blackout_of, settings_of

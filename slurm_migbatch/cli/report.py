@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure, tell_stage
+from slurm_migbatch.cli.common import HELP, tell_stage
+from slurm_migbatch.cli.ending import Failure
 
 
 @click.command(context_settings=HELP)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_migbatch.cli.common import Failure, default_partition
+from slurm_migbatch.cli.common import default_partition
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.facts import policy_of
 from slurm_migbatch.submit import shim

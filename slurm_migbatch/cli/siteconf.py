@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from slurm_migbatch.cli.common import Failure, open_record, slurm_client
+from slurm_migbatch.cli.common import open_record, slurm_client
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.catalog import geometry_of
 from slurm_migbatch.daemon.inventory import Inventory

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from slurm_migbatch.cli.asking import asker, source_option
-from slurm_migbatch.cli.common import F
+from slurm_migbatch.cli.asking import asker
+from slurm_migbatch.cli.common import F, source_option
 
 SECONDS = click.FloatRange(1, 3600)
 

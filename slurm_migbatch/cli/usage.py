@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.asking import ask_and_print, source_option
-from slurm_migbatch.cli.common import F
+from slurm_migbatch.cli.asking import ask_and_print
+from slurm_migbatch.cli.common import F, source_option
 from slurm_migbatch.query.questions import UsageQuestion
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from slurm_migbatch.cli.asking import ask_and_print, source_option
-from slurm_migbatch.cli.common import job_argument
+from slurm_migbatch.cli.asking import ask_and_print
+from slurm_migbatch.cli.common import job_argument, source_option
 from slurm_migbatch.query.questions import WhyQuestion
 
 

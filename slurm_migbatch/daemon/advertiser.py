@@ -106,6 +106,8 @@ class Advertiser:
         self._published: dict[str, tuple[int, Mapping[str, Layout]]] = {}
         #: what a node was shrunk to for a plan that it has not acknowledged
         self._shrunk: dict[str, dict[str, int]] = {}
+        #: nodes of which nothing had to be changed when they were last looked at
+        self._settled: dict[str, _Settled] = {}
         self._sharing: Mapping[str, Sharing] = {}
 
     def recall(self, sent: Mapping[str, Mapping[str, int]]) -> None:
@@ -127,10 +129,10 @@ class Advertiser:
         some types back and left the others as they were set. In the second case the types that differ from what was
         sent are those of slurm.conf, so they alone add up to no more than the known sum.
         """
-        seen = _nonzero(row.gres)
-        shown = sum(seen.values())
+        shown = sum(row.gres.values()) - row.gres.get(LOAN, 0)
         known = self._totals.get(row.name, shown)
         if shown != known:
+            seen = _nonzero(row.gres)
             sent = self._sent.get(row.name, {})
             if shown < known or sum(n for kind, n in seen.items() if sent.get(kind) != n) > known:
                 known = shown
@@ -164,7 +166,7 @@ class Advertiser:
         newcomers: dict[str, set[str]] = {}
         if self._send(shrink, rows, done, record=False):
             current = {row.name: row for row in self._client.nodes()}
-            newcomers = _newcomers(jobs, self._client.jobs())
+            newcomers = _newcomers(jobs, self._client.jobs(), frozenset(shrink))
             done.calls += 2
         published: list[tuple[NodePlan, int]] = []
         for plan in moving:
@@ -198,24 +200,36 @@ class Advertiser:
         moving: list[NodePlan] = []
         shrink: dict[str, dict[str, int]] = {}
         correct: dict[str, dict[str, int]] = {}
+        before, self._settled = self._settled, {}
         for plan in plans:
-            row = rows[plan.node]
-            wanted = self._wanted(plan, nodes[plan.node], done)
-            if not self.settled(plan.node):
+            row, node, present = rows[plan.node], nodes[plan.node], self._plans.current(plan.node)
+            acknowledged = present is None or self._plans.acked(plan.node) >= present.version
+            known = before.get(plan.node)
+            if known is not None and acknowledged and known.still(plan, node, row, present, self._shared(plan.node)):
+                self._settled[plan.node] = known
+                if known.cut:
+                    done.cut.append(plan.node)
+                continue
+            wanted = self._wanted(plan, node, done)
+            if not acknowledged:
                 done.unacknowledged.append(plan.node)
-                correct[plan.node] = self._shrunk.get(plan.node, _filled({}, nodes[plan.node].total))
-            elif plan.fixed:
-                present = self._plans.current(plan.node)
-                if present is not None:
-                    correct[plan.node] = _backed(wanted, present, nodes[plan.node].total)
-            elif self._same(plan):
-                self._shrunk.pop(plan.node, None)
-                correct[plan.node] = wanted
+                correct[plan.node] = self._shrunk.get(plan.node, _filled({}, node.total))
+            elif plan.fixed and present is None:
+                continue
+            elif plan.fixed or self._same(plan):
+                if not plan.fixed:
+                    self._shrunk.pop(plan.node, None)
+                right = wanted if present is None or not plan.fixed else _backed(wanted, present, node.total)
+                if right == _nonzero(row.gres):
+                    cut = plan.node in done.cut
+                    self._settled[plan.node] = _Settled(plan, node, row, present, self._shared(plan.node), cut)
+                else:
+                    correct[plan.node] = right
             else:
                 moving.append(plan)
                 risky = self._risky(plan, row)
                 kept = {k: min(row.gres.get(k, 0), n) for k, n in wanted.items() if k not in risky}
-                shrink[plan.node] = _filled(kept, nodes[plan.node].total)
+                shrink[plan.node] = _filled(kept, node.total)
         self._send(correct, rows, done, reset=True)
         return moving, shrink
 
@@ -298,12 +312,42 @@ class Advertiser:
         return True
 
 
-def _newcomers(before: Iterable[JobRow], after: Iterable[JobRow]) -> dict[str, set[str]]:
-    """Return by node the GRES types of the jobs that started there between two listings of the queue."""
-    known = {(row.job_id, row.restarts) for row in before if row.active}
+@dataclass(frozen=True)
+class _Settled:
+    """What a node shows and was told, where it shows what it should.
+
+    Attributes:
+        cut: whether its counts do not fit under the constant sum.
+    """
+
+    plan: NodePlan
+    node: Node
+    row: NodeRow
+    published: PublishedPlan | None
+    sharing: Sharing
+    cut: bool
+
+    def still(
+        self, plan: NodePlan, node: Node, row: NodeRow, published: PublishedPlan | None, sharing: Sharing
+    ) -> bool:
+        """Return whether all of it is as it was."""
+        return (
+            self.plan is plan
+            and self.node is node
+            and self.row is row
+            and self.published is published
+            and (self.sharing is sharing or self.sharing == sharing)
+        )
+
+
+def _newcomers(before: Iterable[JobRow], after: Iterable[JobRow], nodes: frozenset[str]) -> dict[str, set[str]]:
+    """Return by node the GRES types of the jobs that started on these nodes between two listings of the queue."""
+    here = [row for row in after if row.nodes and not nodes.isdisjoint(row.nodes) and row.active]
+    ids = {row.job_id for row in here}
+    known = {(row.job_id, row.restarts) for row in before if row.job_id in ids and row.active}
     found: dict[str, set[str]] = {}
-    for row in after:
-        if row.active and (row.job_id, row.restarts) not in known:
+    for row in here:
+        if (row.job_id, row.restarts) not in known:
             kinds = {profile.gres_type for profile in slices(row.gres)} | ({GUEST} if is_guest(row.gres) else set())
             for node in row.nodes:
                 found.setdefault(node, set()).update(kinds)

@@ -203,7 +203,7 @@ class Controller:
         self._slurm, self._advertiser, self._record, self._clock = slurm, advertiser, record, clock
         self.memory = DecisionMemory(settings)
         self.decision: Decision | None = None
-        self._jobs: dict[int, JobRow] = {}
+        self._jobs: Sequence[JobRow] = ()
         self._unanswered = Questions()
         self.dry_run = DryRun()
         #: what keeps rounds; set before the first one
@@ -227,7 +227,7 @@ class Controller:
             return RoundReport(self._clock.time(), error=text, slurm_calls=calls + 1)
         snapshot = self._observe(jobs, rows)
         observed = self._clock.monotonic()
-        self._jobs = {row.job_id: row for row in jobs}
+        self._jobs = jobs
         self.decision = decision = self._decide(snapshot, self.memory, self.settings, self._clock.monotonic)
         self.memory = decision.memory
         decided = self._clock.monotonic()
@@ -294,7 +294,7 @@ class Controller:
             "mig:none in slurm.conf and gres.conf"
             for name in done.cut
         ]
-        reasons = {offer.plan.node: offer.why for offer in decided.offers}
+        reasons = {offer.plan.node: offer.why for offer in decided.offers} if done.changes else {}
         for change in done.changes:
             why = _RESET if change.reset else reasons[change.node]
             applied.changes.append(NodeChange(change.node, change.version, change.counts, why))
@@ -428,7 +428,7 @@ class Controller:
         if self.settings.supply is None:
             return "supply is not managed ([supply] enabled = false)"
         decided = self.decision.supply if self.decision is not None else None
-        return why_not_started(job, self._jobs.get(job), decided, now)
+        return why_not_started(job, next((row for row in self._jobs if row.job_id == job), None), decided, now)
 
     def waiting_for_loans(self) -> dict[int, str]:
         """Return every elastic training job that waits, and why."""

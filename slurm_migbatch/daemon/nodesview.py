@@ -42,8 +42,16 @@ class _Gpu:
     guests: dict[Slot, tuple[int, int]] = field(default_factory=dict)  # second holders of held slots
     zombies: set[Slot] = field(default_factory=set)
     made: set[Slot] = field(default_factory=set)
+    #: what was last told of it; None: something has changed since
+    told: GpuFacts | None = None
 
     def facts(self, uuid: str) -> GpuFacts:
+        """Return what is known of the GPU; the same object until something changes."""
+        if self.told is None:
+            self.told = self._facts(uuid)
+        return self.told
+
+    def _facts(self, uuid: str) -> GpuFacts:
         taken = 0
         for slot in (*self.held, *self.zombies):
             taken |= slot.placement.mask
@@ -59,6 +67,7 @@ class _Gpu:
 
     def take(self, slot: Slot, run: tuple[int, int], host_run: tuple[int, int] | None) -> None:
         """Note that a run has the slot now; with `host_run`, together with that run."""
+        self.told = None
         if host_run is not None and self.held.get(slot) == host_run:
             self.guests[slot] = run
         else:  # of an earlier holder the end was not heard
@@ -68,6 +77,7 @@ class _Gpu:
 
     def give(self, slot: Slot, run: tuple[int, int]) -> None:
         """Note that a run has the slot no more; a run that shared it has it alone."""
+        self.told = None
         if self.guests.get(slot) == run:
             del self.guests[slot]
         elif self.held.get(slot) == run:
@@ -95,6 +105,7 @@ class LiveView:
                 gpu = self._nodes.get(lease.node, {}).get(lease.gpu)
                 slot = _slot(lease.profile, lease.start, lease.size)
                 if gpu is not None and slot is not None:
+                    gpu.told = None
                     (gpu.guests if slot in gpu.held else gpu.held)[slot] = (lease.job, lease.restart)
                 self._facts.pop(lease.node, None)
 
@@ -124,6 +135,7 @@ class LiveView:
             self._unhealthy.discard(node)
         elif kind == "boot":
             for gpu in self._nodes.get(node, {}).values():
+                gpu.told = None
                 gpu.held.clear()
                 gpu.guests.clear()
                 gpu.zombies.clear()
@@ -162,6 +174,7 @@ class LiveView:
             self._inventory(node, event["gpus"])
             self._unhealthy.discard(node)
         for gpu in self._nodes.get(node, {}).values():
+            gpu.told = None
             gpu.zombies.clear()
             gpu.made.clear()
             if "runs" in event:
@@ -196,6 +209,7 @@ class LiveView:
         slot = _slot(event.get("profile"), event.get("start"), event.get("size"))
         if gpu is None or slot is None:
             return
+        gpu.told = None
         if kind == "create":
             gpu.made.add(slot)
         elif kind == "zombie":

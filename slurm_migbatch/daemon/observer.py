@@ -88,6 +88,9 @@ class Observer:
         self._sent_back: set[int] = set()
         self._reports: list[tuple[Run, Report]] = []
         self._past: LendingPast | None = None
+        #: by node, its row and what it was told to offer; those that stay are the same objects from round to round
+        self._rows: dict[str, NodeRow] = {}
+        self._statuses: dict[str, PlanStatus] = {}
         #: what empty space is best offered as, by the history of requests
         self.preference: tuple[Profile, ...] = ()
 
@@ -117,6 +120,16 @@ class Observer:
     ) -> ClusterSnapshot:
         """Return the cluster as it is now; what is told once only is in this snapshot and in no later one."""
         inventory = self.view.facts()
+        before, self._rows = self._rows, {}
+        known, self._statuses = self._statuses, {}
+        nodes = []
+        for row in rows:
+            old = before.get(row.name)
+            kept = old if old is not None and old == row else row
+            self._rows[row.name] = kept
+            nodes.append(kept)
+            if row.name in inventory and any(row.gres.values()):
+                self._statuses[row.name] = self._status(kept, known.get(row.name))
         with self._lock:
             sent_back, self._sent_back = self._sent_back, set()
             reports, self._reports = self._reports, []
@@ -124,9 +137,9 @@ class Observer:
         return ClusterSnapshot(
             now=now,
             jobs=tuple(jobs),
-            nodes=tuple(rows),
+            nodes=tuple(nodes),
             inventory=inventory,
-            plans={row.name: self._status(row) for row in rows if row.name in inventory and any(row.gres.values())},
+            plans=self._statuses,
             sent_back=tuple(sorted(sent_back)),
             preference=self.preference,
             reports=tuple(reports),
@@ -137,7 +150,16 @@ class Observer:
             predictions=self._predictions,
         )
 
-    def _status(self, row: NodeRow) -> PlanStatus:
+    def _status(self, row: NodeRow, before: PlanStatus | None) -> PlanStatus:
         plan = self._board.current(row.name)
-        confirmed = plan is None or self._board.acked(row.name) >= plan.version
-        return PlanStatus(plan, confirmed, self._board.silence(row.name) <= self._silence_s, self._total(row))
+        acknowledged = plan is None or self._board.acked(row.name) >= plan.version
+        reachable, total = self._board.silence(row.name) <= self._silence_s, self._total(row)
+        if (
+            before is not None
+            and before.plan is plan
+            and before.acknowledged == acknowledged
+            and before.reachable == reachable
+            and before.total == total
+        ):
+            return before
+        return PlanStatus(plan, acknowledged, reachable, total)

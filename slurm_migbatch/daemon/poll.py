@@ -42,6 +42,7 @@ class Poller:
     def __init__(self, client: SlurmClient, interval_s: float, act: Callable[[SlurmView], Awaitable[bool]]) -> None:
         self._client, self._interval, self._act = client, interval_s, act
         self._nudged = asyncio.Event()
+        self._rows: dict[int, JobRow] = {}
         self.latest: SlurmView | None = None
         self.fault = FaultReporter("Slurm does not answer", _ADVICE, log, first=interval_s, longest=30.0)
 
@@ -71,7 +72,18 @@ class Poller:
                 await asyncio.wait_for(self._nudged.wait(), wait - distance)
 
     def _query(self) -> SlurmView:
-        return SlurmView(time.monotonic(), tuple(self._client.jobs()), tuple(self._client.nodes()))
+        began, jobs = time.monotonic(), self._client.jobs()
+        return SlurmView(began, self._kept(jobs), tuple(self._client.nodes()))
+
+    def _kept(self, jobs: Iterable[JobRow]) -> tuple[JobRow, ...]:
+        """Return the queue with the same objects as before where jobs stay as they were: few change, and it shows."""
+        before, self._rows = self._rows, {}
+        kept = []
+        for row in jobs:
+            old = before.get(row.job_id)
+            kept.append(old if old is not None and old == row else row)
+            self._rows[row.job_id] = kept[-1]
+        return tuple(kept)
 
 
 class UnsavedJobs:
@@ -91,7 +103,12 @@ class UnsavedJobs:
         """
         now = {row.job_id: row for row in queue}
         with self._lock:
-            self._rows.update((job, row) for job, row in now.items() if self._seen.get(job) != row and not row.unread)
+            seen = self._seen
+            self._rows.update(
+                (job, row)
+                for job, row in now.items()
+                if (old := seen.get(job)) is not row and old != row and not row.unread
+            )
             departed = frozenset(self._seen.keys() - now.keys())
             self._left = self._left or bool(departed)
             self._seen = now

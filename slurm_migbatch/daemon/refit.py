@@ -39,7 +39,9 @@ from slurm_migbatch.predict.training import learn, settle
 from slurm_migbatch.profiling.measurement import Measurement
 
 T = TypeVar("T")
-Progress = Callable[[str], None]
+#: told which of so many steps begins
+Progress = Callable[[str, int], None]
+_STEPS = 3
 
 MOST_HELD: Final = 5
 """At most one in so many figures is held out."""
@@ -169,7 +171,7 @@ def refit(
     material: Material,
     present: Saved,
     why: str,
-    progress: Progress = lambda text: None,
+    progress: Progress = lambda text, of: None,
 ) -> dict[str, Any]:
     """Learn, check, and write the new version or the refusal.
 
@@ -193,7 +195,7 @@ def refit(
     if not used and not table:
         return none("nothing", "no run has told what it achieved yet, and nothing was imported")
     split = _hold_out(material, present, str(directory.index().last))
-    progress(f"learning from {len(split.runs)} runs and {len(split.table)} measured points")
+    progress(f"learning from {len(split.runs)} runs and {len(split.table)} measured points", _STEPS)
     candidate = learn([*split.table, *rows_of(split.runs)], knowledge)
     candidate_misses = misses(candidate, split.judge, knowledge)
     current_misses = misses(present.learned, split.judge, knowledge)
@@ -206,7 +208,7 @@ def refit(
     if refusal:
         result["seconds"] = round(time.monotonic() - began, 2)
         return none("refused", refusal)
-    progress("taking in the figures that were held out")
+    progress("taking in the figures that were held out", _STEPS)
     rows = [*table, *rows_of(used)]
     learned = settle(candidate, rows, knowledge)
     report = {
@@ -277,7 +279,7 @@ def _left_out(learnable: LearnableRuns) -> dict[str, Any]:
     }
 
 
-def run(config: Config, *, force: str = "", progress: Progress = lambda text: None) -> dict[str, Any]:
+def run(config: Config, *, force: str = "", progress: Progress = lambda text, of: None) -> dict[str, Any]:
     """Look at the record, see how the present model does, and refit where it is time (or `force` says why).
 
     Returns:
@@ -288,7 +290,7 @@ def run(config: Config, *, force: str = "", progress: Progress = lambda text: No
     """
     directory, facts = models_of(config), known_models(config)
     present = directory.current().saved
-    progress("reading the record")
+    progress("reading the record", _STEPS)
     with open_history(config.store.url, readonly=True) as store:
         material = gather(store, facts, config.learning.runs, present)
     found: dict[str, Any] = {

@@ -92,7 +92,11 @@ class SubmitSupervisor:
     async def _serve(self) -> None:
         Path(self._config.submit.socket).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._child = child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "slurm_migbatch.daemon.submit_worker", stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES
+            *(sys.executable, "-m", "slurm_migbatch.daemon.submit_worker"),
+            stdin=PIPE,
+            stdout=PIPE,
+            limit=_LINE_BYTES,
+            start_new_session=True,  # where Linux groups tasks by session (autogroup), rounds do not delay answers
         )
         try:
             start = {"config": text_of(self._config), "level": self._config.daemon.log_level}

@@ -24,7 +24,7 @@ class Bar:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Bar:
-        """From what `to_dict` returned."""
+        """Return the bar that `to_dict` wrote."""
         return cls(values["name"], values["value"], values["target"], values.get("at_least", False))
 
     @property
@@ -34,21 +34,21 @@ class Bar:
 
     @property
     def sign(self) -> str:
-        """How the value should stand to the target."""
+        """The comparison of value and target that meets the bar."""
         return ">=" if self.at_least else "<="
 
     def to_dict(self) -> dict[str, Any]:
-        """`{"name", "value", "target", "ok"}`, and `"at_least": true` where more is better."""
+        """Return `{"name", "value", "target", "ok"}`, and `"at_least": true` where more is better."""
         fields = {"name": self.name, "value": round(self.value, 6), "target": self.target, "ok": self.ok}
         return {**fields, "at_least": True} if self.at_least else fields
 
     def line(self) -> str:
-        """For people."""
+        """Return one line for people."""
         return f"{'ok' if self.ok else 'MISSED':<7} {self.name}: {self.value:.4g} (target {self.sign} {self.target:g})"
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed."""
+    """Return the smallest value that at least `share` of all values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
@@ -64,7 +64,7 @@ class Times:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Times:
-        """From durations in seconds."""
+        """Compute the figures of durations in seconds."""
         return cls(
             round(statistics.median(seconds) * 1e3, 4),
             round(quantile(seconds, 0.99) * 1e3, 4),
@@ -73,12 +73,12 @@ class Times:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return asdict(self)
 
 
 def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and its 95 % confidence interval, by Student's t."""
+    """Return the mean and the ends of its 95 % confidence interval, by Student's t."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, -math.inf, math.inf
@@ -90,7 +90,7 @@ def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> float | None:
-    """The slope of a line through the logarithms, by least squares; None for fewer than two points."""
+    """Return the slope of a line through the logarithms, by least squares; None for fewer than two points."""
     if len(points) < 2:
         return None
     xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]

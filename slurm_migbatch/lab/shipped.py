@@ -25,7 +25,7 @@ def provenance(decides: str, config: Config) -> dict[str, str]:
 
 
 def learned(gpus: Mapping[Geometry, int], classes: Sequence[Class]) -> Config:
-    """The shipped configuration on a site that has run for a while.
+    """Return the shipped configuration on a site that has run for a while.
 
     What free space is best offered as migbatchd finds by itself from its record (`daemon.offer_tuner`); a simulation
     has no record, so the same function's answer stands in [supply] preference, and nothing else differs.
@@ -36,6 +36,6 @@ def learned(gpus: Mapping[Geometry, int], classes: Sequence[Class]) -> Config:
 
 
 def pace(config: Config) -> RoundTiming:
-    """When rounds are run: as often as the service's as long as anything happens."""
+    """Return when rounds are run: as often as the service's as long as anything happens."""
     poll_s = config.cluster.poll_s
     return RoundTiming(every_s=poll_s, soon_s=poll_s, idle_s=IDLE_S)

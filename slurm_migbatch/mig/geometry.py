@@ -111,10 +111,21 @@ class ProfileInfo(NamedTuple):
 class Geometry(Frozen):
     """The profiles of one GPU model, ordered from the largest to the smallest, with the rules that combine them."""
 
-    __slots__ = ("_admitted", "_by_profile", "_checked", "_engine_totals", "_hash", "_slots", "name", "profiles")
+    __slots__ = (
+        "_admitted",
+        "_by_profile",
+        "_checked",
+        "_engine_totals",
+        "_hash",
+        "_slots",
+        "memory_slices",
+        "name",
+        "profiles",
+    )
 
     name: str
     profiles: tuple[ProfileInfo, ...]
+    memory_slices: int  # placement units of the whole GPU
     _by_profile: dict[Profile, ProfileInfo]
     _slots: frozenset[Slot]
     _engine_totals: tuple[int, ...]
@@ -133,6 +144,7 @@ class Geometry(Frozen):
         self._init(
             name=name,
             profiles=ordered,
+            memory_slices=max((p.end for info in ordered for p in info.placements), default=0),
             _by_profile=by_profile,
             _slots=frozenset(slot for info in ordered for slot in info.slots),
             _engine_totals=tuple(max(getattr(i, e) * i.max_instances for i in ordered) for e in _ENGINES),
@@ -166,11 +178,6 @@ class Geometry(Frozen):
     def compute_slices(self) -> int:
         """Compute slices of the whole GPU."""
         return self.full.compute_slices
-
-    @property
-    def memory_slices(self) -> int:
-        """Memory slices (placement units) of the whole GPU."""
-        return max(slot.placement.end for slot in self._slots)
 
     @property
     def max_slots(self) -> int:

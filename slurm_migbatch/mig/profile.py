@@ -8,6 +8,7 @@ cannot hold a `+`, so there it is written as a dot: `1g.10gb.me`, `1g.24gb.me.al
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 SUFFIXES = ("", "+me", "+me.all", "-me", "+gfx")
@@ -51,15 +52,25 @@ class Profile(NamedTuple):
     @property
     def name(self) -> str:
         """The NVML spelling, `1g.10gb+me`."""
-        return f"{self.compute}g.{self.memory_gb}gb{self.suffix}"
+        return _name(self)
 
     @property
     def gres_type(self) -> str:
         """The spelling for a GRES type, `1g.10gb.me`."""
-        return self.name.replace("+", ".")
+        return _gres_type(self)
 
     def __str__(self) -> str:
         return self.name
+
+
+@lru_cache(maxsize=1024)
+def _name(profile: Profile) -> str:
+    return f"{profile.compute}g.{profile.memory_gb}gb{profile.suffix}"
+
+
+@lru_cache(maxsize=1024)
+def _gres_type(profile: Profile) -> str:
+    return _name(profile).replace("+", ".")
 
 
 def _advice(text: str) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 from typing import Any, Final
 
@@ -100,6 +101,7 @@ class Calibration:
         return cls(factors)
 
 
+@cache
 def unmeasured(figure: str, kind: str) -> Calibration:
     """Return the calibration of a figure and kind of work where nothing was measured."""
     return Calibration({f"{points}{STRANGER}": _between(known) for points, known in enumerate(STRANGERS[figure, kind])})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,11 @@ class Cells:
 
     def __len__(self) -> int:
         return len(self.batch)
+
+    @cached_property
+    def logs(self) -> Cells:
+        """The logarithms of the columns, which a search over parameters asks for again and again."""
+        return Cells(*(np.log(getattr(self, field.name)) for field in fields(self)))
 
     def take(self, index: npt.NDArray[np.intp] | npt.NDArray[np.bool_] | Sequence[int]) -> Cells:
         """Return the points at `index`."""

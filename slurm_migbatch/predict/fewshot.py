@@ -44,29 +44,37 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
 
     root: Array = np.asarray(np.linalg.cholesky(prior.covariance), dtype=np.float64)
     weight: Array = np.asarray(np.ones(len(logs)) / noise, dtype=np.float64)
-    ones = np.ones(len(root))
+    column, own = weight[:, None], np.eye(len(root))
     last: tuple[bytes, Array, Array] = (b"", logs, logs)
 
     def evaluated(z: Array) -> tuple[Array, Array]:
         nonlocal last  # the search asks for the slopes where it has just asked for the value
-        if last[0] != z.tobytes():
-            last = (z.tobytes(), *surface.value(prior.mean + root @ z, cells))
+        if last[0] != (place := z.tobytes()):
+            last = (place, *surface.value(prior.mean + root @ z, cells))
         return last[1], last[2]
 
     def residual(z: Array) -> Array:
         return np.concatenate([(evaluated(z)[0] - logs) * weight, z])
 
     def slopes(z: Array) -> Array:
-        return np.vstack([(evaluated(z)[1] * weight[:, None]) @ root, np.diag(ones)])
+        return np.concatenate([(evaluated(z)[1] * column) @ root, own])
 
     starts = _starts(surface, prior, root, cells, logs, weight)
     average = len(cells) == 1 and float(np.max(np.diag(prior.covariance))) < NEAR**2
     if average:
-        starts += [*(FAR * np.diag(ones)), *(-FAR * np.diag(ones))]
+        starts += [*(FAR * own), *(-FAR * own)]
     ends: list[tuple[float, Array]] = []
     for start in starts:
         found = leastsq(
-            residual, start, Dfun=slopes, full_output=True, ftol=1e-8, xtol=1e-8, gtol=1e-8, maxfev=200, diag=ones
+            residual,
+            start,
+            Dfun=slopes,
+            full_output=True,
+            ftol=1e-8,
+            xtol=1e-8,
+            gtol=1e-8,
+            maxfev=200,
+            diag=np.ones(len(root)),
         )
         ends.append((float(np.sum(residual(found[0]) ** 2)), found[0]))
     if average:

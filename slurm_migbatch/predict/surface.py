@@ -96,32 +96,28 @@ class TimeSurface:
     def value(self, theta: Array, cells: Cells) -> tuple[Array, Array]:
         """See `Surface`."""
         host, item, start, scale, mix, start_sm, serial, share, inputs = theta
-        sm, memory = np.log(cells.sm), np.log(cells.memory)
-        procs, work, volume = np.log(cells.procs), np.log(cells.work), np.log(cells.volume)
-        idle = np.exp(np.clip(start + start_sm * sm, -30.0, 30.0))
+        logs = cells.logs
+        idle = np.exp(np.clip(start + start_sm * logs.sm, -30.0, 30.0))
         filled = cells.batch + idle
-        roof = mix * sm + (1.0 - mix) * memory
-        device = item + np.log(filled) - scale * roof + share * procs + inputs * work
+        roof = mix * logs.sm + (1.0 - mix) * logs.memory
+        device = item + np.log(filled) - scale * roof + share * logs.procs + inputs * logs.work
         both = np.logaddexp(SHARPNESS * host, SHARPNESS * device) / SHARPNESS
         by_device = _sigmoid(SHARPNESS * (device - host))
-        added = serial + np.log(cells.batch) + volume
+        added = serial + logs.batch + logs.volume
         value = np.logaddexp(both, added)
         overlapped = _sigmoid(both - added)
         to_device = overlapped * by_device
-        slopes = np.stack(
-            [
-                overlapped * (1.0 - by_device),
-                to_device,
-                to_device * idle / filled,
-                -to_device * roof,
-                -to_device * scale * (sm - memory),
-                to_device * idle / filled * sm,
-                1.0 - overlapped,
-                to_device * procs,
-                to_device * work,
-            ],
-            axis=-1,
-        )
+        unfilled = to_device * idle / filled
+        slopes = np.empty((*value.shape, len(self.names)))
+        slopes[..., 0] = overlapped * (1.0 - by_device)
+        slopes[..., 1] = to_device
+        slopes[..., 2] = unfilled
+        slopes[..., 3] = -to_device * roof
+        slopes[..., 4] = -to_device * scale * (logs.sm - logs.memory)
+        slopes[..., 5] = unfilled * logs.sm
+        slopes[..., 6] = 1.0 - overlapped
+        slopes[..., 7] = to_device * logs.procs
+        slopes[..., 8] = to_device * logs.work
         return value, slopes
 
     def expected(self, known: Known, gpu: GpuModelFacts, kind: str) -> Array:
@@ -163,12 +159,16 @@ class MemorySurface:
     def value(self, theta: Array, cells: Cells) -> tuple[Array, Array]:
         """See `Surface`."""
         base, item, context = theta
-        shared = base + context * np.log(cells.sm)
-        grown = item + np.log(cells.batch) + np.log(cells.volume)
-        procs = np.log(cells.procs)
-        total = np.logaddexp(shared, grown)
+        logs = cells.logs
+        shared = base + context * logs.sm
+        grown = item + logs.batch + logs.volume
+        value = np.logaddexp(shared, grown) + logs.procs
         fixed = _sigmoid(shared - grown)
-        return total + procs, np.stack([fixed, 1.0 - fixed, fixed * np.log(cells.sm)], axis=-1)
+        slopes = np.empty((*value.shape, len(self.names)))
+        slopes[..., 0] = fixed
+        slopes[..., 1] = 1.0 - fixed
+        slopes[..., 2] = fixed * logs.sm
+        return value, slopes
 
     def expected(self, known: Known, _gpu: GpuModelFacts, kind: str) -> Array:
         """See `Surface`. A context of 700 MiB, weights (four times in training: gradients and two moments), activations

@@ -16,8 +16,11 @@ from slurm_migbatch.query.questions import (
     WhyQuestion,
 )
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.site import QuerySite
-from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slurm_migbatch.query.site import QuerySite
+    from slurm_migbatch.slurm.rights import Rights
 
 
 def answer(question: Question, rights: Rights, site: QuerySite) -> Reply:

@@ -40,24 +40,24 @@ def expect(
     if not wanted:
         return None
     need = Counter({profile.gres_type: count for profile, count in slices(row.gres).items()})
-    open_nodes = {each.name for each in nodes if each.open}
+    open_nodes = {node.name for node in nodes if node.open}
     pool = wanted[0].pool & catalog.nodes.keys() & open_nodes
-    there = _holders(queue)
-    found: list[list[JobRow]] = []  # of the nodes that are free first
+    holders = _holders(queue)
+    to_end: list[list[JobRow]] = []  # of the nodes that are free first
     for name in sorted(pool):
-        held = there.get(name, [])
-        most = len(held)
-        if len(found) == row.num_nodes:
-            last = _last(found[-1])
+        held = holders.get(name, [])
+        limit = len(held)
+        if len(to_end) == row.num_nodes:
+            last = _last(to_end[-1])
             if last == _NOW:
                 break
-            most = bisect_left(held, last, key=_end)
-        found += _on(catalog.nodes[name], need, held, most, catalog)
-        found.sort(key=_last)
-        del found[row.num_nodes :]
-    if len(found) < row.num_nodes:
+            limit = bisect_left(held, last, key=_end)
+        to_end += _on(catalog.nodes[name], need, held, limit, catalog)
+        to_end.sort(key=_last)
+        del to_end[row.num_nodes :]
+    if len(to_end) < row.num_nodes:
         return None
-    blockers = {job.job_id: job for some in found for job in some}
+    blockers = {job.job_id: job for some in to_end for job in some}
     ordered = sorted(blockers.values(), key=_end)
     ends = [job.end for job in ordered]
     return Expected(tuple(ordered), None if None in ends else max((end for end in ends if end), default=now))
@@ -65,31 +65,31 @@ def expect(
 
 def _holders(queue: Sequence[JobRow]) -> dict[str, list[JobRow]]:
     """Return the jobs that hold slices on each node, as they will end."""
-    found: dict[str, list[JobRow]] = {}
+    holders: dict[str, list[JobRow]] = {}
     for job in sorted((job for job in queue if job.active and slices(job.gres)), key=_end):
         for name in job.nodes:
-            found.setdefault(name, []).append(job)
-    return found
+            holders.setdefault(name, []).append(job)
+    return holders
 
 
 def _on(
-    node: MigNode, need: Mapping[str, int], there: Sequence[JobRow], most: int, catalog: SiteCatalog
+    node: MigNode, need: Mapping[str, int], holders: Sequence[JobRow], max_count: int, catalog: SiteCatalog
 ) -> list[list[JobRow]]:
-    """Return the jobs of those on one node that have to end, as they will, once; nothing where `most` do not suffice.
+    """Return the jobs of those on one node that have to end, as they will, once.
 
-    What the end of so many makes room for, that of more does too.
+    Nothing where `max_count` do not suffice. What the end of so many makes room for, that of more does too.
     """
     rooms = [catalog.kinds[name].room for name in node.gpus]
 
     def suffice(count: int) -> bool:
         total = Counter(need)
-        for job in there[count:]:
+        for job in holders[count:]:
             total.update({profile.gres_type: number for profile, number in slices(job.gres).items()})
         return can_hold(rooms, total)
 
-    if not suffice(most):
+    if not suffice(max_count):
         return []
-    return [list(there[: bisect_left(range(most), True, key=suffice)])]
+    return [list(holders[: bisect_left(range(max_count), True, key=suffice)])]
 
 
 def _last(jobs: Sequence[JobRow]) -> tuple[bool, float]:

@@ -65,14 +65,14 @@ def _partition(catalog: SiteCatalog, site: QuerySite) -> tuple[str, tuple[str, .
     if len(catalog.partitions) == 1:
         return next(iter(catalog.partitions)), ()
     remarks: tuple[str, ...] = ()
-    found = ""
+    name = ""
     try:
-        found = site.slurm().default_partition()
+        name = site.slurm().default_partition()
     except SlurmError as error:
         remarks = (f"migbatch: the default partition is not known, Slurm does not answer{site.detail(error)}",)
-    if not found:
+    if not name:
         raise Unanswerable(f"which partition? Name one with --partition: {catalog.names}", 2)
-    return found, remarks
+    return name, remarks
 
 
 def _request(question: ExplainQuestion, uid: int, partition: str) -> JobRequest:
@@ -113,16 +113,16 @@ def _of_service(path: Path, request: JobRequest) -> Answer:
 
 
 def _object(request: JobRequest, answer: Answer, service_answer: Answer | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"schema": SCHEMA, "asked": _asked(request), "partition": request.partition}
-    found |= _verdict(answer)
+    document: dict[str, Any] = {"schema": SCHEMA, "asked": _asked(request), "partition": request.partition}
+    document |= _verdict(answer)
     if isinstance(answer, Accept) and answer.decision is not None:
         row = answer.decision.to_dict()
-        found["decision"] = {
+        document["decision"] = {
             key: row[key] for key in ("hints", "bucket", "predictor", "candidates", "granted", "reason", "advice")
         }
     if service_answer is not None:
-        found["service"] = _verdict(service_answer)
-    return found
+        document["service"] = _verdict(service_answer)
+    return document
 
 
 def _verdict(answer: Answer) -> dict[str, Any]:

@@ -60,14 +60,14 @@ class LivePage:
             if self._turn.locked() and uid == _NOBODY:
                 raise Refused(503, "another page is being drawn; ask again in a few seconds", 5)
             async with self._turn:
-                found = Answer.read(await self._ask(uid, question))
+                answer = Answer.read(await self._ask(uid, question))
         except QuestionError as error:
             return _text(400, str(error))
         except Refused as refused:
             return _text(refused.status, str(refused))
-        if found.error:
-            return _text(400 if found.code == 2 else 500, found.error)
-        return Response(found.out, headers={**_HEADERS, "Refresh": str(_REFRESH_S)}, media_type="text/html")
+        if answer.error:
+            return _text(400 if answer.code == 2 else 500, answer.error)
+        return Response(answer.out, headers={**_HEADERS, "Refresh": str(_REFRESH_S)}, media_type="text/html")
 
     def _asker(self, request: Request) -> int:
         if self._rule.given(request.headers):

@@ -115,21 +115,21 @@ def view(
             over.append(
                 _line(loan, gpu, loan.ended or loan.decided, "ended", loan.why_ended or "it has left the queue")
             )
-    found = list(over)
+    loan_views = list(over)
     for job, job_view in job_views.items():
         row = job_view.row
         if wanted and job not in wanted and row.array_job not in wanted:
             continue
         if job in going:
-            found.append(going[job])
+            loan_views.append(going[job])
             continue
         held = job_view.hints.slice if row.active else None
         state = "running" if row.active else "waiting"
         why = "" if row.active else reasons.get(job, f"Slurm: {row.reason}" if row.reason else "")
         profile, since = held.name if held is not None else "", (row.start or 0.0) if row.active else row.submit
         node = row.nodes[0] if row.nodes else ""
-        found.append(LoanView(job, row.user, row.account, profile, node, "", since, state, row.restarts, why))
-    return found
+        loan_views.append(LoanView(job, row.user, row.account, profile, node, "", since, state, row.restarts, why))
+    return loan_views
 
 
 def _going(loan: Loan, job_view: JobView, gpu: str) -> LoanView:
@@ -164,8 +164,8 @@ def _line(loan: Loan, gpu: str, since: float, state: str, why: str) -> LoanView:
 def waiting(site: QuerySite) -> tuple[dict[int, str], tuple[str, ...]]:
     """Ask migbatchd why each job waits; nothing, and a remark, where it does not answer."""
     try:
-        found = json.loads(site.daemon("/v1/waiting"))["waiting"]
-        return {int(job): str(why) for job, why in found.items()}, ()
+        reasons = json.loads(site.daemon("/v1/waiting"))["waiting"]
+        return {int(job): str(why) for job, why in reasons.items()}, ()
     except (OSError, ValueError, KeyError) as error:
         where = "" if site.quiet else f" at {site.config.daemon.api_socket}"
         return {}, (f"migbatch: migbatchd does not say{where} why jobs wait{site.detail(error)}",)

@@ -6,19 +6,23 @@ The standard library only: this runs on login nodes.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 from slurm_migbatch.query.protocol import DEFAULT_PORT
+from slurm_migbatch.values import TYPE_CHECKING, Pattern, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 LOGIN_CONF = "/etc/migbatch/login.conf"
 #: where the controller has its configuration and its record by default (tests hold these against `config`)
 CONFIG = "/etc/migbatch/migbatch.toml"
 RECORD = "/var/lib/migbatch/migbatch.db"
 _KEYS = ("Servers", "SlurmUser", "MungeSocket")
-_URL = re.compile(r"https?://(?:[A-Za-z0-9_.-]{1,255}|\[[0-9A-Fa-f:.]{2,64}\])(?::\d{1,5})?")
-_SETTING = re.compile(r"\s*([A-Za-z][\w\[\]]*)\s*=\s*(.*?)\s*")
+_URL = Pattern(r"https?://(?:[A-Za-z0-9_.-]{1,255}|\[[0-9A-Fa-f:.]{2,64}\])(?::\d{1,5})?")
+_SETTING = Pattern(r"\s*([A-Za-z][\w\[\]]*)\s*=\s*(.*?)\s*")
+_USER = Pattern(r".*\((\d{1,10})\)")
+_SOCKET = Pattern(r"(?:^|,)socket=([^,]+)")
+_PORT = Pattern(r":\d+$")
 _SCONTROL_S = 20.0
 
 
@@ -26,8 +30,7 @@ class LoginError(RuntimeError):
     """It is not known where to ask; the message says what to do."""
 
 
-@dataclass(frozen=True)
-class Servers:
+class Servers(Value):
     """Query services, in the order in which they are tried, and whose answers are believed.
 
     Attributes:
@@ -59,7 +62,7 @@ def find_servers(path: str = "") -> Servers:
 
 def read_conf(lines: Iterable[str], path: str) -> Servers:
     """Read `Key=value` lines: Servers (separated by commas), SlurmUser, MungeSocket. Raises LoginError."""
-    found = {"Servers": "", "SlurmUser": "slurm", "MungeSocket": ""}
+    values = {"Servers": "", "SlurmUser": "slurm", "MungeSocket": ""}
     for number, line in enumerate(lines, 1):
         line = line.partition("#")[0].strip()
         key, equals, value = (part.strip() for part in line.partition("="))
@@ -67,13 +70,13 @@ def read_conf(lines: Iterable[str], path: str) -> Servers:
             continue
         if not equals or key not in _KEYS:
             raise LoginError(f"{path}:{number}: write one of {', '.join(f'{key}=' for key in _KEYS)}")
-        found[key] = value
-    urls = tuple(url for word in found["Servers"].split(",") if (url := word.strip().rstrip("/")))
+        values[key] = value
+    urls = tuple(url for word in values["Servers"].split(",") if (url := word.strip().rstrip("/")))
     wrong = next((url for url in urls if not _URL.fullmatch(url)), None)
     if wrong is not None or not urls:
         raise LoginError(f"{path}: Servers={wrong or ''} must name URLs such as http://controller:{DEFAULT_PORT}")
-    uids = frozenset({0, *uid_of(found["SlurmUser"])})
-    return Servers(tuple(map(_with_port, urls)), uids, found["MungeSocket"], path)
+    uids = frozenset({0, *uid_of(values["SlurmUser"])})
+    return Servers(tuple(map(_with_port, urls)), uids, values["MungeSocket"], path)
 
 
 def of_slurm(config: str) -> Servers:
@@ -87,8 +90,8 @@ def of_slurm(config: str) -> Servers:
     urls = tuple(f"http://{f'[{host}]' if ':' in host else host}:{DEFAULT_PORT}" for host in hosts)
     if not urls or not all(map(_URL.fullmatch, urls)):
         raise LoginError(f"Slurm names no SlurmctldHost; ask the administrator for {LOGIN_CONF} (Servers=http://...)")
-    user = re.fullmatch(r".*\((\d{1,10})\)", settings.get("SlurmUser", ""))
-    info = re.search(r"(?:^|,)socket=([^,]+)", settings.get("AuthInfo", ""))
+    user = _USER.fullmatch(settings.get("SlurmUser", ""))
+    info = _SOCKET.made.search(settings.get("AuthInfo", ""))
     uids = frozenset({0, int(user[1])} if user else {0})
     return Servers(urls, uids, info[1] if info else "", "SlurmctldHost of slurm.conf")
 
@@ -121,4 +124,4 @@ def uid_of(user: str) -> tuple[int, ...]:
 
 
 def _with_port(url: str) -> str:
-    return url if re.search(r":\d+$", url) else f"{url}:{DEFAULT_PORT}"
+    return url if _PORT.made.search(url) else f"{url}:{DEFAULT_PORT}"

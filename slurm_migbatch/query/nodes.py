@@ -109,8 +109,8 @@ def _shown(store: HistoryStore, rights: Rights, jobs: Collection[int]) -> Collec
         return jobs
     wanted = RunFilter(only=(rights.uid, tuple(sorted(rights.coordinates))), states=("RUNNING",), start=time.time())
     with store.reading() as connection:
-        own = {run.job_id for run, _ in select_runs(connection, wanted, ("job_id",))}
-    return own & set(jobs)
+        visible = {run.job_id for run, _ in select_runs(connection, wanted, ("job_id",))}
+    return visible & set(jobs)
 
 
 def view(
@@ -132,9 +132,9 @@ def view(
     for name, gpus in sorted(inventory.items()):
         row = slurm.get(name)
         held = [*_held((lease for lease in leases if lease.node == name), shown), *zombies.get(name, ())]
-        found = list(faults.get(name, ()))
+        problems = list(faults.get(name, ()))
         if row is not None and row.reason:
-            found.append(f"Slurm: {row.reason}")
+            problems.append(f"Slurm: {row.reason}")
         views.append(
             NodeView(
                 name,
@@ -143,7 +143,7 @@ def view(
                 {} if row is None else free_counts(row),
                 {} if row is None else {k: n for k, n in row.used.items() if n},
                 seen.get(name),
-                tuple(found),
+                tuple(problems),
             )
         )
     return views

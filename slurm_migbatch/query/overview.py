@@ -144,10 +144,10 @@ def _made(site: QuerySite) -> Overview:
 
 def _plans(site: QuerySite) -> dict[str, dict[str, Slots]] | None:
     try:
-        found = json.loads(site.daemon("/v1/plans"))["plans"]
+        plans = json.loads(site.daemon("/v1/plans"))["plans"]
         return {
             str(node): {str(gpu): [(str(p), int(s), int(n)) for p, s, n in slots] for gpu, slots in gpus.items()}
-            for node, gpus in found.items()
+            for node, gpus in plans.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -6,15 +6,15 @@ import contextlib
 import gc
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 from sqlalchemy import Connection
 
 from slurm_migbatch.query.questions import PageQuestion
+from slurm_migbatch.query.reading import reading
 from slurm_migbatch.query.redact import allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.selected import reading, selection
+from slurm_migbatch.query.selected import selection
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.pictures import charts, sums
@@ -25,6 +25,7 @@ from slurm_migbatch.report.pictures.words import moment, zone
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store import windows
 from slurm_migbatch.store.queries import RunFilter
+from slurm_migbatch.values import replace
 
 _FINE, _COARSE = 250, 62
 """Bins of lines and layouts, and of bars."""
@@ -98,7 +99,7 @@ def _title(wanted: RunFilter) -> str:
 def _charts(connection: Connection, wanted: RunFilter, rights: Rights) -> Iterator[Chart]:
     assert wanted.start is not None
     assert wanted.end is not None
-    fine, coarse = (TimeBins.over(wanted.start, wanted.end, most) for most in (_FINE, _COARSE))
+    fine, coarse = (TimeBins.over(wanted.start, wanted.end, max_bins) for max_bins in (_FINE, _COARSE))
     held = sums.Held.of(windows.held_slices(connection, wanted), wanted.end, named=rights.accounts)
     # GPUs that lay idle belong to a picture of all runs only
     everything = not (wanted.accounts or wanted.users or wanted.uids or wanted.partitions or wanted.only)
@@ -123,6 +124,6 @@ def _agreements(connection: Connection, wanted: RunFilter) -> Iterator[Chart]:
     rows = windows.predictions(connection, wanted)
     columns = np.array([tuple(row) for row in rows], np.float64).reshape(-1, 2 * len(_FIGURES))
     for number, (figure, unit) in enumerate(_FIGURES):
-        found = sums.agreement(columns[:, 2 * number], columns[:, 2 * number + 1])
-        if found is not None:
-            yield charts.agreement(found, figure, unit)
+        agreement = sums.agreement(columns[:, 2 * number], columns[:, 2 * number + 1])
+        if agreement is not None:
+            yield charts.agreement(agreement, figure, unit)

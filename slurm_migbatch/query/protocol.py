@@ -6,9 +6,10 @@ An answer is JSON: `{"version": 1, "code": 0, "out": "...", "err": ["..."]}`, or
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from typing import Any
+from slurm_migbatch.values import TYPE_CHECKING, Value
+
+if TYPE_CHECKING:
+    from typing import Any
 
 PATH = "/query/v1/ask"
 DEFAULT_PORT = 6831
@@ -21,8 +22,7 @@ class AnswerError(ValueError):
     """An answer that is none."""
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Value):
     """What a command prints and ends with; `error` instead of all else where there is no answer."""
 
     code: int
@@ -32,6 +32,8 @@ class Answer:
 
     def write(self) -> bytes:
         """Return the answer as it goes over the wire."""
+        import json
+
         fields: dict[str, Any] = {"version": VERSION, "code": self.code}
         fields |= {"error": self.error} if self.error else {"out": self.out, "err": self.err}
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
@@ -39,6 +41,8 @@ class Answer:
     @classmethod
     def read(cls, body: bytes) -> Answer:
         """Read what came over the wire. Raises AnswerError."""
+        import json
+
         try:
             fields = json.loads(body)
             if fields["version"] != VERSION:

@@ -6,19 +6,18 @@ ones are refused, and texts hold no control characters. The standard library onl
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, get_args
+from slurm_migbatch.values import TYPE_CHECKING, Field, Pattern, Value, fields
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, ClassVar
 
 MAX_QUESTION = 65536
 """Bytes of a question on the wire."""
 _WORDS = 500
-JOB = re.compile(r"(\d{1,18})(?:_(\d{1,9})|\+(\d{1,9}))?(?:\.\w+)?", re.ASCII)
+JOB = Pattern(r"(\d{1,18})(?:_(\d{1,9})|\+(\d{1,9}))?(?:\.\w+)?", "ASCII")
 #: what a strftime format may hold: letters after "%" without flags and widths, for which a C library may allocate much
-_STYLE = re.compile(r"(?:[^%]|%[a-zA-Z%])*")
+_STYLE = Pattern(r"(?:[^%]|%[a-zA-Z%])*")
 
 
 class QuestionError(ValueError):
@@ -27,21 +26,32 @@ class QuestionError(ValueError):
 
 def text(limit: int, *, optional: bool = False) -> Any:
     """Declare a text of at most `limit` characters; "" by default, None where it is `optional`."""
-    return field(default=None if optional else "", metadata={"limit": limit, "optional": optional})
+    return Field(None if optional else "", limit=limit, optional=optional)
 
 
 def words(limit: int) -> Any:
     """Declare a list of texts of at most `limit` characters each."""
-    return field(default=(), metadata={"limit": limit})
+    return Field((), limit=limit)
 
 
 def number(limit: int) -> Any:
     """Declare a whole number from 1 to `limit`, None by default."""
-    return field(default=None, metadata={"limit": limit})
+    return Field(None, limit=limit)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SelectedRuns:
+class Question(Value):
+    """Any of them.
+
+    Attributes:
+        kind: its name on the wire.
+        bytewise: its texts have one character for each byte.
+    """
+
+    kind: ClassVar[str]
+    bytewise: ClassVar[bool] = False
+
+
+class SelectedRuns(Question, kw_only=True):
     """The part of a question that says which runs it is about, as the options of migacct of these names do."""
 
     users: tuple[str, ...] = words(256)
@@ -52,7 +62,6 @@ class SelectedRuns:
     end: str = text(64)
 
 
-@dataclass(frozen=True)
 class RunsQuestion(SelectedRuns):
     """`migacct`: runs of the record, selected and shown as its options say.
 
@@ -96,8 +105,7 @@ class RunsQuestion(SelectedRuns):
     time_style: str = text(64)
 
 
-@dataclass(frozen=True)
-class ShowQuestion:
+class ShowQuestion(Question):
     """`migbatch show`: one job in depth."""
 
     kind: ClassVar[str] = "show"
@@ -107,8 +115,7 @@ class ShowQuestion:
     as_json: bool = False
 
 
-@dataclass(frozen=True)
-class WhyQuestion:
+class WhyQuestion(Question):
     """`migbatch why`: why a job waits."""
 
     kind: ClassVar[str] = "why"
@@ -116,8 +123,7 @@ class WhyQuestion:
     job: str = text(64)
 
 
-@dataclass(frozen=True)
-class NodesQuestion:
+class NodesQuestion(Question):
     """`migbatch nodes`: nodes, GPUs, layouts and slices."""
 
     kind: ClassVar[str] = "nodes"
@@ -128,8 +134,7 @@ class NodesQuestion:
     header: bool = True
 
 
-@dataclass(frozen=True)
-class LoansQuestion:
+class LoansQuestion(Question):
     """`migbatch loans`: slices on loan, and training jobs that wait for one."""
 
     kind: ClassVar[str] = "loans"
@@ -143,8 +148,7 @@ class LoansQuestion:
     time_style: str = text(64)
 
 
-@dataclass(frozen=True)
-class TopQuestion:
+class TopQuestion(Question):
     """`migbatch top`, `migbatch nodes --watch`: one page of the cluster as it is now.
 
     Attributes:
@@ -160,7 +164,6 @@ class TopQuestion:
     only: str = text(256)
 
 
-@dataclass(frozen=True)
 class UsageQuestion(SelectedRuns):
     """`migbatch usage`: roll-ups of what slices were held.
 
@@ -180,7 +183,6 @@ class UsageQuestion(SelectedRuns):
     time_style: str = text(64)
 
 
-@dataclass(frozen=True)
 class WasteQuestion(SelectedRuns):
     """`migbatch waste`: what was held and not used, of one job, or of the runs that ended in a window.
 
@@ -200,8 +202,7 @@ class WasteQuestion(SelectedRuns):
     as_json: bool = False
 
 
-@dataclass(frozen=True)
-class ExplainQuestion:
+class ExplainQuestion(Question):
     """`migbatch explain`: what the submit filter would make of a request.
 
     Its texts are as the filter sees them, one character for each byte.
@@ -224,26 +225,25 @@ class ExplainQuestion:
     as_json: bool = False
 
 
-@dataclass(frozen=True)
 class PageQuestion(SelectedRuns):
     """`migbatch report`: pictures of a window of time as one HTML document."""
 
     kind: ClassVar[str] = "page"
 
 
-Question = (
-    RunsQuestion
-    | ShowQuestion
-    | WhyQuestion
-    | NodesQuestion
-    | LoansQuestion
-    | TopQuestion
-    | UsageQuestion
-    | WasteQuestion
-    | ExplainQuestion
-    | PageQuestion
+_KINDS: tuple[type[Question], ...] = (
+    RunsQuestion,
+    ShowQuestion,
+    WhyQuestion,
+    NodesQuestion,
+    LoansQuestion,
+    TopQuestion,
+    UsageQuestion,
+    WasteQuestion,
+    ExplainQuestion,
+    PageQuestion,
 )
-KINDS: Mapping[str, type[Question]] = {kind.kind: kind for kind in get_args(Question)}
+KINDS: Mapping[str, type[Question]] = {kind.kind: kind for kind in _KINDS}
 
 
 def is_job(written: str) -> bool:
@@ -253,15 +253,17 @@ def is_job(written: str) -> bool:
 
 def checked(question: Question) -> Question:
     """Return the question if every field keeps its bounds. Raises QuestionError."""
-    for item in dataclasses.fields(question):
-        _check(question, item.name, str(item.type), dict(item.metadata), getattr(question, item.name))
+    for name, facts in fields(question):
+        _check(question, name, facts, getattr(question, name))
     return question
 
 
 def write(question: Question) -> bytes:
     """Return the question as it goes over the wire. Raises QuestionError where a field is out of bounds."""
     checked(question)
-    given = {item.name: getattr(question, item.name) for item in dataclasses.fields(question)}
+    import json
+
+    given = {name: getattr(question, name) for name, _ in fields(question)}
     body = json.dumps({"ask": question.kind, **given}, separators=(",", ":")).encode()
     if len(body) > MAX_QUESTION:
         raise QuestionError(f"this asks for too much at once: more than {MAX_QUESTION} bytes")
@@ -272,6 +274,8 @@ def read(body: bytes) -> Question:
     """Read what came over the wire. Raises QuestionError for everything that `write` does not make."""
     if len(body) > MAX_QUESTION:
         raise QuestionError(f"the question is longer than {MAX_QUESTION} bytes")
+    import json
+
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
@@ -282,14 +286,15 @@ def read(body: bytes) -> Question:
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise QuestionError(f"ask must be one of {', '.join(KINDS)}")
-    known = {item.name for item in dataclasses.fields(kind)}
+    known = {name for name, _ in fields(kind)}
     if given.keys() - known:
         raise QuestionError("the question has a field that is not known here: command and service must be one release")
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     return checked(kind(**values))
 
 
-def _check(question: Question, name: str, kind: str, bounds: Mapping[str, Any], value: Any) -> None:
+def _check(question: Question, name: str, bounds: Mapping[str, Any], value: Any) -> None:
+    kind = bounds["kind"]
     if kind == "bool":
         right = isinstance(value, bool)
     elif kind.startswith("int"):
@@ -298,7 +303,7 @@ def _check(question: Question, name: str, kind: str, bounds: Mapping[str, Any], 
         right = isinstance(value, tuple) and len(value) <= _WORDS and all(_plain(v, bounds["limit"]) for v in value)
     elif value is None:
         right = bounds["optional"]
-    elif getattr(question, "bytewise", False):
+    elif question.bytewise:
         right = isinstance(value, str) and len(value) <= bounds["limit"] and all(char <= "\xff" for char in value)
     else:
         right = _plain(value, bounds["limit"]) and (name != "time_style" or _STYLE.fullmatch(value) is not None)

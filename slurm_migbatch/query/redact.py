@@ -7,16 +7,17 @@ times, states and figures stay, as squeue and sacct show them.
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
-from typing import Any
+from slurm_migbatch.values import TYPE_CHECKING, Pattern, replace
 
-from slurm_migbatch.slurm.rights import Rights
-from slurm_migbatch.store.runquery import RunFilter
+if TYPE_CHECKING:
+    from typing import Any
+
+    from slurm_migbatch.slurm.rights import Rights
+    from slurm_migbatch.store.runquery import RunFilter
 
 #: fields of a run that its user wrote, or that repeat what he wrote
 OWN_WORDS = frozenset({"name", "comment", "wckey", "bucket", "decision", "measured_facts", "retyped_why"})
-_OPTION = re.compile(r"--(?:gres|gpus|gpus-per-node|gpus-per-task|gpus-per-socket)=[\w:,.+/]{1,256}", re.ASCII)
+_OPTION = Pattern(r"--(?:gres|gpus|gpus-per-node|gpus-per-task|gpus-per-socket)=[\w:,.+/]{1,256}", "ASCII")
 
 
 def field_for(rights: Rights, run: Any, name: str, value: Any) -> Any:

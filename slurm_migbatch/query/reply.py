@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from slurm_migbatch.values import TYPE_CHECKING, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 
 class Unanswerable(Exception):
@@ -20,10 +22,9 @@ class Unanswerable(Exception):
         self.detail = detail
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(Value):
     """An answer. `lines` may be made while they are read; they have no line ends."""
 
     lines: Iterable[str] | Iterator[str]
     remarks: tuple[str, ...] = ()
-    code: int = field(default=0)
+    code: int = 0

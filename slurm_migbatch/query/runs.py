@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
-from slurm_migbatch.query.questions import RunsQuestion
 from slurm_migbatch.query.redact import RedactedRun, allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.selected import failed, selection
-from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import table
-from slurm_migbatch.report.columns import BRIEF, DEFAULT, LONG, Column, Context
+from slurm_migbatch.report.columns import BRIEF, DEFAULT, LONG, Context
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.format import parse_format
-from slurm_migbatch.report.selection import Selection
 from slurm_migbatch.report.units import UNITS, size_formatter
-from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import time_formatter
 from slurm_migbatch.store.errors import ReadError
-from slurm_migbatch.store.reader import RunReader, open_reader
+from slurm_migbatch.store.reader import open_reader
 from slurm_migbatch.store.runquery import RunFilter
+from slurm_migbatch.values import TYPE_CHECKING
 
-Found = Iterable[tuple[Any, Sequence[Any]]]
-Wholes = Mapping[str, tuple[int, int]]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from slurm_migbatch.query.questions import RunsQuestion
+    from slurm_migbatch.query.site import QuerySite
+    from slurm_migbatch.report.columns import Column
+    from slurm_migbatch.report.selection import Selection
+    from slurm_migbatch.slurm.rights import Rights
+    from slurm_migbatch.store.reader import RunReader
+
+    Found = Iterable[tuple[Any, Sequence[Any]]]
+    Wholes = Mapping[str, tuple[int, int]]
 
 
 def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
@@ -37,23 +43,23 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
     except ReportError as error:
         raise Unanswerable(str(error)) from None
     cluster = _cluster(question, columns, site)
-    reader = open_reader(site.config.store.url)
+    reader = open_reader(site.url)
     try:
         _check_users(question, rights, reader)
         wanted = allowed(rights, selection.wanted)
         elsewhere = bool(question.clusters) and not {"all", cluster} & set(question.clusters)
         fields = _Fields.of(question, columns)
-        found = iter(() if elsewhere else _visible_runs(reader, rights, wanted, fields, question.truncate))
+        visible_runs = iter(() if elsewhere else _visible_runs(reader, rights, wanted, fields, question.truncate))
         # the first run says whether there are any, while there is time for a remark
-        first = next(found, None)
+        first = next(visible_runs, None)
         remarks = [selection.remark] if selection.remark else []
         if elsewhere:
             remarks.append(f"the runs of this record are of the cluster {cluster} alone")
         elif first is None:
             remarks.extend(_unknown(wanted, reader))
-        found = found if first is None else chain((first,), found)
+        visible_runs = visible_runs if first is None else chain((first,), visible_runs)
         wholes = _wholes(reader) if fields.weighs else {}
-        lines = _lines(question, columns, units, found, wanted, _Moment(now, cluster, wholes))
+        lines = _lines(question, columns, units, visible_runs, wanted, _Moment(now, cluster, wholes))
     except ReadError as error:
         reader.close()
         raise failed(error, site) from None
@@ -85,13 +91,13 @@ def _gids(groups: Iterable[str]) -> tuple[int, ...]:
     """Return the numbers of groups by name or number, as this host knows them. Raises ReportError."""
     import grp
 
-    found = []
+    gids = []
     for group in groups:
         try:
-            found.append(grp.getgrgid(int(group)).gr_gid if _number(group) else grp.getgrnam(group).gr_gid)
+            gids.append(grp.getgrgid(int(group)).gr_gid if _number(group) else grp.getgrnam(group).gr_gid)
         except (KeyError, OverflowError):
             raise ReportError(f"Invalid group id: {group}") from None
-    return tuple(found)
+    return tuple(gids)
 
 
 def _check_users(question: RunsQuestion, rights: Rights, reader: RunReader) -> None:
@@ -182,7 +188,7 @@ def _lines(
     question: RunsQuestion,
     columns: Sequence[Column],
     size: Callable[[float | None], str],
-    found: Found,
+    runs: Found,
     wanted: RunFilter,
     moment: _Moment,
 ) -> Iterator[str]:
@@ -190,11 +196,11 @@ def _lines(
         from slurm_migbatch.report import document
 
         render = document.render_yaml if question.as_yaml else document.render
-        return render(found, wanted, moment.now, moment.wholes)
+        return render(runs, wanted, moment.now, moment.wholes)
     style = table.Style(question.header, question.delimiter, question.closed, question.slices)
     shown = time_formatter(question.time_style or None, moment.now)
     context = Context(moment.now, shown, size, moment.wholes, moment.cluster, _group)
-    return table.render(columns, found, context, style)
+    return table.render(columns, runs, context, style)
 
 
 def _group(gid: int) -> str:
@@ -210,14 +216,14 @@ def _wholes(reader: RunReader) -> Wholes:
     """Return the compute and memory slices of GPUs by UUID."""
     from slurm_migbatch.mig.geometry import Geometry, GeometryError
 
-    found: dict[str, tuple[int, int]] = {}
+    sizes: dict[str, tuple[int, int]] = {}
     for uuid, told in reader.geometries().items():
         try:
             geometry = Geometry.from_dict(told)
         except GeometryError:
             continue
-        found[uuid] = (geometry.compute_slices, geometry.memory_slices)
-    return found
+        sizes[uuid] = (geometry.compute_slices, geometry.memory_slices)
+    return sizes
 
 
 def _visible_runs(
@@ -229,12 +235,12 @@ def _visible_runs(
         slice_fields = slice_fields | {"since", "until"} if slice_fields else slice_fields
     if not rights.everything:
         run_fields = run_fields | {"uid", "account"}
-    found = reader.runs(wanted, run_fields, slice_fields)
+    runs = reader.runs(wanted, run_fields, slice_fields)
     if truncate:
-        found = ((_cut(run, wanted), [_cut(row, wanted) for row in slices]) for run, slices in found)
+        runs = ((_cut(run, wanted), [_cut(row, wanted) for row in slices]) for run, slices in runs)
     if rights.everything:
-        return found
-    return ((RedactedRun(rights, run), [RedactedRun(rights, row) for row in slices]) for run, slices in found)
+        return runs
+    return ((RedactedRun(rights, run), [RedactedRun(rights, row) for row in slices]) for run, slices in runs)
 
 
 def _cut(row: Any, wanted: RunFilter) -> Any:

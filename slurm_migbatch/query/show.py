@@ -24,18 +24,18 @@ def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
     job = job_id(question.job)
     with site.record() as store:
         wanted = allowed(rights, RunFilter(jobs=(job,), duplicates=question.duplicates))
-        found = [_redacted(rights, row) for row in store.runs(wanted)]
-        if not found:
+        rows = [_redacted(rights, row) for row in store.runs(wanted)]
+        if not rows:
             raise Unanswerable(
                 f"job {name_of(job)} is not in the record; jobs enter it within seconds of their submission, and "
                 "`migacct -X -S now-7days` lists those of the last week"
             )
-        decisions = {id: store.decision(id) for id in {row.run["decision"] for row in found} if id}
+        decisions = {id: store.decision(id) for id in {row.run["decision"] for row in rows} if id}
     if question.as_json:
-        runs = [{**row.run, "slices": row.slices, "decided": decisions.get(row.run["decision"])} for row in found]
+        runs = [{**row.run, "slices": row.slices, "decided": decisions.get(row.run["decision"])} for row in rows]
         return Reply([json.dumps({"version": 1, "runs": runs}, default=str)])
     lines: list[str] = []
-    for row in found:
+    for row in rows:
         lines += [""] if lines else []
         lines += pair_lines(describe(row, decisions.get(row.run["decision"])))
     return Reply(lines)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+
+from slurm_migbatch.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
     from slurm_migbatch.config import Config
     from slurm_migbatch.daemon.ended import HistoryClient
     from slurm_migbatch.daemon.history import HistoryStore
 
-_T = TypeVar("_T")
+    _T = TypeVar("_T")
+
 _MOST = 16 << 20
 _PATIENCE_S = 5.0
 #: things that are kept at once
@@ -20,22 +23,38 @@ _KEPT = 200
 _REST = 4.0
 
 
-@dataclass(frozen=True)
 class QuerySite:
     """Where to look, by the configuration of the controller.
 
     Attributes:
-        config: the controller's.
         catalog: catalog file instead of the configured one; only a command on this host names one.
         submit_socket: where `explain` asks the submit service too; likewise.
         quiet: whether who asks is told nothing of paths and errors on this host; they are logged.
     """
 
-    config: Config
-    catalog: str = ""
-    submit_socket: str = ""
-    quiet: bool = False
-    _kept: dict[str, tuple[float, Any]] = field(default_factory=dict, compare=False, repr=False)
+    def __init__(
+        self, config: Config | None, catalog: str = "", submit_socket: str = "", quiet: bool = False, *, url: str = ""
+    ) -> None:
+        """Look by a configuration, or by the defaults and the record at `url`."""
+        self._config, self._url = config, url
+        self.catalog, self.submit_socket, self.quiet = catalog, submit_socket, quiet
+        self._kept: dict[str, tuple[float, Any]] = {}
+
+    @property
+    def config(self) -> Config:
+        """The controller's configuration."""
+        if self._config is None:
+            from dataclasses import replace
+
+            from slurm_migbatch.config import Config, StoreConfig
+
+            self._config = replace(Config(), store=StoreConfig(self._url))
+        return self._config
+
+    @property
+    def url(self) -> str:
+        """The record's."""
+        return self._url or self.config.store.url
 
     def kept(self, name: str, seconds: float, find: Callable[[], _T]) -> _T:
         """Return what `find` found so many seconds ago at most, so that many questions are one look.
@@ -60,7 +79,7 @@ class QuerySite:
         """Open the record for reading; works while migbatchd is down. Raises StoreError."""
         from slurm_migbatch.daemon.history import open_history
 
-        return open_history(self.config.store.url, readonly=True)
+        return open_history(self.url, readonly=True)
 
     def slurm(self) -> HistoryClient:
         """Return the client of Slurm's commands, as the configuration finds them."""

@@ -198,18 +198,18 @@ def _gpu(asked: _Selection, view: NodeView, gpu: GpuView, node: NodeRow | None, 
 
 def _held(asked: _Selection, leases: Iterable[LeaseRow]) -> list[SlotRow]:
     """Return the slots of leases; the second lease of a slot is its guest."""
-    found: dict[tuple[int, int], SlotRow] = {}
+    slots: dict[tuple[int, int], SlotRow] = {}
     for lease in leases:
         job = lease.job if asked.names_job(lease.job) else 0
         place = (lease.start, lease.size)
-        if place in found:
-            found[place] = found[place]._replace(guest=job)
+        if place in slots:
+            slots[place] = slots[place]._replace(guest=job)
             continue
         row = asked.queue.get(lease.job)
         kind = LOAN if job and lease.job in asked.seen.trainings else USED
         user = row.user if row is not None else ""
-        found[place] = SlotRow(kind, lease.start, lease.size, lease.profile, job, 0, user, lease.since or 0.0)
-    return list(found.values())
+        slots[place] = SlotRow(kind, lease.start, lease.size, lease.profile, job, 0, user, lease.since or 0.0)
+    return list(slots.values())
 
 
 def _wanted(asked: _Selection, row: GpuRow) -> bool:
@@ -251,12 +251,12 @@ def _start(asked: _Selection, site: QuerySite, row: JobRow) -> tuple[str, float]
     rights = asked.rights
     if not rights.nodes or not (rights.everything or "jobs" not in rights.private):
         return "", 0.0
-    found = expectation(site, asked.seen, row)
-    if found is None:
+    expected = expectation(site, asked.seen, row)
+    if expected is None:
         return "", 0.0
-    if not found.blockers:
+    if not expected.blockers:
         return "now", 0.0
-    return ("open", 0.0) if found.at is None else ("at", found.at)
+    return ("open", 0.0) if expected.at is None else ("at", expected.at)
 
 
 # -- loans -------------------------------------------------------------------------------------------------------
@@ -300,8 +300,8 @@ def _known(value: Any) -> Any:
 
 
 def _events(asked: _Selection) -> list[EventRow]:
-    found = [*_node_events(asked), *_actions(asked)]
-    return sorted(found, key=lambda row: row.at)
+    events = [*_node_events(asked), *_actions(asked)]
+    return sorted(events, key=lambda row: row.at)
 
 
 def _node_events(asked: _Selection) -> Iterator[EventRow]:
@@ -315,7 +315,9 @@ def _node_events(asked: _Selection) -> Iterator[EventRow]:
                 text = asked.sentence(_said(event.kind, event.payload))
                 yield EventRow(event.ts, event.kind, event.node, 0, "", text)
             continue
-        profiles = [str(one.get("profile")) for one in event.payload.get("slices") or () if isinstance(one, Mapping)]
+        profiles = [
+            str(entry.get("profile")) for entry in event.payload.get("slices") or () if isinstance(entry, Mapping)
+        ]
         if _may_see(asked, job) and asked.of_job(job, profiles[0] if profiles else ""):
             text = asked.sentence(_said(event.kind, event.payload)) or ",".join(profiles)
             node = event.node if rights.nodes else ""

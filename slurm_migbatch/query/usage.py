@@ -9,9 +9,10 @@ from typing import Any
 from sqlalchemy import Connection
 
 from slurm_migbatch.query.questions import UsageQuestion
+from slurm_migbatch.query.reading import reading
 from slurm_migbatch.query.redact import allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.selected import reading, selection
+from slurm_migbatch.query.selected import selection
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import usage as report
 from slurm_migbatch.report.equivalents import WHOLE, gpu_equivalent
@@ -53,11 +54,11 @@ def _usage(
     capacity: bool,
 ) -> report.Usage:
     groups = [name for name in by if name in GROUPS]
-    found: list[tuple[report.Span, HeldSlices]] = []
+    holdings: list[tuple[report.Span, HeldSlices]] = []
     rooms: dict[str, dict[str, float] | None] = {}
     for span in spans:
         pieces = held_slices(connection, wanted, groups, span.start, span.end, now)
-        found += [(span, piece) for piece in pieces]
+        holdings += [(span, holding) for holding in pieces]
         rooms[span.month] = gpu_seconds(connection, span.start, span.end, wanted.nodes) if capacity else None
     known = {month: room for month, room in rooms.items() if room is not None}
     sure = len(known) == len(rooms) and any(any(room.values()) for room in known.values())
@@ -66,7 +67,7 @@ def _usage(
     def equivalent(profile: str, size: int) -> float:
         return gpu_equivalent(profile, size, wholes.get((profile, size), WHOLE))
 
-    return report.roll_up(found, by, equivalent, known if sure else None)
+    return report.roll_up(holdings, by, equivalent, known if sure else None)
 
 
 def _lines(question: UsageQuestion, usage: report.Usage, window: tuple[float, float], now: float) -> Iterator[str]:

@@ -7,9 +7,9 @@ may be seen at all.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from sqlalchemy import Connection
 
@@ -17,9 +17,10 @@ from slurm_migbatch.daemon.recurring import past_run
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.recurring import WINDOW, PastRun, RunsPolicy
 from slurm_migbatch.query.questions import WasteQuestion
+from slurm_migbatch.query.reading import reading
 from slurm_migbatch.query.redact import allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.selected import reading, selection
+from slurm_migbatch.query.selected import selection
 from slurm_migbatch.query.show import job_id, name_of
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import wastelines
@@ -31,6 +32,7 @@ from slurm_migbatch.store.geometries import geometries
 from slurm_migbatch.store.queries import RunFilter
 from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.store.waste import UsedRun, runs_alike, used_runs, waits
+from slurm_migbatch.values import replace
 
 WORST = 20
 """Lines of a table where nobody says how many."""
@@ -80,10 +82,10 @@ def _judged(connection: Connection, wanted: RunFilter, policy: RunsPolicy, now: 
     runs = list(used_runs(connection, wanted))
     past = _past(connection, runs, alone=bool(wanted.jobs))
     for run in runs:
-        own = past_run(run.seen)
-        use = _use(run, own, now)
+        this_run = past_run(run.seen)
+        use = _use(run, this_run, now)
         geometry = kinds.get(run.gpu)
-        verdict = judge(use, past.get(run.seen.recurring) or (own,), geometry, policy)
+        verdict = judge(use, past.get(run.seen.recurring) or (this_run,), geometry, policy)
         yield _shown(run, use, verdict, geometry)
 
 
@@ -93,19 +95,19 @@ def _past(connection: Connection, runs: Sequence[UsedRun], *, alone: bool) -> Ma
     if alone:
         before = max((run.shown.ended for run in runs if run.shown.ended is not None), default=0.0)
         seen = runs_alike(connection, {run.seen.recurring for run in runs if run.seen.recurring}, before, WINDOW)
-    found: dict[str, list[PastRun]] = {}
+    past_runs: dict[str, list[PastRun]] = {}
     for run in seen:
         if run.recurring and run.ended and run.profile is not None:
-            found.setdefault(run.recurring, []).append(past_run(run))
-    return {key: some[-WINDOW:] for key, some in found.items()}
+            past_runs.setdefault(run.recurring, []).append(past_run(run))
+    return {key: some[-WINDOW:] for key, some in past_runs.items()}
 
 
-def _use(run: UsedRun, own: PastRun, now: float) -> SliceUse:
+def _use(run: UsedRun, this_run: PastRun, now: float) -> SliceUse:
     row = run.shown
     until = now if row.ended is None else row.ended
     parts = tuple(map(_part, filter(None, (row.profile or "").replace("+", ".").split(","))))
     nodes = len((row.nodes or "").split(","))
-    return SliceUse(parts, nodes, max(0.0, until - row.started) / 3600, own, run.shared, row.ended is None)
+    return SliceUse(parts, nodes, max(0.0, until - row.started) / 3600, this_run, run.shared, row.ended is None)
 
 
 def _part(text: str) -> tuple[str, int]:
@@ -129,7 +131,7 @@ def _with_waits(connection: Connection, others: RunFilter, runs: Iterable[Judged
         # the record has NVML's spelling; what is advised has no suffix, so it is the GRES type's too
         named = profile if count == 1 else f"{profile}:{count}"
         around = (row.submitted - AROUND_S, row.submitted + AROUND_S)
-        yield replace(run, would=waited(waits(connection, others, row.partition or "", named, around)))
+        yield dataclasses.replace(run, would=waited(waits(connection, others, row.partition or "", named, around)))
 
 
 def _lines(

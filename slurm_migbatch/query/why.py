@@ -60,8 +60,8 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:
     """Return the row of a job, of an array task, or of a component of a heterogeneous job; waiting ones first."""
-    found = [row for row in queue if _is(row, job)]
-    return min(found, key=lambda row: not row.pending, default=None)
+    rows = [row for row in queue if _is(row, job)]
+    return min(rows, key=lambda row: not row.pending, default=None)
 
 
 def _is(row: JobRow, job: JobId) -> bool:
@@ -177,9 +177,9 @@ def _expected(
         catalog = load(Path(site.catalog or site.config.submit.catalog))
     except (OSError, CatalogError):
         return
-    found = expect(row, queue, nodes, catalog, now)
-    if found is not None:
-        yield "Expected", tell(found, now)
+    expected = expect(row, queue, nodes, catalog, now)
+    if expected is not None:
+        yield "Expected", tell(expected, now)
 
 
 def _decision(site: QuerySite, row: JobRow) -> dict[str, Any] | None:

@@ -5,20 +5,21 @@ A query fetches exactly the fields that the shown columns declare (`run`, `slice
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-from slurm_migbatch.report.equivalents import WHOLE, gpu_equivalent
 from slurm_migbatch.report.units import figure
 from slurm_migbatch.slurm.times import format_duration
+from slurm_migbatch.values import TYPE_CHECKING, Value
 
-#: a row of a query: the fields that were asked for, as attributes
-Fields = Any
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    #: a row of a query: the fields that were asked for, as attributes
+    Fields = Any
+    RunCell = Callable[[Fields, Sequence[Fields], "Context"], str]
+    SliceCell = Callable[[Fields, int, "Context"], str]
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(Value):
     """What cells depend on besides their row: the present moment and the user's ways of writing.
 
     Attributes:
@@ -30,17 +31,12 @@ class Context:
     now: float
     moment: Callable[[float | None], str]
     size: Callable[[float | None], str]
-    wholes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    wholes: Mapping[str, tuple[int, int]] = {}
     cluster: str = ""
     group: Callable[[int], str] = str
 
 
-RunCell = Callable[[Fields, Sequence[Fields], Context], str]
-SliceCell = Callable[[Fields, int, Context], str]
-
-
-@dataclass(frozen=True)
-class Column:
+class Column(Value):
     """One column. A negative width stands for left-justified, as in `%-20`.
 
     Attributes:
@@ -93,12 +89,12 @@ def _memory(name: str) -> RunCell:
 
 def _figures(kind: str) -> RunCell:
     def cell(run: Fields, _slices: Sequence[Fields], context: Context) -> str:
-        found = (
+        figures = (
             figure(getattr(run, f"{kind}_latency_ms"), "ms"),
             figure(getattr(run, f"{kind}_throughput_per_s"), "/s"),
             context.size(getattr(run, f"{kind}_memory_mib")),
         )
-        return ",".join(filter(None, found))
+        return ",".join(filter(None, figures))
 
     return cell
 
@@ -157,6 +153,8 @@ def slice_hours(mig_slice: Fields, now: float) -> float | None:
 
 def gpu_hours(mig_slice: Fields, now: float, wholes: Mapping[str, tuple[int, int]]) -> float | None:
     """Return the same in hours of a whole GPU, see `equivalents.gpu_equivalent`."""
+    from slurm_migbatch.report.equivalents import WHOLE, gpu_equivalent
+
     hours = slice_hours(mig_slice, now)
     whole = wholes.get(mig_slice.slice_gpu, WHOLE)
     return None if hours is None else hours * gpu_equivalent(mig_slice.slice_profile, mig_slice.slice_slot_size, whole)
@@ -164,7 +162,7 @@ def gpu_hours(mig_slice: Fields, now: float, wholes: Mapping[str, tuple[int, int
 
 def hours_of(slices: Sequence[Fields], hours: Callable[[Fields], float | None]) -> float | None:
     """Return the sum of the slices' hours; None where there are none."""
-    known = [found for found in map(hours, slices) if found is not None]
+    known = [value for value in map(hours, slices) if value is not None]
     return sum(known) if known else None
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-
 from slurm_migbatch.report.columns import COLUMNS, Column
 from slurm_migbatch.report.errors import ReportError
+from slurm_migbatch.values import TYPE_CHECKING, Pattern, replace
 
-_ITEM = re.compile(r"(\+?)([A-Za-z]+)(?:%(-?\d{0,4}))?\Z")
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_ITEM = Pattern(r"(\+?)([A-Za-z]+)(?:%(-?\d{0,4}))?\Z")
 
 
 def split(texts: Iterable[str]) -> tuple[str, ...]:
@@ -35,6 +34,8 @@ def find(name: str) -> Column:
         return shortest
     if found:
         raise ReportError(f"{name!r} may stand for {', '.join(column.name for column in found)}; write more of it")
+    import difflib
+
     near = difflib.get_close_matches(word, [column.name.lower() for column in COLUMNS], 1)
     meant = next((f"did you mean {column.name}? " for column in COLUMNS if [column.name.lower()] == near), "")
     raise ReportError(f'Invalid field requested: "{name}"; {meant}-e lists them')
@@ -51,6 +52,10 @@ def parse_format(text: str, default: str) -> tuple[Column, ...]:
         items = [*(item for item in default.split(",") if item.strip()), *items]
     found: list[Column] = []
     for item in items:
+        # a plain name needs no pattern, which takes longer to compile than the runs to be found
+        if item.isalpha() and item.isascii() and item.lower() != "all":
+            found.append(find(item))
+            continue
         match = _ITEM.match(item)
         if not match:
             raise ReportError(

@@ -110,8 +110,8 @@ def _arrange(state: PageState, key: str, extents: Mapping[str, Extent]) -> PageS
     if key == "z":
         return replace(state, colour=not state.colour)
     if key in ("tab", "backtab"):
-        there = state.panes.index(state.pane) if state.pane in state.panes else 0
-        return replace(state, pane=state.panes[(there + (1 if key == "tab" else -1)) % len(state.panes)])
+        position = state.panes.index(state.pane) if state.pane in state.panes else 0
+        return replace(state, pane=state.panes[(position + (1 if key == "tab" else -1)) % len(state.panes)])
     if key == "esc":
         changed = bool(state.user or state.only)
         return replace(state, user="", only="", looks=state.looks + changed)

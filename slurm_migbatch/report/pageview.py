@@ -155,8 +155,8 @@ def _clock(moment: float, now: float) -> str:
     """Return a moment as hours and minutes, with the day where it is another."""
     if not math.isfinite(moment) or not 0 < moment < _LATEST:
         return "-"
-    there, here = time.localtime(moment), time.localtime(now if math.isfinite(now) and 0 < now < _LATEST else moment)
-    return time.strftime("%H:%M" if there[:3] == here[:3] else "%m-%d %H:%M", there)
+    then, here = time.localtime(moment), time.localtime(now if math.isfinite(now) and 0 < now < _LATEST else moment)
+    return time.strftime("%H:%M" if then[:3] == here[:3] else "%m-%d %H:%M", then)
 
 
 def _moment(moment: float) -> str:
@@ -273,12 +273,12 @@ def _shares(panes: Sequence[_Pane], state: PageState, room: int | None) -> dict[
     if focus is None:
         return {}
     shares = {focus.name: 0}
-    left = room - 1 - min(focus.count, max(3, room // 3))
+    rows_left = room - 1 - min(focus.count, max(3, room // 3))
     for pane in panes:
-        rows = min(pane.count, _ASIDE.get(pane.name, 4), left - 1)
+        rows = min(pane.count, _ASIDE.get(pane.name, 4), rows_left - 1)
         if pane is not focus and pane.count and rows > 0:
             shares[pane.name] = rows
-            left -= rows + 1
+            rows_left -= rows + 1
     spare = room - len(shares) - sum(shares.values())
     shares[focus.name] = max(0, min(spare, focus.count))
     spare -= shares[focus.name]
@@ -359,12 +359,12 @@ class _Grid:
 
     @classmethod
     def of(cls, gpus: Sequence[GpuRow], width: int) -> _Grid:
-        most = max(1, min(_MOST_SLICES, max((gpu.slices for gpu in gpus), default=8)))
+        slices = max(1, min(_MOST_SLICES, max((gpu.slices for gpu in gpus), default=8)))
         longest = max((len(gpu.node) for gpu in gpus), default=4)
         names = max(4, min(16 if width >= 100 else 8, longest))
         state = 16 if width >= 100 else 0
-        cell = min(_WIDEST_CELL, max(_NARROWEST_CELL, (width - names - 5 - state) // most))
-        return cls(width, names, cell, most)
+        cell = min(_WIDEST_CELL, max(_NARROWEST_CELL, (width - names - 5 - state) // slices))
+        return cls(width, names, cell, slices)
 
     @property
     def title(self) -> str:

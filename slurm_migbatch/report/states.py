@@ -31,11 +31,11 @@ def parse_states(text: str) -> tuple[str, ...]:
         ReportError: one of them is no state.
     """
     long_names = set(CODES.values())
-    found = []
+    states = []
     for word in filter(None, (part.strip().upper() for part in text.split(","))):
         name = CODES.get(word, word)
         if name not in long_names:
             known = ", ".join(f"{code}/{name}" for code, name in CODES.items())
             raise ReportError(f"unrecognized job state value '{word}'; states are {known}")
-        found.append(name)
-    return tuple(dict.fromkeys(found))
+        states.append(name)
+    return tuple(dict.fromkeys(states))

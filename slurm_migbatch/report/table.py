@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-
 from slurm_migbatch.mig.text import printable
-from slurm_migbatch.report.columns import Column, Context, Fields
+from slurm_migbatch.values import TYPE_CHECKING, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from slurm_migbatch.report.columns import Column, Context, Fields
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(Value):
     """How a table is written. `delimiter` None means fixed widths; `closed` ends lines with the delimiter too."""
 
     header: bool = True
@@ -27,36 +28,39 @@ def render(
         yield from _header(columns, style)
     cells = [column.cell for column in columns]
     slice_cells = [column.slice_cell for column in columns]
-    widths = [column.width for column in columns]
+    line = _liner([column.width for column in columns], style)
     for run, slices in runs:
-        yield _line([cell(run, slices, context) for cell in cells], widths, style)
+        yield line([cell(run, slices, context) for cell in cells])
         if style.slices and len(slices) > 1:
             for number, mig_slice in enumerate(slices):
-                yield _line(
-                    ["" if cell is None else cell(mig_slice, number, context) for cell in slice_cells], widths, style
-                )
+                yield line(["" if cell is None else cell(mig_slice, number, context) for cell in slice_cells])
 
 
 def _header(columns: Sequence[Column], style: Style) -> Iterator[str]:
-    names = [column.name for column in columns]
     if style.delimiter is not None:
-        yield _line(names, [], style)
+        yield _liner([], style)([column.name for column in columns])
         return
     widths = [column.width for column in columns]
-    yield " ".join(_fit(name[: abs(width)], width) for name, width in zip(names, widths, strict=True)).rstrip()
+    yield _liner(widths, style)([column.name[: abs(column.width)] for column in columns])
     yield " ".join("-" * abs(width) for width in widths)
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], style: Style) -> str:
-    # names and reasons are the users' own: what could move a terminal's cursor or break a line is not passed on
-    clean = [printable(cell) for cell in cells]
-    if style.delimiter is not None:
-        return style.delimiter.join(clean) + (style.delimiter if style.closed else "")
-    return " ".join(map(_fit, clean, widths)).rstrip()
+def _liner(widths: Sequence[int], style: Style) -> Callable[[Sequence[str]], str]:
+    """Return what makes a line of cells.
 
+    Names and reasons are the users' own: what could move a terminal's cursor or break a line is not passed on.
+    """
+    delimiter = style.delimiter
+    if delimiter is not None:
+        end = delimiter if style.closed else ""
+        return lambda cells: delimiter.join(map(printable, cells)) + end
+    padded = " ".join(f"%{width}s" for width in widths)
+    sizes = list(map(abs, widths))
 
-def _fit(text: str, width: int) -> str:
-    size = abs(width)
-    if len(text) > size:
-        text = text[: size - 1] + "+"
-    return text.ljust(size) if width < 0 else text.rjust(size)
+    def line(cells: Sequence[str]) -> str:
+        fitting = [
+            cell if len(cell) <= size else f"{cell[: size - 1]}+" for cell, size in zip(cells, sizes, strict=True)
+        ]
+        return printable(padded % tuple(fitting)).rstrip()
+
+    return line

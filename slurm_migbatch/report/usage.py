@@ -78,13 +78,13 @@ def parse_by(text: str) -> tuple[str, ...]:
     Raises:
         ReportError: a word is none of them.
     """
-    found = []
+    words = []
     for word in filter(None, (part.strip().lower() for part in text.split(","))):
         names = [name for name in BY if name.startswith(word)]
         if word not in BY and len(names) != 1:
             raise ReportError(f"--by {word!r}: write some of {', '.join(BY)}")
-        found.append(word if word in BY else names[0])
-    return tuple(dict.fromkeys(found)) or DEFAULT_BY
+        words.append(word if word in BY else names[0])
+    return tuple(dict.fromkeys(words)) or DEFAULT_BY
 
 
 def spans(by: Sequence[str], start: float, end: float) -> list[Span]:
@@ -95,16 +95,16 @@ def spans(by: Sequence[str], start: float, end: float) -> list[Span]:
     """
     if "month" not in by:
         return [Span("", start, end)]
-    found: list[Span] = []
+    months: list[Span] = []
     since, moment = start, datetime.fromtimestamp(start)
-    while since < end or not found:
+    while since < end or not months:
         year, month = moment.year + moment.month // 12, moment.month % 12 + 1
         following = datetime(year, month, 1)
-        found.append(Span(f"{moment:%Y-%m}", since, min(end, following.timestamp())))
+        months.append(Span(f"{moment:%Y-%m}", since, min(end, following.timestamp())))
         since, moment = following.timestamp(), following
-        if len(found) > MOST_MONTHS:
+        if len(months) > MOST_MONTHS:
             raise ReportError(f"--by month shows up to {MOST_MONTHS} months; begin later (-S)")
-    return found
+    return months
 
 
 def roll_up(
@@ -125,8 +125,8 @@ def roll_up(
     names = [name for name in by if name not in ("profile", "month")]
     table = pd.DataFrame.from_records(
         [
-            (*piece.groups, piece.profile, span.month, piece.size, *piece[3:])
-            for span, piece in pieces
+            (*holding.groups, holding.profile, span.month, holding.size, *holding[3:])
+            for span, holding in pieces
         ],
         columns=[*names, "profile", "month", "size", "run", "runs", "seconds", "sampled_s", "idle_s"],
     )  # fmt: skip
@@ -142,8 +142,10 @@ def roll_up(
         if capacity is None:
             return used
         months = [capacity.get(keys["month"], {})] if "month" in keys else capacity.values()
-        found = (nodes.get(keys["node"], 0.0) if "node" in keys else math.fsum(nodes.values()) for nodes in months)
-        return math.fsum(found) / 3600
+        node_seconds = (
+            nodes.get(keys["node"], 0.0) if "node" in keys else math.fsum(nodes.values()) for nodes in months
+        )
+        return math.fsum(node_seconds) / 3600
 
     rows = []
     if len(table):

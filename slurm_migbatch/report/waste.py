@@ -173,8 +173,8 @@ class _Kind:
 
     def share(self, name: str) -> float:
         """Return how much of the GPU a slice is."""
-        found = self._shares.get(name)
-        return gpu_equivalent(name) if found is None else found
+        share = self._shares.get(name)
+        return gpu_equivalent(name) if share is None else share
 
 
 @lru_cache(maxsize=32)
@@ -274,17 +274,17 @@ def _oversized(use: SliceUse, kind: _Kind, smaller: ProfileOffer, need: ShownNee
     if use.profile == kind.full:
         sentence = f"a whole GPU where {name} would do: {memory}{f'; {compute}' if compute else unseen}"
         return [Finding("whole", sentence, saved, {**bytes_, **sms})]
-    found = []
+    findings = []
     if smaller.memory_mib < held.memory_mib:
-        found.append(Finding("memory", f"more memory than it needs: {memory}{unseen}", saved, bytes_))
+        findings.append(Finding("memory", f"more memory than it needs: {memory}{unseen}", saved, bytes_))
     if busy is not None and smaller.compute_slices < held.compute_slices:
-        found.append(Finding("sms", f"more SMs than it needs: {compute}", saved, sms))
-    return found
+        findings.append(Finding("sms", f"more SMs than it needs: {compute}", saved, sms))
+    return findings
 
 
 def _sbatch(profile: str, use: SliceUse) -> str:
-    each = use.slices // max(use.nodes, 1)
-    return f"sbatch --gres=mig:{profile}" + (f":{each}" if each > 1 else "")
+    per_node = use.slices // max(use.nodes, 1)
+    return f"sbatch --gres=mig:{profile}" + (f":{per_node}" if per_node > 1 else "")
 
 
 def _gib(mib: float) -> str:

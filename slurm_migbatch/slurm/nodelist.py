@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
 from itertools import product
+
+from slurm_migbatch.values import TYPE_CHECKING, Pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 #: A list that names more hosts than this is refused: it is a mistake or an attack, not a cluster.
 MAX_HOSTS = 65536
 
-_SEGMENT = re.compile(r"[^\[\],\s]+|\[[^\[\]]*\]")
-_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?$")
-_TAIL = re.compile(r"(.*?)(\d{1,18})$", re.DOTALL)
+_SEGMENT = Pattern(r"[^\[\],\s]+|\[[^\[\]]*\]")
+_RANGE = Pattern(r"(\d{1,18})(?:-(\d{1,18}))?$")
+_TAIL = Pattern(r"(.*?)(\d{1,18})$", "DOTALL")
 
 
 class NodeListError(ValueError):
@@ -28,7 +31,7 @@ def expand(text: str) -> tuple[str, ...]:
     for item in _items(text):
         choices: list[list[str]] = []
         size, end = 1, 0
-        for segment in _SEGMENT.finditer(item):
+        for segment in _SEGMENT.made.finditer(item):
             if segment.start() != end:
                 break
             end = segment.end()

@@ -6,21 +6,19 @@ jobs are not private.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from slurm_migbatch.values import TYPE_CHECKING, Pattern, Value
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     from slurm_migbatch.slurm.client import JobRow
 
 #: words of PrivateData that hide something that is asked for here
 ALL_PRIVATE = frozenset({"jobs", "usage", "accounts", "nodes"})
-_JOB = re.compile(r"\b(job|jobs) (\d{1,18})\b")
+_JOB = Pattern(r"\b(job|jobs) (\d{1,18})\b")
 
 
-@dataclass(frozen=True)
-class Rights:
+class Rights(Value):
     """What one user may see.
 
     Attributes:
@@ -74,4 +72,4 @@ class Rights:
         """Return a sentence without the ids of jobs that are not among those `shown` to the user."""
         if self.everything or "jobs" not in self.private:
             return text
-        return _JOB.sub(lambda found: found[0] if int(found[2]) in shown else f"another user's {found[1]}", text)
+        return _JOB.made.sub(lambda found: found[0] if int(found[2]) in shown else f"another user's {found[1]}", text)

@@ -7,28 +7,31 @@ which Slurm does not know.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta
+
+from slurm_migbatch.values import TYPE_CHECKING, Pattern
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable
 
 _CLOCK_WORDS = {"midnight": 0, "elevenses": 11, "noon": 12, "fika": 15, "teatime": 16}
 _DAY_WORDS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 
-_NOW = re.compile(r"now(?:\s*([+-])\s*(\d{1,9})\s*(?:(second|minute|hour|day|week)s?)?)?\s*$", re.IGNORECASE)
-_UTS = re.compile(r"uts(\d{7,11})$", re.IGNORECASE)
-_WORD = re.compile("|".join((*_DAY_WORDS, *_CLOCK_WORDS)), re.IGNORECASE)
-_CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d)|(?!:))\s*(am|pm)?", re.IGNORECASE)
-_ISO = re.compile(r"(\d{4})-(\d\d)-(\d{1,2})")
+_NOW = Pattern(r"now(?:\s*([+-])\s*(\d{1,9})\s*(?:(second|minute|hour|day|week)s?)?)?\s*$", "IGNORECASE")
+_WORD = Pattern("|".join((*_DAY_WORDS, *_CLOCK_WORDS)), "IGNORECASE")
+_CLOCK = Pattern(r"(\d{1,2}):(\d\d)(?::(\d\d)|(?!:))\s*(am|pm)?", "IGNORECASE")
+_ISO = Pattern(r"(\d{4})-(\d\d)-(\d{1,2})")
 #: a digit that follows a month, a day or a year belongs to it
-_AMERICAN = re.compile(r"(\d\d|\d(?!\d))[./]?(\d\d|\d(?!\d))[./]?(?:(\d\d)|(?!\d))")
-_GAP = re.compile(r"[ \t]+|-|T")
+_AMERICAN = Pattern(r"(\d\d|\d(?!\d))[./]?(\d\d|\d(?!\d))[./]?(?:(\d\d)|(?!\d))")
+_GAP = Pattern(r"[ \t]+|-|T")
 
 #: Slurm takes no smaller one
 _FIRST_UTS = 1_000_000
 
-_DURATION = re.compile(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?(\.\d+)?$")
+_DURATION = Pattern(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?(\.\d+)?$")
 
 TIME_FORMS = (
     "HH:MM[:SS][AM|PM], MMDD[YY][-HH:MM[:SS]], MM/DD[/YY][-HH:MM[:SS]], MM.DD[.YY][-HH:MM[:SS]], "
@@ -53,12 +56,10 @@ def parse_time(text: str, now: float | None = None) -> float:
     """
     now = time.time() if now is None else now
     words = text.strip()
-    if (match := _UTS.match(words)) and int(match[1]) >= _FIRST_UTS:
-        return float(match[1])
+    if words[:3].lower() == "uts" and _number(words[3:], 7, 11) and int(words[3:]) >= _FIRST_UTS:
+        return float(words[3:])
     today = datetime.fromtimestamp(now)
-    date: tuple[int, int, int] | None = None
-    clock: tuple[int, int, int] | None = None
-    at = 0
+    date, clock, at = _iso(words)
     # as Slurm, which lets a later date or time of day take the place of an earlier one, and wants no gap between them
     while at < len(words):
         if match := _NOW.match(words, at):
@@ -80,6 +81,25 @@ def parse_time(text: str, now: float | None = None) -> float:
         raise TimeFormError(
             f"Invalid time specification: {words} names a moment that does not exist ({error})"
         ) from None
+
+
+def _number(text: str, shortest: int, longest: int) -> bool:
+    return text.isdecimal() and shortest <= len(text) <= longest
+
+
+def _iso(text: str) -> tuple[tuple[int, int, int] | None, tuple[int, int, int] | None, int]:
+    """Read the most usual form, YYYY-MM-DD[THH:MM[:SS]], as `_date_or_clock` does, without compiling patterns."""
+    written, t, time_of_day = text.partition("T")
+    parts, places = written.split("-"), time_of_day.split(":") if t else []
+    if [len(part) for part in parts] != [4, 2, 2] or [len(place) for place in places] not in ([], [2, 2], [2, 2, 2]):
+        return None, None, 0
+    if not all(part.isdecimal() for part in (*parts, *places)):
+        return None, None, 0
+    year, month, day = map(int, parts)
+    clock = _clock(int(places[0]), int(places[1]), int(places[2]) if len(places) > 2 else 0, "") if places else None
+    if not (1 <= month <= 12 and 1 <= day <= 31) or (places and clock is None):
+        return None, None, 0
+    return (year, month, day), clock, len(text)
 
 
 def _from_now(match: re.Match[str], now: float) -> float:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -27,7 +26,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from slurm_migbatch.store.engines import make_engine, one_state, private_engine, sqlite_file
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.migrations import RECORD, Migration, applied, migrate, pending
-from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, readable_mode
+from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, file_uri, readable_mode
 from slurm_migbatch.store.transfer import copy_rows
 
 _MIB = 1 << 20
@@ -95,7 +94,7 @@ def copy_file(source: Path, target: Path) -> None:
         StoreError, sqlite3.Error: it cannot be read, or there is no room.
     """
     mode = readable_mode(source)
-    path = f"file:{quote(str(source))}?{mode}"
+    path = file_uri(source, mode)
     with (
         closing(sqlite3.connect(path, uri=True, timeout=BUSY_TIMEOUT_S)) as live,
         closing(sqlite3.connect(target, isolation_level=None)) as copy,
@@ -113,7 +112,7 @@ def schema_of(file: Path) -> str:
         StoreError: it is damaged, or no record of ours.
     """
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(file))}?{readable_mode(file)}", uri=True)) as connection:
+        with closing(sqlite3.connect(file_uri(file, readable_mode(file)), uri=True)) as connection:
             found = [row[0] for row in connection.execute("PRAGMA integrity_check(5)")]
             if found != ["ok"]:
                 raise StoreError(f"{file} is damaged: {found[0]}")

@@ -8,14 +8,13 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import StaticPool
 
 from slurm_migbatch.store.errors import StoreError
-from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, check_local, readable_mode
+from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, check_local, file_uri, readable_mode
 
 #: seconds after which a server ends a writer's transaction in which nothing happens: it keeps the term of the active
 #: migbatchd from being taken over, and who froze in it, or lost its power, would do so for hours
@@ -93,7 +92,7 @@ def _sqlite(url: URL, readonly: bool) -> Engine:
 
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(
-            f"file:{quote(str(path))}?{mode}",
+            file_uri(path, mode),
             uri=True,
             timeout=BUSY_TIMEOUT_S,
             isolation_level=None,
@@ -134,7 +133,7 @@ def private_engine(path: Path) -> Engine:
     """Return an engine for a file that nobody else opens, without a log beside it; its maker syncs it at the end."""
 
     def connect() -> sqlite3.Connection:
-        connection = sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, isolation_level=None)
+        connection = sqlite3.connect(file_uri(path, "mode=rw"), uri=True, isolation_level=None)
         for pragma in ("foreign_keys=ON", "locking_mode=EXCLUSIVE", "journal_mode=MEMORY", "synchronous=OFF"):
             connection.execute(f"PRAGMA {pragma}").fetchall()
         return connection

@@ -6,8 +6,12 @@ SQLite's WAL needs shared memory between all who open the file, so a filesystem 
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+import os
+
+from slurm_migbatch.values import TYPE_CHECKING, Pattern
+
+if TYPE_CHECKING:
+    import re
 
 #: filesystem types, as /proc/self/mountinfo names them, that reach over a network
 NETWORK_TYPES = frozenset(
@@ -40,10 +44,10 @@ NETWORK_TYPES = frozenset(
 )
 #: filesystems in user space that are plain local disks
 _LOCAL_FUSE = frozenset({"fuse.ext2", "fuse.ext4", "fuse.ntfs", "fuse.ntfs-3g", "fuse.fuse-overlayfs", "fuse.lxcfs"})
-_OCTAL = re.compile(r"\\([0-7]{3})")
+_OCTAL = Pattern(r"\\([0-7]{3})")
 
 
-def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
+def filesystem_type(path: str | os.PathLike[str], mountinfo: str | None = None) -> str:
     """Return the type of the filesystem that holds `path` (or its nearest existing parent), such as "ext4" or "nfs4".
 
     Args:
@@ -55,22 +59,27 @@ def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
     """
     if mountinfo is None:
         try:
-            mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+            with open("/proc/self/mountinfo", errors="surrogateescape") as file:  # noqa: PTH123 see `values`
+                mountinfo = file.read()
         except OSError:
             return ""
-    where = path.resolve()
+    where = os.path.realpath(path)
     best, kind = -1, ""
     for line in mountinfo.splitlines():
         fields, _, after = line.partition(" - ")
         columns = fields.split(" ")
         if len(columns) < 5 or not after:
             continue
-        mount = Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), columns[4]))
-        depth = len(mount.parts)
+        mount = _OCTAL.made.sub(_character, columns[4]) if "\\" in columns[4] else columns[4]
+        below = f"{mount.rstrip('/')}/"
         # of two mounts on one place the later one is on top
-        if depth >= best and where.is_relative_to(mount):
-            best, kind = depth, after.split(" ", 1)[0]
+        if len(below) >= best and f"{where}/".startswith(below):
+            best, kind = len(below), after.split(" ", 1)[0]
     return kind
+
+
+def _character(match: re.Match[str]) -> str:
+    return chr(int(match[1], 8))
 
 
 def is_network(kind: str) -> bool:

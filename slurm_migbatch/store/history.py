@@ -295,6 +295,17 @@ def _accounting(connection: Connection) -> None:
             connection.execute(text(f"ALTER TABLE runs ADD COLUMN {definition}"))
 
 
+def _users(connection: Connection) -> None:
+    existing = {index["name"] for index in inspect(connection).get_indexes("runs")}
+    columns: tuple[Column[object], ...] = (
+        Column("user", String(64)), Column("uid", BigInteger), Column("span_class", Integer), Column("ended", Double),
+    )  # fmt: skip
+    table = Table("runs", MetaData(), *columns)
+    for name in ("user", "uid"):
+        if f"ix_runs_{name}" not in existing:
+            Index(f"ix_runs_{name}", table.c[name], table.c.span_class, table.c.ended).create(connection)
+
+
 _APPLY = (
     _first_tables,
     _measurements,
@@ -307,6 +318,7 @@ _APPLY = (
     _served,
     _accounting,
     _trained,
+    _users,
 )
 
 HISTORY: tuple[Migration, ...] = tuple(Migration(name, apply) for name, apply in zip(STEPS, _APPLY, strict=True))

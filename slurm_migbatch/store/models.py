@@ -70,6 +70,8 @@ class Run(Base):
         Index("ix_runs_array_job", "array_job"),
         Index("ix_runs_het_job", "het_job"),
         Index("ix_runs_window", "span_class", "ended"),
+        Index("ix_runs_user", "user", "span_class", "ended"),
+        Index("ix_runs_uid", "uid", "span_class", "ended"),
         Index("ix_runs_decision", "decision"),
         Index("ix_runs_lesson", "lesson"),
         TABLE_OPTIONS,

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import quote
 
 from slurm_migbatch.store.errors import ReadError
-from slurm_migbatch.store.runquery import RunFilter, select_runs
-from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, check_local, readable_mode
+from slurm_migbatch.store.runquery import RunFilter, any_run, select_runs
+from slurm_migbatch.store.sqlitefile import check_local, open_readable
 from slurm_migbatch.store.steps import STEPS
+from slurm_migbatch.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from typing import Any, Protocol
+
+    class Connected(Protocol):
+        """One consistent view of a record."""
+
+        def execute(self, statement: str, values: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
+            """Run a SELECT whose values have names, `:name` in its text. Raises ReadError, also while rows are read."""
+
+        def close(self) -> None:
+            """Let go of the record."""
+
 
 _SQLITE = "sqlite:///"
-
-
-class Connected(Protocol):
-    """One consistent view of a record."""
-
-    def execute(self, statement: str, values: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
-        """Run a SELECT whose values have names, `:name` in its text. Raises ReadError, also while rows are read."""
-
-    def close(self) -> None:
-        """Let go of the record."""
 
 
 class RunReader:
@@ -45,7 +45,7 @@ class RunReader:
 
     def has_run(self, wanted: RunFilter) -> bool:
         """Return whether there is any such run. Raises ReadError."""
-        return next(self.runs(wanted, ()), None) is not None
+        return any_run(self._connected.execute, wanted)
 
     def geometries(self) -> dict[str, Any]:
         """Return the geometries of GPUs by UUID, as their nodes last described them. Raises ReadError."""
@@ -61,21 +61,17 @@ def open_reader(url: str) -> RunReader:
     Raises:
         StoreError: it cannot be used; the message says what to do.
     """
-    file = Path(url.removeprefix(_SQLITE)) if url.startswith(f"{_SQLITE}/") and "?" not in url else None
-    if file is not None:
-        found = _sqlite(file)
+    if url.startswith(f"{_SQLITE}/") and "?" not in url:
+        found = _sqlite(url.removeprefix(_SQLITE))
         if found is not None:
             return RunReader(found)
     return RunReader(_StoreConnected(url))
 
 
-def _sqlite(path: Path) -> _SqliteConnected | None:
+def _sqlite(path: str) -> _SqliteConnected | None:
     """Return a connection to a file whose tables are today's; None where `store.db` says what is wrong with it."""
     check_local(path)
-    mode = readable_mode(path)
-    connection = sqlite3.connect(
-        f"file:{quote(str(path))}?{mode}", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
-    )
+    _, connection = open_readable(path)
     try:
         connection.execute("BEGIN")
         names = sorted(name for (name,) in connection.execute("SELECT name FROM schema_migrations"))
@@ -105,6 +101,8 @@ class _StoreConnected:
     """Over SQLAlchemy; what it raises is known once it is imported."""
 
     def __init__(self, url: str) -> None:
+        from contextlib import ExitStack
+
         from slurm_migbatch.store.db import open_store
 
         self._store = open_store(url, readonly=True)

@@ -7,13 +7,17 @@ name of their table, so that none is taken for a keyword.
 
 from __future__ import annotations
 
-import json
 from collections import namedtuple
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+
+from slurm_migbatch.values import TYPE_CHECKING, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    Execute = Callable[[str, Mapping[str, Any]], Iterable[Sequence[Any]]]
 
 #: what can be asked for of a run and of a slice: the columns of their tables
 RUN_FIELDS = (
@@ -38,8 +42,7 @@ LIVE_STATES = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "RESI
 _CLOCKS_S = 60.0
 
 
-@dataclass(frozen=True)
-class JobId:
+class JobId(Value):
     """A job as users name it: 12, 12_3 (array task), 12+1 (component of a heterogeneous job)."""
 
     job: int
@@ -47,8 +50,7 @@ class JobId:
     offset: int | None = None
 
 
-@dataclass(frozen=True)
-class RunFilter:
+class RunFilter(Value):
     """Which runs are wanted; an empty tuple or None does not filter. All conditions must hold.
 
     Attributes:
@@ -77,11 +79,11 @@ class RunFilter:
     only: tuple[int, tuple[str, ...]] | None = None
 
 
-@dataclass
 class Values:
     """The values of a statement, by the names that its text has for them."""
 
-    found: dict[str, Any] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
 
     def one(self, value: Any) -> str:
         """Return what stands for a value in the text."""
@@ -94,8 +96,7 @@ class Values:
         return f"({', '.join(map(self.one, values)) or 'NULL'})"
 
 
-@dataclass(frozen=True)
-class Statement:
+class Statement(Value):
     """A SELECT with the names of its columns; the first column is the run's id.
 
     `slices` is the place of the slice's id among them, from which on they are the slice's; None: runs alone.
@@ -105,9 +106,6 @@ class Statement:
     values: Mapping[str, Any]
     names: tuple[str, ...]
     slices: int | None
-
-
-Execute = Callable[[str, Mapping[str, Any]], Iterable[Sequence[Any]]]
 
 
 def select_runs(
@@ -141,6 +139,13 @@ def select_runs(
         yield lines[0], lines if lines[0][statement.slices] is not None else ()
 
 
+def any_run(execute: Execute, wanted: RunFilter) -> bool:
+    """Return whether there is any such run."""
+    values = Values()
+    where = " AND ".join(f"({condition})" for condition in conditions(wanted, values)) or "1 = 1"
+    return any(True for _ in execute(f"SELECT runs.id FROM runs WHERE {where} LIMIT 1", values.found))  # noqa: S608
+
+
 def _read(row: Sequence[Any], readers: Iterable[tuple[int, Callable[[Any], Any]]]) -> list[Any]:
     values = list(row)
     for at, reader in readers:
@@ -151,6 +156,8 @@ def _read(row: Sequence[Any], readers: Iterable[tuple[int, Callable[[Any], Any]]
 
 def _document(value: Any) -> Any:
     """Return the value of a JSON column, which some drivers read already."""
+    import json
+
     return json.loads(value) if isinstance(value, (str, bytes)) else value
 
 
@@ -201,16 +208,24 @@ def conditions(wanted: RunFilter, values: Values) -> Iterator[str]:
         yield "runs.latest"
     # a list of jobs is short: its own indexes serve it best
     narrow = not wanted.jobs
+    owner = _owner(wanted, values)
+    windowed = narrow and (wanted.start is not None or wanted.end is not None)
+    if owner and (not windowed or (wanted.users and wanted.uids)):
+        yield owner
+        owner = ""
     if wanted.states:
-        yield " OR ".join(f"({state})" for state in _in_states(wanted, narrow, values))
+        yield " OR ".join(f"({state})" for state in _in_states(wanted, narrow, owner, values))
     elif wanted.start is not None or wanted.end is not None:
-        yield overlapping(wanted.start, wanted.end, values, narrow=narrow)
+        yield overlapping(wanted.start, wanted.end, values, narrow=narrow, owner=owner)
+
+
+def _owner(wanted: RunFilter, values: Values) -> str:
+    owners = (("user", wanted.users), ("uid", wanted.uids))
+    return " OR ".join(f"runs.{column} IN {values.all(chosen)}" for column, chosen in owners if chosen)
 
 
 def _chosen(wanted: RunFilter, values: Values) -> Iterator[str]:
     """Yield the conditions of the filters that name values of one column."""
-    if wanted.users or wanted.uids:
-        yield f"runs.user IN {values.all(wanted.users)} OR runs.uid IN {values.all(wanted.uids)}"
     for column, chosen in (
         ("gid", wanted.gids), ("account", wanted.accounts), ("partition", wanted.partitions), ("qos", wanted.qos),
         ("wckey", _with_default(wanted.wckeys)), ("name", wanted.names),
@@ -255,28 +270,31 @@ def _named(jobs: Collection[JobId], values: Values) -> Iterator[str]:
         yield f"(runs.het_job = {values.one(job)} AND runs.het_offset IN {values.all(offsets)})"
 
 
-def overlapping(start: float | None, end: float | None, values: Values, *, narrow: bool = True) -> str:
+def overlapping(start: float | None, end: float | None, values: Values, *, narrow: bool = True, owner: str = "") -> str:
     """Return the condition that a run existed at some moment from `start` to `end`.
 
     With `narrow` it is said in a way that an index on (span_class, ended) answers in time that grows with the number
     of matches, not of runs: a run of a class whose runs last less than 4**c seconds and that began by `end` has ended
-    by end + 4**c.
+    by end + 4**c. `owner`, a condition on the user or the uid, is repeated in each range: indexes begin with these.
     """
     begins = "1 = 1" if end is None else f"runs.began <= {values.one(end)}"
     low = "runs.ended IS NOT NULL" if start is None else f"runs.ended >= {values.one(start)}"
     if not narrow:
         return f"{begins} AND (runs.ended IS NULL OR {low})"
-    ranges = [f"runs.span_class = {OPEN}"]
+    whose = f"{owner} AND " if owner else ""
+    ranges = [f"{whose}runs.span_class = {OPEN}"]
     for c in range(1, LAST_SPAN_CLASS + 1):
         bounded = end is not None and c < LAST_SPAN_CLASS
         high = f" AND runs.ended <= {values.one((end or 0.0) + 4.0**c)}" if bounded else ""
-        ranges.append(f"(runs.span_class = {c} AND {low}{high})")
+        ranges.append(f"({whose}runs.span_class = {c} AND {low}{high})")
     return f"{begins} AND ({' OR '.join(ranges)})"
 
 
-def _in_states(wanted: RunFilter, narrow: bool, values: Values) -> Iterator[str]:
+def _in_states(wanted: RunFilter, narrow: bool, owner: str, values: Values) -> Iterator[str]:
     start, end = wanted.start, wanted.end
-    window = overlapping(start, end, values, narrow=narrow) if start is not None or end is not None else "1 = 1"
+    window = "1 = 1"
+    if start is not None or end is not None:
+        window = overlapping(start, end, values, narrow=narrow, owner=owner)
     states = set(wanted.states)
     if "PENDING" in states:
         waited = f"runs.started IS NULL OR runs.started >= {values.one(start)}" if start is not None else ""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from pathlib import Path
-from urllib.parse import quote
 
 from slurm_migbatch.store.errors import NetworkFilesystemError, StoreError
 from slurm_migbatch.store.filesystem import filesystem_type, is_network
+from slurm_migbatch.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: seconds that a connection waits for another one's write to end
 BUSY_TIMEOUT_S = 30.0
 
 
-def check_local(path: Path) -> None:
+def check_local(path: str | Path) -> None:
     """Raise NetworkFilesystemError where several hosts can share the file."""
     kind = filesystem_type(path)
     if is_network(kind):
@@ -24,14 +26,25 @@ def check_local(path: Path) -> None:
         )
 
 
-def readable_mode(path: Path) -> str:
+def readable_mode(path: str | Path) -> str:
     """Return the URI parameters with which this user can read `path` now.
+
+    Raises:
+        StoreError: it cannot be read; the message says why.
+    """
+    mode, connection = open_readable(path)
+    connection.close()
+    return mode
+
+
+def open_readable(path: str | Path) -> tuple[str, sqlite3.Connection]:
+    """Return the URI parameters with which this user can read `path` now, and a connection with these.
 
     A reader who may not write the directory cannot make the -shm file that WAL needs. It exists while migbatchd runs;
     where it is stopped, and has folded its log into the file, the file is complete and nobody writes it.
     """
     try:
-        path.stat()
+        os.stat(path)  # noqa: PTH116 see `values`
     except FileNotFoundError:
         raise StoreError(
             f"there is no database at {path}; migbatchd makes it at its first start, --db or MIGBATCH_DB names another"
@@ -43,23 +56,28 @@ def readable_mode(path: Path) -> str:
         if "immutable" in mode and _log_size(path):
             break
         try:
-            connection = sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, timeout=BUSY_TIMEOUT_S)
+            connection = sqlite3.connect(file_uri(path, mode), uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         except sqlite3.Error as error:
             problem = error
             continue
         try:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            return mode
+            return mode, connection
         except sqlite3.Error as error:
             problem = error
-        finally:
-            connection.close()
+        connection.close()
     advice = "" if os.access(path, os.R_OK) else "; ask the administrator for the group that may read it"
     raise StoreError(f"cannot read the database {path}: {problem}{advice}")
 
 
-def _log_size(path: Path) -> int:
+def file_uri(path: str | Path, parameters: str) -> str:
+    """Return the URI by which SQLite opens `path`."""
+    escaped = str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    return f"file:{escaped}?{parameters}"
+
+
+def _log_size(path: str | Path) -> int:
     try:
-        return path.with_name(path.name + "-wal").stat().st_size
+        return os.stat(f"{path}-wal").st_size  # noqa: PTH116
     except OSError:
         return 0

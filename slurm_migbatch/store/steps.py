@@ -13,4 +13,5 @@ STEPS = (
     "0009 served language models",
     "0010 what accounting asks of runs",
     "0011 how language models were trained",
+    "0012 what users ask of runs",
 )

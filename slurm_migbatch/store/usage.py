@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, String, TextClause, and_, case, cast, func, or_, select
 
 from slurm_migbatch.store.models import Lease, Run
 from slurm_migbatch.store.queries import RunFilter, conditions_of
+from slurm_migbatch.values import replace
 
 #: what can be grouped by, beside profile and size, which always are
 GROUPS: dict[str, ColumnElement[Any]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Select, TextClause, or_, select
@@ -12,6 +12,7 @@ from slurm_migbatch.store import recurring
 from slurm_migbatch.store.models import Decision, Lease, Run
 from slurm_migbatch.store.queries import RunFilter, conditions_of
 from slurm_migbatch.store.recurring import RecurringRun
+from slurm_migbatch.values import replace
 
 _MOST_WAITS: Final = 10_000
 """Newest runs whose waiting is looked at."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure
+from slurm_migbatch.cli.common import HELP
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.testbed import registry
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.debian import make_root
@@ -43,7 +44,7 @@ def testbed() -> None:
 @click.option("--nodes", type=click.IntRange(1, 64), default=2, show_default=True)
 @click.option("--gpus", type=click.IntRange(1, 16), default=2, show_default=True, help="Simulated GPUs per node.")
 @click.option("--gpu-type", default="h100-80gb", show_default=True, help="Their model.")
-@click.option("--users", type=click.IntRange(0, 6), default=3, show_default=True, help="Ordinary users to submit as.")
+@click.option("--users", type=click.IntRange(0, 8), default=3, show_default=True, help="Ordinary users to submit as.")
 @click.option("--dbd", is_flag=True, help="With slurmdbd and MariaDB (accounts, sacct).")
 @click.option("--plain", is_flag=True, help="Slurm alone: no hooks, no submit filter, no migbatchd.")
 @click.option("--latency", default="0", show_default=True, help="Seconds per driver call, or 'real'.")

@@ -46,6 +46,7 @@ def start(cluster: RunningCluster) -> None:
             "--no-defaults",
             f"--datadir={data}",
             f"--socket={sock}",
+            f"--tmpdir={folder}",  # a server that starts removes what others have in a common one
             "--skip-networking",
             "--user=root",
             f"--pid-file={folder}/mariadbd.pid",

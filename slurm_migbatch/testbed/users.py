@@ -12,7 +12,7 @@ from .errors import TestbedError
 
 # Written in the comment field of the passwd entry: the proof, also after a crash, that the account is ours to remove.
 GECOS = "migbatch test bed"
-NAMES = ("mbalice", "mbbob", "mbcarol", "mbdave", "mberin", "mbfrank")
+NAMES = ("mbalice", "mbbob", "mbcarol", "mbdave", "mberin", "mbfrank", "mbgrace", "mbheidi")
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Final
 
 from slurm_migbatch.mig.grant import MARKER_OPEN
@@ -80,6 +80,11 @@ class LoanHints:
     def waiting(self) -> bool:
         """Whether it waits for a release."""
         return self.slice is None and not self.guest
+
+    @cached_property
+    def unplaced(self) -> LoanHints:
+        """The same hints of a job that has no slice."""
+        return self if self.slice is None else replace(self, slice=None)
 
 
 def loan_hints(

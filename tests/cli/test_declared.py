@@ -23,11 +23,14 @@ ON_NODES = (
     "mig/",
     "node/",
     "elastic/",
-    *(f"cli/{name}.py" for name in ("__main__", "main", "common", "node", "progress", "doctor")),
+    "values/",
+    *(f"cli/{name}.py" for name in ("__main__", "main", "common", "ending", "node", "progress", "doctor")),
 )
 OWNERS = packages_distributions()
 #: a job's own Python brings it, where it does
 USERS_OWN = {"torch"}
+#: what mypy alone imports, which brings it
+FOR_MYPY = {"typing_extensions"}
 
 
 def declared(*extras):
@@ -53,7 +56,7 @@ def modules_of(path):
 def imported(path):
     """Top-level modules that a file imports, without the standard library and this package."""
     tops = {name.partition(".")[0] for name in modules_of(path)}
-    return tops - set(sys.stdlib_module_names) - {"slurm_migbatch"} - USERS_OWN
+    return tops - set(sys.stdlib_module_names) - {"slurm_migbatch"} - USERS_OWN - FOR_MYPY
 
 
 def distributions(module):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
-from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -14,67 +12,13 @@ import click
 import pytest
 
 from slurm_migbatch.cli.main import COMMANDS, cli
-from slurm_migbatch.cli.migacct import command as migacct
+from slurm_migbatch.cli.migacctclick import command as migacct
 from slurm_migbatch.config.schema import Config, GpuConfig, ModelConfig
 from slurm_migbatch.report.columns import COLUMNS
 from slurm_migbatch.workload.hints import FORMS
+from tests.support.shown_calls import CODE, FENCE, PAGES, ROOT, calls, inline, section, shell, text_of, told
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    [*(ROOT / "docs").glob("*.md"), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))]
-)
 PROGRAMS: dict[str, click.Command] = {"migbatch": cli, "migacct": migacct}
-_FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-_CODE = re.compile(r"`([^`]+)`")
-_CALL = re.compile(r"(?:^|(?<=[\s(;|&\"]))(?:[\w./-]+/)?(migbatch|migacct)(?=[\s)]|$)")
-_ENDS = frozenset(";|&()<>")
-
-
-def text_of(page: Path) -> str:
-    return page.read_text(encoding="utf-8")
-
-
-def section(page: Path, heading: str) -> str:
-    """The text below a heading, up to the next one of second order."""
-    return text_of(page).partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-
-
-def inline(page: Path) -> list[str]:
-    """Inline code, a piece that goes over a line's end as one."""
-    return [" ".join(code.split()) for code in _CODE.findall(_FENCE.sub("", text_of(page)))]
-
-
-def shell(page: Path) -> list[str]:
-    """Lines that are typed: those of sh blocks, and those behind `$ ` of others."""
-    lines: list[str] = []
-    for language, block in _FENCE.findall(text_of(page)):
-        whole = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
-        lines += whole if language == "sh" else [line[2:] for line in whole if line.startswith("$ ")]
-    return lines
-
-
-def calls(line: str) -> Iterator[tuple[str, list[str]]]:
-    """Programs of ours in a shell line, each with its words."""
-    for found in _CALL.finditer(line):
-        rest = line[found.end() :]
-        lexer = shlex.shlex(rest.partition(")")[0] if rest.count('"') % 2 else rest, posix=True, punctuation_chars=True)
-        lexer.whitespace_split = True
-        words: list[str] = []
-        for word in lexer:
-            if set(word) <= _ENDS:
-                break
-            words.append(word)
-        yield found[1], words
-
-
-def told(code: str) -> Iterator[tuple[str, list[str]]]:
-    """Programs of ours in inline code: `a|b` and `{a,b}` are alternatives, `[...]` may be left out, `...` is more."""
-    if found := re.match(r"(?:[\w./-]+/|srun (?:\S+ )*)?(migbatch|migacct)( .*)?$", code):
-        try:
-            words = shlex.split((found[2] or "").replace("[", "").replace("]", ""))
-        except ValueError:
-            words = (found[2] or "").split()
-        yield found[1], [word for word in words if word != "..."]
 
 
 def fault(program: str, words: list[str], *, loose: bool) -> str:
@@ -136,7 +80,7 @@ def test_what_does_not_exist_is_seen() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_command_stands_where_it_is_not_looked_at(page: Path) -> None:
-    for language, block in _FENCE.findall(text_of(page)):
+    for language, block in FENCE.findall(text_of(page)):
         if language != "sh" and "$ " not in block:
             assert not re.findall(
                 rf"^ *(?:\S*/)?migbatch (?:{'|'.join(COMMANDS)})\b|^ *migacct ", block, re.MULTILINE
@@ -160,13 +104,13 @@ def slug(heading: str) -> str:
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", _FENCE.sub("", text_of(page))):
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text_of(page))):
         if target.startswith("https://"):
             continue
         name, _, anchor = target.partition("#")
         there = page.parent / name if name else page
         assert there.exists(), target
-        headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", text_of(there)), re.MULTILINE) if anchor else []
+        headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text_of(there)), re.MULTILINE) if anchor else []
         assert not anchor or anchor in map(slug, headings), target
 
 
@@ -203,16 +147,16 @@ def test_the_page_for_administrators_has_every_section_with_keys_of_its_own() ->
     )
     assert [name for name, _ in rows] == list(SECTIONS)
     for name, keys in rows:
-        assert {code.partition(" = ")[0] for code in _CODE.findall(keys)} <= SECTIONS[name]
+        assert {code.partition(" = ")[0] for code in CODE.findall(keys)} <= SECTIONS[name]
     assert fields(GpuConfig) and fields(ModelConfig)
 
 
 def test_every_hint_has_a_row_and_stands_in_the_readme() -> None:
     page = ROOT / "docs/users.md"
     rows = re.findall(r"^\| (`\w.*?) \|", section(page, "Hints") + section(page, "Language models"), re.MULTILINE)
-    assert {hint for row in rows for hint in _CODE.findall(row)} == set(FORMS)
+    assert {hint for row in rows for hint in CODE.findall(row)} == set(FORMS)
     listed = section(ROOT / "README.md", "What it is for").rpartition("Hints, in")[2]
-    assert set(FORMS) <= set(_CODE.findall(listed))
+    assert set(FORMS) <= set(CODE.findall(listed))
 
 
 @cache

@@ -13,7 +13,7 @@ import pytest
 from slurm_migbatch.cli import doctor
 from slurm_migbatch.cli.common import run
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.cli.migacct import command as migacct
+from slurm_migbatch.cli.migacctclick import command as migacct
 from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN, Finding
 from tests.support.gpu_kinds import SITE
 

@@ -9,7 +9,8 @@ import sys
 import click
 import pytest
 
-from slurm_migbatch.cli.common import Failure, LazyGroup, describe, is_expected, run
+from slurm_migbatch.cli.common import LazyGroup, run
+from slurm_migbatch.cli.ending import Failure, describe, is_expected
 from slurm_migbatch.cli.main import COMMANDS, cli
 
 
@@ -49,7 +50,8 @@ def test_help_lists_all_commands_without_importing_them():
     for name in COMMANDS:
         assert f"\n  {name} " in done.stdout
     assert done.stdout.rstrip().endswith(
-        "['slurm_migbatch.cli', 'slurm_migbatch.cli.common', 'slurm_migbatch.cli.main']"
+        "['slurm_migbatch.cli', 'slurm_migbatch.cli.common', 'slurm_migbatch.cli.ending', 'slurm_migbatch.cli.main', "
+        "'slurm_migbatch.values']"
     )
 
 
@@ -176,7 +178,7 @@ def test_a_group_alone_prints_its_help(path, capsys):
     ("command", "code", "text"),
     [
         ("migbatch.cli.main:cli --bogus", 2, "No such option '--bogus' (try 'prog -h')"),
-        ("migbatch.cli.migacct:command --allocation", 1, "did you mean --allocations"),
+        ("migbatch.cli.migacctclick:command --allocation", 1, "did you mean --allocations"),
         ("migbatch.cli.main:cli config render", 2, "Choose from: migbatch, prometheus, grafana"),
     ],
 )

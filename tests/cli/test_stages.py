@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.cli.common import progress_bar, run, tell_stage
+from slurm_migbatch.cli.common import progress_bar, run, steps, tell_stage
 from slurm_migbatch.cli.main import cli
 
 
@@ -39,6 +39,32 @@ def test_stages_and_bars_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch)
     shown = on(Screen(), monkeypatch, bar)
     assert "playing" in shown and "100%" in shown
     assert on(io.StringIO(), monkeypatch, bar) == ""
+
+
+def counted() -> None:
+    with steps() as say:
+        say("reading", 0)
+        for number in range(3):
+            say(f"cell {number}", 3)
+        say("writing", 2)
+
+
+def test_steps_are_a_bar_where_their_number_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = on(Screen(), monkeypatch, counted)
+    assert shown.startswith("reading ...\n")
+    first, second = shown.removeprefix("reading ...\n").split("3/3", 1)
+    assert "0/3" in first and "1/3" in first and "cell 1" in first
+    assert "0/2" in second and "writing" in second
+    assert on(io.StringIO(), monkeypatch, counted) == ""
+
+
+def test_a_work_that_fails_ends_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        with pytest.raises(OSError), steps() as say:
+            say("reading", 2)
+            raise OSError
+
+    assert on(Screen(), monkeypatch, fails).endswith("\n")
 
 
 def test_a_check_of_a_backup_says_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slurm_migbatch.cli import live
-from slurm_migbatch.cli.common import Failure
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.cli.keys import decode
 from slurm_migbatch.cli.live import Look, frames, look
 from slurm_migbatch.cli.main import cli

@@ -114,6 +114,21 @@ def test_a_job_that_ignores_the_signal_is_requeued_when_its_grace_is_over(world:
     w.until(lambda: len(w.loaned()) == 7)
 
 
+def test_a_job_that_has_made_no_step_yet_is_requeued_at_once(world: MakeWorld) -> None:
+    """It has nothing to save, and would not hear the signal."""
+    w = world()
+    filled(w, after=None, starts=45.0)
+    inference = w.infer("3g.40gb", runs=10)
+    w.step()
+    assert len(w.slurm.requeues) == 3 and not w.slurm.signals
+    w.until(lambda: inference in w.running())
+    for _ in range(60):
+        w.step()
+    w.infer("7g.80gb", runs=10)
+    w.step()
+    assert len(w.slurm.signals) >= 4
+
+
 def test_a_job_without_a_signal_is_requeued_at_once(world: MakeWorld) -> None:
     w = world()
     filled(w, hints="max=1g.10gb")

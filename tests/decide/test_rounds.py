@@ -140,7 +140,8 @@ def test_a_job_is_given_one_order_that_its_state_allows(site: Site) -> None:
         elif order.kind is Kind.REQUEUE:
             assert loan is not None and job_view.row.active
             ready = not job_view.hints.signal or loan.state is State.REQUEUED
-            assert ready or (loan.signalled is not None and NOW - loan.signalled >= RULES.grace_s)
+            over = loan.signalled is not None and NOW - loan.signalled >= RULES.grace_s
+            assert ready or over or site.view.starting(order.job, RULES.protect_s)
         assert order.restart == job_view.row.restarts
         assert order.why
     assert not found.lacking.keys() & {order.job for order in found.orders}

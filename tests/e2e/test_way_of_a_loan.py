@@ -15,10 +15,13 @@ from slurm_migbatch.workload.loans import forgets
 from tests.support.end_to_end import PATIENCE_S, cancel, marked, more_rounds, sbatch, settled, until
 from tests.support.lending import LENDING, actions, begun, loans, running, saved, train
 
+SETTINGS = {**LENDING, "payback_s": 10.0}
+"""A run is told before it is requeued from its second second on, also where it has reported nothing."""
+
 
 @pytest.fixture(scope="module")
 def site(slurm_root: str) -> Iterator[Cluster]:
-    with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=1, gpus=1, config={"lending": LENDING}) as running:
+    with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=1, gpus=1, config={"lending": SETTINGS}) as running:
         yield running
 
 
@@ -80,6 +83,7 @@ def test_a_service_that_dies_between_signal_and_requeue_goes_on(bed: Cluster) ->
     )  # fmt: skip
     assert deaf, said
     until("the loan", lambda: running(bed) == {deaf: "7g.80gb"})
+    time.sleep(2.0)
     inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:1g.10gb", wrap="sleep 5")
     assert inference, said
     until("the signal", lambda: any(one["state"] == "signalled" for one in loans(bed)))

@@ -122,4 +122,4 @@ def test_a_folder_without_the_trace_is_told(tmp_path):
         fragmentation.measure(tmp_path)
     done = CliRunner().invoke(bench, ["fragmentation", "--data", str(tmp_path)])
     assert done.exit_code == 1
-    assert "openb_pod_list_default" in done.output
+    assert "openb_pod_list_default" in str(done.exception)

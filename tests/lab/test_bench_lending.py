@@ -65,7 +65,7 @@ def test_every_way_is_measured_and_repeats_itself(data):
     assert found["ways"]["half"]["reclaimed"] == 0
     assert found["ways"]["ours"]["jct_s"] < found["ways"]["half"]["jct_s"]
     assert found["study"] and result["bars"] == []  # what is no more than a study has no bar
-    assert result["decides"] == "slurm_migbatch.decide.lending.round.decide"
+    assert result["decides"] == "slurm_migbatch.decide.core.decide"
     json.dumps(result)
 
 
@@ -99,7 +99,7 @@ def test_what_is_missing_is_named(tmp_path, data):
 def test_the_command_says_what_is_missing(tmp_path):
     answer = CliRunner().invoke(cli, ["bench", "lending", "--data", str(tmp_path)])
     assert answer.exit_code != 0
-    assert "no Pollux data" in answer.output
+    assert "no Pollux data" in str(answer.exception)
 
 
 class Watched(WholeGpuLending):

@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 
 from slurm_migbatch.config import loads, render, text_of
-from slurm_migbatch.daemon.settings import rules_of
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable
-from slurm_migbatch.lab.experiments import lending, lendslices, lendwhole
+from slurm_migbatch.lab.experiments import lending, lendruns, lendslices
 from slurm_migbatch.lab.experiments.lending import Load
-from slurm_migbatch.lab.sim import registry
-from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import SimulatedJob
-from slurm_migbatch.lab.sim.policies.slicelending import SliceLending, SliceWay
 from slurm_migbatch.lab.slurm.controller import pace_of
 from slurm_migbatch.mig.profile import Profile
 
@@ -54,64 +50,62 @@ def test_what_miso_left(data):
         lendslices.miso(data)
 
 
-def test_every_way_is_measured_and_repeats_itself(data):
-    found = lendslices.miso(data)
+@pytest.fixture
+def moments():
     shape = np.cumsum(np.random.Generator(np.random.PCG64(1)).exponential(1.0, 500))
-    arrivals = [[float(n * 30) for n in range(160)], [float(n * 500) for n in range(20)]]
-    moments = lendslices.Moments(arrivals, shape)
-    (result,) = lendslices.measure(found, moments, 1, [TINY])
-    assert [result] == lendslices.measure(found, moments, 1, [TINY])
+    return lendslices.Moments([[float(n * 30) for n in range(160)], [float(n * 500) for n in range(20)]], shape)
+
+
+def test_every_way_is_measured_and_repeats_itself(data, moments):
+    found = lendslices.miso(data)
+    (result,) = lendruns.measure(found, moments, 2, [TINY], window_s=600.0)
+    assert [result] == lendruns.measure(found, moments, 2, [TINY], window_s=600.0, processes=2)
     ways = result["ways"]
-    assert set(ways) == {"half", "idle", "servers", "ours", "free"}
-    assert ways["half"]["reclaimed"] == 0
+    assert set(ways) == {"half", "idle", "servers", "ours", "not preempted", "free"}
+    assert ways["half"]["reclaimed"] == ways["half"]["preempted"] == 0
     assert ways["free"]["jct_s"] <= ways["ours"]["jct_s"] < ways["half"]["jct_s"]
+    assert ways["not preempted"]["preempted"] == 0
     assert ways["servers"]["jct_s"] < ways["half"]["jct_s"]
-    assert result["decides"] == "slurm_migbatch.decide.lending.round.decide"
-    assert len(lendslices.bars(result)) == 4
-    assert len(lendslices.bars({**result, "load": "slices, large"})) == 5
+    assert result["decides"] == "slurm_migbatch.decide.core.decide"
+    assert len(lendruns.bars(result)) == 4
+    assert len(lendruns.bars({**result, "load": "slices, large"})) == 5
+
+
+def test_whole_servers_come_back_for_inference_as_a_whole(data, moments):
+    """Eight 7g jobs of training have all of the lent nodes; one request brings one node back."""
+    found = lendslices.miso(data)
+    full = geometry(lendslices.GPU).full.profile
+    trainings = [
+        SimulatedJob(n, f"train{n}", 0.0, 900.0, app="bert-base", batch=8, profile=full, costs=lendslices.TRAIN)
+        for n in range(16)
+    ]
+    request = SimulatedJob(99, "infer", 600.0, 30.0, "infer", profile=full, costs=lendslices.INFER)
+    figures = lendruns.play(lendruns.PlayedLoad(trainings, [request], []), found, lendruns.WAYS["servers"])
+    assert figures["preempted"] == lendslices.PER_NODE, "the four loans of one node"
+    assert figures["restarts"] == 4 / 16
+    assert figures["delay_max_s"] < 60.0
 
 
 def test_what_is_measured_is_what_ships():
-    shipped = loads(render()).lending
-    decides = lendslices.policy(lendslices.WAYS["ours"])
-    assert decides.config == shipped
-    assert decides.rules == rules_of(shipped)
-    assert decides.way == SliceWay()
-    assert decides.way.poll_s == loads(render()).cluster.poll_s
-    kept = lendslices.policy(lendslices.WAYS["ours"], [("1g.10gb", 0.0, None)] * 3)
-    assert kept.expected.reserve(lending.HISTORY_DAYS * DAY_S, shipped.horizon_s, shipped.sure) == {}
-    assert lendslices.settings()["configuration"] == lendwhole.settings()["configuration"]
-    assert len(lendslices.settings()["configuration"]) == 16
-
-
-def test_the_whole_decision_is_cross_checked_with_what_ships():
-    shipped, decides = loads(render()), lendslices.config()
+    shipped, decides = loads(render()), lendruns.config()
     assert decides.lending == replace(shipped.lending, enabled=True, partitions=("train",), training_only=("train",))
     assert text_of(replace(decides, lending=shipped.lending)) == text_of(shipped)
-    assert (lendwhole.pace().every_s, lendwhole.pace().soon_s) == (pace_of(shipped).every_s, pace_of(shipped).soon_s)
-    assert lendwhole.settings()["decides"] == "slurm_migbatch.decide.core.decide"
+    assert (lendruns.pace().every_s, lendruns.pace().soon_s) == (pace_of(shipped).every_s, pace_of(shipped).soon_s)
+    assert lendruns.settings()["decides"] == "slurm_migbatch.decide.core.decide"
+    assert len(lendruns.settings()["configuration"]) == 16
 
 
-def test_the_whole_decision_plays_the_same_jobs(data):
-    found = lendslices.miso(data)
-    shape = np.cumsum(np.random.Generator(np.random.PCG64(1)).exponential(1.0, 500))
-    moments = lendslices.Moments([[float(n * 60) for n in range(30)]], shape)
-    result = lendwhole.check(TINY, moments, found, 1, 1200.0)
-    assert set(result["whole"]) == set(result["round"]) == {"half", "ours"}
-    for name in ("whole", "round"):
-        ways = result[name]
-        assert ways["ours"]["jct_s"] / ways["half"]["jct_s"] == pytest.approx(result["ratio"][name], abs=1e-3)
-    # without lending both have the same to decide, and Slurm's own times are all that differs
-    assert result["whole"]["half"]["jct_s"] == pytest.approx(result["round"]["half"]["jct_s"], rel=0.1)
-    assert result["difference"] == pytest.approx(result["ratio"]["whole"] / result["ratio"]["round"] - 1, abs=1e-3)
-
-
-def test_by_name_the_settings_are_the_shipped_ones_too():
-    kind = registry.find("lending-slices")
-    assert isinstance(kind, registry.PolicyKind)
-    policy = kind.make(kind.params(), SimulatedCluster.of(geometry("h100-80gb"), 8, 4))
-    assert isinstance(policy, SliceLending)
-    assert (policy.config, policy.way) == (loads(render()).lending, SliceWay())
+def test_windows_of_ten_seeds_see_the_whole_day(data, moments):
+    """What comes before the window is history, and nothing of the window is."""
+    found, load = lendslices.miso(data), Load("many", 3000, 7, 60.0, apart=True)
+    for seed in (0, 4, 9, 10):
+        case = lendruns.PlayedLoad.of(load, moments, found, seed, 3600.0)
+        jobs, uses = lendslices.inference(load, moments, seed)
+        assert case.begin_s == pytest.approx(seed % 10 * 0.1 * (lending.SPAN_S - 3600.0))
+        assert len(case.inference) == sum(0 <= job.arrival - case.begin_s < 3600.0 for job in jobs)
+        assert len(case.uses) == len(uses) + sum(job.arrival < case.begin_s for job in jobs)
+        assert all(until <= lending.HISTORY_DAYS * DAY_S + case.begin_s for _, _, until in case.uses)
+        assert all(0 <= job.arrival < 3600.0 for job in (*case.inference, *case.training))
 
 
 def test_whole_gpus_are_slices_of_the_full_profile(data):
@@ -160,7 +154,7 @@ def test_a_sites_jobs_are_drawn_from_its_trace(tmp_path):
         assert len(uses) == pytest.approx(lending.HISTORY_DAYS * 4, abs=1)
         assert all(0 <= job.arrival < lending.SPAN_S and job.work == 1800 for job in jobs)
     assert lendslices.philly_jobs(tmp_path / "none") == ()
-    assert lendslices.measure(None, lendslices.Moments([], moments.shape), 1, [load]) == []
+    assert lendruns.measure(None, lendslices.Moments([], moments.shape), 1, [load]) == []
     with pytest.raises(NotMeasurable, match="no jobs"):
         lendslices.inference(load, lendslices.Moments([], moments.shape), 0)
     assert len(lendslices.arrivals_of(load, [[1.0, 2.0], [3.0, 4.0]], 0)) == 4

@@ -7,38 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.lab.evaluate.llm import COLUMNS, evaluate, fit, pace, read, roofline
-from slurm_migbatch.predict.llm.speed import Efficiencies
+from slurm_migbatch.lab.evaluate.llm import evaluate, fit, read, roofline
 from slurm_migbatch.workload.csvlines import TraceError
-
-TRUE = Efficiencies(compute=0.65, narrow=1.4, bandwidth=0.75, layer_us=20.0, first=3.5, each=0.05, turn=0.2)
-MODELS = {"meta-llama/Llama-3.1-8B-Instruct": "", "Qwen/Qwen3-14B": "", "Qwen/Qwen3-8B": "fp8"}
-
-
-def table(folder: Path, rows: list[list[object]]) -> Path:
-    lines = [",".join(COLUMNS), *(",".join(map(str, row)) for row in rows)]
-    (folder / "served.csv").write_text("\n".join(lines) + "\n")
-    return folder
-
-
-def grid() -> list[list[object]]:
-    return [
-        ["trtllm", model, "h100_sxm", precision, inputs, outputs, batch, 1.0, 1.0]
-        for model, precision in MODELS.items()
-        for inputs in (512, 2048)
-        for outputs in (64, 256)
-        for batch in (1, 4, 16, 32)
-    ]
+from tests.support.laboratory_tables import TRUE, grid, served, table
 
 
 @pytest.fixture
 def laboratory(tmp_path: Path) -> Path:
     """A table that is measured exactly as `TRUE` has it."""
-    rows = grid()
-    for row, point in zip(rows, read(table(tmp_path, rows)), strict=True):
-        found = pace(point, TRUE)
-        row[7:] = [1e3 * found.ttft, 1e3 * found.tpot]
-    return table(tmp_path, rows)
+    return served(tmp_path)
 
 
 def test_a_fit_finds_what_the_table_was_made_with(laboratory: Path) -> None:

@@ -175,7 +175,8 @@ def test_the_simulator_is_timed_and_its_growth_fitted(tmp_path: Path) -> None:
 
 
 def test_a_small_site_can_be_timed() -> None:
-    result = scale.measure(nodes=2, gpus=1, pending=5, rounds=2)
-    assert [bar["target"] for bar in result["bars"]] == [1.0, 1.0]
-    assert len(result["rounds"]) == 2
-    assert result["rounds"][0]["total_s"] > 0
+    result = scale.measure(nodes=(2, 4), gpus=1, pending=5, rounds=2)
+    assert [site["gpus"] for site in result["sites"]] == [2, 4]
+    assert [bar["target"] for bar in result["bars"]] == [1.0, 0.1, 1.0, 0.1, scale.EXPONENT]
+    assert all(site["first_s"] > 0 and site["later_s"] > 0 and site["peak_mib"] > 0 for site in result["sites"])
+    assert result["decides"] == "slurm_migbatch.decide.core.decide"

@@ -104,4 +104,4 @@ def test_a_table_without_services_on_a_known_gpu_is_told(tmp_path):
         measure(tmp_path)
     found = CliRunner().invoke(bench, ["study", "instances", "--data", str(tmp_path)])
     assert found.exit_code == 1
-    assert "name ParvaGPU's folder" in found.output
+    assert "name ParvaGPU's folder" in str(found.exception)

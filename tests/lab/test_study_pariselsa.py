@@ -12,21 +12,9 @@ from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies import dstack, pariselsa
 from slurm_migbatch.profiling.table import read_folder
+from tests.support.laboratory_tables import KINDS, write_table
 
 A100 = geometry("a100-80gb")
-KINDS = pariselsa.kinds_of(A100)
-
-
-def write_table(path, models, kinds=KINDS, batches=(1, 2, 4, 8, 16, 32)):
-    """Models with a floor of time and items for each slice that take more."""
-    lines = ["gpu,model,profile,batch,procs,latency_s"]
-    for name, floor, item in models:
-        for kind in kinds:
-            for batch in batches:
-                lines.append(f"a100-80gb,{name},{kind.name},{batch},1,{max(floor, item * batch / kind.compute):.6f}")
-    path.mkdir(exist_ok=True)
-    (path / "table.csv").write_text("\n".join(lines) + "\n")
-    return path
 
 
 @pytest.fixture

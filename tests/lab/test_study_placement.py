@@ -91,4 +91,4 @@ def test_a_folder_without_the_trace_is_told(tmp_path):
         measure(tmp_path)
     found = CliRunner().invoke(bench, ["study", "placement", "--data", str(tmp_path)])
     assert found.exit_code == 1
-    assert "openb_pod_list_default" in found.output
+    assert "openb_pod_list_default" in str(found.exception)

@@ -114,7 +114,7 @@ def test_the_commands_need_root(node):
     def work():
         os.setresuid(ALICE, ALICE, ALICE)
         result = cli(node, "status")
-        return 0 if result.exit_code == 1 and "root" in str(result.output) else 1
+        return 0 if result.exit_code == 1 and "root" in str(result.exception) else 1
 
     assert os.waitstatus_to_exitcode(in_child(work)[0]) == 0
 

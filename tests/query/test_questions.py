@@ -20,6 +20,7 @@ from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.query.worker import Answerer
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.values import fields
 from tests.support.examples import examples
 from tests.support.gpu_kinds import SITE
 from tests.support.query_site import ALICE, BOB, fill
@@ -61,9 +62,9 @@ def valued(kind: type[Question]) -> st.SearchStrategy[dict[str, Any]]:
         "int | None": st.none() | st.integers(-2, 10**7),
         "tuple[str, ...]": st.lists(NASTY | st.text(max_size=20), max_size=3),
     }
-    fields = {item.name: by_type[str(item.type)] for item in dataclasses.fields(kind)}
-    chosen = st.sets(st.sampled_from(sorted(fields)), max_size=3)
-    some = chosen.flatmap(lambda names: st.fixed_dictionaries({name: fields[name] for name in names}))
+    by_name = {name: by_type[facts["kind"]] for name, facts in fields(kind)}
+    chosen = st.sets(st.sampled_from(sorted(by_name)), max_size=3)
+    some = chosen.flatmap(lambda names: st.fixed_dictionaries({name: by_name[name] for name in names}))
     return some.map(lambda given: {"ask": kind.kind, **SENSIBLE.get(kind.kind, {}), **given})
 
 
@@ -99,13 +100,13 @@ def test_every_field_has_its_type_and_bounds(given: dict[str, Any], name: str, v
         question = read(json.dumps({**given, name: value}).encode())
     except QuestionError:
         return
-    assert name in {item.name for item in dataclasses.fields(question)}
+    assert name in {item for item, _ in fields(question)}
     assert read(write(question)) == question
-    for item in dataclasses.fields(question):
-        found = getattr(question, item.name)
+    for item, facts in fields(question):
+        found = getattr(question, item)
         for text in found if isinstance(found, tuple) else (found,) if isinstance(found, str) else ():
-            assert len(text) <= item.metadata["limit"]
-            assert getattr(question, "bytewise", False) or not any(ord(char) < 32 for char in text)
+            assert len(text) <= facts["limit"]
+            assert question.bytewise or not any(ord(char) < 32 for char in text)
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from slurm_migbatch.report.columns import COLUMNS
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.rights import ALL_PRIVATE, Rights
 from slurm_migbatch.store.db import open_store
+from slurm_migbatch.values import replace
 from tests.support.daemon_fakes import gpu
 from tests.support.examples import examples
 
@@ -161,7 +162,7 @@ def test_nobody_is_told_what_others_wrote(site: QuerySite, question: Question, p
     """Ann asks; Bob's words never come, his jobs' ids and his account only where they are not private."""
     text = told(site, Rights(1001, private=private), question)
     assert not [word for word in words("bob") if word in text]
-    asked = json.dumps(dataclasses.asdict(question))
+    asked = json.dumps(vars(question))
     first = USERS["bob"][1]
     if "jobs" in private:
         assert not [job for job in range(first, first + 4) if str(job) in text and str(job) not in asked]
@@ -189,7 +190,7 @@ def test_what_others_wrote_finds_no_job_of_theirs(site: QuerySite, found: dict[s
 @given(question=QUESTIONS)
 def test_a_hidden_job_is_answered_for_as_one_that_does_not_exist(site: QuerySite, question: Question) -> None:
     if isinstance(question, ShowQuestion | WhyQuestion) and int(question.job) >= USERS["bob"][1]:
-        none = dataclasses.replace(question, job="99999")
+        none = replace(question, job="99999")
         rights = Rights(1001, private=ALL_PRIVATE)
         assert told(site, rights, question).replace(question.job, "99999") == told(site, rights, none)
 
@@ -228,7 +229,7 @@ def test_usage_of_others_is_told_where_it_is_not_private(site: QuerySite) -> Non
 
     assert users() == {"ann", "bob"}
     assert users("usage") == users("jobs") == {"ann"}
-    by_account = dataclasses.replace(by_user, by="account")
+    by_account = replace(by_user, by="account")
     told_of = told(site, Rights(1001, private=frozenset({"accounts"})), by_account)
     assert told_of.startswith("annsacct|") and "bobsacct" not in told_of
 

@@ -16,7 +16,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from slurm_migbatch.cli import migacct
-from slurm_migbatch.cli.common import run
+from slurm_migbatch.cli.migacctclick import command
 from slurm_migbatch.report.columns import COLUMNS
 from slurm_migbatch.report.states import CODES
 from slurm_migbatch.store.db import open_store
@@ -105,7 +105,7 @@ def cli(database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
     def call(*arguments: str, uid: int = 0) -> tuple[int, str, str]:
         monkeypatch.setattr(os, "getuid", lambda: uid)
-        code = run(migacct.command, "migacct", arguments)
+        code = migacct.called(arguments)
         out, err = capsys.readouterr()
         return code, out, err
 
@@ -452,7 +452,7 @@ def test_help_names_everything(cli: Cli) -> None:
         assert column.name in words
         assert column.doc.split()[0] in words
     assert all(state in out for state in CODES.values())
-    for parameter in migacct.command.params:
+    for parameter in command.params:
         assert getattr(parameter, "help", None), parameter.name
         assert any(option in out for option in parameter.opts)
     for name in ("MIGACCT_FORMAT", "MIGBATCH_DB", "SLURM_TIME_FORMAT", "now[{+|-}", "Exit codes"):
@@ -517,7 +517,8 @@ def test_it_imports_nothing_that_is_slow(database: str) -> None:
         "from slurm_migbatch.cli.migacct import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "slow = {'pandas', 'numpy', 'rich', 'sklearn', 'sqlalchemy', 'jinja2', 'pynvml', 'starlette', 'uvicorn',\n"
+        "slow = {'click', 'dataclasses', 'inspect', 'json', 'slurm_migbatch.config', 'pandas', 'numpy',\n"
+        "        'rich', 'sklearn', 'sqlalchemy', 'jinja2', 'pynvml', 'starlette', 'uvicorn',\n"
         "        'asyncio', 'http.client', 'ssl', 'subprocess', 'json.tool', 'slurm_migbatch.slurm.client',\n"
         "        'slurm_migbatch.store.ingest', 'slurm_migbatch.daemon', 'slurm_migbatch.predict'}\n"
         "print(sorted(slow & set(sys.modules)), file=sys.stderr)\n"

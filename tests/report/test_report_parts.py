@@ -129,5 +129,5 @@ def test_the_measure_of_time_measures(tmp_path: Path) -> None:
         assert len(store.runs()) == 300
         assert 0 < len(store.runs(RunFilter(start=NOW - 86400, end=NOW))) < 300
     result = bench.measure(200, 10.0, 1)
-    assert [set(bar) for bar in result["bars"]] == [{"name", "value", "target", "ok"}] * 2
+    assert [set(bar) for bar in result["bars"]] == [{"name", "value", "target", "ok"}] * 5
     assert [query["lines"] > 0 for query in result["queries"]][1:4] == [True] * 3

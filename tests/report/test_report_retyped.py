@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from slurm_migbatch.cli import migacct
-from slurm_migbatch.cli.common import run
 from slurm_migbatch.store.db import Store, open_store
 
 WHY = "no room for 1g.10gb, and 3g.40gb is idle on n1"
@@ -68,7 +67,7 @@ def url(tmp_path: Path) -> str:
 
 
 def told(url: str, capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    assert run(migacct.command, "migacct", ["-a", "-S", "1970-01-01", "--db", url, *options]) == 0
+    assert migacct.called(["-a", "-S", "1970-01-01", "--db", url, *options]) == 0
     return capsys.readouterr().out
 
 

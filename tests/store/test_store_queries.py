@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import tempfile
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.models import Run, span_class
-from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, JobId, RunFilter
+from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, JobId, RunFilter, statement_of
 from tests.support.store_events import Node, job, piece, states
 
 moments = st.floats(min_value=0, max_value=5e8) | st.sampled_from([0.0, 1.0, 4.0, 16.0, 64.0, 4.0**14, 4.0**15])
@@ -56,7 +58,7 @@ def test_windows_find_exactly_what_overlaps_them(
 @pytest.mark.sqlite
 def test_the_window_is_answered_by_its_index(store: Store) -> None:
     """Without it a day in the middle of a million runs would read half of them."""
-    from sqlalchemy import select, text
+    from sqlalchemy import select
 
     from slurm_migbatch.store.queries import overlapping
 
@@ -66,6 +68,21 @@ def test_the_window_is_answered_by_its_index(store: Store) -> None:
         plan = " ".join(str(row) for row in connection.execute(text(f"EXPLAIN QUERY PLAN {sql}")))
     assert "ix_runs_window" in plan
     assert "SCAN" not in plan
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(
+    ("chosen", "index"), [({"users": ("alice",)}, "ix_runs_user"), ({"uids": (7,)}, "ix_runs_uid")]
+)
+def test_runs_of_one_user_are_answered_by_the_index_of_users(store: Store, chosen: dict[str, Any], index: str) -> None:
+    """Without it a month of his would read the month of everybody."""
+    wanted = RunFilter(start=1e9, end=1e9 + 86400, **chosen)
+    found = statement_of(wanted, ("state",))
+    with store.reading() as connection:
+        explained = connection.execute(text(f"EXPLAIN QUERY PLAN {found.text}"), dict(found.values))
+        searches = [str(row[3]) for row in explained if "runs" in str(row[3])]
+    assert searches
+    assert all(line.startswith(f"SEARCH runs USING INDEX {index} (") and "span_class=?" in line for line in searches)
 
 
 @pytest.fixture

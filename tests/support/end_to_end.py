@@ -15,7 +15,7 @@ from typing import Any
 from click.testing import CliRunner
 from sqlalchemy import select
 
-from slurm_migbatch.cli.migacct import command as migacct
+from slurm_migbatch.cli.migacctclick import command as migacct
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.models import Lease
 from slurm_migbatch.testbed.cluster import Cluster

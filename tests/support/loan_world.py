@@ -45,13 +45,18 @@ RULES = {
 
 @dataclass
 class Training:
-    """What one job does: `needs` seconds of work in all, a checkpoint `after` seconds from the signal (None: never)."""
+    """What one job does: `needs` seconds of work in all, a checkpoint `after` seconds from the signal (None: never).
+
+    It reports its first step `starts` seconds after each start.
+    """
 
     needs: float
     after: float | None = 1.0
     done: float = 0.0
     saved: float = 0.0
     told: float | None = None
+    starts: float = 2.0
+    stepped: int = -1  # restart count of the last run that has reported a step
 
 
 class LendingSlurm(SteppedSlurm):
@@ -174,12 +179,19 @@ class LoanWorld(World):
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    def train(self, needs: float = 1000.0, hints: str = "signal=usr1", after: float | None = 1.0, **kw: Any) -> int:
+    def train(
+        self,
+        needs: float = 1000.0,
+        hints: str = "signal=usr1",
+        after: float | None = 1.0,
+        starts: float = 2.0,
+        **kw: Any,
+    ) -> int:
         """Submit an elastic training job."""
         comment = f"migbatch: role=train {hints}".strip() + " [mig:loan:1#loan0001]"
         values = {"partition": "train", "priority": 100, "account": "ml", "user": "alice", "uid": 1001, **kw}
         job = self.slurm.submit("gres/mig:loan:1", runs=10**9, limit=None, comment=comment, **values)
-        self.training[job] = Training(needs, after)
+        self.training[job] = Training(needs, after, starts=starts)
         return job
 
     def infer(self, profile: str, runs: float = 30.0, **kw: Any) -> int:
@@ -231,7 +243,7 @@ class LoanWorld(World):
         for job, row in list(self.slurm.queue.items()):
             if row.array_job in self.training and job not in self.training:
                 pattern = self.training[row.array_job]
-                self.training[job] = Training(pattern.needs, pattern.after)
+                self.training[job] = Training(pattern.needs, pattern.after, starts=pattern.starts)
         for job, state in self.training.items():
             row = self.slurm.queue.get(job)
             if row is None or row.state != "RUNNING":
@@ -240,6 +252,9 @@ class LoanWorld(World):
                 state.done = state.saved  # it begins from its checkpoint
                 state.told = None
             state.done += seconds
+            if state.stepped < row.restarts and row.start is not None and now - row.start >= state.starts:
+                state.stepped = row.restarts
+                self.tell(job, row.restarts, items=1)
             if state.told is None and (job, "USR1") in self.slurm.signals[-20:] and self._fresh(job):
                 state.told = now
             if state.told is not None and state.after is not None and now - state.told >= state.after:

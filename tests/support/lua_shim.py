@@ -158,7 +158,8 @@ class Shim:
 
         `more`: what else the job has (`script`, `argv`)."""
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(protocol.encode({**request.to_fields(), **more}))
+        message = protocol.encode({**request.to_fields(), **more})
+        self._process.stdin.write(message.replace(b"\0", b"%00"))  # Lua's io.read ends a line there
         self._process.stdin.flush()
         reply = b""
         while not reply.endswith(b"\n\n"):

@@ -28,6 +28,7 @@ def mariadb(directory: Path) -> Iterator[str]:
         "--no-defaults",
         f"--datadir={data}",
         f"--socket={socket}",
+        f"--tmpdir={directory}",  # a server that starts removes what others have in a common one
         "--skip-networking",
         "--user=root",
         "--innodb-flush-log-at-trx-commit=0",  # no test cuts the power

@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
+from typing import TypeAlias
 
 from slurm_migbatch.decide.capacity.model import Demand
+from slurm_migbatch.decide.capacity.queue import GRES as GRES
+from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -16,8 +19,7 @@ from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.workload.excluded import OPEN, excluded
 from slurm_migbatch.workload.loans import AWAY, away
 
-#: Slurm's name of the gres, and the type that only fills up the constant sum.
-GRES = "mig"
+#: The type that only fills up the constant sum.
 FILLER = "none"
 
 #: The type in which training jobs wait for idle slices. Where Slurm does not forget what a pending job has asked for,
@@ -36,6 +38,10 @@ RUNNABLE = frozenset(
 )
 _RUNNABLE_PROSE = "Nodes required for job are DOWN"
 
+#: Name, partitions, features, reservations, and whether only jobs of a reservation may have it now.
+_NodeFacts: TypeAlias = tuple[str, tuple[str, ...], frozenset[str], frozenset[str], bool]
+
+_MOST_POOLS = 4096
 _WORDS = re.compile(r"[A-Za-z0-9_.=:-]+")
 
 
@@ -90,89 +96,121 @@ def demands(
     avoid: Mapping[int, Collection[str]] | None = None,
     loan: Callable[[JobRow], bool] | None = None,
 ) -> list[Demand]:
-    """Return the pending work that supply could help, in the order of `jobs` (Slurm's own).
-
-    The components of a heterogeneous job come together, where the last of them stands, and only if Slurm would start
-    all of them.
-
-    Args:
-        jobs: the whole queue, running jobs too: they count against the limits of their arrays.
-        nodes: every node, for partitions and features.
-        supply: names of the nodes that have MIG GPUs.
-        now: unix seconds.
-        avoid: job -> nodes on which an offer for it stood and was not taken (too few CPUs there, excluded by root
-            later, whatever else Slurm knows and we do not). What its user excludes is known from the first look
-            (`workload.excluded`).
-        loan: whether a job may have a slice only where nothing else needs the room; None for no job.
-    """
-    site = _Site(jobs, nodes, supply, avoid or {}, loan)
-    missing = Counter(row.het_job for row in jobs if row.het_job is not None and row.pending)
-    components: dict[int, list[Demand | None]] = {}
-    found: list[Demand] = []
-    for row in jobs:
-        if row.het_job is not None and row.pending:
-            group = components.setdefault(row.het_job, [])
-            if not (GRES not in row.gres and site.has_others(row)):
-                group.append(site.demand(row, row.het_job) if could_run(row, now) else None)
-            missing[row.het_job] -= 1
-            if not missing[row.het_job]:
-                whole = [demand for demand in group if demand is not None]
-                if len(whole) == len(group) and any(demand.parts for demand in whole):
-                    found.extend(sorted(whole, key=lambda demand: demand.job))
-        elif GRES in row.gres and could_run(row, now):
-            demand = site.demand(row)
-            if demand is not None and demand.parts:
-                found.append(demand)
-    return found
+    """Return the pending work of one queue by itself; see `DemandBook.of`."""
+    return DemandBook().of(JobQueue.of(jobs), nodes, supply, now, avoid, loan)
 
 
-class _Site:
-    """What does not depend on the job: which nodes there are, and how many tasks of each array run."""
+class DemandBook:
+    """The demands of one queue after the other; what follows from a row and from the nodes alone is found once."""
 
-    def __init__(
+    def __init__(self) -> None:
+        self._version = -1
+        self._loan: Callable[[JobRow], bool] | None = None
+        self._site = _Site((), frozenset())
+        #: by the row's identity: its demand, or the row where that depends on more and is found each time
+        self._known: dict[int, Demand | JobRow] = {}
+        #: pending components of heterogeneous jobs
+        self._components: dict[int, int] = {}
+
+    def of(
         self,
-        jobs: Sequence[JobRow],
+        queue: JobQueue,
         nodes: Iterable[NodeRow],
         supply: Collection[str],
-        avoid: Mapping[int, Collection[str]],
-        loan: Callable[[JobRow], bool] | None,
+        now: float,
+        avoid: Mapping[int, Collection[str]] | None = None,
+        loan: Callable[[JobRow], bool] | None = None,
+    ) -> list[Demand]:
+        """Return the pending work that supply could help, in the order of the queue (Slurm's own).
+
+        The components of a heterogeneous job come together, where the last of them stands, and only if Slurm would
+        start all of them.
+
+        Args:
+            queue: the whole of it, running jobs too: they count against the limits of their arrays.
+            nodes: every node, for partitions and features.
+            supply: names of the nodes that have MIG GPUs.
+            now: unix seconds.
+            avoid: job -> nodes on which an offer for it stood and was not taken (too few CPUs there, excluded by root
+                later, whatever else Slurm knows and we do not). What its user excludes is known from the first look
+                (`workload.excluded`).
+            loan: whether a job may have a slice only where nothing else needs the room; None for no job. The same
+                object as long as it answers the same.
+        """
+        self._learn(queue, _told(nodes, supply), loan)
+        avoided = avoid or {}
+        known, site = self._known, self._site
+        missing = Counter(self._components.values())
+        components: dict[int, list[Demand | None]] = {}
+        found: list[Demand] = []
+        row: JobRow
+        entries: Iterable[Demand | JobRow] = filter(None, map(known.get, queue.keys))
+        for entry in entries:
+            if isinstance(entry, Demand):
+                if entry.job not in avoided:
+                    found.append(entry)
+                    continue
+                row = queue.rows[entry.job]
+            else:
+                row = entry
+            if row.het_job is not None:
+                group = components.setdefault(row.het_job, [])
+                if not (GRES not in row.gres and site.has_others(row)):
+                    group.append(self._demand(queue, row, avoided, row.het_job) if could_run(row, now) else None)
+                missing[row.het_job] -= 1
+                if not missing[row.het_job]:
+                    whole = [demand for demand in group if demand is not None]
+                    if len(whole) == len(group) and any(demand.parts for demand in whole):
+                        found.extend(sorted(whole, key=lambda demand: demand.job))
+            elif could_run(row, now):
+                demand = self._demand(queue, row, avoided)
+                if demand is not None and demand.parts:
+                    found.append(demand)
+        return found
+
+    def _learn(
+        self, queue: JobQueue, told: tuple[list[_NodeFacts], frozenset[str]], loan: Callable[[JobRow], bool] | None
     ) -> None:
-        self._avoid, self._loan = avoid, loan
-        self._rows: dict[str, NodeRow] = {}
-        self._in_partition: dict[str, set[str]] = {}
-        #: partitions with nodes that have no MIG GPUs
-        self._mixed: set[str] = set()
-        for node in nodes:
-            if node.name in supply:
-                self._rows[node.name] = node
-                for partition in node.partitions:
-                    self._in_partition.setdefault(partition, set()).add(node.name)
-            elif node.open:
-                self._mixed.update(node.partitions)
-        self._running = Counter(row.array_job for row in jobs if row.array_job is not None and row.active)
-        self._pools: dict[tuple[str, ...], frozenset[str]] = {}
+        """Bring what is known up to this queue and these nodes."""
+        follows = queue.version == self._version + 1
+        self._version = -1  # until all of it is taken in
+        if follows and told == self._site.told and loan is self._loan and not self._site.full:
+            for row in queue.gone:
+                self._known.pop(id(row), None)
+                self._components.pop(id(row), None)
+            fresh = queue.fresh
+        else:
+            self._site, self._loan = _Site(*told), loan
+            self._known, self._components = {}, {}
+            fresh = queue.jobs
+        for row in fresh:
+            if row.pending:
+                self._note(queue, row)
+        self._version = queue.version
 
-    def has_others(self, row: JobRow) -> bool:
-        """Return whether there are nodes without MIG GPUs in a partition of the job."""
-        return not self._mixed.isdisjoint(row.partition.split(","))
+    def _note(self, queue: JobQueue, row: JobRow) -> None:
+        if row.het_job is not None:
+            self._known[id(row)] = row
+            self._components[id(row)] = row.het_job
+        elif GRES in row.gres:
+            runnable = _runnable(row.reason)
+            if runnable is None or row.throttle is not None:
+                self._known[id(row)] = row
+            elif runnable:
+                demand = self._demand(queue, row, {})
+                if demand is not None and demand.parts:
+                    self._known[id(row)] = demand
 
-    def demand(self, row: JobRow, apart: int | None = None) -> Demand | None:
+    def _demand(
+        self, queue: JobQueue, row: JobRow, avoid: Mapping[int, Collection[str]], apart: int | None = None
+    ) -> Demand | None:
         """Return what one job needs; None where nothing can be done for it."""
         copies = row.tasks
         if row.throttle is not None and row.array_job is not None:
-            copies = min(copies, row.throttle - self._running[row.array_job])
+            copies = min(copies, row.throttle - queue.running[row.array_job])
         if copies < 1:
             return None
-        key = (row.partition, row.features, row.requested_nodes, row.reservation)
-        pool = self._pools.get(key)
-        if pool is None:
-            pool = self._pools[key] = _pool(row, self._rows, self._in_partition)
-        if AWAY in row.gres:
-            pool = pool.difference(away(row.gres))
-        if OPEN in row.comment:
-            pool = pool.difference(excluded(row.comment))
-        if row.job_id in self._avoid:
-            pool = pool.difference(self._avoid[row.job_id])
+        pool = self._site.pool(row, avoid.get(row.job_id, ()))
         if len(pool) < row.num_nodes:
             return None
         return Demand(
@@ -187,25 +225,83 @@ class _Site:
         )
 
 
+class _Site:
+    """Which nodes there are, and which of them are a job's.
+
+    Args:
+        facts: of each node with MIG GPUs name, partitions, features, reservations, and whether it is set aside.
+        mixed: partitions with nodes that have no MIG GPUs.
+    """
+
+    def __init__(self, facts: Sequence[_NodeFacts], mixed: frozenset[str]) -> None:
+        self.told = (facts, mixed)
+        self._facts = {fact[0]: fact for fact in facts}
+        self._mixed = mixed
+        self._in_partition: dict[str, set[str]] = {}
+        for name, partitions, *_ in facts:
+            for partition in partitions:
+                self._in_partition.setdefault(partition, set()).add(name)
+        self._pools: dict[tuple[str, ...], frozenset[str]] = {}
+        #: equal pools are one object, so that it is quick to tell that they are equal
+        self._interned: dict[frozenset[str], frozenset[str]] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether it remembers more pools than it should."""
+        return len(self._pools) + len(self._interned) > _MOST_POOLS
+
+    def has_others(self, row: JobRow) -> bool:
+        """Return whether there are nodes without MIG GPUs in a partition of the job."""
+        return not self._mixed.isdisjoint(row.partition.split(","))
+
+    def pool(self, row: JobRow, avoid: Collection[str]) -> frozenset[str]:
+        """Return the nodes on which Slurm could start a job, without those to be avoided."""
+        key = (row.partition, row.features, row.requested_nodes, row.reservation, str(row.num_nodes))
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = self._intern(self._found(row))
+        if AWAY in row.gres:
+            pool = pool.difference(away(row.gres))
+        if OPEN in row.comment:
+            pool = pool.difference(excluded(row.comment))
+        if avoid:
+            pool = pool.difference(avoid)
+        return self._intern(pool)
+
+    def _intern(self, pool: frozenset[str]) -> frozenset[str]:
+        return self._interned.setdefault(pool, pool)
+
+    def _found(self, row: JobRow) -> frozenset[str]:
+        names: set[str] = set()
+        for partition in row.partition.split(","):
+            names |= self._in_partition.get(partition, set())
+        if row.requested_nodes:
+            try:
+                requested = set(expand(row.requested_nodes))
+            except NodeListError:
+                requested = set()
+            if len(requested) >= row.num_nodes:
+                names &= requested
+        reserved = {name for name in names if row.reservation and row.reservation in self._facts[name][3]}
+        names = reserved or {name for name in names if not self._facts[name][4]}
+        return frozenset(name for name in names if _has_features(row.features, self._facts[name][2]))
+
+
+def _told(nodes: Iterable[NodeRow], supply: Collection[str]) -> tuple[list[_NodeFacts], frozenset[str]]:
+    """Return what pools of jobs follow from; see `_Site`."""
+    facts: list[_NodeFacts] = []
+    mixed: set[str] = set()
+    for node in nodes:
+        if node.name in supply:
+            facts.append((node.name, node.partitions, node.features, node.reservations, node.set_aside))
+        elif node.open:
+            mixed.update(node.partitions)
+    return facts, frozenset(mixed)
+
+
 @lru_cache(maxsize=4096)
 def _parts(text: str) -> tuple[tuple[Profile, int], ...]:
     return tuple(sorted(slices(text).items(), reverse=True))
-
-
-def _pool(row: JobRow, rows: Mapping[str, NodeRow], in_partition: Mapping[str, set[str]]) -> frozenset[str]:
-    names: set[str] = set()
-    for partition in row.partition.split(","):
-        names |= in_partition.get(partition, set())
-    if row.requested_nodes:
-        try:
-            requested = set(expand(row.requested_nodes))
-        except NodeListError:
-            requested = set()
-        if len(requested) >= row.num_nodes:
-            names &= requested
-    reserved = {name for name in names if row.reservation and row.reservation in rows[name].reservations}
-    names = reserved or {name for name in names if not rows[name].set_aside}
-    return frozenset(name for name in names if _has_features(row.features, rows[name].features))
 
 
 def _has_features(expression: str, features: frozenset[str]) -> bool:

@@ -112,6 +112,26 @@ class Node:
         return found - Counter(guests) if guests else found
 
 
+class Kind:
+    """Pool, slices of a node, and nodes; a value that is quick to look up."""
+
+    __slots__ = ("_hash", "_key")
+
+    def __init__(self, pool: frozenset[str], parts: tuple[tuple[Profile, int], ...], nodes: int) -> None:
+        self._key = (pool, parts, nodes)
+        self._hash = hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Kind) and self._hash == other._hash and self._key == other._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+#: Demands of a kind mostly share one object.
+_kind = lru_cache(maxsize=256)(Kind)
+
+
 @dataclass(frozen=True)
 class Demand:
     """What pending work needs, in Slurm's order of consideration.
@@ -131,10 +151,17 @@ class Demand:
     apart: int | None = None
     loan: bool = False
 
-    @property
+    # A job that waits has the same demand from round to round, so these are worked out once.
+
+    @cached_property
     def slices(self) -> tuple[Profile, ...]:
         """One profile for each slice on a node, the largest first."""
         return tuple(sorted((p for p, n in self.parts for _ in range(n)), reverse=True))
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What tells demands apart as far as finding room for them goes."""
+        return _kind(self.pool, self.parts, self.nodes)
 
 
 @dataclass(frozen=True)
@@ -198,5 +225,6 @@ class ClusterPlan:
         total: Counter[Profile] = Counter()
         for node in self.nodes.values():
             if node.open:
-                total.update(node.offers)
+                for profile, count in node.offers.items():
+                    total[profile] += count
         return total

@@ -127,7 +127,7 @@ def elastic_arrays(jobs: Iterable[JobRow]) -> list[ElasticArray]:
     for row in jobs:
         if row.array_job is not None and GRES in row.gres and (row.pending or row.active):
             members.setdefault(row.array_job, []).append(row)
-    found = []
+    arrays = []
     for array, rows in sorted(members.items()):
         waiting = [row for row in rows if row.pending]
         hints = elastic_hints(waiting[0].comment) if waiting else None
@@ -137,7 +137,7 @@ def elastic_arrays(jobs: Iterable[JobRow]) -> list[ElasticArray]:
         if len(asked) != 1 or waiting[0].num_nodes != 1:
             continue
         ((profile, slices_per_task),) = asked.items()
-        found.append(
+        arrays.append(
             ElasticArray(
                 array=array,
                 user=waiting[0].user,
@@ -154,7 +154,7 @@ def elastic_arrays(jobs: Iterable[JobRow]) -> list[ElasticArray]:
                 limit_ms=hints.limit_ms,
             )
         )
-    return found
+    return arrays
 
 
 class ElasticHints(NamedTuple):
@@ -218,9 +218,9 @@ class Bounds:
 
     def forget_but(self, arrays: Iterable[int]) -> None:
         """Forget all arrays but these."""
-        kept = set(arrays)
+        current = set(arrays)
         for known in (self.asked, self.ours):
-            for array in [array for array in known if array not in kept]:
+            for array in [array for array in known if array not in current]:
                 del known[array]
 
 
@@ -293,11 +293,11 @@ def throttles(
         if not array.pending:
             continue
         if array.rate is None:
-            found = _of_deadline(now, array, asked, None if scarce(array) else array.throttle)
+            need = _of_deadline(now, array, asked, None if scarce(array) else array.throttle)
         else:
-            found = _of_service(now, array, array.rate, asked, history)
-        if found is not None:
-            wanted.append(found)
+            need = _of_service(now, array, array.rate, asked, history)
+        if need is not None:
+            wanted.append(need)
     given = _shares(now, wanted, space, history.served.spent)
     changed = []
     for requirement in wanted:
@@ -319,13 +319,21 @@ def _of_deadline(now: float, array: ElasticArray, asked: int | None, current: in
         return None
     due = (now if array.first is None else array.first) + array.deadline_s
     rests = tuple([max(task_s - (now - start), OVERDUE * task_s) for start in array.running])
-    left, most = Array(array.pending, rests, task_s, due), _most(array, asked)
-    need = at_once(left, now, most, current=current)
+    remaining, max_tasks = Array(array.pending, rests, task_s, due), _most(array, asked)
+    need = at_once(remaining, now, max_tasks, current=current)
     kind = "measured" if array.measured else "predicted"
     why = f"{array.pending} tasks to start, {task_s:.3g} s each ({kind}), {max(due - now, 0):.0f} s to the deadline: "
-    kept = ends_in_time(left, now, most)
+    in_time = ends_in_time(remaining, now, max_tasks)
     claim = Claim(
-        array.array, array.user, array.units, need, task_s, session_s([array]), due, work_s(left) * array.units, kept
+        array.array,
+        array.user,
+        array.units,
+        need,
+        task_s,
+        session_s([array]),
+        due,
+        work_s(remaining) * array.units,
+        in_time,
     )
     return _Wanted(array, claim, why + _at_once(need, asked))
 
@@ -334,18 +342,18 @@ def _of_service(
     now: float, array: ElasticArray, rate: float, asked: int | None, history: ArrayHistory
 ) -> _Wanted | None:
     """Return what a service needs; None where nobody knows what an instance of it carries."""
-    found = instances(rate, len(array.running), array.carries, array.load)
+    enough = instances(rate, len(array.running), array.carries, array.load)
     instance_rate = carried(array.carries, array.load)
-    if found is None or instance_rate is None:
+    if enough is None or instance_rate is None:
         return None
-    need = min(history.loads.held(array.array, found, history.bounds.ours.get(array.array), now), _most(array, asked))
+    need = min(history.loads.held(array.array, enough, history.bounds.ours.get(array.array), now), _most(array, asked))
     if array.load is None:
         load = f"{rate:.3g} items/s by its hints"
     else:
         load = f"{array.load.each * len(array.running):.3g} items/s measured"
     why = f"{load}, {instance_rate:.3g} items/s of each instance: "
-    if found < need:
-        why += f"{found} would do, more were needed in the last {HOLD_S:.0f} s: "
+    if enough < need:
+        why += f"{enough} would do, more were needed in the last {HOLD_S:.0f} s: "
     claim = Claim(array.array, array.user, array.units, need, array.task_s or LOAD_S, session_s([array]))
     return _Wanted(array, claim, why + _at_once(need, asked))
 
@@ -368,7 +376,7 @@ def _shares(
     pools: dict[frozenset[str], list[_Wanted]] = {}
     for requirement in wanted:
         pools.setdefault(requirement.array.pool, []).append(requirement)
-    found: dict[int, Share] = {}
+    share_of: dict[int, Share] = {}
     for pool, members in pools.items():
         if len({requirement.array.user for requirement in members}) < 2:
             continue
@@ -382,8 +390,8 @@ def _shares(
             for requirement in members
         )
         if asked > total:
-            found.update(shares(now, [requirement.claim for requirement in members], total, served))
-    return found
+            share_of.update(shares(now, [requirement.claim for requirement in members], total, served))
+    return share_of
 
 
 # -- what is known of it -----------------------------------------------------------------------------------------------
@@ -398,26 +406,26 @@ def known(array: ElasticArray, runs: Sequence[Task], rate: float | None, pool: f
 
 def in_use(jobs: Iterable[JobRow]) -> dict[int, tuple[str, int]]:
     """Return the user of each elastic array of a queue, and the compute slices of its tasks that run."""
-    found: dict[int, tuple[str, int]] = {}
+    units_of: dict[int, tuple[str, int]] = {}
     for row in jobs:
         if row.array_job is None or GRES not in row.gres or elastic_hints(row.comment) is None:
             continue
         units = row.active * sum(profile.compute * n for profile, n in slices(row.gres).items()) * row.num_nodes
-        found[row.array_job] = row.user, units + found.get(row.array_job, ("", 0))[1]
-    return found
+        units_of[row.array_job] = row.user, units + units_of.get(row.array_job, ("", 0))[1]
+    return units_of
 
 
 def instance_starts(jobs: Iterable[JobRow]) -> dict[int, dict[Run, float]]:
     """Return when the running instances of each service of a queue began (unix seconds)."""
-    found: dict[int, dict[Run, float]] = {}
+    starts: dict[int, dict[Run, float]] = {}
     for row in jobs:
         hints = elastic_hints(row.comment) if row.array_job is not None and GRES in row.gres else None
         if hints is None or hints.rate is None or row.array_job is None:
             continue
-        runs = found.setdefault(row.array_job, {})
+        runs = starts.setdefault(row.array_job, {})
         if row.active and row.start is not None:
             runs[row.job_id, row.restarts] = row.start
-    return found
+    return starts
 
 
 def session_s(arrays: Iterable[ElasticArray]) -> float:

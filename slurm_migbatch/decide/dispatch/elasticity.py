@@ -28,27 +28,27 @@ class Array:
     deadline: float
 
 
-def at_once(array: Array, now: float, most: int, *, current: int | None = None, spare: float = 0.1) -> int:
-    """Return the fewest tasks at once, from 1 to `most`, with which the array ends in time, else `most`.
+def at_once(array: Array, now: float, max_tasks: int, *, current: int | None = None, spare: float = 0.1) -> int:
+    """Return the fewest tasks at once, from 1 to `max_tasks`, with which the array ends in time, else `max_tasks`.
 
     Tasks cannot be stopped: with fewer at once than are running, none starts until enough have ended, so the slots that
     stay are those that are busy the longest. `spare` is the share by which tasks may turn out slower than told. A
     number below `current` is only given where it would still do with twice the spare time, so that the number does not
     go up and down.
     """
-    if most < 1:
-        raise ValueError(f"an array needs at least one task at once, not {most}")
+    if max_tasks < 1:
+        raise ValueError(f"an array needs at least one task at once, not {max_tasks}")
     if not array.pending:
         return 1
-    found = _fewest(array, now, most, spare) or most
-    if current is not None and found < current:
-        return min(max(found, _fewest(array, now, most, 2 * spare) or most), max(current, 1), most)
-    return found
+    count = _fewest(array, now, max_tasks, spare) or max_tasks
+    if current is not None and count < current:
+        return min(max(count, _fewest(array, now, max_tasks, 2 * spare) or max_tasks), max(current, 1), max_tasks)
+    return count
 
 
-def ends_in_time(array: Array, now: float, most: int, *, spare: float = 0.1) -> bool:
+def ends_in_time(array: Array, now: float, max_tasks: int, *, spare: float = 0.1) -> bool:
     """Return whether an array can end by its deadline with at most so many tasks at once; see `at_once`."""
-    return not array.pending or _fewest(array, now, most, spare) is not None
+    return not array.pending or _fewest(array, now, max_tasks, spare) is not None
 
 
 def work_s(array: Array, *, spare: float = 0.1) -> float:
@@ -56,13 +56,13 @@ def work_s(array: Array, *, spare: float = 0.1) -> float:
     return (array.pending * array.task_s + sum(array.running)) * (1 + spare)
 
 
-def _fewest(array: Array, now: float, most: int, spare: float) -> int | None:
-    left = array.deadline - now
+def _fewest(array: Array, now: float, max_tasks: int, spare: float) -> int | None:
+    left_s = array.deadline - now
     task_s = array.task_s * (1 + spare)
-    fresh = _tasks(left, task_s)
-    busy = sorted(_tasks(left - rest * (1 + spare), task_s) for rest in array.running)
+    fresh = _tasks(left_s, task_s)
+    busy = sorted(_tasks(left_s - rest * (1 + spare), task_s) for rest in array.running)
     done = 0
-    for count in range(1, most + 1):
+    for count in range(1, max_tasks + 1):
         done += busy[count - 1] if count <= len(busy) else fresh
         if done >= array.pending:
             return count

@@ -144,8 +144,8 @@ class LoadHistory:
 
     def forget_but(self, starts: Mapping[int, Mapping[Run, float]]) -> None:
         """Forget all but these arrays and their running instances."""
-        runs = {run for found in starts.values() for run in found}
+        runs = {run for of_array in starts.values() for run in of_array}
         self.counts = {run: counts for run, counts in self.counts.items() if run in runs}
         self.latency = {run: took for run, took in self.latency.items() if run in runs}
-        self.most = {array: most for array, most in self.most.items() if array in starts}
+        self.most = {array: count for array, count in self.most.items() if array in starts}
         self.needs = {array: needs for array, needs in self.needs.items() if array in starts}

@@ -89,19 +89,19 @@ def promise_of(
 ) -> ServiceGuarantee | None:
     """Return what else a job may have that was granted this profile; None where there is nothing."""
     listed = list(candidates)
-    own = next((c for c in listed if c.profile == granted), None)
-    if own is None or not own.ok:
+    granted_candidate = next((c for c in listed if c.profile == granted), None)
+    if granted_candidate is None or not granted_candidate.ok:
         return None
 
     def keeps(other: WeighedProfile) -> bool:
-        if not other.ok or other.memory_mib < own.memory_mib:
+        if not other.ok or other.memory_mib < granted_candidate.memory_mib:
             return False
-        if own.rate is None or other.rate is None:
-            return other.rate == own.rate and other.profile.compute >= granted.compute
-        return deadline_s is not None or other.rate >= own.rate
+        if granted_candidate.rate is None or other.rate is None:
+            return other.rate == granted_candidate.rate and other.profile.compute >= granted.compute
+        return deadline_s is not None or other.rate >= granted_candidate.rate
 
-    kept = tuple(Option(c.profile, c.rate) for c in listed if keeps(c))
-    return ServiceGuarantee(granted, kept, items, deadline_s, terms) if len(kept) > 1 else None
+    options = tuple(Option(c.profile, c.rate) for c in listed if keeps(c))
+    return ServiceGuarantee(granted, options, items, deadline_s, terms) if len(options) > 1 else None
 
 
 def promise_from_record(row: Mapping[str, Any]) -> ServiceGuarantee | None:
@@ -113,15 +113,17 @@ def promise_from_record(row: Mapping[str, Any]) -> ServiceGuarantee | None:
     counts = slices(str(row.get("chosen") or ""))
     if len(counts) != 1:
         return None
-    found = []
+    candidates = []
     for candidate in row.get("candidates") or ():
         try:
             profile, memory = Profile.parse(str(candidate["profile"])), int(candidate["capacity_mib"])
             bounds = candidate.get("throughput_per_s_range")
-            found.append(WeighedProfile(profile, memory, float(bounds[0]) if bounds else None, bool(candidate["ok"])))
+            candidates.append(
+                WeighedProfile(profile, memory, float(bounds[0]) if bounds else None, bool(candidate["ok"]))
+            )
         except (KeyError, TypeError, ValueError, IndexError):  # a record from before, or by hand
             return None
-    made = promise_of(next(iter(counts)), found, hints.get("items"), hints.get("deadline_s"), _terms(hints))
+    made = promise_of(next(iter(counts)), candidates, hints.get("items"), hints.get("deadline_s"), _terms(hints))
     return made and replace(made, retry=hints.get("retry") == "oom")
 
 
@@ -211,11 +213,11 @@ def regranted(row: JobRow, grant: Grant) -> dict[str, str] | None:
     """Return the fields of `scontrol update` that give a waiting job another grant: the GRES, other GRES of the job
     kept, and the marker; None where its comment has no room for that."""
     entries = [gres_list.prefix_of(entry)[1] for entry in gres_list.split(row.gres)]
-    kept = [entry for entry in entries if re.split("[:=]", entry)[0] not in (GRES, "")]
+    others = [entry for entry in entries if re.split("[:=]", entry)[0] not in (GRES, "")]
     comment = grant.attach(strip(row.comment))
     if len(comment) > SLURM_LIMIT:
         return None
-    return {"Gres": ",".join([*kept, grant.gres]), "Comment": comment}
+    return {"Gres": ",".join([*others, grant.gres]), "Comment": comment}
 
 
 @dataclass(frozen=True)
@@ -310,7 +312,7 @@ def retypes(
     promises: Callable[[Pending], ServiceGuarantee | None],
     space: FreeCapacity,
     turns: RetypeHistory,
-    most: int = MOST,
+    max_weighed: int = MOST,
 ) -> list[Retype]:
     """Return which jobs get another profile now; takes what they will need from `space`.
 
@@ -320,13 +322,13 @@ def retypes(
         promises: what each may become; None for nothing, or not known yet.
         space: room that nobody is meant to have.
         turns: what was done before.
-        most: of the jobs that could go elsewhere this many are weighed.
+        max_weighed: of the jobs that could go elsewhere this many are weighed.
     """
     groups: dict[tuple[frozenset[str], int], list[tuple[Pending, ServiceGuarantee]]] = {}
     idle: dict[tuple[frozenset[str], int], frozenset[Profile]] = {}
     weighed = 0
     for pending in waiting:
-        if weighed == most:
+        if weighed == max_weighed:
             break
         key = (pending.pool, pending.slice_count)
         if key not in idle:
@@ -345,10 +347,10 @@ def retypes(
         if any(o.profile in idle[key] and o.profile != pending.profile for o in promise.options):
             groups.setdefault(key, []).append((pending, promise))
             weighed += 1
-    found: list[Retype] = []
+    changes: list[Retype] = []
     for (pool, slice_count), members in groups.items():
-        found += _of_pool(now, pool, slice_count, members, space)
-    return found
+        changes += _of_pool(now, pool, slice_count, members, space)
+    return changes
 
 
 def _of_pool(
@@ -374,30 +376,32 @@ def _of_pool(
         node = space.take(pool, kinds[kind], slice_count)
         if node is not None and kinds[kind] != members[owners[job.name]][0].profile:
             chosen.setdefault((owners[job.name], kinds[kind]), []).append(node)
-    found = []
-    left: dict[int, list[int]] = {}
+    changes = []
+    tasks_left: dict[int, list[int]] = {}
     for (number, profile), nodes in sorted(chosen.items()):
         pending, promise = members[number]
         row = pending.row
         tasks: tuple[int, ...] = ()
         if row.array_task is not None:
             # Slurm starts tasks in their order, so that those without a place are the last
-            open_tasks = left.setdefault(number, list(tasks_of(row.array_task)))
+            open_tasks = tasks_left.setdefault(number, list(tasks_of(row.array_task)))
             if len(nodes) < row.tasks or (row.tasks > 1 and len(ranges(open_tasks)) > LONGEST_LIST):
                 tasks = tuple(open_tasks[len(open_tasks) - len(nodes) :])
                 del open_tasks[len(open_tasks) - len(nodes) :]
-        found.append(Retype(pending, tasks, profile, _why(pending, promise, profile, nodes)))
-    return found
+        changes.append(Retype(pending, tasks, profile, _why(pending, promise, profile, nodes)))
+    return changes
 
 
 def _work(pending: Pending, promise: ServiceGuarantee, kinds: Sequence[Profile]) -> WorkClass:
     """Return a job as the policy sees it; it takes for ever on kinds on which it may not run."""
-    own = next((option.rate for option in promise.options if option.profile == promise.granted), None)
+    granted_rate = next((option.rate for option in promise.options if option.profile == promise.granted), None)
     known = promise.seconds(promise.granted, pending.slice_count)
     usual = known or float(pending.row.time_limit_s or USUAL_S)
     rates = {option.profile: option.rate for option in promise.options}
     times = [
-        math.inf if kind not in rates else usual * (own / rate if own and (rate := rates[kind]) else 1.0)
+        math.inf
+        if kind not in rates
+        else usual * (granted_rate / rate if granted_rate and (rate := rates[kind]) else 1.0)
         for kind in kinds
     ]
     limit = float(promise.deadline_s) if promise.deadline_s is not None else PATIENCE * usual
@@ -420,7 +424,7 @@ def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
     None gets the same profile once more. (Slurm refuses no update because of such a limit; the job gets
     QOSMaxGRESPerUser.)
     """
-    found = []
+    changes = []
     for row in jobs:
         known = turns.last.get(name_of(row))
         if known is None or not row.pending or not row.reason.startswith(("QOS", "Assoc")):
@@ -429,8 +433,8 @@ def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
         if grant is not None and grant.parts[0][0] != known[1] and dict(grant.parts) == dict(slices(row.gres)):
             pending = Pending(row, grant, frozenset(), row.tasks)
             turns.bar(Retype(pending, (), grant.parts[0][0], ""))
-            found.append(Retype(pending, (), known[1], f"a limit of its user keeps it from starting ({row.reason})"))
-    return found
+            changes.append(Retype(pending, (), known[1], f"a limit of its user keeps it from starting ({row.reason})"))
+    return changes
 
 
 def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[str, str]]:
@@ -439,15 +443,15 @@ def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[st
     A task that starts while its array is re-typed keeps its GRES and gets the array's new comment; run again it would
     be given slices that Slurm has not allocated to it.
     """
-    found = {}
+    fields_of = {}
     for row in jobs:
         if row.array_job in arrays and row.array_task is not None and (row.pending or row.active):
             grant, has = marked(row.comment), dict(slices(row.gres))
             if grant is not None and len(has) == 1 and dict(grant.parts) != has:
                 right = Grant(has.items(), grant.decision).attach(strip(row.comment))
                 task = row.array_task if row.array_task.isdigit() else f"[{ranges(tasks_of(row.array_task))}]"
-                found[f"{row.array_job}_{task}"] = {"Comment": right}
-    return found
+                fields_of[f"{row.array_job}_{task}"] = {"Comment": right}
+    return fields_of
 
 
 # -- tasks of arrays ---------------------------------------------------------------------------------------------------
@@ -455,12 +459,12 @@ def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[st
 
 def tasks_of(expression: str) -> tuple[int, ...]:
     """Return the numbers in an array expression such as "4-400:2%4" or "[1,3-5]". Raises ValueError."""
-    found: list[int] = []
+    tasks: list[int] = []
     for part in expression.partition("%")[0].strip("[]").split(","):
         span, _, step = part.partition(":")
         low, dash, high = span.partition("-")
-        found.extend(range(int(low), int(high) + 1, int(step or 1)) if dash else [int(low)])
-    return tuple(found)
+        tasks.extend(range(int(low), int(high) + 1, int(step or 1)) if dash else [int(low)])
+    return tuple(tasks)
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -99,24 +99,24 @@ def shares(now: float, claims: Sequence[Claim], total: int, served: Mapping[str,
     else:
         others = [claim for claim in claims if claim.array in lost]
         _to_least_served(others, counts, spent, total - used, strict=bool(protected))
-    found = {}
+    share_of = {}
     for claim in claims:
         tasks = counts[claim.array]
-        found[claim.array] = Share(tasks, lost.get(claim.array, LATER) if tasks < claim.need else "")
-    return found
+        share_of[claim.array] = Share(tasks, lost.get(claim.array, LATER) if tasks < claim.need else "")
+    return share_of
 
 
 def _to_least_served(
-    claims: Sequence[Claim], counts: dict[int, int], spent: dict[str, float], left: int, *, strict: bool
+    claims: Sequence[Claim], counts: dict[int, int], spent: dict[str, float], units_left: int, *, strict: bool
 ) -> None:
     """Give what is left, task by task; `strict`: nothing beyond it."""
-    while left >= 0:
-        open_claims = [c for c in claims if counts[c.array] < c.need and (not strict or c.units <= left)]
+    while units_left >= 0:
+        open_claims = [c for c in claims if counts[c.array] < c.need and (not strict or c.units <= units_left)]
         if not open_claims:
             return
         claim = min(open_claims, key=lambda c: (spent[c.user], c.array))
         counts[claim.array] += 1
-        left -= claim.units
+        units_left -= claim.units
         spent[claim.user] += claim.task_s * claim.units
 
 
@@ -126,20 +126,20 @@ def _protected(
     """Return the claims that come before others, earliest deadline first, and why others do not."""
     users = {claim.user for claim in claims}
     mean = sum(served.get(user, 0.0) for user in users) / len(users)
-    found: list[Claim] = []
-    others = sum(claim.units for claim in claims)  # slices of one task of each claim that is not found
+    protected: list[Claim] = []
+    others = sum(claim.units for claim in claims)  # slices of one task of each claim that is not protected
     lost: dict[int, str] = {}
     for claim in sorted(claims, key=lambda c: (served.get(c.user, 0.0), _due(c))):
         if not claim.kept:
             lost[claim.array] = LATE
         elif served.get(claim.user, 0.0) > mean + total * claim.session_s / len(users):
             lost[claim.array] = AHEAD
-        elif _fits(now, [*found, claim], total - others + claim.units):
-            found.append(claim)
+        elif _fits(now, [*protected, claim], total - others + claim.units):
+            protected.append(claim)
             others -= claim.units
         else:
             lost[claim.array] = CROWDED
-    return sorted(found, key=_due), lost
+    return sorted(protected, key=_due), lost
 
 
 def _due(claim: Claim) -> tuple[float, int]:
@@ -194,8 +194,8 @@ class ServedTime:
         passed = 0.0 if self.at is None else max(now - self.at, 0.0)
         self.at = now
         self.seen &= running.keys()
-        kept = math.exp(-passed / self.fade_s) if self.fade_s > 0 else 1.0
-        self.spent = {user: left for user, spent in self.spent.items() if (left := spent * kept) > _NOTHING}
+        factor = math.exp(-passed / self.fade_s) if self.fade_s > 0 else 1.0
+        self.spent = {user: faded for user, spent in self.spent.items() if (faded := spent * factor) > _NOTHING}
         for array, (user, units) in running.items():
             if array in self.seen:
                 self.spent[user] = self.spent.get(user, 0.0) + passed * units

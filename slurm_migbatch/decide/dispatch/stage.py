@@ -208,9 +208,9 @@ def plan_dispatch(
     view = _view(snapshot, supply)
     settled = _verify(view, memory)
     memory.turns.forget_but(snapshot.jobs)
-    found, unknown_arrays = _elastic(snapshot, memory) if settings.arrays else ([], set())
+    arrays, unknown_arrays = _elastic(snapshot, memory) if settings.arrays else ([], set())
     promises = _Promises(memory, snapshot.predictions, snapshot.now)
-    placeable = _placeable(view, found, memory, snapshot.predictions)
+    placeable = _placeable(view, arrays, memory, snapshot.predictions)
     if settings.arrays:
         _count_served(view, placeable, memory)
     history = ArrayHistory(memory.bounds, memory.served, memory.loads)
@@ -249,8 +249,8 @@ def _repairs(
 ) -> dict[str, dict[str, str]]:
     memory.looked_after = {array: until for array, until in memory.looked_after.items() if until > view.now}
     changed = {name for change in changes for name in change.targets} | {str(limit.array.array) for limit in limits}
-    found = mended(view.jobs.values(), memory.looked_after)
-    return {name: fields for name, fields in found.items() if name not in changed}
+    repairs = mended(view.jobs.values(), memory.looked_after)
+    return {name: fields for name, fields in repairs.items() if name not in changed}
 
 
 # -- what there is -----------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def _repairs(
 def _view(snapshot: ClusterSnapshot, supply: SupplyDecision | None) -> _View:
     now, jobs = snapshot.now, {row.job_id: row for row in snapshot.jobs}
     if supply is not None:
-        placed: Mapping[int, int] = {job: found.copies for job, found in supply.plan.placed.items()}
+        placed: Mapping[int, int] = {job: placement.copies for job, placement in supply.plan.placed.items()}
         space = of_plan(supply.nodes, supply.plan, jobs)
         view = _View(now, jobs, supply.demands, placed, space, snapshot, supply.nodes.keys())
     else:
@@ -280,8 +280,8 @@ def _view(snapshot: ClusterSnapshot, supply: SupplyDecision | None) -> _View:
 
 def _crowd(view: _View) -> Callable[[ElasticArray], bool]:
     def scarce(array: ElasticArray) -> bool:
-        own = view.members[array.array]
-        return any(jobs - own for pool, jobs in view.crowded.items() if not pool.isdisjoint(array.pool))
+        own_jobs = view.members[array.array]
+        return any(jobs - own_jobs for pool, jobs in view.crowded.items() if not pool.isdisjoint(array.pool))
 
     return scarce
 
@@ -357,24 +357,24 @@ def _hints(comment: str) -> Hints | None:
 
 def _elastic(snapshot: ClusterSnapshot, memory: DispatchMemory) -> tuple[list[ElasticArray], set[int]]:
     """Return the elastic arrays whose former throttles are known, and the ids of the others."""
-    found = elastic_arrays(snapshot.jobs)
-    present = {array.array for array in found}
+    arrays = elastic_arrays(snapshot.jobs)
+    present = {array.array for array in arrays}
     memory.bounds.forget_but(present)
     memory.replayed &= present
     memory.runs = {array: runs for array, runs in memory.runs.items() if array in present}
-    return [array for array in found if array.array in memory.replayed], present - memory.replayed
+    return [array for array in arrays if array.array in memory.replayed], present - memory.replayed
 
 
 def _placeable(
-    view: _View, found: Sequence[ElasticArray], memory: DispatchMemory, predictions: Predictions
+    view: _View, waiting_arrays: Sequence[ElasticArray], memory: DispatchMemory, predictions: Predictions
 ) -> list[ElasticArray]:
     """Return the arrays with the prediction and the nodes of their tasks, whatever keeps these from starting now."""
-    rows = [replace(view.waiting[array.array], reason="", throttle=None) for array in found]
+    rows = [replace(view.waiting[array.array], reason="", throttle=None) for array in waiting_arrays]
     pools = {demand.job: demand.pool for demand in demands(rows, view.snapshot.nodes, view.managed, view.now)}
     starts = instance_starts(view.snapshot.jobs)
     memory.loads.forget_but(starts)
     arrays = []
-    for array, row in zip(found, rows, strict=True):
+    for array, row in zip(waiting_arrays, rows, strict=True):
         hints = _hints(array.comment)
         rate = None if hints is None else predictions.rates(hints, row.partition).get(array.profile)
         instances = starts.get(array.array, {})  # of a service; an array with a deadline has none
@@ -447,7 +447,7 @@ def _verify(view: _View, memory: DispatchMemory) -> tuple[DispatchOutcome, ...]:
     """See what became of changes that Slurm did not confirm."""
     unsure, memory.unsure = memory.unsure, []
     present = {name_of(row): row for row in view.jobs.values()} if unsure else {}
-    found = []
+    outcomes = []
     for change, error in unsure:
         if isinstance(change, Retype):
             row = next((present[name] for name in change.names if name in present), None)
@@ -457,8 +457,8 @@ def _verify(view: _View, memory: DispatchMemory) -> tuple[DispatchOutcome, ...]:
             changed = row is None or row.tasks == 1 or row.throttle == change.after
         if not changed:
             _refused(change, view.now, memory, memory.turns.hold_s)
-        found.append(DispatchOutcome(change, view.now, "" if changed else error))
-    return tuple(found)
+        outcomes.append(DispatchOutcome(change, view.now, "" if changed else error))
+    return tuple(outcomes)
 
 
 def action_row(change: Retype | Throttle, at: float, outcome: str = "", *, dry_run: bool = False) -> dict[str, Any]:

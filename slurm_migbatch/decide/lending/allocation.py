@@ -143,13 +143,13 @@ def reclaim(
     taken: set[Slot] = set()
     order: list[Slot] = []
     served = 0
-    left = [room for room in rooms if room and all(slot in owner for slot in room)]
-    while served < starts and left:
+    open_rooms = [room for room in rooms if room and all(slot in owner for slot in room)]
+    while served < starts and open_rooms:
         ranked = min(
-            enumerate(left),
+            enumerate(open_rooms),
             key=lambda numbered: (*_rank(numbered[1], owner, given_back, stopped, now, protect), numbered[0]),
         )
-        room = left.pop(ranked[0])
+        room = open_rooms.pop(ranked[0])
         for slot in sorted(room, key=str):
             loan = owner[slot]
             taken.add(slot)
@@ -157,7 +157,7 @@ def reclaim(
             given_back[loan.job] = given_back.get(loan.job, 0) + 1
             if loan.count - given_back[loan.job] < max(1, loan.least):
                 stopped[loan.job] = None
-        left = [other for other in left if not other & taken]
+        open_rooms = [other for other in open_rooms if not other & taken]
         served += 1
     return Reclaim(tuple(order), tuple(stopped), served)
 

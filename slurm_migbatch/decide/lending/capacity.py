@@ -119,8 +119,8 @@ class LendingCapacity:
                 known = self._profiles[elastic_job.nodes] = {
                     info.profile for model in models for info in model.profiles
                 }
-            found = [profile for profile, speed in elastic_job.speeds.items() if speed > 0 and profile in known]
-            self._useful[key] = tuple(sorted(found, key=by_size))
+            profiles = [profile for profile, speed in elastic_job.speeds.items() if speed > 0 and profile in known]
+            self._useful[key] = tuple(sorted(profiles, key=by_size))
         return self._useful[key]
 
     def smallest(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> tuple[int, Profile] | None:
@@ -152,12 +152,12 @@ class LendingCapacity:
 
         GPUs of nodes that only train come first.
         """
-        found: _Entry | None = None
+        best: _Entry | None = None
         for group in groups:
             top = self._top(group, lendable, profile)
-            if top is not None and (found is None or top < found):
-                found = top
-        return None if found is None else found[3]
+            if top is not None and (best is None or top < best):
+                best = top
+        return None if best is None else best[3]
 
     def put(self, index: int, profile: Profile) -> None:
         """Add one slice to a GPU."""
@@ -210,12 +210,12 @@ class LendingCapacity:
         if wishes is not None and fits(room.geometry, room.used, wishes):
             self._become(grant.room, wishes)
         else:
-            found = self.best(after, self.regions[grant.elastic_job.nodes], True) if move else None
-            if found is None:
+            target = self.best(after, self.regions[grant.elastic_job.nodes], True) if move else None
+            if target is None:
                 return False
             self.drop(grant.room, grant.profile)
-            self.put(found, after)
-            grant.room = found
+            self.put(target, after)
+            grant.room = target
         grant.profile = after
         return True
 
@@ -267,7 +267,7 @@ class LendingCapacity:
         a.profile, b.profile, a.room, b.room = b.profile, a.profile, b.room, a.room
         return True
 
-    def grow(self, elastic_jobs: Sequence[ElasticJob], most: int) -> list[Grown]:
+    def grow(self, elastic_jobs: Sequence[ElasticJob], max_count: int) -> list[Grown]:
         """Return the running jobs that pay for a larger slice, the most gain first."""
         offers: list[tuple[float, int, float, Profile, float]] = []
         for number, elastic_job in enumerate(elastic_jobs):
@@ -288,7 +288,7 @@ class LendingCapacity:
                     offers.append((before / fair - pay, number, stay, profile, before))
         grown: dict[int, Grown] = {}
         for less, number, stay, profile, before in sorted(offers):
-            if len(grown) >= most:
+            if len(grown) >= max_count:
                 break
             elastic_job = elastic_jobs[number]
             room = None if number in grown else self._grown(elastic_job, profile)
@@ -300,32 +300,32 @@ class LendingCapacity:
     def _grown(self, elastic_job: ElasticJob, profile: Profile) -> int | None:
         """Return the GPU that has room for the larger slice, which on its own GPU may replace its slice."""
         assert elastic_job.place is not None
-        own = self.place_of.get((elastic_job.place.node, elastic_job.place.gpu))
-        if own is not None and elastic_job.place.slot in self.rooms[own].used:
-            room = self.rooms[own]
+        own_gpu = self.place_of.get((elastic_job.place.node, elastic_job.place.gpu))
+        if own_gpu is not None and elastic_job.place.slot in self.rooms[own_gpu].used:
+            room = self.rooms[own_gpu]
             used = room.used.remove(elastic_job.place.slot)
             wishes = ordered((*room.wishes, profile))
             if room.lendable and profile in room.geometry and fits(room.geometry, used, wishes):
                 room.used = used
-                self._become(own, wishes)
-                return own
-        found = self.best(profile, self.regions[elastic_job.nodes], True)
-        if found is not None:
-            self.put(found, profile)
-        return found
+                self._become(own_gpu, wishes)
+                return own_gpu
+        gpu = self.best(profile, self.regions[elastic_job.nodes], True)
+        if gpu is not None:
+            self.put(gpu, profile)
+        return gpu
 
     # -- where -------------------------------------------------------------------------------------------------------
 
     def placed(self, given: Sequence[Given], grown: Sequence[Grown]) -> tuple[tuple[Release, ...], tuple[Grow, ...]]:
         """Return what was decided, each with the place that it is expected to have."""
-        left: dict[int, list[Slot]] = {}
+        free_slots: dict[int, list[Slot]] = {}
 
         def place(index: int, profile: Profile) -> SlotReference:
             room = self.rooms[index]
-            if index not in left:
-                left[index] = sorted(plan_free(room.geometry, room.used, room.wishes).slots)
-            slot = next(slot for slot in left[index] if slot.profile == profile)
-            left[index].remove(slot)
+            if index not in free_slots:
+                free_slots[index] = sorted(plan_free(room.geometry, room.used, room.wishes).slots)
+            slot = next(slot for slot in free_slots[index] if slot.profile == profile)
+            free_slots[index].remove(slot)
             return SlotReference(room.space.node, room.space.gpu, slot)
 
         grants = tuple(

@@ -134,7 +134,11 @@ class ElasticJobs:
         report = self._reports.get((job_view.row.job_id, job_view.row.restarts), Report())
         took = report.ckpt_s if report.ckpt_s is not None else self._checkpoint_s
         saved = max(report.checkpoint or 0.0, job_view.row.start or now)
-        return RunCosts(self._restart_s + (took if job_view.hints.signal else 0.0), max(0.0, now - saved))
+        return RunCosts(
+            self._restart_s + (took if job_view.hints.signal else 0.0),
+            max(0.0, now - saved),
+            reported=(job_view.row.job_id, job_view.row.restarts) in self._reports,
+        )
 
     def left_s(self, job_view: JobView, now: float) -> float:
         """Return the seconds on the whole GPU that its time limit leaves a running job at most.
@@ -161,14 +165,14 @@ class ElasticJobs:
         measured = [report for report in usable(heard.values()) if report.profile in speed]
         done = {run: report.items for run, report in heard.items()}
         done[restart] = max(done.get(restart, 0.0), self._reports.get((job, restart), Report()).items or 0.0)
-        left = job_view.hints.items - math.fsum(done.values())
-        if not measured or left <= 0:
+        items_left = job_view.hints.items - math.fsum(done.values())
+        if not measured or items_left <= 0:
             return None
         worked_s = math.fsum(report.seconds * speed[report.profile] for report in measured)
-        return left * worked_s / math.fsum(report.items for report in measured)
+        return items_left * worked_s / math.fsum(report.items for report in measured)
 
     def _expected(self, job_view: JobView) -> Mapping[Profile, float]:
-        hints = replace(job_view.hints, slice=None)
+        hints = job_view.hints.unplaced
         key = hints, job_view.row.partition
         if hints.model is not None:
             if key not in self._predicted:
@@ -182,16 +186,16 @@ class ElasticJobs:
         return self._usual[hints]
 
     def _unknown(self, hints: LoanHints) -> dict[Profile, float]:
-        found: dict[Profile, float] = {}
+        speed_of: dict[Profile, float] = {}
         for geometry in self._geometries:
             for profile in within(geometry, hints.min, hints.max):
                 if hints.mem_mib is None or geometry.info(profile).memory_mib >= hints.mem_mib:
                     speed = usual_speed(geometry, profile)
-                    found[profile] = min(found.get(profile, speed), speed)
-        return found
+                    speed_of[profile] = min(speed_of.get(profile, speed), speed)
+        return speed_of
 
 
-def _number(value: Any, most: float) -> float | None:
+def _number(value: Any, limit: float) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
-    return float(value) if 0 <= value <= most else None
+    return float(value) if 0 <= value <= limit else None

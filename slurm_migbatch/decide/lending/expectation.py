@@ -68,8 +68,8 @@ class Expectation:
         (with the mean `horizon_s` / -ln `sure`).
         """
         idle_s = horizon_s / -math.log(sure)
-        kept = {profile: gaps.enough(now, idle_s) - self._level[profile] for profile, gaps in self._gaps.items()}
-        return {profile: count for profile, count in kept.items() if count > 0}
+        counts = {profile: gaps.enough(now, idle_s) - self._level[profile] for profile, gaps in self._gaps.items()}
+        return {profile: count for profile, count in counts.items() if count > 0}
 
     def _demand(self, level: Mapping[Profile, int], now: float) -> None:
         """Note that so many slices of these profiles are needed from now on."""

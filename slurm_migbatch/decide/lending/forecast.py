@@ -68,17 +68,17 @@ class LevelGaps:
         if self._ages[:2] != (number, idle_s):
             self._ages, self._relevant = (number, idle_s, {}), self._open(number)
         ages = self._ages[2]
-        kept = 0
+        needed = 0
         for level in range(self._level, len(self._since)):
             idle = now - self._since[level]
             if idle < LEAST * idle_s:
-                kept += 1
+                needed += 1
                 continue
             age = ages.get(level)
             if age is None:
                 age = ages[level] = age_for(self._known(level), idle_s)
-            kept += idle < age
-        return self._level + kept
+            needed += idle < age
+        return self._level + needed
 
     def _known(self, level: int) -> list[float]:
         """Return the gaps of this level and those next to it, of the last hour and of this time on earlier days."""

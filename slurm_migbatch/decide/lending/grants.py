@@ -56,14 +56,14 @@ def lend(
     """
     board = LendingCapacity(spaces, elastic_jobs, now, calm)
     short = board.hold(reserve)
-    most = math.inf if releases is None else releases
+    limit = math.inf if releases is None else releases
     given: list[Given] = []
     lacking: dict[Hashable, Reason] = {}
     hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
     for elastic_job in elastic_jobs:
         if elastic_job.place is not None:
             continue
-        if len(given) >= most:
+        if len(given) >= limit:
             lacking[elastic_job.job] = "round"
             continue
         useful = board.useful(elastic_job)
@@ -81,5 +81,5 @@ def lend(
     board.exchange(given, move=enough)
     grown: list[Grown] = []
     if enough:
-        grown = board.grow(elastic_jobs, int(min(most - len(given), len(elastic_jobs))))
+        grown = board.grow(elastic_jobs, int(min(limit - len(given), len(elastic_jobs))))
     return Lending(*board.placed(given, grown), lacking, short)

@@ -31,7 +31,7 @@ def _rooms(
     geometry: Geometry, taken: tuple[Slot, ...], lent: tuple[Slot, ...], profile: Profile
 ) -> tuple[tuple[Slot, ...], ...]:
     used = Layout(taken)
-    found: list[frozenset[Slot]] = []
+    rooms: list[frozenset[Slot]] = []
     for slot in sorted(geometry.info(profile).slots):
         if not used.free_of(slot.placement):
             continue
@@ -41,10 +41,10 @@ def _rooms(
             some = [
                 frozenset([*must, *more])
                 for more in combinations(may, count)
-                if geometry.fits(Layout(kept for kept in (*taken, *may) if kept not in more), slot)
+                if geometry.fits(Layout(held for held in (*taken, *may) if held not in more), slot)
             ]
-            found += some
+            rooms += some
             if some and not count:
                 break
-    least = [room for room in dict.fromkeys(found) if not any(other < room for other in found)]
+    least = [room for room in dict.fromkeys(rooms) if not any(other < room for other in rooms)]
     return () if frozenset() in least else tuple(tuple(sorted(room)) for room in least)

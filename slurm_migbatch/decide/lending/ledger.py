@@ -248,9 +248,9 @@ class Ledger:
         for job in [job for job, past in self.past.items() if job not in job_views and now - past.ended > STALE_S]:
             del self.past[job]
         self.ran_on = {
-            job: kept
+            job: current
             for job, nodes in self.ran_on.items()
-            if job in job_views and (kept := {node: until for node, until in nodes.items() if until > now})
+            if job in job_views and (current := {node: until for node, until in nodes.items() if until > now})
         }
         return ended
 

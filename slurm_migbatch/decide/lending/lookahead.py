@@ -195,13 +195,13 @@ class SharingQueue:
         queue = self.queue
         while position < len(queue) and (self.free or (self.lone and rule.accepts is not None)):
             task = queue[position]
-            found = self._place(task, rule)
-            if found is None:
+            place = self._place(task, rule)
+            if place is None:
                 position += 1
                 continue
             del queue[position]
-            self.run(task, *found)
-            started.append((task, *found))
+            self.run(task, *place)
+            started.append((task, *place))
         return started
 
     def _place(self, task: QueuedTraining, rule: SharingRule) -> tuple[int, list[tuple[QueuedTraining, int]]] | None:
@@ -238,8 +238,8 @@ class SharingQueue:
 
     def _both(self, own: str, other: str) -> tuple[float, float]:
         slow = self.slowdown(own, other), self.slowdown(other, own)
-        found = self._pairs[own, other] = _APART if math.inf in slow else slow
-        return found
+        factors = self._pairs[own, other] = _APART if math.inf in slow else slow
+        return factors
 
     def _alone(self, task: QueuedTraining, change: int) -> None:
         if not task.alone:
@@ -257,11 +257,11 @@ class SharingQueue:
         task.version += 1
 
 
-def rollout(board: SharingQueue, rule: SharingRule, most: float = math.inf, *, hold: bool = False) -> float:
+def rollout(board: SharingQueue, rule: SharingRule, max_total: float = math.inf, *, hold: bool = False) -> float:
     """Sum of finishes, counted from now, of all on the board if nobody comes and the rule is kept to; plays it through.
 
-    Stops early with infinity where it would exceed `most`, or the budget is spent. With `hold` nothing starts before
-    the first has ended.
+    Stops early with infinity where it would exceed `max_total`, or the budget is spent. With `hold` nothing starts
+    before the first has ended.
     All jobs must fit at some time (`SharingQueue.copy` sees to it).
     """
     begin = board.now
@@ -283,7 +283,7 @@ def rollout(board: SharingQueue, rule: SharingRule, most: float = math.inf, *, h
         board.now = moment
         board.budget.left -= 1
         total += moment - begin
-        if board.budget.left < 0 or total + (moment - begin) * (len(board.tasks) - 1 + len(board.queue)) > most:
+        if board.budget.left < 0 or total + (moment - begin) * (len(board.tasks) - 1 + len(board.queue)) > max_total:
             return math.inf
         task.version += 1
         for other in board.end(task):
@@ -353,13 +353,13 @@ def plan(
 def _without(starts: Sequence[TrainingStart], dropped: TrainingStart) -> list[TrainingStart]:
     """Leave one, and with it those that would start beside it."""
     keys = {dropped.key}
-    kept = []
+    remaining = []
     for start in starts:
         if start.key in keys or any(key in keys for key, _ in start.partners):
             keys.add(start.key)
         else:
-            kept.append(start)
-    return kept
+            remaining.append(start)
+    return remaining
 
 
 def _better(

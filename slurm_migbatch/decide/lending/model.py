@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Loan
@@ -24,7 +25,8 @@ class LendingRules:
     #: how far apart jobs start that come back early (`LendingView.early`), and how long one waits for the other
     apart_s: float = 3.0
     turn_s: float = 15.0
-    #: a loan that began so lately is reclaimed only where no other is enough
+    #: a loan that began so lately is reclaimed only where no other is enough, and without waiting for a checkpoint
+    #: where it has reported nothing yet
     protect_s: float = 60.0
     reclaim: bool = True
     most_releases: int = 8
@@ -87,9 +89,23 @@ class LendingView:
     away: Mapping[int, frozenset[str]] = field(default_factory=dict)
     early: frozenset[int] = frozenset()
 
+    @cached_property
+    def unreported(self) -> Mapping[int, float]:
+        """When each loan began that runs and has reported nothing yet, by job."""
+        return {
+            int(str(elastic_job.job)): elastic_job.since
+            for elastic_job in self.elastic_jobs
+            if elastic_job.place is not None and not elastic_job.reported
+        }
+
+    def starting(self, job: int, within_s: float) -> bool:
+        """Return whether a loan began at most so many seconds ago and has reported nothing yet."""
+        began = self.unreported.get(job)
+        return began is not None and self.now - began < within_s
+
     def quota_left(self, rules: LendingRules) -> dict[str, int]:
         """Compute slices that each account with a quota may still have as loans."""
-        return {account: most - self.lent.get(account, 0) for account, most in rules.quota.items()}
+        return {account: quota - self.lent.get(account, 0) for account, quota in rules.quota.items()}
 
 
 class Kind(str, Enum):
@@ -140,7 +156,7 @@ class RoundCapacity:
     def coming(cls, view: LendingView) -> RoundCapacity:
         """Return the GPUs as they will be when what is leaving has left."""
         leaving = {job for job, loan in view.loans.items() if loan.leaving}
-        found = {}
+        spaces = {}
         for space in view.spaces:
             leaving_mask = view.passing.get((space.node, space.gpu), 0)
             taken = tuple(slot for slot in space.taken if not slot.placement.mask & leaving_mask)
@@ -148,8 +164,8 @@ class RoundCapacity:
                 loan for loan in space.lent if loan.job not in leaving and not loan.slot.placement.mask & leaving_mask
             )
             same = len(taken) == len(space.taken) and len(lent) == len(space.lent)
-            found[space.node, space.gpu] = space if same else replace(space, taken=taken, lent=lent)
-        return cls(found)
+            spaces[space.node, space.gpu] = space if same else replace(space, taken=taken, lent=lent)
+        return cls(spaces)
 
     def within(self, nodes: frozenset[str] | None) -> list[GpuCapacity]:
         """Return the GPUs of these nodes; None: of all."""

@@ -140,18 +140,18 @@ def pairs(
     """
     turns = shortest_first(waiting, speeds, rules)
     groups = _groups(running, turns, speeds)
-    found: dict[int, Pair] = {}
+    pair_of: dict[int, Pair] = {}
     for uid, profile in groups:
         hosts = groups[uid, profile]
         queue = [
             sharer
             for sharer in turns
-            if sharer.uid == uid and sharer.job not in found and _runs(sharer, profile, speeds)
+            if sharer.uid == uid and sharer.job not in pair_of and _runs(sharer, profile, speeds)
         ]
         budget = StepBudget(rules.steps // len(groups))
         group = _Group(profile, hosts, queue, speeds, rules, frozenset(resting))
-        found.update({pair.guest: pair for pair in group.pairs(budget)})
-    return [found[sharer.job] for sharer in turns if sharer.job in found][: rules.most]
+        pair_of.update({pair.guest: pair for pair in group.pairs(budget)})
+    return [pair_of[sharer.job] for sharer in turns if sharer.job in pair_of][: rules.most]
 
 
 def shortest_first(waiting: Sequence[Sharer], speeds: Speeds, rules: SharingRules) -> list[Sharer]:
@@ -160,11 +160,11 @@ def shortest_first(waiting: Sequence[Sharer], speeds: Speeds, rules: SharingRule
     Each user has the turns that Slurm's order gives to his jobs; so none is passed over for another user's. What is
     expected is seconds alone on the fastest slice that the job may have; ties keep Slurm's order.
     """
-    own: dict[int, list[Sharer]] = {}
+    by_user: dict[int, list[Sharer]] = {}
     for sharer in waiting:
-        own.setdefault(sharer.uid, []).append(sharer)
+        by_user.setdefault(sharer.uid, []).append(sharer)
     shortest = {
-        uid: iter(sorted(jobs, key=lambda sharer: _shortest_s(sharer, speeds, rules))) for uid, jobs in own.items()
+        uid: iter(sorted(jobs, key=lambda sharer: _shortest_s(sharer, speeds, rules))) for uid, jobs in by_user.items()
     }
     return [next(shortest[sharer.uid]) for sharer in waiting]
 
@@ -185,14 +185,14 @@ def _groups(
     running: Iterable[Host], waiting: Iterable[Sharer], speeds: Speeds
 ) -> dict[tuple[int, Profile], list[Host]]:
     """Return one user's slices of one profile where one job runs alone and one waits that might share it."""
-    found: dict[tuple[int, Profile], list[Host]] = {}
+    grouped: dict[tuple[int, Profile], list[Host]] = {}
     for host in running:
         if _runs(host.sharer, host.profile, speeds):
-            found.setdefault((host.sharer.uid, host.profile), []).append(host)
+            grouped.setdefault((host.sharer.uid, host.profile), []).append(host)
     willing = [sharer for sharer in waiting if not sharer.solo and sharer.memory_mib is not None]
     return {
         (uid, profile): hosts
-        for (uid, profile), hosts in found.items()
+        for (uid, profile), hosts in grouped.items()
         if any(host.guest is None and not host.sharer.solo for host in hosts)
         and any(sharer.uid == uid and _runs(sharer, profile, speeds) for sharer in willing)
     }
@@ -250,16 +250,16 @@ class _Group:
         memory_mib = min(host.memory_mib for host in self.hosts)
 
         def slowdown(own: str, other: str) -> float:
-            found = known.get((own, other))
-            if found is None:
+            factor = known.get((own, other))
+            if factor is None:
                 sharer, partner = by_job[own], by_job[other]
                 host = lone.get(other) or lone.get(own)
                 guest = sharer if other in lone else partner
                 may = _fit(sharer, partner, memory_mib if host is None else host.memory_mib, rules)
                 if may and host is not None:
                     may = (guest.job, host.sharer.job) not in self.resting and self._in_time(host, guest)
-                found = known[own, other] = rules.slow(sharer, partner) if may else math.inf
-            return found
+                factor = known[own, other] = rules.slow(sharer, partner) if may else math.inf
+            return factor
 
         return slowdown
 

@@ -120,27 +120,29 @@ class _ReclaimPlanner:
     def loans(self) -> dict[int, ReclaimCandidate[SlotReference]]:
         """The loans that may end; most rounds end none and never ask."""
         view, rules = self.view, self.rules
-        found: dict[int, ReclaimCandidate[SlotReference]] = {}
+        candidates: dict[int, ReclaimCandidate[SlotReference]] = {}
         for elastic_job in view.elastic_jobs:
             job = int(str(elastic_job.job))
             held = view.loans.get(job)
             if not rules.reclaim or elastic_job.place is None or held is None or held.state is not State.RUNNING:
                 continue
-            found[job] = _loan(elastic_job, rules, view.now)
-        return found
+            candidates[job] = _loan(elastic_job, rules, view.now)
+        return candidates
 
     def serve(self, start: WaitingInference, cause: Cause, why: str) -> bool:
         """Find room for one copy of it, by ending loans where need be; False, and nothing done, where there is none."""
         if start.nodes == 1 and len(start.slices) == 1:
-            found = [
+            places = [
                 place for place in [self._place(start.slices, self.capacity.within(start.pool))] if place is not None
             ]
         else:
             tried = (self._place(start.slices, self.capacity.within(frozenset([node]))) for node in sorted(start.pool))
-            found = sorted((place for place in tried if place is not None), key=lambda place: place.loss)[: start.nodes]
-        if len(found) < start.nodes:
+            places = sorted((place for place in tried if place is not None), key=lambda place: place.loss)[
+                : start.nodes
+            ]
+        if len(places) < start.nodes:
             return False
-        for place in found:
+        for place in places:
             for space in place.spaces:
                 self.capacity.put(space)
             for job in place.ended:
@@ -175,12 +177,16 @@ class _ReclaimPlanner:
         return _Found(tuple(changed.values()), tuple(ended), lost)
 
     def _order(self, job: int, cause: Cause, why: str) -> LoanOrder:
-        return stop(self.view, job, cause, why)
+        return stop(self.view, self.rules, job, cause, why)
 
 
-def stop(view: LendingView, job: int, cause: Cause, why: str) -> LoanOrder:
-    """Return the order that ends a loan: a signal where the job can write a checkpoint, else a requeue."""
-    signal = _signal(view, job)
+def stop(view: LendingView, rules: LendingRules, job: int, cause: Cause, why: str) -> LoanOrder:
+    """Return the order that ends a loan: a signal where the job can write a checkpoint, else a requeue.
+
+    A run that began a moment ago and has reported nothing has nothing to save yet, and often no handler for the signal,
+    which would then be lost, or kill it.
+    """
+    signal = "" if view.starting(job, rules.protect_s) else _signal(view, job)
     kind = Kind.SIGNAL if signal else Kind.REQUEUE
     return LoanOrder(kind, job, view.loans[job].restart, why, cause, signal=signal)
 

@@ -52,7 +52,7 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
     }
     waiting = {int(str(elastic_job.job)) for elastic_job in elastic_jobs if elastic_job.place is None}
     lacking.update(dict.fromkeys(_without_quota(view, rules) - waiting, LACKING["quota"]))
-    left = view.quota_left(rules)
+    quota_left = view.quota_left(rules)
     accounts = {int(str(elastic_job.job)): elastic_job.account for elastic_job in view.elastic_jobs}
     if not ended and not view.blackout:
         later = not _may_return(view, rules)
@@ -65,15 +65,15 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
                     continue
                 later = True
             account, slices = accounts[job], grant.profile.compute
-            if slices > left.get(account, slices):
+            if slices > quota_left.get(account, slices):
                 lacking[job] = LACKING["quota"]
                 continue
-            if account in left:
-                left[account] -= slices
+            if account in quota_left:
+                quota_left[account] -= slices
             why = f"{grant.profile} is idle, and no inference is expected to need it"
             away = tuple(sorted(view.away.get(job, ())))
             orders.append(LoanOrder(Kind.RELEASE, job, row.restarts, why, profile=grant.profile, away=away))
-        orders += [_grow(view, grow) for grow in lending.grows if int(str(grow.job)) not in busy]
+        orders += [_grow(view, rules, grow) for grow in lending.grows if int(str(grow.job)) not in busy]
     else:
         reason = LACKING["blackout"] if view.blackout else "inference that waits is served first"
         lacking.update({int(str(grant.job)): reason for grant in lending.grants})
@@ -101,26 +101,26 @@ def _lendable(view: LendingView, capacity: RoundCapacity, busy: set[int]) -> lis
 
     A GPU on which something is leaving is not lent from until it has left.
     """
-    found: dict[tuple[str, int], GpuCapacity] = {}
+    spaces: dict[tuple[str, int], GpuCapacity] = {}
     for space in view.spaces:
         key = space.node, space.gpu
         coming = capacity.spaces[key]
         if coming is space:
-            found[key] = space
+            spaces[key] = space
             continue
         mask = sum(slot.placement.mask for slot in coming.taken)
         lent = tuple(loan for loan in space.lent if not loan.slot.placement.mask & mask)
         leaving = len(lent) < len(space.lent) or key in view.passing or _leaves(view, space, busy)
-        found[key] = replace(coming, lent=lent, reclaimed=inf if leaving else space.reclaimed)
+        spaces[key] = replace(coming, lent=lent, reclaimed=inf if leaving else space.reclaimed)
     for promise in view.promises:
-        for key, space in found.items():
+        for key, space in spaces.items():
             if promise.nodes is not None and space.node not in promise.nodes:
                 continue
             if promise.profile in space.geometry and loss(space.geometry, space.used, (), promise.profile) is not None:
                 (slot,) = plan_free(space.geometry, space.used, (promise.profile,)).slots
-                found[key] = replace(space, lent=(*space.lent, LentSlot(slot, promise.job)))
+                spaces[key] = replace(space, lent=(*space.lent, LentSlot(slot, promise.job)))
                 break
-    return list(found.values())
+    return list(spaces.values())
 
 
 def _leaves(view: LendingView, space: GpuCapacity, busy: set[int]) -> bool:
@@ -133,39 +133,40 @@ def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> lis
 
     Those that leave count as new.
     """
-    barred, left = _without_quota(view, rules), view.quota_left(rules)
-    found = []
+    barred, quota_left = _without_quota(view, rules), view.quota_left(rules)
+    elastic_jobs = []
     for elastic_job in view.elastic_jobs:
         job = int(str(elastic_job.job))
         if elastic_job.place is None and (job in busy or job in barred):
             continue
         has = elastic_job.place.slot.profile if elastic_job.place is not None else None
-        if elastic_job.account in left:
-            most = left[elastic_job.account] + (has.compute if has is not None else 0)
+        if elastic_job.account in quota_left:
+            max_compute = quota_left[elastic_job.account] + (has.compute if has is not None else 0)
             elastic_job = replace(
-                elastic_job, speeds={p: v for p, v in elastic_job.speeds.items() if p.compute <= most or p == has}
+                elastic_job,
+                speeds={p: v for p, v in elastic_job.speeds.items() if p.compute <= max_compute or p == has},
             )
         if has is not None:
             loan = view.loans.get(job)
             stays = job in busy or loan is None or loan.leaving or elastic_job.changes >= rules.max_restarts
             elastic_job = replace(elastic_job, since=view.now) if stays else elastic_job
-        found.append(elastic_job)
-    return found
+        elastic_jobs.append(elastic_job)
+    return elastic_jobs
 
 
 def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
     """Return waiting jobs whose account has room for none of their profiles."""
-    left = view.quota_left(rules)
+    quota_left = view.quota_left(rules)
     return {
         int(str(elastic_job.job))
         for elastic_job in view.elastic_jobs
         if elastic_job.place is None
-        and elastic_job.account in left
+        and elastic_job.account in quota_left
         and elastic_job.speeds
-        and all(profile.compute > left[elastic_job.account] for profile in elastic_job.speeds)
+        and all(profile.compute > quota_left[elastic_job.account] for profile in elastic_job.speeds)
     }
 
 
-def _grow(view: LendingView, grow: Grow) -> LoanOrder:
+def _grow(view: LendingView, rules: LendingRules, grow: Grow) -> LoanOrder:
     why = f"{grow.profile} instead of {grow.before} makes it {grow.faster:.1f} times faster"
-    return stop(view, int(str(grow.job)), Cause.GROW, why)
+    return stop(view, rules, int(str(grow.job)), Cause.GROW, why)

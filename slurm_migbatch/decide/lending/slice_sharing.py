@@ -66,7 +66,7 @@ class SliceSharing:
             rules: the admin's.
             offered: the pairs that supply has put into a plan: second job -> node.
         """
-        orders = [*decided.orders, *self._together(view, decided.orders)]
+        orders = [*decided.orders, *self._together(view, rules, decided.orders)]
         busy = {order.job for order in orders}
         self._give_up(view, rules, busy)
         later = [*self._back(view, busy), *self._starts(view, offered, busy)]
@@ -78,7 +78,7 @@ class SliceSharing:
 
     # -- the end of both -------------------------------------------------------------------------------------------
 
-    def _together(self, view: LendingView, orders: Sequence[LoanOrder]) -> Iterator[LoanOrder]:
+    def _together(self, view: LendingView, rules: LendingRules, orders: Sequence[LoanOrder]) -> Iterator[LoanOrder]:
         """Yield the orders that end the second loan of a slice too, which inference gets when both have left."""
         named = {order.job for order in orders}
         for order in orders:
@@ -86,7 +86,8 @@ class SliceSharing:
             called = order.kind in (Kind.SIGNAL, Kind.REQUEUE) and order.cause in (Cause.RECLAIM, Cause.FORECAST)
             loan = view.loans.get(other[0]) if other is not None and called else None
             if loan is not None and loan.state is State.RUNNING and loan.job_id not in named:
-                yield stop(view, loan.job_id, order.cause, f"{order.why}; it shares the slice of job {order.job}")
+                why = f"{order.why}; it shares the slice of job {order.job}"
+                yield stop(view, rules, loan.job_id, order.cause, why)
 
     # -- pairs that were decided -----------------------------------------------------------------------------------
 
@@ -138,7 +139,7 @@ class SliceSharing:
             if host.guest is not None:  # it has no place of its own, so nothing is told of its speed
                 speeds.setdefault(host.guest.job, speeds[host.sharer.job])
         accounts = {_job(elastic_job): elastic_job.account for elastic_job in view.elastic_jobs}
-        left = view.quota_left(rules)
+        quota_left = view.quota_left(rules)
         turns = [
             replace(
                 _sharer(view, _job(elastic_job), elastic_job.needs_s),
@@ -148,10 +149,10 @@ class SliceSharing:
         ]
         for pair in pairs(slices, turns, speeds, self._rules, self._rest.keys()):
             account, compute = accounts[pair.guest], view.loans[pair.host].slice.compute
-            if compute > left.get(account, compute):
+            if compute > quota_left.get(account, compute):
                 continue
-            if account in left:
-                left[account] -= compute
+            if account in quota_left:
+                quota_left[account] -= compute
             self._pairs[pair.guest] = pair, view.now
 
     def _may_share(self, view: LendingView, decided: Round, elastic_job: ElasticJob) -> bool:

@@ -78,6 +78,7 @@ class ElasticJob:
         restarts: how often it was stopped so far, for whatever reason. `hits`: by a reclaim or by Slurm's preemption.
         left_s: seconds that it would still need on the whole GPU; infinite where that is not known.
         needs_s: the same by what it said of itself; None: it did not.
+        reported: whether its present run has reported anything.
     """
 
     job: Hashable
@@ -91,6 +92,7 @@ class ElasticJob:
     costs: RestartCosts = field(default_factory=lambda: RestartCosts(60.0, 60.0))
     left_s: float = math.inf
     needs_s: float | None = None
+    reported: bool = False
 
     @property
     def changes(self) -> int:

@@ -47,10 +47,16 @@ class LendingInputs:
 
 @dataclass(frozen=True)
 class RunCosts:
-    """What is known of one run: seconds that a restart costs it, and work that it would lose, in seconds."""
+    """What is known of one run.
+
+    Attributes:
+        restart_s: seconds that a restart costs it. `unsaved_s`: work that it would lose, in seconds.
+        reported: whether it has reported anything.
+    """
 
     restart_s: float = 30.0
     unsaved_s: float = 0.0
+    reported: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,12 +96,12 @@ class Idleness:
 
 def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, JobView]:
     """Return every elastic training job, in Slurm's order."""
-    found = {}
+    job_views = {}
     for row in rows:
         hints = loan_hints(row.comment, row.partition, row.gres, partitions)
         if hints is not None:
-            found[row.job_id] = JobView(row, hints)
-    return found
+            job_views[row.job_id] = JobView(row, hints)
+    return job_views
 
 
 def places_of(facts: Mapping[str, NodeFacts]) -> dict[Run, Place]:
@@ -153,7 +159,9 @@ def _spaces(
     alive = {(row.job_id, row.restarts) for row in inputs.rows if row.active and row.state != "COMPLETING"}
     unread = {row.job_id for row in inputs.rows if row.unread}
     open_nodes = {row.name for row in inputs.nodes if row.open}
-    own = {row.name for row in inputs.nodes if row.partitions and inputs.training_only.issuperset(row.partitions)}
+    training_nodes = {
+        row.name for row in inputs.nodes if row.partitions and inputs.training_only.issuperset(row.partitions)
+    }
     plan = inputs.plan
     promised = _promised(inputs, job_views)
     shut = {place[1] for reservation in (plan.reservations if plan is not None else ()) for place in reservation.places}
@@ -172,7 +180,7 @@ def _spaces(
             still = plan.nodes[name].fixed or gpu.uuid in shut
             reclaimed = inf if still else ledger.reclaimed.get(gpu.uuid)
             space = GpuCapacity(
-                name, number, gpu.geometry, (*taken, *extra), tuple(lent), since, reclaimed, own=name in own
+                name, number, gpu.geometry, (*taken, *extra), tuple(lent), since, reclaimed, own=name in training_nodes
             )
             try:
                 gpu.geometry.check(space.used)
@@ -182,9 +190,9 @@ def _spaces(
             places.update(
                 {run[0]: SlotReference(name, number, slot) for slot, run in gpu.leases if _is_open(run, ledger)}
             )
-            kept = {slot for slot, run in gpu.guests if run in alive or run[0] in unread}
-            left = (slot for slot, run in gpu.leases if run not in alive and run[0] not in unread)
-            leaving_mask = sum(slot.placement.mask for slot in left if slot not in kept)
+            guest_slots = {slot for slot, run in gpu.guests if run in alive or run[0] in unread}
+            leaving = (slot for slot, run in gpu.leases if run not in alive and run[0] not in unread)
+            leaving_mask = sum(slot.placement.mask for slot in leaving if slot not in guest_slots)
             if leaving_mask:
                 passing[name, number] = leaving_mask
     return spaces, passing, places
@@ -221,7 +229,7 @@ def _promised(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> dict[s
             share = (count - number + len(placed.nodes) - 1) // len(placed.nodes)
             for profile, slices in by_profile.items():
                 need.setdefault(node, Counter())[profile] += slices * share
-    found: dict[str, list[Slot]] = {}
+    promised: dict[str, list[Slot]] = {}
     for node, counts in need.items():
         facts, layouts = inputs.facts.get(node), inputs.plan.nodes.get(node)
         for gpu in facts.gpus if facts is not None and layouts is not None else ():
@@ -230,8 +238,8 @@ def _promised(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> dict[s
             for slot in layouts.layouts.get(gpu.uuid, ()):
                 if counts[slot.profile] > 0 and not any(_touch(slot, used) for used in held):
                     counts[slot.profile] -= 1
-                    found.setdefault(gpu.uuid, []).append(slot)
-    return found
+                    promised.setdefault(gpu.uuid, []).append(slot)
+    return promised
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
@@ -241,13 +249,13 @@ def _starts(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> list[Wai
     if inputs.plan is None:
         return []
     waiting = frozenset(inputs.plan.waiting) - inputs.plan.cramped
-    found = []
+    starts = []
     for demand in inputs.wanted:
         if demand.job in waiting and demand.job not in job_views and demand.parts:
             placed = inputs.plan.placed.get(demand.job)
             copies = demand.copies - (placed.copies if placed is not None else 0)
-            found.append(WaitingInference(demand.job, demand.slices, demand.pool, demand.nodes, max(1, copies)))
-    return found
+            starts.append(WaitingInference(demand.job, demand.slices, demand.pool, demand.nodes, max(1, copies)))
+    return starts
 
 
 @dataclass(frozen=True)
@@ -283,10 +291,10 @@ def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Le
             alike.append(replace(row, gres=_ANY))
         elif row.active and row.array_job is not None:
             alike.append(row)  # it counts against the limit of its array
-    found = demands(alike, inputs.nodes, inputs.facts.keys(), inputs.now)
+    pool_demands = demands(alike, inputs.nodes, inputs.facts.keys(), inputs.now)
     pools = {
         demand.job: _pool(job_views[demand.job].row, demand.pool, ledger, early=demand.job in early)
-        for demand in found
+        for demand in pool_demands
         if demand.job in job_views
     }
     return {job: pool for job, pool in pools.items() if pool is not None}
@@ -296,12 +304,12 @@ def _pool(row: JobRow, nodes: frozenset[str], ledger: Ledger, *, early: bool) ->
     """Return those of the nodes for which a job may be released now; None for none."""
     if forgets(row.gres) or not row.restarts:
         return LoanPool(nodes)
-    kept = ledger.taken_for_last(row.job_id)
+    taken = ledger.taken_for_last(row.job_id)
     known = not early or bool(ledger.past.get(row.job_id, LoanHistory()).node)
-    if known and not kept:
+    if known and not taken:
         return LoanPool(nodes)
-    if known and nodes - kept:
-        return LoanPool(nodes - kept, away=kept)
+    if known and nodes - taken:
+        return LoanPool(nodes - taken, away=taken)
     return LoanPool(nodes, early=True) if row.restarts == 1 else None
 
 
@@ -326,7 +334,7 @@ def _elastic_jobs(
     pools: Mapping[int, LoanPool],
     barred: Collection[int],
 ) -> list[ElasticJob]:
-    found = []
+    elastic_jobs = []
     for job, job_view in job_views.items():
         loan, place = ledger.open.get(job), places.get(job)
         if loan is None and (job not in pools or job in barred):
@@ -335,7 +343,7 @@ def _elastic_jobs(
             continue
         costs = knowledge.costs(job_view)
         restart = costs.restart_s + (costs.unsaved_s if not job_view.hints.signal else 0.0)
-        found.append(
+        elastic_jobs.append(
             ElasticJob(
                 job,
                 knowledge.speeds(job_view),
@@ -348,24 +356,25 @@ def _elastic_jobs(
                 costs=RestartCosts(restart, restart),
                 left_s=knowledge.left_s(job_view),
                 needs_s=knowledge.needs_s(job_view),
+                reported=costs.reported,
             )
         )
-    return found
+    return elastic_jobs
 
 
 def _promises(
     inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, places: Mapping[int, SlotReference]
 ) -> list[PendingLoan]:
     pools = {demand.job: demand.pool for demand in inputs.wanted}
-    found = []
+    pending_loans = []
     for job, loan in ledger.open.items():
         if job in places or job not in job_views or loan.state in (State.WITHDRAWN, State.REQUEUED):
             continue
         if job_views[job].hints.guest:  # it shares another loan's slot
             continue
         nodes = frozenset(job_views[job].row.nodes) or pools.get(job)
-        found.append(PendingLoan(job, loan.slice, nodes))
-    return found
+        pending_loans.append(PendingLoan(job, loan.slice, nodes))
+    return pending_loans
 
 
 def _lent(ledger: Ledger) -> dict[str, int]:

@@ -113,7 +113,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
 }
 #: attributes that are settings, save work, or are made anew by every decision
 DERIVED: Final[Mapping[type, frozenset[str]]] = {
-    SupplyMemory: frozenset({"planner", "known"}),
+    SupplyMemory: frozenset({"planner", "queue", "nodes", "demands", "offers"}),
     RetypeHistory: frozenset({"hold_s"}),
     LendingMemory: frozenset({"job_views", "round"}),
     ElasticJobs: frozenset({"_predict", "_restart_s", "_checkpoint_s"}),

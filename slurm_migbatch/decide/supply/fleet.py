@@ -1,18 +1,23 @@
 """The GPUs while a plan is being made, and where on them a claim costs least.
 
 GPUs in the same condition are one bucket of their class (nodes that belong to the same pools), and each class keeps one
-heap per profile of the costs of adding it, so a claim is found in logarithmic time whatever the number of GPUs.
+heap per profile of the costs of adding it, so a claim is found in logarithmic time whatever the number of GPUs. What a
+node is at the beginning of a plan is kept from round to round (`Admission`); a GPU becomes an object of its own
+(`GpuClaims`) once the plan looks at it.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 
-from slurm_migbatch.decide.capacity.model import Gpu, Mode, Node
+from slurm_migbatch.decide.capacity.model import Gpu, Node
+from slurm_migbatch.decide.supply.admission import Admission, Busy
 from slurm_migbatch.decide.supply.gpu_state import Cost, GpuState, GpuStates
-from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 
 #: A claim on a GPU: index of the demand, its copy, the profile. Lower means more important.
@@ -36,7 +41,7 @@ class GpuClaims:
         "until",
     )
 
-    def __init__(self, index: int, node: str, gpu: Gpu, shape: GpuState) -> None:
+    def __init__(self, index: int, node: str, gpu: Gpu, shape: GpuState, until: Busy) -> None:
         self.index, self.node, self.gpu, self.shape = index, node, gpu, shape
         self.claims: Sequence[Claim] = ()
         #: claims whose slots can no longer change, because a reservation relies on them
@@ -45,103 +50,191 @@ class GpuClaims:
         #: profiles of which nothing is offered that nobody claims
         self.hidden: frozenset[Profile] = frozenset()
         #: slots in use or claimed before a reservation, and when they should be free (None: nobody knows)
-        self.until: Sequence[tuple[Slot, float | None]] = gpu.busy
+        self.until: Busy = until
+
+
+class FleetMemory:
+    """What fleets share from round to round: it saves work and changes no answer.
+
+    Attributes:
+        book: conditions of GPUs.
+        classes: how nodes are told apart by pools.
+    """
+
+    def __init__(self) -> None:
+        self.book = GpuStates()
+        self.classes = NodeClasses((), ())
+        self._admissions: dict[str, Admission] = {}
+
+    def trim(self) -> None:
+        """Forget conditions once there are many; to be called between plans."""
+        if self.book.trim():
+            self._admissions.clear()
+
+    def admit(self, nodes: Sequence[Node], last_choice: Collection[str]) -> list[Admission]:
+        """Return all nodes as a plan finds them; see `Fleet` for `last_choice`."""
+        before, self._admissions = self._admissions, {}
+        found = []
+        for node in nodes:
+            known = before.get(node.name)
+            if known is None or known.node is not node:
+                known = Admission(node, self.book, before=known)
+            self._admissions[node.name] = known
+            found.append(known if known.uuids.isdisjoint(last_choice) else Admission(node, self.book, last_choice))
+        return found
+
+
+class NodeClasses:
+    """Nodes that belong to the same pools, numbered in the order of the first of each.
+
+    Attributes:
+        of_node: the class of each node, in their order.
+        of_pool: the classes that make up each pool.
+        count: how many there are.
+    """
+
+    def __init__(self, names: Sequence[str], pools: Sequence[frozenset[str]]) -> None:
+        self._names, self._pools = list(names), frozenset(pools)
+        members: dict[str, list[int]] = {name: [] for name in names}
+        for number, pool in enumerate(pools):
+            for name in pool:
+                if name in members:
+                    members[name].append(number)
+        self.of_pool: dict[frozenset[str], list[int]] = {pool: [] for pool in pools}
+        self.of_node: list[int] = []
+        numbers: dict[tuple[int, ...], int] = {}
+        for name in names:
+            signature = tuple(members[name])
+            known = numbers.get(signature)
+            if known is None:
+                known = numbers[signature] = len(numbers)
+                for number in signature:
+                    self.of_pool[pools[number]].append(known)
+            self.of_node.append(known)
+        self.count = len(numbers)
+
+    def after(self, names: Sequence[str], pools: Sequence[frozenset[str]]) -> NodeClasses:
+        """Return the classes of these nodes and pools, which may be the same."""
+        return self if names == self._names and self._pools == frozenset(pools) else NodeClasses(names, pools)
 
 
 class Fleet:
     """All nodes that are to be planned or may serve with what they offer.
 
-    Slots that cannot be moved, because a job that just started or ended may be on any of them, are `fixed`: they count
-    as used where space is concerned, and `fixed[node]` of them can still be claimed as they are.
-
     Args:
         nodes: all nodes.
         pools: the node sets that demands name.
-        book: remembers conditions between rounds.
+        memory: what is known from earlier rounds.
         last_choice: uuids of GPUs that were being cleared for someone; new slots go there last.
     """
 
     def __init__(
-        self, nodes: Sequence[Node], pools: Iterable[frozenset[str]], book: GpuStates, last_choice: Container[str] = ()
+        self,
+        nodes: Sequence[Node],
+        pools: Iterable[frozenset[str]],
+        memory: FleetMemory,
+        last_choice: Collection[str] = (),
     ) -> None:
-        self.book = book
-        self._last_choice = last_choice
+        self.book = memory.book
         self.nodes = {node.name: node for node in nodes}
-        self.all_claims: list[GpuClaims] = []
-        self.by_node: dict[str, list[GpuClaims]] = {}
-        self.fixed: dict[str, Counter[Profile]] = {}
+        memory.classes = classes = memory.classes.after(list(self.nodes), list(dict.fromkeys(pools)))
+        admitted = memory.admit(nodes, frozenset(last_choice))
+        self.admissions = dict(zip(self.nodes, admitted, strict=True))
         self.unexplained: dict[str, Counter[Profile]] = {}
-        self._pools = tuple(dict.fromkeys(pools))
-        self._class: dict[str, int] = {}
-        self._classes_of: dict[frozenset[str], list[int]] = {pool: [] for pool in self._pools}
-        signatures: dict[frozenset[int], int] = {}
-        members: dict[str, list[int]] = {node.name: [] for node in nodes}
-        for number, pool in enumerate(self._pools):
-            for name in pool:
-                if name in members:
-                    members[name].append(number)
-        for node in nodes:
-            signature = frozenset(members[node.name])
-            if signature not in signatures:
-                signatures[signature] = len(signatures)
-                for number in signature:
-                    self._classes_of[self._pools[number]].append(signatures[signature])
-            self._class[node.name] = signatures[signature]
-        self._buckets: list[dict[GpuState, list[int]]] = [defaultdict(list) for _ in signatures]
-        self._heaps: list[dict[Profile, list[tuple[Cost, int, GpuState]]]] = [{} for _ in signatures]
-        self._heaped: list[dict[Profile, set[GpuState]]] = [{} for _ in signatures]
-        self._fixed_at: list[dict[Profile, list[str]]] = [defaultdict(list) for _ in signatures]
+        self._class = dict(zip(self.nodes, classes.of_node, strict=True))
+        self._classes_of = classes.of_pool
+        self._buckets: list[dict[GpuState, list[int]]] = [defaultdict(list) for _ in range(classes.count)]
+        self._heaps: list[dict[Profile, list[tuple[Cost, int, GpuState]]]] = [{} for _ in range(classes.count)]
+        self._heaped: list[dict[Profile, set[GpuState]]] = [{} for _ in range(classes.count)]
+        #: pinned slots that may still be claimed, of nodes that have any
+        self._fixed: dict[str, Counter[Profile]] = {}
+        self._fixed_at: list[dict[Profile, list[str]]] = [defaultdict(list) for _ in range(classes.count)]
+        self._gpu_counts = [0] * classes.count
+        #: nodes whose slots may be changed, with the index of their first GPU
+        self._open: list[list[tuple[Admission, int]]] = [[] for _ in range(classes.count)]
         self._tick = 0
         #: claims on fixed slots, and how to undo what was done since the last commit
         self.on_fixed: list[tuple[str, Claim]] = []
         self._trail: list[Callable[[], None]] = []
-        for node in nodes:
-            self._admit(node)
-
-    def _admit(self, node: Node) -> None:
-        held = node.unmatched()
-        fixed: Counter[Profile] = Counter()
-        self.by_node[node.name] = all_claims = []
-        short: Counter[Profile] = Counter()
-        if held:
-            have = Counter(slot.profile for gpu in node.gpus for slot in gpu.free.slots)
-            short = held - have
-            # A lease that lies across planned slots may be over without our having heard so, and one of these in use.
-            for gpu in node.gpus:
-                if gpu.offered is not gpu.free:
-                    hidden = gpu.offered.minus(gpu.free)
-                    short |= Counter({slot.profile: held[slot.profile] for slot in hidden.slots})
-            short = +short
-        if short:
-            self.unexplained[node.name] = short
-        still = node.mode is Mode.FROZEN or bool(short)
-        for gpu in node.gpus:
-            present = EMPTY if node.mode in (Mode.WITHDRAWN, Mode.CLOSED) else gpu.free
-            pinned = present if still else _only(present, held)
-            if pinned:
-                fixed.update(slot.profile for slot in pinned.slots)
-            shape = self.book.start(
-                gpu.geometry,
-                gpu.occupied.union(pinned) if pinned else gpu.occupied,
-                present.minus(pinned) if pinned else present,
-                gpu.warm,
-                last_choice=gpu.uuid in self._last_choice,
-            )
-            gpu_claims = GpuClaims(len(self.all_claims), node.name, gpu, shape)
-            if pinned:
-                gpu_claims.until = (*gpu_claims.until, *((slot, None) for slot in pinned.slots))
-            self.all_claims.append(gpu_claims)
-            all_claims.append(gpu_claims)
-            if node.mode is Mode.OPEN and not still:
-                self._buckets[self._class[node.name]][shape].append(gpu_claims.index)
-        fixed.subtract(held)
-        self.fixed[node.name] = +fixed
-        for profile in self.fixed[node.name]:
-            self._fixed_at[self._class[node.name]][profile].append(node.name)
+        #: GPUs that were looked at one by one, by index and by node, and of them those with claims
+        self._gpus: dict[int, GpuClaims] = {}
+        self._by_node: dict[str, list[GpuClaims]] = {}
+        self._claimed: set[int] = set()
+        #: the nodes in order, and the index of the first GPU of each
+        self._names = list(self.nodes)
+        self._firsts: list[int] = []
+        self._first: dict[str, int] = {}
+        index = 0
+        for known, number in zip(admitted, classes.of_node, strict=True):
+            name = known.node.name
+            self._firsts.append(index)
+            self._first[name] = index
+            if known.short:
+                self.unexplained[name] = known.short
+            if known.fixed:
+                self._fixed[name] = Counter(known.fixed)
+                for profile in known.fixed:
+                    self._fixed_at[number][profile].append(name)
+            if known.open:
+                buckets = self._buckets[number]
+                for i, shape in enumerate(known.shapes, index):
+                    buckets[shape].append(i)
+                self._gpu_counts[number] += len(known.shapes)
+                self._open[number].append((known, index))
+            index += len(known.shapes)
 
     def plannable(self, node: str) -> bool:
         """Return whether slots of the node may be changed."""
-        return self.nodes[node].mode is Mode.OPEN and node not in self.unexplained
+        return self.admissions[node].open
+
+    def plannable_gpus(self, pool: frozenset[str]) -> int:
+        """Return how many GPUs of the pool there are whose slots may be changed."""
+        return sum(self._gpu_counts[number] for number in self._classes_of[pool])
+
+    def open_nodes(self, pool: frozenset[str]) -> Iterable[tuple[Admission, int]]:
+        """Return the nodes of the pool whose slots may be changed, each with the index of its first GPU."""
+        return chain.from_iterable(self._open[number] for number in self._classes_of[pool])
+
+    def first_index(self, node: str) -> int:
+        """Return the index of the node's first GPU."""
+        return self._first[node]
+
+    def on(self, node: str) -> list[GpuClaims]:
+        """Return the GPUs of a node."""
+        found = self._by_node.get(node)
+        if found is None:
+            known, first = self.admissions[node], self._first[node]
+            found = self._by_node[node] = [
+                GpuClaims(i, node, gpu, shape, until)
+                for i, (gpu, shape, until) in enumerate(
+                    zip(known.node.gpus, known.shapes, known.until, strict=True), first
+                )
+            ]
+            self._gpus.update((gpu_claims.index, gpu_claims) for gpu_claims in found)
+        return found
+
+    def gpu(self, index: int) -> GpuClaims:
+        """Return the GPU with this index."""
+        if index not in self._gpus:
+            self.on(self._names[bisect_right(self._firsts, index) - 1])
+        return self._gpus[index]
+
+    def claimed(self) -> list[GpuClaims]:
+        """Return the GPUs on which anything was claimed, in order."""
+        return [self._gpus[index] for index in sorted(self._claimed)]
+
+    def touched(self) -> set[str]:
+        """Return the nodes whose GPUs are not as the plan has found them."""
+        return {name for name in self._by_node if not self.as_admitted(name)}
+
+    def as_admitted(self, node: str) -> bool:
+        """Return whether the node's GPUs are as the plan has found them."""
+        found = self._by_node.get(node)
+        return found is None or all(map(_is_untouched, found, self.admissions[node].shapes))
+
+    def fixed(self, node: str) -> Counter[Profile]:
+        """Return how many pinned slots of the node can be claimed as they are, by profile; to be changed at will."""
+        return Counter(self._fixed.get(node, ()))
 
     # -- single slices -----------------------------------------------------------------------------------------
 
@@ -152,7 +245,7 @@ class Fleet:
         for kind in self._classes_of[pool]:
             names = self._fixed_at[kind].get(profile)
             while names:
-                if self.fixed[names[-1]][profile] > 0:
+                if self._fixed[names[-1]][profile] > 0:
                     return names[-1]
                 names.pop()
             top = self._top(kind, profile)
@@ -161,13 +254,13 @@ class Fleet:
         if best is None:
             return None
         bucket = self._buckets[where][best[2]]
-        return self.all_claims[bucket[0]]
+        return self.gpu(bucket[0])
 
     def claim(self, at: str | GpuClaims, claim: Claim) -> None:
         """Put the claim where `find` said."""
         profile = claim[2]
         if isinstance(at, str):
-            self.fixed[at][profile] -= 1
+            self._fixed[at][profile] -= 1
             self.on_fixed.append((at, claim))
             self._trail.append(self._give_back)
             return
@@ -179,7 +272,7 @@ class Fleet:
         """Offer nothing of these profiles on the node but what is claimed. Not undone by `roll_back`."""
         if not self.plannable(node):
             return
-        for gpu_claims in self.by_node[node]:
+        for gpu_claims in self.on(node):
             gpu_claims.hidden = gpu_claims.hidden.union(profiles)
             shape = gpu_claims.shape
             spare = {slot for slot in shape.rest.slots if slot.profile in gpu_claims.hidden}
@@ -212,12 +305,13 @@ class Fleet:
 
     def _give_back(self) -> None:
         node, claim = self.on_fixed.pop()
-        self.fixed[node][claim[2]] += 1
+        self._fixed[node][claim[2]] += 1
         self._fixed_at[self._class[node]][claim[2]].append(node)
 
     def _set(self, gpu_claims: GpuClaims, shape: GpuState, claims: Sequence[Claim]) -> None:
         kind = self._class[gpu_claims.node]
         gpu_claims.shape, gpu_claims.claims = shape, claims
+        (self._claimed.add if claims or gpu_claims.settled else self._claimed.discard)(gpu_claims.index)
         bucket = self._buckets[kind][shape]
         if not bucket:  # else the shape is in every heap: it leaves one only when its bucket is found empty
             for profile in self._heaps[kind]:
@@ -234,7 +328,7 @@ class Fleet:
         while heap:
             shape = heap[0][2]
             bucket = self._buckets[kind].get(shape, [])
-            while bucket and self.all_claims[bucket[0]].shape is not shape:
+            while bucket and (looked := self._gpus.get(bucket[0])) is not None and looked.shape is not shape:
                 heapq.heappop(bucket)
             if bucket:
                 return heap[0]
@@ -255,43 +349,86 @@ class Fleet:
 
     # -- several slices on one node ----------------------------------------------------------------------------
 
-    def place_on(self, node: str, slices: Sequence[Profile]) -> list[tuple[Profile, str | GpuClaims]] | None:
+    def is_full(self, node: str, slices: tuple[Profile, ...]) -> bool:
+        """Return whether it is known that these slices have no room on the node."""
+        return slices in self.admissions[node].fails and self._is_fresh(node)
+
+    def spare(self, node: str) -> Mapping[Profile, int]:
+        """Return by profile what of the node's offers nobody has claimed."""
+        if self._is_fresh(node):
+            return self.admissions[node].spare
+        found = self.fixed(node)
+        for gpu_claims in self.on(node):
+            found.update(slot.profile for slot in gpu_claims.shape.rest.slots)
+        return found
+
+    def _is_fresh(self, node: str) -> bool:
+        return node not in self._fixed and self.as_admitted(node)
+
+    def place_on(self, node: str, slices: tuple[Profile, ...]) -> list[tuple[Profile, str | GpuClaims]] | None:
         """Return places for all of `slices` (largest first) on one node; None where they do not all fit."""
-        fixed = Counter(self.fixed[node])
-        all_claims = self.by_node[node] if self.plannable(node) else []
-        shapes = [gpu_claims.shape for gpu_claims in all_claims]
-        chosen: list[tuple[Profile, str | GpuClaims]] = []
-        steps = 0
+        if self.is_full(node, slices):
+            return None
+        search = _Search(self._shapes(node), self.fixed(node), slices)
+        if search.run():
+            first = self._first[node]
+            return [(profile, node if i is None else self.gpu(first + i)) for profile, i in search.chosen]
+        if not search.cut_short and self._is_fresh(node):
+            self.admissions[node].fails.add(slices)
+        return None
 
-        def search(index: int) -> bool:
-            nonlocal steps
-            if index == len(slices):
+    def _shapes(self, node: str) -> list[GpuState]:
+        """Return the states of the GPUs whose slots may be changed."""
+        known, looked = self.admissions[node], self._by_node.get(node)
+        if not known.open:
+            return []
+        return list(known.shapes) if looked is None else [gpu_claims.shape for gpu_claims in looked]
+
+
+class _Search:
+    """Where on one node slices fit, the largest first.
+
+    Attributes:
+        chosen: for each slice the number of the GPU; None for a pinned slot.
+    """
+
+    def __init__(self, shapes: list[GpuState], fixed: Counter[Profile], slices: Sequence[Profile]) -> None:
+        self._shapes, self._fixed, self._slices = shapes, fixed, slices
+        self.chosen: list[tuple[Profile, int | None]] = []
+        self._steps = 0
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether there were more ways than could be tried."""
+        return self._steps > _MAX_STEPS
+
+    def run(self) -> bool:
+        """Return whether all of them fit."""
+        if len(self.chosen) == len(self._slices):
+            return True
+        self._steps += 1
+        profile = self._slices[len(self.chosen)]
+        if self._fixed[profile] > 0:
+            self._fixed[profile] -= 1
+            self.chosen.append((profile, None))
+            if self.run():
                 return True
-            steps += 1
-            profile = slices[index]
-            if fixed[profile] > 0:
-                fixed[profile] -= 1
-                chosen.append((profile, node))
-                if search(index + 1):
-                    return True
-                chosen.pop()
-                fixed[profile] += 1
-                return False
-            for i in _cheapest_first(shapes, profile):
-                if steps > _MAX_STEPS:
-                    return False
-                before = shapes[i]
-                step = before.add(profile)
-                assert step is not None
-                shapes[i] = step[1]
-                chosen.append((profile, all_claims[i]))
-                if search(index + 1):
-                    return True
-                chosen.pop()
-                shapes[i] = before
+            self.chosen.pop()
+            self._fixed[profile] += 1
             return False
-
-        return chosen if search(0) else None
+        for i in _cheapest_first(self._shapes, profile):
+            if self.cut_short:
+                return False
+            before = self._shapes[i]
+            step = before.add(profile)
+            assert step is not None
+            self._shapes[i] = step[1]
+            self.chosen.append((profile, i))
+            if self.run():
+                return True
+            self.chosen.pop()
+            self._shapes[i] = before
+        return False
 
 
 def _cheapest_first(shapes: Sequence[GpuState], profile: Profile) -> list[int]:
@@ -305,5 +442,7 @@ def _cheapest_first(shapes: Sequence[GpuState], profile: Profile) -> list[int]:
     return [i for _, i in sorted(options.values())]
 
 
-def _only(layout: Layout, profiles: Counter[Profile]) -> Layout:
-    return Layout(s for s in layout.slots if profiles[s.profile] > 0) if profiles else EMPTY
+def _is_untouched(gpu_claims: GpuClaims, shape: GpuState) -> bool:
+    return gpu_claims.shape is shape and not (
+        gpu_claims.claims or gpu_claims.settled or gpu_claims.reserved or gpu_claims.hidden
+    )

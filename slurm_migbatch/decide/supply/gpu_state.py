@@ -35,6 +35,7 @@ class GpuState:
 
     __slots__ = (
         "_next",
+        "_room",
         "book",
         "claims",
         "future",
@@ -42,7 +43,6 @@ class GpuState:
         "keep",
         "last_choice",
         "rest",
-        "room",
         "slots",
         "taken",
         "used",
@@ -58,9 +58,15 @@ class GpuState:
         #: offers of before that no claim uses and that can stay
         self.rest = book.legal(geometry, self.taken, _clear_of(keep, self.taken.mask))
         self.value = book.value(geometry, self.taken)
-        #: profiles that may fit as well; all others do not
-        self.room = book.room(geometry, used, claims)
+        self._room: frozenset[Profile] | None = None
         self._next: dict[Profile, tuple[Cost, GpuState] | None] = {}
+
+    @property
+    def room(self) -> frozenset[Profile]:
+        """Profiles that may fit as well; all others do not."""
+        if self._room is None:
+            self._room = self.book.room(self.geometry, self.used, self.claims)
+        return self._room
 
     def add(self, profile: Profile) -> tuple[Cost, GpuState] | None:
         """Return the condition with one more claim and what it costs; None where it does not fit."""
@@ -113,13 +119,15 @@ class GpuStates:
         self._finals: dict[tuple[object, ...], Final] = {}
         self._rooms: dict[tuple[Geometry, int, tuple[Profile, ...], tuple[Profile, ...]], frozenset[Profile]] = {}
 
-    def trim(self) -> None:
-        """Forget everything once it has grown large; to be called between plans."""
-        if len(self._shapes) + len(self._finals) > _MAX_SHAPES:
-            self._shapes.clear()
-            self._values.clear()
-            self._finals.clear()
-            self._rooms.clear()
+    def trim(self) -> bool:
+        """Forget everything once it has grown large, and tell whether it was; to be called between plans."""
+        if len(self._shapes) + len(self._finals) <= _MAX_SHAPES:
+            return False
+        self._shapes.clear()
+        self._values.clear()
+        self._finals.clear()
+        self._rooms.clear()
+        return True
 
     def start(
         self,
@@ -173,12 +181,16 @@ class GpuStates:
         key = (geometry, used.mask, used.profiles, claims)
         known = self._rooms.get(key)
         if known is None:
-            fewer = self.room(geometry, used, claims[1:]) if claims else [info.profile for info in geometry.profiles]
-            known = self._rooms[key] = frozenset(
-                profile
-                for profile in fewer
-                if len(plan_free(geometry, used, sorted((*claims, profile), reverse=True))) > len(claims)
-            )
+            if claims:
+                known = frozenset(
+                    profile
+                    for profile in self.room(geometry, used, claims[1:])
+                    if len(plan_free(geometry, used, sorted((*claims, profile), reverse=True))) > len(claims)
+                )
+            else:
+                profiles = [info.profile for info in geometry.profiles]
+                known = frozenset(profile for profile in profiles if capacity(geometry, used, profile))
+            self._rooms[key] = known
         return known
 
     def final(

@@ -25,13 +25,13 @@ Whatever is left keeps its present offers; empty space is filled by preference.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TypeAlias
 
-from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Mode, Node, NodePlan, Placed, Reservation
-from slurm_migbatch.decide.supply.fleet import Claim, Fleet, GpuClaims
-from slurm_migbatch.decide.supply.gpu_state import GpuState, GpuStates
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Kind, Mode, Node, NodePlan, Placed, Reservation
+from slurm_migbatch.decide.supply.fleet import Claim, Fleet, FleetMemory, GpuClaims
+from slurm_migbatch.decide.supply.gpu_state import GpuState
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.mig.layout import Layout
@@ -42,13 +42,11 @@ _REPAIR_TRIES = 200
 _REPAIR_DEPTH = 3
 
 
-#: What tells demands apart as far as finding room for them goes: pool, slices of a node, nodes.
-_Kind: TypeAlias = tuple[frozenset[str], tuple[tuple[Profile, int], ...], int]
 _Places: TypeAlias = list[tuple[Profile, str | GpuClaims]]
 
 
 class Planner:
-    """Makes plans; holds nothing between them but a book of GPU conditions that saves work.
+    """Makes plans; holds nothing between them but what saves work: conditions of GPUs, and plans of nodes that stay.
 
     Args:
         reserve_share: part of a pool's GPUs on which reservations may lie at once.
@@ -56,7 +54,8 @@ class Planner:
     """
 
     def __init__(self, reserve_share: float = 0.25, max_reservations: int = 64) -> None:
-        self._book = GpuStates()
+        self._memory = FleetMemory()
+        self._plans: Mapping[str, NodePlan] = {}
         self._share = reserve_share
         self._most = max_reservations
 
@@ -81,10 +80,11 @@ class Planner:
                 one slice of each size.
             anew: the preference has changed: GPUs that stand idle are offered by it and not as they were.
         """
-        self._book.trim()
-        return _PlanRound(self._book, nodes, demands, now, previous, self._share, self._most).run(
-            tuple(preference), anew=anew
-        )
+        self._memory.trim()
+        making = _PlanRound(self._memory, nodes, demands, now, previous, self._share, self._most)
+        plan = making.run(tuple(preference), self._plans, anew=anew)
+        self._plans = plan.nodes
+        return plan
 
 
 class _PlanRound:
@@ -92,7 +92,7 @@ class _PlanRound:
 
     def __init__(
         self,
-        book: GpuStates,
+        memory: FleetMemory,
         nodes: Sequence[Node],
         demands: Sequence[Demand],
         now: float,
@@ -102,7 +102,7 @@ class _PlanRound:
     ) -> None:
         self.demands, self.now = demands, now
         self.fleet = Fleet(
-            nodes, (d.pool for d in demands), book, last_choice={place[1] for r in previous for place in r.places}
+            nodes, [d.pool for d in demands], memory, last_choice={place[1] for r in previous for place in r.places}
         )
         self.reserver = Reserver(self.fleet, now, previous, share, most)
         self.copies: Counter[int] = Counter()  # by number of the demand
@@ -113,27 +113,37 @@ class _PlanRound:
             if demand.apart is not None:
                 self._components.setdefault(demand.apart, []).append(number)
         #: what failed once fails for the rest of the round, since space only shrinks
-        self._hopeless: set[_Kind | tuple[_Kind, ...]] = set()
+        self._hopeless: set[Kind | tuple[Kind, ...]] = set()
         #: of these, for which there may be no reservation either
-        self._done: set[_Kind] = set()
+        self._done: set[Kind] = set()
         #: nodes to try for several slices, without those that have failed
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
         self._tries = 0
 
-    def run(self, preference: tuple[Profile, ...], *, anew: bool = False) -> ClusterPlan:
+    def run(
+        self, preference: tuple[Profile, ...], before: Mapping[str, NodePlan], *, anew: bool = False
+    ) -> ClusterPlan:
+        """Make the plan; where a node's is the same as `before` it is the same object."""
+        loans: list[int] = []
+        waiting = self.waiting
+        over: set[int] = set()  # kinds that are done, by identity, for the long rest of the queue
         for number, demand in enumerate(self.demands):
             if demand.apart is not None:
                 if number == self._components[demand.apart][-1]:
                     self._serve_apart(self._components[demand.apart])
-                continue
-            if demand.loan:
-                continue
-            self._serve_copies(number, demand)
-        for number, demand in enumerate(self.demands):
-            if demand.loan and demand.apart is None:
-                self._lend(number, demand)
+            elif demand.loan:
+                loans.append(number)
+            elif id(demand.kind) in over:
+                waiting[demand.job] = None
+            elif demand.kind in self._done:
+                waiting[demand.job] = None
+                over.add(id(demand.kind))
+            else:
+                self._serve_copies(number, demand)
+        for number in loans:
+            self._lend(number, self.demands[number])
         return ClusterPlan(
-            nodes={node.name: self._node_plan(node, preference, anew=anew) for node in self.fleet.nodes.values()},
+            nodes=self._node_plans(preference, before, anew=anew),
             reservations=tuple(self.reserver.made),
             placed=self._placed(),
             waiting=tuple(self.waiting),
@@ -146,10 +156,8 @@ class _PlanRound:
         moving: set[int] = set()
         for name, claim in self.fleet.on_fixed:
             nodes.setdefault(claim[0], {})[name] = None
-        for gpu_claims in self.fleet.all_claims:
+        for gpu_claims in self.fleet.claimed():
             claims = [*gpu_claims.settled, *gpu_claims.claims]
-            if not claims:
-                continue
             present = {*gpu_claims.gpu.free.slots, *gpu_claims.gpu.occupied.slots}
             new = {slot.profile for slot in gpu_claims.shape.taken.slots if slot not in present}
             for claim in claims:
@@ -165,10 +173,6 @@ class _PlanRound:
 
     def _serve_copies(self, number: int, demand: Demand) -> None:
         """Find room for each copy, or reserve it."""
-        kind = _kind(demand)
-        if kind in self._done:
-            self.waiting[demand.job] = None
-            return
         for copy in range(demand.copies):
             if self._serve(number, copy, demand):
                 self.copies[number] += 1
@@ -176,7 +180,7 @@ class _PlanRound:
                 self.waiting[demand.job] = None
                 if not self.reserver.reserve([demand], copy, self._ends):
                     if self.reserver.is_full(demand.pool):
-                        self._done.add(kind)
+                        self._done.add(demand.kind)
                     return
             self.fleet.commit()
 
@@ -189,7 +193,7 @@ class _PlanRound:
             self.fleet.commit()
 
     def _serve(self, number: int, copy: int, demand: Demand) -> bool:
-        key = _kind(demand)
+        key = demand.kind
         if key in self._hopeless:
             return False
         slices = demand.slices
@@ -214,7 +218,7 @@ class _PlanRound:
     def _serve_apart(self, numbers: Sequence[int]) -> None:
         """Give each component of a heterogeneous job nodes of its own, or reserve nodes for all of them."""
         demands = [self.demands[number] for number in numbers]
-        key = tuple(_kind(demand) for demand in demands)
+        key = tuple(demand.kind for demand in demands)
         if key not in self._hopeless:
             most = sum(demand.nodes for demand in demands)
             found = [self._candidates(demand, most) for demand in demands]
@@ -273,11 +277,9 @@ class _PlanRound:
         need = Counter(slices)
         ranked = []
         for name in pool:
-            if name in self.fleet.nodes:
-                have = Counter(self.fleet.fixed[name])
-                for gpu_claims in self.fleet.by_node[name]:
-                    have.update(slot.profile for slot in gpu_claims.shape.rest.slots)
-                ranked.append(((need - have).total(), name))
+            if name in self.fleet.nodes and not self.fleet.is_full(name, slices):
+                have = self.fleet.spare(name)
+                ranked.append((sum([max(0, n - have[profile]) for profile, n in need.items()]), name))
         return [name for _, name in sorted(ranked)]
 
     # -- moving claims aside -----------------------------------------------------------------------------------
@@ -292,7 +294,7 @@ class _PlanRound:
             depth: how many GPUs may be cleared for one another.
         """
         tried: set[tuple[object, ...]] = set()
-        for gpu_claims in self.fleet.all_claims:
+        for gpu_claims in self.fleet.claimed():
             if not gpu_claims.claims or gpu_claims.node not in pool or gpu_claims.index in spared:
                 continue
             key = (gpu_claims.shape, tuple(sorted(c[2] for c in gpu_claims.claims if self._movable(c))))
@@ -358,6 +360,24 @@ class _PlanRound:
 
     # -- the result --------------------------------------------------------------------------------------------
 
+    def _node_plans(
+        self, preference: tuple[Profile, ...], before: Mapping[str, NodePlan], *, anew: bool
+    ) -> dict[str, NodePlan]:
+        found: dict[str, NodePlan] = {}
+        for name, known in self.fleet.admissions.items():
+            kept = known.plan
+            if not self.fleet.as_admitted(name) or anew:
+                plan = self._node_plan(known.node, preference, anew=anew)
+            elif kept is not None and kept[0] == preference:
+                found[name] = kept[1]
+                continue
+            else:
+                plan = self._node_plan(known.node, preference, anew=False)
+                known.plan = preference, plan
+            old = before.get(name)
+            found[name] = old if old == plan and old is not None else plan
+        return found
+
     def _node_plan(self, node: Node, preference: tuple[Profile, ...], *, anew: bool) -> NodePlan:
         layouts: dict[str, Layout] = {}
         withdrawn: set[Profile] = set()
@@ -366,7 +386,7 @@ class _PlanRound:
         changed = False
         anew = anew and not node.unmatched()  # a job that is just starting may be on any slot
         still = node.mode is not Mode.WITHDRAWN and not self.fleet.plannable(node.name)
-        for gpu_claims in self.fleet.by_node[node.name]:
+        for gpu_claims in self.fleet.on(node.name):
             gpu = gpu_claims.gpu
             if still or node.mode is Mode.WITHDRAWN:
                 final = self.fleet.book.unchanged(gpu.leased, gpu.free, node.mode is not Mode.WITHDRAWN)
@@ -399,10 +419,6 @@ class _PlanRound:
                 layouts[uuid] = layouts[uuid].remove(slot)
                 free[slot.profile] -= 1
                 over -= 1
-
-
-def _kind(demand: Demand) -> _Kind:
-    return demand.pool, demand.parts, demand.nodes
 
 
 def can_be_apart(components: Sequence[Demand]) -> bool:

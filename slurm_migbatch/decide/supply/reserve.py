@@ -6,9 +6,11 @@ import heapq
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 
 from slurm_migbatch.decide.capacity.model import Demand, Reservation
+from slurm_migbatch.decide.supply.admission import Admission, Busy, When, idle_slices
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, GpuClaims
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.mig.geometry import Geometry
@@ -20,9 +22,9 @@ from slurm_migbatch.mig.profile import Profile
 _GAIN_S = 60.0
 _MAX_NODES = 64
 
-#: (1 where something without a limit is in the way, when it is free, memory slices in the way)
-_When = tuple[int, float, int]
-_Busy = tuple[Slot, float | None]
+_Held = tuple[Slot, float | None]
+#: Before every moment that matters.
+_BEFORE = -math.inf
 _Places = list[tuple[GpuClaims, Slot]]
 #: what of each GPU of a node decides when slices fit there; never changed in place
 _Stamp = list[tuple[object, ...]]
@@ -37,9 +39,10 @@ class Reserver:
         self._share, self._most = share, most
         self._count: dict[frozenset[str], int] = {}
         self._bound: dict[frozenset[str], int] = {}
-        self._ranked: dict[tuple[frozenset[str], Profile], list[tuple[_When, int]]] = {}
+        self._ranked: dict[tuple[frozenset[str], Profile], list[tuple[When, int, str]]] = {}
+        self._emptiest: dict[frozenset[str], list[tuple[int, str]]] = {}
         #: by node and slices: what decided when they fit soonest, and that
-        self._soonest_on: dict[tuple[str, tuple[Profile, ...]], tuple[_Stamp, tuple[_When, _Places] | None]] = {}
+        self._soonest_on: dict[tuple[str, tuple[Profile, ...]], tuple[_Stamp, tuple[When, _Places] | None]] = {}
         self.made: list[Reservation] = []
 
     def is_full(self, pool: frozenset[str]) -> bool:
@@ -67,9 +70,9 @@ class Reserver:
         for gpu_claims, slot in (place for some in places for place in some):
             by_gpu.setdefault(gpu_claims.index, []).append(slot)
         for index in by_gpu:
-            self._freeze(self._fleet.all_claims[index], ends)
+            self._freeze(self._fleet.gpu(index), ends)
         for index, slots in by_gpu.items():
-            self._block(self._fleet.all_claims[index], slots)
+            self._block(self._fleet.gpu(index), slots)
         for pool in pools:
             self._count[pool] = self._count.get(pool, 0) + 1
         at = None if when[0] else when[1]
@@ -85,7 +88,7 @@ class Reserver:
     def _limit(self, pool: frozenset[str]) -> int:
         known = self._bound.get(pool)
         if known is None:
-            gpus = sum(len(self._fleet.by_node[n]) for n in pool if n in self._fleet.nodes and self._fleet.plannable(n))
+            gpus = self._fleet.plannable_gpus(pool)
             known = self._bound[pool] = max(1, int(gpus * self._share)) if gpus else 0
         return known
 
@@ -93,7 +96,7 @@ class Reserver:
 
     def _single(
         self, demand: Demand, copy: int, profile: Profile, ends: Callable[[Claim], float | None]
-    ) -> tuple[_When, list[tuple[GpuClaims, Slot]]] | None:
+    ) -> tuple[When, list[tuple[GpuClaims, Slot]]] | None:
         best = self._first(demand.pool, profile, ends)
         if best is None:
             return None
@@ -106,68 +109,82 @@ class Reserver:
 
     def _first(
         self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]
-    ) -> tuple[_When, GpuClaims, Slot] | None:
+    ) -> tuple[When, GpuClaims, Slot] | None:
         """Return the GPU that could hold the profile soonest.
 
         GPUs are ranked once per pool and profile. Later claims and reservations only make a GPU worse, so it is enough
-        to look again at the one that comes first.
+        to look again at the one that comes first. A node that is as the plan has found it stands for its GPUs until it
+        comes first: then they take its place, each as it was when the ranking was made.
         """
         ranked = self._ranked.get((pool, profile))
         if ranked is None:
-            ranked = []
-            for name in pool:
-                if name in self._fleet.nodes and self._fleet.plannable(name):
-                    for gpu_claims in self._fleet.by_node[name]:
-                        found = self._soonest(gpu_claims, profile, ends)
-                        if found is not None:
-                            ranked.append((found[0], gpu_claims.index))
+            ranked = self._ranked[pool, profile] = self._rank(pool, profile, ends)
             heapq.heapify(ranked)
-            self._ranked[pool, profile] = ranked
         while ranked:
-            when, index = ranked[0]
-            gpu_claims = self._fleet.all_claims[index]
+            when, index, node = ranked[0]
+            if node:
+                heapq.heappop(ranked)
+                first = self._fleet.first_index(node)
+                for i, some in enumerate(self._fleet.admissions[node].soonest, first):
+                    if (at := some[profile]) is not None:
+                        heapq.heappush(ranked, (at, i, ""))
+                continue
+            gpu_claims = self._fleet.gpu(index)
             found = self._soonest(gpu_claims, profile, ends)
             if found is None:
                 heapq.heappop(ranked)
-            elif found[0] > when:
-                heapq.heapreplace(ranked, (found[0], index))
+            elif (at := self._rank_of(found[0])) > when:
+                heapq.heapreplace(ranked, (at, index, ""))
             else:
                 return found[0], gpu_claims, found[1]
         return None
 
+    def _rank(
+        self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]
+    ) -> list[tuple[When, int, str]]:
+        """Return when GPUs of the pool should have room; the third is empty, or the node that the GPU stands for."""
+        now, touched, ranked = self._now, self._fleet.touched(), []
+        for known, first in self._fleet.open_nodes(pool):
+            if known.next_end > now and known.node.name not in touched:
+                try:
+                    soonest = known.first[profile]
+                except KeyError:
+                    soonest = _first_of(known, profile)
+                if soonest is not None:
+                    ranked.append((soonest[0], first + soonest[1], known.node.name))
+            else:
+                for gpu_claims in self._fleet.on(known.node.name):
+                    found = self._soonest(gpu_claims, profile, ends)
+                    if found is not None:
+                        ranked.append((self._rank_of(found[0]), gpu_claims.index, ""))
+        return ranked
+
+    def _rank_of(self, when: When) -> When:
+        """Return `when` as it compares with what was found in earlier rounds: all that is free now is `_BEFORE`."""
+        return when if when[1] > self._now else (when[0], _BEFORE, when[2])
+
     def _soonest(
         self, gpu_claims: GpuClaims, profile: Profile, ends: Callable[[Claim], float | None]
-    ) -> tuple[_When, Slot] | None:
+    ) -> tuple[When, Slot] | None:
         geometry = gpu_claims.gpu.geometry
         if profile not in geometry:
             return None
-        best: tuple[_When, Slot] | None = None
-        for slot in geometry.info(profile).slots:
-            when = self._when(gpu_claims, slot, ends)
-            if when is not None and (best is None or (when, slot) < best):
-                best = (when, slot)
-        return best
+        busy = self._busy(gpu_claims, ends)
+        if gpu_claims.reserved:
+            found = [
+                (when, slot)
+                for slot in geometry.info(profile).slots
+                if (when := _when(geometry, gpu_claims.reserved, busy, slot, self._now)) is not None
+            ]
+        else:
+            openings = _openings(geometry, tuple([slot for slot, _ in busy]), profile)
+            found = [(_latest(busy, inside, blocked, self._now), slot) for slot, inside, blocked in openings]
+        return min(found, default=None)
 
-    def _when(self, gpu_claims: GpuClaims, slot: Slot, ends: Callable[[Claim], float | None]) -> _When | None:
+    def _when(self, gpu_claims: GpuClaims, slot: Slot, ends: Callable[[Claim], float | None]) -> When | None:
         """Return when the slot should be free; None where a reservation or the rest of the GPU forbids it."""
-        mask = slot.placement.mask
-        for other in gpu_claims.reserved:
-            if other.placement.mask & mask:
-                return None
-        unlimited, latest, blocked = 0, self._now, 0
-        others = [other.profile for other in gpu_claims.reserved]
-        for other, until in self._busy(gpu_claims, ends):
-            if other.placement.mask & mask:
-                blocked += other.placement.size
-                if until is None:
-                    unlimited = 1
-                else:
-                    latest = max(latest, until)
-            else:
-                others.append(other.profile)
-        if not gpu_claims.gpu.geometry.admits((*others, slot.profile)):
-            return None
-        return unlimited, latest, blocked
+        busy = self._busy(gpu_claims, ends)
+        return _when(gpu_claims.gpu.geometry, gpu_claims.reserved, busy, slot, self._now)
 
     def _again(
         self,
@@ -175,20 +192,20 @@ class Reserver:
         pool: frozenset[str],
         profile: Profile,
         ends: Callable[[Claim], float | None],
-    ) -> tuple[_When, GpuClaims, Slot] | None:
+    ) -> tuple[When, GpuClaims, Slot] | None:
         """Return last round's place, if it can still be had."""
         name, uuid, slot = place
         if name not in pool or name not in self._fleet.nodes or not self._fleet.plannable(name):
             return None
         if slot.profile != profile:
             return None
-        for gpu_claims in self._fleet.by_node[name]:
+        for gpu_claims in self._fleet.on(name):
             if gpu_claims.gpu.uuid == uuid and slot in gpu_claims.gpu.geometry.slots:
                 when = self._when(gpu_claims, slot, ends)
                 return None if when is None else (when, gpu_claims, slot)
         return None
 
-    def _better(self, new: _When, old: _When) -> bool:
+    def _better(self, new: When, old: When) -> bool:
         if new[0] != old[0]:
             return new[0] < old[0]
         return new[1] + max(_GAIN_S, 0.1 * (old[1] - self._now)) < old[1]
@@ -197,7 +214,7 @@ class Reserver:
 
     def _several(
         self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
-    ) -> tuple[_When, list[_Places]] | None:
+    ) -> tuple[When, list[_Places]] | None:
         """Return places for each demand on nodes of its own, so that the last is free as soon as may be."""
         most = sum(demand.nodes for demand in demands)
         options = [self._node_options(demand, most, ends) for demand in demands]
@@ -214,20 +231,30 @@ class Reserver:
 
     def _node_options(
         self, demand: Demand, most: int, ends: Callable[[Claim], float | None]
-    ) -> dict[str, tuple[_When, _Places]]:
+    ) -> dict[str, tuple[When, _Places]]:
         """Return when and where nodes could hold the slices, the soonest first; of those with most idle space only."""
-        names = [n for n in sorted(demand.pool) if n in self._fleet.nodes and self._fleet.plannable(n)]
-        names.sort(key=lambda n: (-self._idle(n), n))
-        found: dict[str, tuple[_When, _Places]] = {}
-        for name in names[: _MAX_NODES + most]:
+        found: dict[str, tuple[When, _Places]] = {}
+        for name in self._most_idle(demand.pool, _MAX_NODES + most):
             got = self._node_soonest(name, demand.slices, ends)
             if got is not None:
                 found[name] = got
         return dict(sorted(found.items(), key=lambda item: (item[1][0], item[0])))
 
+    def _most_idle(self, pool: frozenset[str], most: int) -> list[str]:
+        """Return nodes of the pool, those with most idle space first."""
+        fleet = self._fleet
+        ranked = self._emptiest.get(pool)
+        if ranked is None:
+            members = [name for name in pool if name in fleet.admissions and fleet.plannable(name)]
+            ranked = self._emptiest[pool] = sorted([(-fleet.admissions[name].idle, name) for name in members])
+        touched = {name for name in fleet.touched() if name in pool and fleet.plannable(name)}
+        now = sorted([(-self._idle(name), name) for name in touched])
+        untouched = (entry for entry in ranked if entry[1] not in touched)
+        return [name for _, name in islice(heapq.merge(now, untouched), most)]
+
     def _all_again(
         self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
-    ) -> tuple[_When, list[_Places]] | None:
+    ) -> tuple[When, list[_Places]] | None:
         """Return last round's places, if every one of them can still be had beside the others."""
         whens = []
         kept: list[_Places] = []
@@ -259,7 +286,7 @@ class Reserver:
             taken.update(by_node)
             kept.append(places)
         for index, slots in by_gpu.items():
-            gpu_claims = self._fleet.all_claims[index]
+            gpu_claims = self._fleet.gpu(index)
             together = Layout(slots)
             others = [s.profile for s, _ in self._busy(gpu_claims, ends) if not s.placement.mask & together.mask]
             reserved = [s.profile for s in gpu_claims.reserved]
@@ -268,19 +295,16 @@ class Reserver:
         return max(whens), kept
 
     def _idle(self, name: str) -> int:
-        return sum(
-            gpu_claims.gpu.geometry.memory_slices - gpu_claims.shape.taken.mask.bit_count()
-            for gpu_claims in self._fleet.by_node[name]
-        )
+        return sum(idle_slices(gpu_claims.gpu, gpu_claims.shape) for gpu_claims in self._fleet.on(name))
 
     def _node_soonest(
         self, name: str, slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
-    ) -> tuple[_When, _Places] | None:
+    ) -> tuple[When, _Places] | None:
         """Return the fewest ends, soonest first, after which all slices fit on the node.
 
         Kept while its GPUs stay alike.
         """
-        all_claims = self._fleet.by_node[name]
+        all_claims = self._fleet.on(name)
         stamp: _Stamp = [
             (gpu_claims.shape, gpu_claims.claims, gpu_claims.reserved, gpu_claims.until) for gpu_claims in all_claims
         ]
@@ -293,7 +317,7 @@ class Reserver:
 
     def _node_first(
         self, all_claims: Sequence[GpuClaims], slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
-    ) -> tuple[_When, _Places] | None:
+    ) -> tuple[When, _Places] | None:
         busy = {gpu_claims.index: list(self._busy(gpu_claims, ends)) for gpu_claims in all_claims}
         times = sorted({_order(until) for slots in busy.values() for _, until in slots})
         low, high = 0, len(times)
@@ -312,7 +336,11 @@ class Reserver:
         return (int(at == math.inf), max(self._now, at) if at != math.inf else self._now, 0), answer[1]
 
     def _fit_after(
-        self, all_claims: Sequence[GpuClaims], busy: dict[int, list[_Busy]], ended: float, slices: tuple[Profile, ...]
+        self,
+        all_claims: Sequence[GpuClaims],
+        busy: dict[int, list[_Held]],
+        ended: float,
+        slices: tuple[Profile, ...],
     ) -> list[tuple[GpuClaims, Slot]] | None:
         layouts = [
             Layout((*(s for s, until in busy[gpu_claims.index] if _order(until) > ended), *gpu_claims.reserved))
@@ -338,7 +366,7 @@ class Reserver:
                 )
         return places
 
-    def _compatible(self, gpu_claims: GpuClaims, busy: dict[int, list[_Busy]], ended: float) -> bool:
+    def _compatible(self, gpu_claims: GpuClaims, busy: dict[int, list[_Held]], ended: float) -> bool:
         mask = 0
         for slot, until in busy[gpu_claims.index]:
             if _order(until) > ended:
@@ -347,7 +375,7 @@ class Reserver:
 
     # -- effect ------------------------------------------------------------------------------------------------
 
-    def _busy(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> Sequence[_Busy]:
+    def _busy(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> Busy:
         """Return the slots in use or claimed, each with its end; claims of one profile differ by their order only."""
         if not gpu_claims.claims:
             return gpu_claims.until
@@ -383,12 +411,75 @@ class Reserver:
         self._fleet.change(gpu_claims, blocked, gpu_claims.claims)
 
 
+@lru_cache(maxsize=1 << 16)
+def _openings(
+    geometry: Geometry, busy: tuple[Slot, ...], profile: Profile
+) -> tuple[tuple[Slot, tuple[int, ...], int], ...]:
+    """Return each slot that could be had, which of the busy ones are in its way, and their memory slices."""
+    found = []
+    for slot in geometry.info(profile).slots if profile in geometry else ():
+        inside = tuple([i for i, other in enumerate(busy) if other.placement.mask & slot.placement.mask])
+        others = [other.profile for i, other in enumerate(busy) if i not in inside]
+        if geometry.admits((*others, slot.profile)):
+            found.append((slot, inside, sum(busy[i].placement.size for i in inside)))
+    return tuple(found)
+
+
+def _first_of(known: Admission, profile: Profile) -> tuple[When, int] | None:
+    """Return when the first GPU of an untouched node should have room, and its number; `_BEFORE` where it has.
+
+    As long as none of its ends has passed, that does not depend on the time it is now.
+    """
+    first: tuple[When, int] | None = None
+    for i, (gpu, until, some) in enumerate(zip(known.node.gpus, known.until, known.soonest, strict=True)):
+        if profile not in some:
+            openings = _openings(gpu.geometry, tuple([slot for slot, _ in until]), profile)
+            some[profile] = min([_latest(until, *opening[1:], _BEFORE) for opening in openings], default=None)
+        when = some[profile]
+        if when is not None and (first is None or when < first[0]):
+            first = when, i
+    known.first[profile] = first
+    return first
+
+
+def _latest(until: Busy, inside: Sequence[int], blocked: int, now: float) -> When:
+    unlimited, latest = 0, now
+    for i in inside:
+        end = until[i][1]
+        if end is None:
+            unlimited = 1
+        elif end > latest:
+            latest = end
+    return unlimited, latest, blocked
+
+
+def _when(geometry: Geometry, reserved: Sequence[Slot], busy: Busy, slot: Slot, now: float) -> When | None:
+    mask = slot.placement.mask
+    for other in reserved:
+        if other.placement.mask & mask:
+            return None
+    unlimited, latest, blocked = 0, now, 0
+    others = [other.profile for other in reserved]
+    for other, until in busy:
+        if other.placement.mask & mask:
+            blocked += other.placement.size
+            if until is None:
+                unlimited = 1
+            else:
+                latest = max(latest, until)
+        else:
+            others.append(other.profile)
+    if not geometry.admits((*others, slot.profile)):
+        return None
+    return unlimited, latest, blocked
+
+
 def _soonest_apart(
-    demands: Sequence[Demand], options: Sequence[Mapping[str, tuple[_When, _Places]]]
-) -> tuple[_When, list[list[str]]] | None:
+    demands: Sequence[Demand], options: Sequence[Mapping[str, tuple[When, _Places]]]
+) -> tuple[When, list[list[str]]] | None:
     """Return nodes for each demand, no two the same, and when the last is free; None where there are none."""
     most = sum(demand.nodes for demand in demands)
-    best: tuple[_When, list[list[str]]] | None = None
+    best: tuple[When, list[list[str]]] | None = None
     whens = sorted({when for some in options for when, _ in some.values()})
     low, high = 0, len(whens) - 1
     while low <= high:

@@ -2,28 +2,26 @@
 
 What the queue needs is planned by `decide.supply.planner`; here it is told of the cluster, and its answer becomes
 actions.
- An offer that stands for a job and is not taken for a while is sought on other nodes.
+An offer that stands for a job and is not taken for a while is sought on other nodes.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from slurm_migbatch.decide.actions import Offer, StartNow
 from slurm_migbatch.decide.capacity import sharing as sharers
-from slurm_migbatch.decide.capacity.demand import GRES, demands, profiles, slices
-from slurm_migbatch.decide.capacity.facts import NodeFacts
-from slurm_migbatch.decide.capacity.gpu_view import KnownGpu
-from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Mode, Node, Reservation
-from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus
+from slurm_migbatch.decide.capacity.demand import DemandBook
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Node, Reservation
+from slurm_migbatch.decide.capacity.queue import JobQueue
+from slurm_migbatch.decide.snapshot import ClusterSnapshot
+from slurm_migbatch.decide.supply.nodes import KnownNodes
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import is_marked
-
-_UNTOLD = PlanStatus()
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,10 @@ class SupplyMemory:
     preference: tuple[Profile, ...] | None = None
     #: these save work and carry no meaning from round to round
     planner: Planner = field(default_factory=Planner, repr=False)
-    known: dict[str, KnownGpu] = field(default_factory=dict, repr=False)
+    queue: JobQueue = field(default_factory=JobQueue, repr=False)
+    nodes: KnownNodes = field(default_factory=KnownNodes, repr=False)
+    demands: DemandBook = field(default_factory=DemandBook, repr=False)
+    offers: dict[str, Offer] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,13 @@ class SupplyDecision:
 def plan_supply(snapshot: ClusterSnapshot, memory: SupplyMemory, settings: SupplySettings) -> SupplyDecision:
     """Plan what every node offers, for the queue of this snapshot; `memory` is brought up to it."""
     notes: list[str] = []
+    queue = memory.queue
+    queue.update(snapshot.jobs)
     start_now = _start_now(snapshot, memory)
-    nodes, sharing = _nodes(snapshot, memory, notes)
+    nodes, sharing = memory.nodes.of(snapshot, queue, memory.pairs, notes)
     avoided = _avoided(memory, snapshot.now)
-    lending = settings.lending
-    elastic = (lambda row: is_elastic(row, lending)) if lending else None
-    wanted = demands(snapshot.jobs, snapshot.nodes, nodes.keys(), snapshot.now, avoided, elastic)
+    elastic = _elastic(settings.lending) if settings.lending else None
+    wanted = memory.demands.of(queue, snapshot.nodes, nodes.keys(), snapshot.now, avoided, elastic)
     preference = settings.preference or snapshot.preference
     anew = memory.preference is not None and preference != memory.preference
     memory.preference = preference
@@ -110,13 +112,9 @@ def plan_supply(snapshot: ClusterSnapshot, memory: SupplyMemory, settings: Suppl
     _watch_offers(snapshot, plan, memory, settings)
     due = sharers.due(plan, wanted) if sharing else {}
     sharing = {node: replace(found, due=due.get(node, {})) for node, found in sharing.items()}
-    reasons = _Reasons(plan)
-    offers = tuple(
-        Offer(node_plan, nodes[node_plan.node], sharing.get(node_plan.node, sharers.ALONE), reasons.of(node_plan.node))
-        for node_plan in plan.nodes.values()
-    )
+    memory.offers = _offers(plan, nodes, sharing, memory.offers)
     notes.extend(_unexplained(plan))
-    return SupplyDecision(plan, wanted, nodes, sharing, offers, start_now, tuple(notes))
+    return SupplyDecision(plan, wanted, nodes, sharing, tuple(memory.offers.values()), start_now, tuple(notes))
 
 
 def is_elastic(row: JobRow, lending: Collection[str]) -> bool:
@@ -124,117 +122,27 @@ def is_elastic(row: JobRow, lending: Collection[str]) -> bool:
     return is_marked(row.comment) and all(name in lending for name in row.partition.split(","))
 
 
-# -- what the planner is told ------------------------------------------------------------------------------------------
+@lru_cache(maxsize=16)
+def _elastic(lending: frozenset[str]) -> Callable[[JobRow], bool]:
+    return lambda row: is_elastic(row, lending)
 
 
-def _nodes(
-    snapshot: ClusterSnapshot, memory: SupplyMemory, notes: list[str]
-) -> tuple[dict[str, Node], dict[str, sharers.Sharing]]:
-    jobs, now = snapshot.jobs, snapshot.now
-    rows = {row.name: row for row in snapshot.nodes}
-    ends = {row.job_id: _until(row, now) for row in jobs if row.active or row.unread}
-    running = _by_node(jobs)
-    listed, started = {row.job_id: row for row in jobs}, sharers.guests(jobs)
-    sharing: dict[str, sharers.Sharing] = {}
-    found = {}
-    present = {gpu.uuid for facts in snapshot.inventory.values() for gpu in facts.gpus}
-    memory.known = {uuid: known for uuid, known in memory.known.items() if uuid in present}
-    for name, facts in snapshot.inventory.items():
-        row = rows.get(name)
-        if row is None:
-            continue
-        if not sum(row.gres.values()):
-            if facts.gpus:
-                notes.append(f"{name} has MIG GPUs, but slurm.conf gives it no gres mig, so nothing can be offered")
-            continue
-        if row.invalid:
-            notes.append(
-                f"Slurm holds {name} for invalid ({row.reason or 'no reason'}): the sum of its mig counts in "
-                f"slurm.conf and gres.conf must be the same; then scontrol update NodeName={name} State=RESUME"
-            )
-        status = snapshot.plans.get(name, _UNTOLD)
-        if memory.pairs or started:
-            places = {} if status.plan is None else status.plan.guests
-            used = row.used.get(sharers.GUEST, 0)
-            shared = sharers.sharing(name, facts, memory.pairs, listed, started, used, places)
-            if shared != sharers.ALONE:
-                sharing[name] = shared
-        gpus, problems = _gpus(name, facts, status, ends, started, now, memory.known)
-        notes.extend(problems)
-        mode = _mode(row, facts, status)
-        unlocated = _unlocated(running.get(name, []), facts) + Counter(sharing.get(name, sharers.ALONE).unlocated)
-        found[name] = Node(
-            name=name,
-            gpus=gpus,
-            used=profiles(row.used),
-            unlocated=unlocated,
-            total=status.total,
-            mode=Mode.FROZEN if problems and mode is Mode.OPEN else mode,
-        )
-    if sharing:
-        sharing = sharers.without_strays(sharing, jobs)
-    return found, sharing
-
-
-def _gpus(
-    name: str,
-    facts: NodeFacts,
-    status: PlanStatus,
-    ends: Mapping[int, float | None],
-    guests: Collection[int],
-    now: float,
-    cache: dict[str, KnownGpu],
-) -> tuple[tuple[Gpu, ...], list[str]]:
-    """Return the GPUs of a node for the planner, and a sentence for each whose report is impossible."""
-    gpus, problems = [], []
-    for gpu in facts.gpus:
-        known = cache.get(gpu.uuid)
-        rows = () if status.plan is None else tuple(status.plan.gpus.get(gpu.uuid, ()))
-        until, alone = sharers.ends(gpu, ends, now), sharers.whose(gpu, guests)
-        if known is None or known.facts is not gpu or (known.until, known.guests, known.rows) != (until, alone, rows):
-            known = cache[gpu.uuid] = KnownGpu.of(gpu, rows, until, alone)
-        if known.gpu is not None:
-            gpus.append(known.gpu)
-        else:
-            problems.append(
-                f"{name}: what it says of GPU {gpu.uuid} cannot be ({known.contradiction}); the node is left as it is"
-            )
-    return tuple(gpus), problems
-
-
-def _mode(row: NodeRow, facts: NodeFacts, status: PlanStatus) -> Mode:
-    if not row.open:
-        return Mode.CLOSED
-    if not facts.healthy or not facts.gpus:
-        return Mode.WITHDRAWN
-    if not status.reachable or (status.plan is not None and not status.acknowledged):
-        return Mode.FROZEN
-    return Mode.OPEN
-
-
-def _by_node(jobs: Sequence[JobRow]) -> dict[str, list[JobRow]]:
-    """Return by node the jobs that have MIG slices; one that is completing may have given them back."""
-    found: dict[str, list[JobRow]] = {}
-    for row in jobs:
-        if row.active and row.state != "COMPLETING" and GRES in row.gres:
-            for node in row.nodes:
-                found.setdefault(node, []).append(row)
+def _offers(
+    plan: ClusterPlan,
+    nodes: Mapping[str, Node],
+    sharing: Mapping[str, sharers.Sharing],
+    before: Mapping[str, Offer],
+) -> dict[str, Offer]:
+    """Return the offer of each node; one that stays is the same object."""
+    reasons = _Reasons(plan)
+    found: dict[str, Offer] = {}
+    for name, node_plan in plan.nodes.items():
+        shared, why = sharing.get(name, sharers.ALONE), reasons.of(name)
+        old, node = before.get(name), nodes[name]
+        if old is None or old.plan is not node_plan or old.state is not node or old.sharing != shared or old.why != why:
+            old = Offer(node_plan, node, shared, why)
+        found[name] = old
     return found
-
-
-def _unlocated(running: Sequence[JobRow], facts: NodeFacts) -> Counter[Profile]:
-    located = {run for gpu in facts.gpus for _, run in gpu.leases}
-    found: Counter[Profile] = Counter()
-    for row in running:
-        if (row.job_id, row.restarts) not in located:
-            found.update(slices(row.gres))
-    return found
-
-
-def _until(row: JobRow, now: float) -> float | None:
-    if row.state == "COMPLETING":
-        return now
-    return row.end
 
 
 # -- offers that are not taken -----------------------------------------------------------------------------------------
@@ -254,18 +162,19 @@ def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMe
     """Note offers that stand for a job and are not taken: Slurm knows a reason why not, and we do not."""
     now = snapshot.now
     before, memory.standing = memory.standing, {}
-    tasks = {row.job_id: row.tasks for row in snapshot.jobs if row.pending}
+    rows = memory.queue.rows
     for job, placed in plan.placed.items():
-        if not placed.standing or job not in tasks:
+        row = rows.get(job)
+        if not placed.standing or row is None or not row.pending:
             continue
         old = before.get(job)
-        if old is None or old[:2] != (placed.nodes, tasks[job]):
-            memory.standing[job] = (placed.nodes, tasks[job], now)
+        if old is None or old[:2] != (placed.nodes, row.tasks):
+            memory.standing[job] = (placed.nodes, row.tasks, now)
         elif now - old[2] < settings.stuck_s:
             memory.standing[job] = old
         else:
             memory.avoided.setdefault(job, {}).update(dict.fromkeys(placed.nodes, now + settings.avoid_s))
-    for job in [job for job in memory.avoided if job not in tasks]:
+    for job in [job for job in memory.avoided if job not in rows or not rows[job].pending]:
         del memory.avoided[job]
 
 
@@ -275,7 +184,7 @@ def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMe
 def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNow, ...]:
     """Return jobs that a node sent back and that wait for nothing but the delay of their requeue."""
     memory.sent_back.update(snapshot.sent_back)
-    listed = {row.job_id: row for row in snapshot.jobs}
+    listed = memory.queue.rows
     found = []
     for job in sorted(memory.sent_back):
         row = listed.get(job)
@@ -313,9 +222,11 @@ class _Reasons:
     def of(self, node: str) -> str:
         """Return the reason for one node's new offer."""
         jobs, reserved = self._jobs.get(node, []), list(self._reserved.get(node, ()))
+        if not jobs and not reserved:
+            return "free space"
         parts = []
         if jobs:
             parts.append("for job " + ", ".join(str(j) for j in jobs[:5]) + (" and others" if len(jobs) > 5 else ""))
         if reserved:
             parts.append("kept free for job " + ", ".join(str(j) for j in reserved[:5]))
-        return "; ".join(parts) or "free space"
+        return "; ".join(parts)

@@ -1,162 +1,252 @@
-"""How long planning and advertising take on a made-up large site: `measure` gives the seconds of each round by part."""
+"""A made-up large and busy site, for figures of migbatchd's rounds: running jobs, a long queue, and what changes.
+
+Slurm, the nodes and their plans answer at once, so what is measured is migbatchd's own. Rows of nodes are new objects
+in every round, as Slurm's client makes them; rows of jobs that stay are the same, as `daemon.poll` keeps them.
+"""
 
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
-from slurm_migbatch.daemon.advertiser import Advertiser
-from slurm_migbatch.daemon.controller import Controller, NoRecord, RoundReport
 from slurm_migbatch.daemon.nodesview import LiveView
-from slurm_migbatch.daemon.observer import Observer
+from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.capacity.sharing import Place
-from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 
+NOW: Final = 1_800_000_000.0
+_LOAD: Final = 0.7
+"""How likely one more slice is in use on a GPU with room for it, at the beginning."""
+_SIZES: Final = {1: 6, 2: 3, 3: 3, 4: 1, 7: 1}
+"""How many of fourteen requests are for so many compute slices."""
+_STATES: Final = frozenset({"MIXED"})
+_PARTITIONS: Final = ("gpu", "train")
+_LIMITS: Final = (900, 3600, 4 * 3600, 24 * 3600)
+_Run = tuple[int, int]
 
-class _LargeSite:
-    """Slurm, the nodes' events and their plans, all of them perfect: nothing takes time here."""
 
-    def __init__(self, geometry: Geometry, nodes: int, gpus: int, pending: int, load: float, seed: int) -> None:
-        self.random = random.Random(seed)  # noqa: S311 a made-up site, no secret
-        self._slots = sorted(geometry.slots)
-        self._geometry = geometry
-        self._plans: dict[str, Any] = {}
+class LargeSite:
+    """Slurm's queue and nodes, the nodes' events and their plans.
+
+    One in twenty pending rows is an array, every other one of them with a throttle; three in a hundred want two slices
+    on a node, two wait for another job, two for their time to begin, and one excludes nodes.
+
+    Args:
+        geometry: of every GPU.
+        nodes, gpus: of each node.
+        pending: rows of the queue that wait.
+        seed: of all that is drawn.
+    """
+
+    def __init__(self, geometry: Geometry, nodes: int, gpus: int, pending: int, seed: int) -> None:
+        self.now = NOW
         self.view = LiveView()
-        self.queue: list[JobRow] = []
-        self.held: dict[str, dict[str, dict[Slot, tuple[int, int]]]] = {}
-        self.gres: dict[str, dict[str, int]] = {}
-        total = geometry.max_slots * gpus
+        self._random = random.Random(seed)  # noqa: S311 a made-up site, no secret
+        self._geometry, self._pending = geometry, pending
+        self._slots = sorted(geometry.slots)
         plain = [info.profile for info in geometry.profiles if not info.profile.suffix]
-        now = time.time()
+        sizes: dict[int, Profile] = {}
+        for profile in plain:
+            sizes.setdefault(profile.compute, profile)
+        self._asked = [sizes[size] for size, weight in _SIZES.items() if size in sizes for _ in range(weight)]
+        self._plans: dict[str, Any] = {}
+        self._next_job = 1
+        self._running: dict[int, JobRow] = {}
+        self._waiting: dict[int, JobRow] = {}
+        self._held: dict[str, dict[str, dict[Slot, _Run]]] = {}
+        self._gres: dict[str, dict[str, int]] = {}
+        #: what Slurm counts as in use, by node, where nothing has changed since it was counted
+        self._used: dict[str, Counter[str]] = {}
+        #: free slots on offer, by profile and node; nodes on which they may have changed
+        self._free: dict[Profile, dict[str, list[tuple[str, Slot]]]] = {}
+        self._renewed: dict[str, None] = {}
+        total = geometry.max_slots * gpus
+        description = {"mig": True, "geometry": geometry.to_dict()}
         for n in range(nodes):
             name = f"n{n:05d}"
-            self.held[name] = {f"GPU-{n}-{g}": self._busy(name, now, load) for g in range(gpus)}
-            kind = {"mig": True, "geometry": geometry.to_dict()}
-            self.view.apply(name, [{"kind": "inventory", "gpus": [{"uuid": u, **kind} for u in self.held[name]]}])
-            self._tell(name, "start", [(u, s, r) for u, held in self.held[name].items() for s, r in held.items()])
-            self.gres[name] = {plain[-1].gres_type: total, "none": total}
-        for number in range(pending):
-            self.queue.append(self._job(10**6 + number, self.random.choice(plain), now))
+            held = self._held[name] = {f"GPU-{n}-{g}": self._busy(name) for g in range(gpus)}
+            self.view.apply(name, [{"kind": "inventory", "gpus": [{"uuid": uuid, **description} for uuid in held]}])
+            self._tell(name, "start", [(uuid, s, run) for uuid, some in held.items() for s, run in some.items()])
+            self._gres[name] = {plain[-1].gres_type: total, "none": total}
+        self.submit()
 
-    def _busy(self, node: str, now: float, load: float) -> dict[Slot, tuple[int, int]]:
-        layout, held = EMPTY, {}
-        while self.random.random() < load:
-            fits = [s for s in self._slots if self._geometry.fits(layout, s)]
-            if not fits:
-                break
-            slot = self.random.choice(fits)
-            layout = layout.add(slot)
-            job = len(self.queue) + 1
-            row = self._job(job, slot.profile, now)
-            end = now + self.random.uniform(60, 7200)
-            self.queue.append(replace(row, state="RUNNING", nodes=(node,), start=now, end=end))
-            held[slot] = (job, 0)
-        return held
+    # -- SlurmClient and plan board, as far as a round needs them --------------------------------------------------
 
-    def _job(self, number: int, profile: Profile, now: float) -> JobRow:
-        return JobRow(
-            number,
-            partition=self.random.choice(("gpu", "train")),
-            reason="Priority",
-            priority=1,
-            submit=now,
-            eligible=now,
-            time_limit_s=3600,
-            gres=f"gres/mig:{profile.gres_type}:1",
-        )
-
-    # -- SlurmClient and plan board, as far as the loop needs them
-
-    def jobs(self) -> list[JobRow]:
-        return self.queue
+    def jobs(self) -> tuple[JobRow, ...]:
+        """Slurm's queue: what runs, and what waits in its order."""
+        return (*self._running.values(), *self._waiting.values())
 
     def nodes(self) -> list[NodeRow]:
+        """Slurm's nodes."""
         rows = []
-        for name, gpus in self.held.items():
-            used = Counter(slot.profile.gres_type for held in gpus.values() for slot in held)
-            states, partitions = frozenset({"MIXED"}), ("gpu", "train")
-            rows.append(NodeRow(name, states, gres=self.gres[name], used=used, partitions=partitions))
+        for name, gpus in self._held.items():
+            used = self._used.get(name)
+            if used is None:
+                used = Counter([slot.profile.gres_type for held in gpus.values() for slot in held])
+                self._used[name] = used
+            rows.append(NodeRow(name, _STATES, gres=self._gres[name], used=used, partitions=_PARTITIONS))
         return rows
 
     def set_gres(self, updates: Mapping[str, str]) -> None:
+        """Change what nodes offer."""
         for node, text in updates.items():
             parts = (entry.rpartition(":") for entry in text.split(","))
-            self.gres[node] = {kind.partition(":")[2]: int(count) for kind, _, count in parts}
+            self._gres[node] = {kind.partition(":")[2]: int(count) for kind, _, count in parts}
+
+    def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
+        """Change no job: nobody here asked for a slice of any size."""
 
     def current(self, node: str) -> Any:
+        """Return the plan of a node."""
         return self._plans.get(node)
 
     def publish(
         self, node: str, gpus: Mapping[str, Sequence[tuple[str, int, int]]], guests: Mapping[int, Place] | None = None
     ) -> int:
+        """Make this the plan of a node."""
         old = self._plans.get(node)
-        plan = SimpleNamespace(version=old.version + 1 if old else 1, gpus=dict(gpus), guests=guests or {})
-        self._plans[node] = plan
-        return int(self._plans[node].version)
+        version = old.version + 1 if old else 1
+        self._plans[node] = SimpleNamespace(version=version, gpus=dict(gpus), guests=guests or {})
+        self._renewed[node] = None
+        return version
 
     def acked(self, node: str) -> int:
+        """Return the newest plan's version."""
         plan = self._plans.get(node)
         return plan.version if plan else 0
 
     def wait_acked(self, _node: str, _version: int, _timeout: float) -> bool:
+        """Return at once."""
         return True
 
     def silence(self, _node: str) -> float:
+        """Return that every node was just heard."""
         return 0.0
 
-    def churn(self, share: float) -> None:
-        """End some running jobs and cancel some pending ones, as happens between two rounds."""
-        ended = {row.job_id for row in self.queue if row.active and self.random.random() < share}
-        cancelled = {row.job_id for row in self.queue if row.pending and self.random.random() < share}
-        self.queue = [row for row in self.queue if row.job_id not in ended and row.job_id not in cancelled]
-        for node, gpus in self.held.items():
-            ended_leases = [(u, s, run) for u, held in gpus.items() for s, run in held.items() if run[0] in ended]
-            for uuid, slot, _ in ended_leases:
-                del gpus[uuid][slot]
-            self._tell(node, "stop", ended_leases)
+    # -- what happens between rounds -------------------------------------------------------------------------------
 
-    def _tell(self, node: str, kind: str, slices: Sequence[tuple[str, Slot, tuple[int, int]]]) -> None:
+    def submit(self) -> None:
+        """Submit jobs until as many wait as should."""
+        while len(self._waiting) < self._pending:
+            row = self._drawn(self._random.choice(self._asked))
+            self._waiting[row.job_id] = row
+
+    def end(self, count: int) -> None:
+        """End this many of the jobs that run, and have a tenth as many of those that wait cancelled."""
+        ended = self._random.sample(list(self._running), min(count, len(self._running)))
+        rows = [self._running.pop(job) for job in ended]
+        runs = {(row.job_id, 0) for row in rows}
+        for node in dict.fromkeys(name for row in rows for name in row.nodes):
+            gone = [(uuid, s, run) for uuid, held in self._held[node].items() for s, run in held.items() if run in runs]
+            for uuid, slot, _ in gone:
+                del self._held[node][uuid][slot]
+            self._tell(node, "stop", gone)
+            self._renewed[node] = None
+        for job in self._random.sample(list(self._waiting), min(count // 10, len(self._waiting))):
+            del self._waiting[job]
+
+    def start(self) -> int:
+        """Start in Slurm's order what finds its slices on offer; return how many jobs."""
+        for node in self._renewed:
+            self._look(node)
+        self._renewed.clear()
+        return sum(row.reason == "Priority" and self._begun(row) for row in list(self._waiting.values()))
+
+    def _look(self, node: str) -> None:
+        """See what a node offers now."""
+        for nodes in self._free.values():
+            nodes.pop(node, None)
+        plan, held = self._plans.get(node), self._held[node]
+        for uuid, rows in plan.gpus.items() if plan is not None else ():
+            taken = sum({slot.placement.mask for slot in held[uuid]})
+            for slot in (Slot.of(*row) for row in rows):
+                if not slot.placement.mask & taken:
+                    self._free.setdefault(slot.profile, {}).setdefault(node, []).append((uuid, slot))
+
+    def _begun(self, row: JobRow) -> bool:
+        ((profile, wanted),) = slices(row.gres).items()
+        nodes = self._free.get(profile, {})
+        node = next((name for name, slots in nodes.items() if len(slots) >= wanted), None)
+        if node is None:
+            return False
+        places = [nodes[node].pop() for _ in range(wanted)]
+        if not nodes[node]:
+            del nodes[node]
+        self._run(row, node, places)
+        return True
+
+    # -- helpers ---------------------------------------------------------------------------------------------------
+
+    def _run(self, row: JobRow, node: str, places: Iterable[tuple[str, Slot]]) -> None:
+        job = row.job_id
+        if row.tasks > 1:
+            job = self._number()
+            self._waiting[row.job_id] = replace(row, tasks=row.tasks - 1)
+        else:
+            del self._waiting[row.job_id]
+        self._running[job] = self._started(replace(row, job_id=job, tasks=1), node)
+        told = [(uuid, slot, (job, 0)) for uuid, slot in places]
+        for uuid, slot, run in told:
+            self._held[node][uuid][slot] = run
+        self._tell(node, "start", told)
+
+    def _started(self, row: JobRow, node: str) -> JobRow:
+        end = self.now + (row.time_limit_s or 3600)
+        return replace(row, state="RUNNING", reason="None", nodes=(node,), start=self.now, end=end)
+
+    def _busy(self, node: str) -> dict[Slot, _Run]:
+        layout, held = EMPTY, {}
+        while self._random.random() < _LOAD:
+            fits = [slot for slot in self._slots if self._geometry.fits(layout, slot)]
+            if not fits:
+                break
+            slot = self._random.choice(fits)
+            layout = layout.add(slot)
+            row = JobRow(self._number(), gres=f"gres/mig:{slot.profile.gres_type}:1", time_limit_s=3600)
+            end = self.now + self._random.uniform(600, 24 * 3600)
+            self._running[row.job_id] = replace(self._started(row, node), partition="gpu", end=end)
+            held[slot] = (row.job_id, 0)
+        return held
+
+    def _drawn(self, profile: Profile) -> JobRow:
+        draw, number = self._random.random(), self._number()
+        row = JobRow(
+            number,
+            partition=self._random.choice(("gpu", "train")),
+            reason="Priority",
+            submit=self.now,
+            eligible=self.now,
+            time_limit_s=self._random.choice(_LIMITS),
+            gres=f"gres/mig:{profile.gres_type}:{2 if 0.05 <= draw < 0.08 else 1}",
+        )
+        if draw < 0.05:
+            throttle = 4 if draw < 0.025 else None
+            return replace(row, array_job=number, array_task="0-19", tasks=20, throttle=throttle)
+        if 0.08 <= draw < 0.1:
+            return replace(row, reason="Dependency", eligible=None)
+        if 0.1 <= draw < 0.12:
+            return replace(row, reason="BeginTime", eligible=self.now + 86400.0)
+        if 0.12 <= draw < 0.13:
+            return replace(row, comment="[mig-exclude:n00000,n00001]")
+        return row
+
+    def _number(self) -> int:
+        self._next_job += 1
+        return self._next_job
+
+    def _tell(self, node: str, kind: str, places: Iterable[tuple[str, Slot, _Run]]) -> None:
         events = []
-        for uuid, slot, (job, restart) in slices:
+        for uuid, slot, (job, restart) in places:
             place = {"start": slot.placement.start, "size": slot.placement.size}
-            slice_fields = {"gpu": uuid, "profile": slot.profile.name, **place}
-            events.append({"kind": kind, "job": job, "restart": restart, "slices": [slice_fields]})
+            told = {"gpu": uuid, "profile": slot.profile.name, **place}
+            events.append({"kind": kind, "job": job, "restart": restart, "slices": [told]})
         if events:
             self.view.apply(node, events)
-
-
-def measure(
-    geometry: Geometry,
-    *,
-    nodes: int = 1000,
-    gpus: int = 8,
-    pending: int = 10_000,
-    load: float = 0.7,
-    rounds: int = 5,
-    share: float = 0.01,
-    seed: int = 1,
-) -> list[Mapping[str, float]]:
-    """Seconds of each round by part: the first finds everything new, in the others `share` of the jobs changed.
-
-    Slurm and the nodes answer at once, so what is measured is ours: demands, plan, and the advertiser's own work.
-    `updates` is the number of node updates in the round.
-    """
-    site = _LargeSite(geometry, nodes, gpus, pending, load, seed)
-    advertiser = Advertiser(site, site, ack_timeout=10.0)  # type: ignore[arg-type]
-    observer = Observer(site.view, site, advertiser.total)
-    loop = Controller(Settings(), site, observer, advertiser, NoRecord(), time)  # type: ignore[arg-type]
-    found: list[Mapping[str, float]] = []
-    for _ in range(rounds):
-        report: RoundReport = loop.round()
-        found.append({**report.seconds, "updates": float(len(report.changes)), "pending": float(report.pending)})
-        site.churn(share)
-    return found
+            self._used.pop(node, None)

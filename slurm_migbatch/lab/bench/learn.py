@@ -18,7 +18,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +30,7 @@ from slurm_migbatch.daemon.facts import chooser_of, known_models
 from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.refit import run
 from slurm_migbatch.lab.bars import Bar, Times
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.known import from_facts
@@ -51,9 +52,7 @@ _ASKED: Final = 3000
 _NICE: Final = -10
 
 
-def measure(
-    runs: int = 10_000, models: int = 1000, progress: Callable[[str], None] = lambda text: None
-) -> dict[str, Any]:
+def measure(runs: int = 10_000, models: int = 1000, progress: Say = silent) -> dict[str, Any]:
     """Learn twice from `runs` runs of `models` models, and predict.
 
     Returns:
@@ -63,11 +62,11 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="migbatch-bench-") as place:
         geometry = _geometry(Path(place) / "machine")
         config = _config(Path(place), _made_up(models, chance))
-        progress(f"making up {runs} runs")
+        progress(f"making up {runs} runs", 0)
         _fill(config, geometry, runs, chance)
         first = _refit(config, progress)
         again = _refit(config, progress)
-        progress("predicting")
+        progress("predicting", 0)
         predictions = _predict(config, geometry, chance)
     bars = [
         Bar(f"refit on {runs:,} runs (s)", again["own_s"], REFIT_TARGET_S),
@@ -173,7 +172,7 @@ def _runs(
         )  # fmt: skip
 
 
-def _refit(config: Config, progress: Callable[[str], None]) -> dict[str, Any]:
+def _refit(config: Config, progress: Say) -> dict[str, Any]:
     wall, cpu = time.perf_counter(), time.process_time()
     found = run(config, force="a benchmark", progress=progress)["refit"]
     return {

@@ -15,13 +15,14 @@ import shutil
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, quantile
 from slurm_migbatch.lab.experiments.wave import Wave, draw
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.slurm import waves
 from slurm_migbatch.slurm.cli import CliClient
@@ -54,7 +55,7 @@ class WaveJobResult:
 def measure(
     seed: int = 1,
     wave: Wave | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
     slurm_root: str = "",
 ) -> dict[str, Any]:
     """The whole experiment: both ways on a test bed of their own, one after the other (root, about 20 minutes).
@@ -66,9 +67,9 @@ def measure(
     wave = wave or draw(seed)
     ways: dict[str, dict[str, Any]] = {}
     for name, lending in (("half", False), ("lending", True)):
-        say(f"{name}: the simulator")
+        say(f"{name}: the simulator", 0)
         predicted = waves.predict(wave, lending)
-        say(f"{name}: {len(wave.requests)} inference and {len(wave.trainings)} training jobs on a real Slurm")
+        say(f"{name}: {len(wave.requests)} inference and {len(wave.trainings)} training jobs on a real Slurm", 0)
         ways[name] = {**run(wave, lending, say, slurm_root), "predicted": predicted}
     return {
         "bench": "live",
@@ -100,9 +101,7 @@ def _bars(half: Mapping[str, Any], lending: Mapping[str, Any]) -> list[Bar]:
     return bars
 
 
-def run(
-    wave: Wave, lending: bool, say: Callable[[str], None] = lambda text: None, slurm_root: str = ""
-) -> dict[str, Any]:
+def run(wave: Wave, lending: bool, say: Say = silent, slurm_root: str = "") -> dict[str, Any]:
     """One way, on a test bed of its own (with the Slurm of `slurm_root`, where given); its figures."""
     with Cluster(
         nodes=wave.nodes,
@@ -121,7 +120,7 @@ def run(
         before = client.diag()
         begun = time.time()
         jobs = _Submitter(bed, wave, library).run()
-        say(f"all submitted after {time.time() - begun:.0f} s")
+        say(f"all submitted after {time.time() - begun:.0f} s", 0)
         _await_end(bed, [*jobs.inference, *jobs.training])
         after = client.diag()
         records = _records(bed)

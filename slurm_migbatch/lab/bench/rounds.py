@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from slurm_migbatch.lab.bars import Bar
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import Diag
 from slurm_migbatch.testbed.cluster import Cluster
@@ -29,7 +30,7 @@ def measure(
     pending: int = 1000,
     nodes: int = 8,
     gpus: int = 9,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
     slurm_root: str = "",
 ) -> dict[str, Any]:
     """The whole measurement (root, some minutes).
@@ -60,7 +61,7 @@ def measure(
         options={"MaxJobCount": "20000"},
     ) as bed:
         client = CliClient(bed.bin, bed.slurm_conf)
-        say(f"{pending} training jobs are submitted")
+        say(f"{pending} training jobs are submitted", 3)
         line = (
             'sbatch --parsable -p train -o /dev/null --gres=mig:auto --comment="migbatch: role=train max=1g.10gb" '
             "--time=60 --wrap='sleep 600'\n"
@@ -71,7 +72,7 @@ def measure(
         for name, dry in (("dry run", True), ("lending", False)):
             if not dry:
                 bed.product.reconfigure(lending={"dry_run": False, "most_releases": RELEASES})
-            say(f"{name}, {WATCH_S:g} s")
+            say(f"{name}, {WATCH_S:g} s", 3)
             phases[name] = _phase(bed, client)
         bed.run(["scancel", "-u", "mbalice"], timeout=600.0)
     return {

@@ -1,50 +1,171 @@
-"""How long a round of the supply loop takes on a large site: plan and advertise, Slurm and nodes answering at once."""
+"""How long migbatchd's rounds take on large, busy sites, and how that grows with the number of GPUs.
+
+A round observes, decides on supply and on what waits, and compares with what Slurm and the nodes were told. Nothing in
+it waits here, so times are those of the processor, and what else a machine does does not lengthen them.
+"""
 
 from __future__ import annotations
 
+import gc
+import resource
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
-from slurm_migbatch.lab.bars import Bar
-from slurm_migbatch.lab.bench.largesite import measure as rounds_of
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.advertiser import Advertiser
+from slurm_migbatch.daemon.controller import Controller, NoRecord
+from slurm_migbatch.daemon.observer import Observer
+from slurm_migbatch.daemon.settings import settings_of
+from slurm_migbatch.lab.bars import Bar, exponent, quantile
+from slurm_migbatch.lab.bench.largesite import LargeSite
+from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 
-TARGET_S: Final = 1.0
-_COUNTS: Final = ("updates", "pending")
+NODES: Final = (125, 250, 500, 1000, 12_500)
+"""Sizes of the sites, in nodes."""
+GPUS: Final = 8
+PENDING: Final = 10
+"""Rows of the queue that wait, for each node."""
+ROUNDS: Final = 30
+CHURN: Final = 48
+"""Jobs that end between two rounds; as many start and are submitted. Rounds are a second apart."""
+TARGETS: Final = {8_000: (1.0, 0.1), 100_000: (5.0, 0.5)}
+"""Seconds that the first round and later ones may take on so many GPUs; smaller sites are held to the next of these."""
+EXPONENT: Final = 1.05
+_MOST_RUSHES: Final = 5
+_DECIDED_S: Final = 1e-3
+"""Less than this a round takes to find that a decision on waiting jobs is not due."""
+
+
+@dataclass(frozen=True)
+class SiteRounds:
+    """Rounds on one site; seconds of processor time.
+
+    Attributes:
+        gpus, running, pending: GPUs, jobs that run, and rows that wait, after the rush.
+        first_s: the first round, in which everything is new and all free space is offered.
+        rush_s: those in which Slurm starts all that has found a place.
+        later_s, p99_s: rounds in which `CHURN` jobs ended and as many started: the median, and 99 % of them.
+        dispatch_s: what a decision on waiting jobs took, in the rounds that had one; in no other figure.
+        parts: median seconds of the parts of a later round.
+        changes: nodes whose offer changed in a later round, on average.
+        peak_mib: the most memory that the process has held so far, the made-up site included.
+    """
+
+    gpus: int
+    running: int
+    pending: int
+    first_s: float
+    rush_s: tuple[float, ...]
+    later_s: float
+    p99_s: float
+    dispatch_s: float
+    parts: dict[str, float]
+    changes: float
+    peak_mib: float
+
+
+class _Clock:
+    """Processor time for what is measured; the site's own for what is decided."""
+
+    monotonic = staticmethod(time.process_time)
+
+    def __init__(self, site: LargeSite) -> None:
+        self._site = site
+
+    def time(self) -> float:
+        return self._site.now
 
 
 def measure(
-    gpu: str = "h100-80gb", nodes: int = 1000, gpus: int = 8, pending: int = 10_000, rounds: int = 5
+    nodes: Sequence[int] = NODES,
+    gpus: int = GPUS,
+    pending: int | None = None,
+    rounds: int = ROUNDS,
+    gpu: str = "h100-80gb",
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Seconds of each round by part. The first finds everything new; between the others one in a hundred jobs changes.
+    """Run rounds on sites of these sizes.
 
-    Nothing in a round waits, so where this process got only a share of a processor (`cpu_share`), the bars hold what
-    the rounds would have taken with all of it.
-
-    Returns:
-        {"gpu", "nodes", "gpus", "pending", "cpu_share", "bars",
-        "rounds": [{part: seconds by the clock, "total_s", "updates", "pending"}]}.
+    Args:
+        nodes: of each site.
+        gpus: of each node.
+        pending: rows that wait; None: `PENDING` for each node.
+        rounds: later rounds on each site.
+        gpu: kind of GPU.
+        say: what is being done.
     """
-    found = []
-    wall, cpu = time.perf_counter(), time.process_time()
-    measured = rounds_of(geometry(gpu), nodes=nodes, gpus=gpus, pending=pending, rounds=rounds)
-    share = (time.process_time() - cpu) / (time.perf_counter() - wall)
-    for timings in measured:
-        total = sum(seconds for part, seconds in timings.items() if part not in _COUNTS)
-        found.append({**{part: round(value, 4) for part, value in timings.items()}, "total_s": round(total, 4)})
-    later = [timings["total_s"] for timings in found[1:]] or [found[0]["total_s"]]
-    name = f"plan and advertise {nodes} nodes x {gpus} GPUs, {pending} pending, median round [s]"
-    bars = [
-        Bar(name, share * median(later), TARGET_S),
-        Bar("the first round, everything new [s]", share * found[0]["total_s"], TARGET_S),
-    ]
+    config, sites = Config(), []
+    for count in nodes:
+        say(f"{count * gpus} GPUs")
+        sites.append(_rounds(config, gpu, count, gpus, PENDING * count if pending is None else pending, rounds))
+    grown = exponent([(site.gpus, site.later_s) for site in sites])
     return {
+        "bench": "scale",
         "gpu": gpu,
-        "nodes": nodes,
         "gpus": gpus,
-        "pending": pending,
-        "cpu_share": round(share, 3),
-        "rounds": found,
-        "bars": [bar.to_dict() for bar in bars],
+        "sites": [asdict(site) for site in sites],
+        "exponent": grown,
+        **provenance(DECIDES, config),
+        "bars": [bar.to_dict() for bar in _bars(sites, grown)],
     }
+
+
+def _rounds(config: Config, gpu: str, nodes: int, gpus: int, pending: int, rounds: int) -> SiteRounds:
+    site = LargeSite(geometry(gpu), nodes, gpus, pending, seed=1)
+    advertiser = Advertiser(site, site, config.supply.ack_wait_s)  # type: ignore[arg-type]
+    observer = Observer(site.view, site, advertiser.total, silence_s=config.supply.node_silence_s)
+    loop = Controller(settings_of(config), site, observer, advertiser, NoRecord(), _Clock(site))  # type: ignore[arg-type]
+    found: list[dict[str, float]] = []
+
+    def one() -> dict[str, float]:
+        jobs, rows = site.jobs(), site.nodes()
+        begun = time.process_time()
+        report = loop.round(jobs, rows)
+        spent = time.process_time() - begun
+        dispatch = report.seconds.get("dispatch", 0.0)
+        site.now += config.cluster.poll_s
+        changes = float(len(report.changes))
+        return {**report.seconds, "dispatch": dispatch, "supply": spent - dispatch, "changes": changes}
+
+    gc.collect()
+    first = one()
+    rush: list[dict[str, float]] = []
+    while site.start() and len(rush) < _MOST_RUSHES:
+        site.submit()
+        rush.append(one())
+    for _ in range(rounds):
+        site.end(CHURN)
+        site.start()
+        site.submit()
+        found.append(one())
+    later = [timing["supply"] for timing in found]
+    names = ("observe", "plan", "advertise")
+    return SiteRounds(
+        gpus=nodes * gpus,
+        running=sum(row.active for row in site.jobs()),
+        pending=sum(row.pending for row in site.jobs()),
+        first_s=first["supply"],
+        rush_s=tuple(timing["supply"] for timing in rush),
+        later_s=median(later),
+        p99_s=quantile(later, 0.99),
+        dispatch_s=median([spent for timing in found if (spent := timing["dispatch"]) > _DECIDED_S] or [0.0]),
+        parts={name: median([timing[name] for timing in found]) for name in names},
+        changes=sum(timing["changes"] for timing in found) / len(found),
+        peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    )
+
+
+def _bars(sites: Sequence[SiteRounds], grown: float | None) -> list[Bar]:
+    bars = []
+    for site in sites:
+        first, later = next((found for gpus, found in TARGETS.items() if site.gpus <= gpus), (None, None))
+        if first is not None and later is not None:
+            bars.append(Bar(f"{site.gpus} GPUs: first round [s]", site.first_s, first))
+            bars.append(Bar(f"{site.gpus} GPUs: later rounds, median [s]", site.later_s, later))
+    if grown is not None:
+        bars.append(Bar("exponent of later rounds", grown, EXPONENT))
+    return bars

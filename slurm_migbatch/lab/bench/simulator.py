@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.lab.bars import Bar, exponent
 from slurm_migbatch.lab.experiments import lentphilly
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
@@ -31,7 +32,7 @@ _FILE: Final = "philly_jobs.csv.gz"
 def measure(
     data: Path,
     scales: Sequence[int] = (1, 2, 4, 8),
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
     *,
     lending: bool = False,
 ) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def measure(
     read_s = time.process_time() - began
     runs = []
     for scale in scales:
-        say(f"{scale} x {len(trace.jobs)} jobs on {scale * GPUS} GPUs")
+        say(f"{scale} x {len(trace.jobs)} jobs on {scale * GPUS} GPUs", len(scales))
         jobs = trace.copies(scale).jobs if scale > 1 else trace.jobs
         gc.collect()
         cpu, wall = time.process_time(), time.perf_counter()

@@ -1,14 +1,7 @@
-"""What the submit filter costs: sbatch with and without it, the service behind it, and the table that replaces it.
-
-Two clusters run side by side, one with the filter and one without, and take turns in blocks, so that whatever else the
-machine does falls on both. Jobs are submitted by an ordinary user (root's pass the filter untouched) and held, so that
-nothing is measured but the submission.
-"""
+"""What the submit filter costs: sbatch with and without it, the service behind it, and the table that replaces it."""
 
 from __future__ import annotations
 
-import json
-import math
 import random
 import socket
 import statistics
@@ -16,14 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slurm_migbatch.lab.bars import Bar, Times, mean_with_interval, quantile
+from slurm_migbatch.lab.bars import Bar, Times, quantile
 from slurm_migbatch.lab.bench.hooks import BenchError
+from slurm_migbatch.lab.bench.sbatch import KINDS, SAME, compare, crowd, started
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.predict.facts import BUILT_IN
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
@@ -31,13 +24,11 @@ from slurm_migbatch.submit import protocol, shim
 from slurm_migbatch.submit.request import Accept, JobRequest
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.submit.table import compile_table, write_table
-from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.workload.catalog import SiteCatalog, load
 
-RATIO_TARGET, SERVICE_TARGET_MS, TABLE_TARGET_US = 1.05, 2.0, 50.0
-_USER = "mbalice"
-_ASKED = ("--gres=mig:auto", "--comment=migbatch: model=bert-large batch=32 slo=200ms")
-_GRANTED = ("--gres=mig:1g.10gb:1", "--comment=migbatch: model=bert-large batch=32 slo=200ms")
+RATIO_TARGET, ADVISED_TARGET, SERVICE_TARGET_MS, TABLE_TARGET_US = 1.05, 1.15, 2.0, 50.0
+#: who submit at once
+_USERS = 8
 _MODELS = ("bert-large", "resnet50", "vit-b-16", "gpt2", "llama-3.1-8b", "unknown-model", "mobilenet-v2")
 #: what a batch job has besides, of which the service makes a digest
 _BATCH = {
@@ -50,31 +41,13 @@ _BATCH = {
 _PACE_S = 0.002
 #: known models of a large site
 _MANY = 1000
-#: runs inside the test bed as the user: n submissions, one after the other; prints the seconds of each
-_SUBMIT = """
-import json, os, sys, time
-n, argv = int(sys.argv[1]), sys.argv[2:]
-null = os.open(os.devnull, os.O_WRONLY)
-quiet = [(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
-spent = []
-for _ in range(n):
-    began = time.perf_counter()
-    pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=quiet)
-    status = os.waitpid(pid, 0)[1]
-    spent.append(time.perf_counter() - began)
-    if status:
-        sys.exit(f"sbatch ended with status {status}")
-print(json.dumps(spent))
-"""
 
 
-def measure(
-    submissions: int = 1000, block: int = 25, requests: int = 3000, progress: Callable[[str], None] = lambda text: None
-) -> dict[str, Any]:
-    """Run all three measurements.
+def measure(submissions: int = 1000, block: int = 25, requests: int = 3000, progress: Say = silent) -> dict[str, Any]:
+    """Run all measurements.
 
     Args:
-        submissions: of sbatch on each side.
+        submissions: of sbatch on each side, of each kind.
         block: submissions before the other side has its turn.
         requests: to the service, over its socket.
         progress: is told what is going on.
@@ -85,24 +58,33 @@ def measure(
     Raises:
         BenchError: something could not be measured.
     """
-    with ExitStack() as stack:
-        progress("starting two clusters")
-        filtered = stack.enter_context(Cluster(nodes=1, gpus=1, users=1, migbatch="all"))
-        plain = stack.enter_context(Cluster(nodes=1, gpus=1, users=1))
-        progress("sbatch with and without the filter, in turns")
-        sbatch = compare(filtered, plain, submissions, block, _without_advice(filtered))
-        progress("the same with cli_filter")
-        advice = compare(filtered, plain, max(block * 2, submissions // 5), block)
-        progress("the service over its socket")
-        service = time_service(filtered.product.state / "submit.sock", requests)
-        progress("the compiled table in Lua")
-        script = filtered.product.etc / shim.JOB_SUBMIT
-        table = time_table(script, filtered.product.state / "table.lua")
-        progress(f"{_MANY} known models")
-        many = time_many(load(filtered.product.state / "catalog.json"), script, requests)
-        version = ".".join(f"{number:02d}" for number in filtered.root.version())
+    with tempfile.TemporaryDirectory(prefix="migbatch-bench-") as folder:
+        Path(folder).chmod(0o755)
+        progress("starting three clusters", 7)
+        with started(Path(folder), _USERS) as clusters:
+            filtered = clusters.filtered
+            progress("sbatch with the filter, with an empty script and without, in turns", 7)
+            sbatch = compare(clusters, KINDS, submissions, block)
+            progress("the same with cli_filter", 7)
+            advice = compare(clusters, [SAME], max(block * 2, submissions // 2), block, advice=True)
+            progress(f"{_USERS} users at once", 7)
+            at_once = crowd(filtered, submissions // 4)
+            progress("the service over its socket", 7)
+            service = time_service(filtered.product.state / "submit.sock", requests)
+            progress("the compiled table in Lua", 7)
+            script = filtered.product.etc / shim.JOB_SUBMIT
+            table = time_table(script, filtered.product.state / "table.lua")
+            progress(f"{_MANY} known models", 7)
+            many = time_many(load(filtered.product.state / "catalog.json"), script, requests)
+            version = ".".join(f"{number:02d}" for number in filtered.root.version())
+    advised = advice[SAME.name]["filter_over_none"]["ratio"]
     bars = [
-        Bar("sbatch with the filter over without, wall time", sbatch["ratio"], RATIO_TARGET),
+        *(
+            Bar(f"sbatch with the filter over without, {name}", kind["filter_over_none"]["ratio"], RATIO_TARGET)
+            for name, kind in sbatch.items()
+        ),
+        Bar("sbatch with cli_filter too over without", advised, ADVISED_TARGET),
+        Bar(f"of {at_once['submissions']} jobs of users at once decided by the table", at_once["by_table"], 0.0),
         Bar("filter service p99, ms", service["p99_ms"], SERVICE_TARGET_MS),
         Bar("compiled-table look-up median, us", table["lookup_us"]["median"], TABLE_TARGET_US),
         Bar(f"one decision with {_MANY} known models p99, ms", many["decision"]["p99_ms"], SERVICE_TARGET_MS),
@@ -113,68 +95,12 @@ def measure(
         "python": sys.version.split()[0],
         "sbatch": sbatch,
         "sbatch_with_cli_filter": advice,
+        "crowd": at_once,
         "service": service,
         "table": table,
         "many_models": many,
         "bars": [bar.to_dict() for bar in bars],
     }
-
-
-def _without_advice(cluster: Cluster) -> Path:
-    """A slurm.conf for clients that does not load cli_filter, which is optional and runs inside sbatch itself."""
-    conf = cluster.product.etc / "plain/slurm.conf"
-    conf.parent.mkdir(exist_ok=True)
-    lines = [line for line in cluster.conf_text().splitlines() if not line.startswith("CliFilterPlugins")]
-    conf.write_text("\n".join(lines) + "\n")
-    return conf
-
-
-def compare(
-    filtered: Cluster, plain: Cluster, submissions: int, block: int, conf: Path | None = None
-) -> dict[str, Any]:
-    """Submit to both in turns (with, without, without, with ...); `conf` is for the clients of the filtered side.
-
-    Returns:
-        `ratio` of the total wall times, the mean of the blocks' ratios with its 95 % interval, and times of one sbatch.
-    """
-    sides: dict[str, tuple[Cluster, Sequence[str], Path]] = {
-        "with": (filtered, _ASKED, conf or filtered.slurm_conf),
-        "without": (plain, _GRANTED, plain.slurm_conf),
-    }
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for side in sides.values():
-        _submit(*side, 5)
-    ratios = []
-    for number in range(math.ceil(submissions / block)):
-        pair = {}
-        for name in ("with", "without") if number % 2 == 0 else ("without", "with"):
-            spent = _submit(*sides[name], block)
-            times[name] += spent
-            pair[name] = sum(spent)
-        ratios.append(pair["with"] / pair["without"])
-    mean, low, high = mean_with_interval(ratios)
-    granted = filtered.run(["squeue", "-h", "-o", "%k"]).stdout.count("[mig:")
-    if granted < submissions:
-        raise BenchError(f"the filter granted {granted} of {submissions} jobs a slice; what was timed is not its work")
-    return {
-        "submissions": len(times["with"]),
-        "ratio": sum(times["with"]) / sum(times["without"]),
-        "block_ratio_mean": mean,
-        "block_ratio_interval_95": [low, high],
-        "with": Times.of(times["with"]).to_dict(),
-        "without": Times.of(times["without"]).to_dict(),
-    }
-
-
-def _submit(cluster: Cluster, options: Sequence[str], conf: Path, count: int) -> list[float]:
-    sbatch = str(cluster.root.locate("sbatch"))
-    argv = [sbatch, "--hold", "--output=/dev/null", *options, "--wrap=true"]
-    line = ["/usr/bin/python3", "-ISc", _SUBMIT, str(count), *argv]
-    done = cluster.run(line, _USER, check=False, env={"SLURM_CONF": str(conf)})
-    if done.returncode:
-        raise BenchError(f"sbatch failed: {done.stderr.strip()[-300:]}")
-    spent: list[float] = json.loads(done.stdout)
-    return spent
 
 
 def time_service(path: Path, requests: int) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure, print_table, tell_stage
+from slurm_migbatch.cli.common import HELP, print_table, steps
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.cli.common import (
     data_option,
@@ -21,6 +22,8 @@ from slurm_migbatch.lab.cli.common import (
 from slurm_migbatch.lab.cli.experiments import COMMANDS
 from slurm_migbatch.lab.cli.live import live, rounds
 from slurm_migbatch.lab.cli.studies import study
+
+_SIDES = {"with": "with the filter", "empty": "with empty scripts", "without": "without"}
 
 
 @click.group(context_settings=HELP)
@@ -59,26 +62,44 @@ def hooks(rounds: int, as_json: bool) -> None:
     print_bars(result)
 
 
+def _tell_sbatch(name: str, kind: dict[str, Any]) -> None:
+    click.echo(f"  {name}, {kind['with']['n']} submissions each:")
+    for side, over in (("with", "filter_over_none"), ("empty", "empty_over_none"), ("without", "")):
+        times = kind[side]
+        text = f"{times['median_ms']:6.1f} ms, {times['slurmctld_us']:5d} us of them in slurmctld"
+        if over:
+            found = kind[over]
+            low, high = found["interval_95"]
+            text += (
+                f"; ratio {found['ratio']:.3f} (95 % interval of the blocks' mean {low:.3f} to {high:.3f}; "
+                f"of total times {found['total']:.3f})"
+            )
+        click.echo(f"    {_SIDES[side]:<20} {text}")
+
+
 @bench.command()
 @click.option("--submissions", type=click.IntRange(50, 100_000), default=1000, show_default=True, help="On each side.")
 @json_option
 def submit(submissions: int, as_json: bool) -> None:
-    """Sbatch with and without the filter, its service and its table (as root, on two private clusters)."""
+    """Sbatch with and without the filter, its service and its table (as root, on three private clusters)."""
     from slurm_migbatch.lab.bench.submit import measure
 
-    result = measure(submissions, progress=tell_stage)
+    with steps() as say:
+        result = measure(submissions, progress=say)
     if as_json:
         click.echo(json.dumps(result))
         return
-    sbatch, service, table = result["sbatch"], result["service"], result["table"]
-    low, high = sbatch["block_ratio_interval_95"]
+    service, table, crowd = result["service"], result["table"], result["crowd"]
+    click.echo(f"sbatch on Slurm {result['slurm']}")
+    for name, kind in result["sbatch"].items():
+        _tell_sbatch(name, kind)
+    for name, kind in result["sbatch_with_cli_filter"].items():
+        _tell_sbatch(f"{name}, with cli_filter too", kind)
     click.echo(
-        f"sbatch on Slurm {result['slurm']}: {sbatch['with']['median_ms']:.1f} ms with, "
-        f"{sbatch['without']['median_ms']:.1f} ms without the filter; ratio {sbatch['ratio']:.3f} "
-        f"(95 % interval of the blocks' mean {low:.3f} to {high:.3f}, {sbatch['submissions']} submissions each)"
+        f"{crowd['users']} users at once: {crowd['submissions']} submissions in {crowd['seconds']:.0f} s, "
+        f"{crowd['sbatch']['median_ms']:.1f} ms each (p99 {crowd['sbatch']['p99_ms']:.1f}); "
+        f"{crowd['by_table']} decided by the compiled table"
     )
-    advised = result["sbatch_with_cli_filter"]
-    click.echo(f"with cli_filter too: {advised['with']['median_ms']:.1f} ms, ratio {advised['ratio']:.3f}")
     click.echo(f"service: {service['median_ms']:.2f} ms, p99 {service['p99_ms']:.2f} ms for one request")
     click.echo(
         f"table: {table['lookup_us']['median']:.1f} us for a look-up, "
@@ -105,7 +126,8 @@ def simulator(data: Path, scales: tuple[int, ...], lending: bool, as_json: bool)
     from slurm_migbatch.lab.bench.simulator import measure
 
     try:
-        result = measure(data, scales or (1, 2, 4, 8), say=tell_stage, lending=lending)
+        with steps() as say:
+            result = measure(data, scales or (1, 2, 4, 8), say=say, lending=lending)
     except NotMeasurable as error:
         raise Failure(str(error)) from None
     if as_json:
@@ -133,38 +155,70 @@ def _timed(run: dict[str, Any]) -> str:
 
 
 @bench.command()
-@click.option("--nodes", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Nodes.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 100_000),
+    multiple=True,
+    help="Nodes of a site; may be given again. Default: 125, 250, 500, 1000 and 12500.",
+)
 @click.option("--gpus", type=click.IntRange(1, 16), default=8, show_default=True, help="GPUs of each.")
-@click.option("--pending", type=click.IntRange(0, 10**6), default=10_000, show_default=True, help="Jobs that wait.")
+@click.option("--pending", type=click.IntRange(0, 10**6), help="Jobs that wait. Default: 10 for each node.")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=30, show_default=True, help="Later rounds.")
 @json_option
-def scale(nodes: int, gpus: int, pending: int, as_json: bool) -> None:
-    """A round of the supply loop on a large site: plan and advertise, with Slurm answering at once."""
-    from slurm_migbatch.lab.bench.scale import measure
+def scale(nodes: tuple[int, ...], gpus: int, pending: int | None, rounds: int, as_json: bool) -> None:
+    """Rounds of migbatchd on large, busy sites, with Slurm and nodes answering at once."""
+    from slurm_migbatch.lab.bench.scale import NODES, measure
 
-    result = measure(nodes=nodes, gpus=gpus, pending=pending)
+    sites = nodes or NODES
+    with steps() as say:
+        result = measure(sites, gpus, pending, rounds, say=lambda text: say(text, len(sites)))
     if as_json:
         click.echo(json.dumps(result))
         return
-    for number, timings in enumerate(result["rounds"], 1):
-        parts = ", ".join(f"{part} {timings[part]:.3f} s" for part in ("observe", "plan", "advertise"))
-        click.echo(f"  round {number}: {timings['total_s']:.3f} s ({parts}), {timings['updates']:.0f} nodes updated")
+    click.echo(f"decided by {result['decides']}, configuration {result['configuration']}; seconds of processor time")
+    lines = [
+        (
+            f"{site['gpus']}",
+            f"{site['running']}",
+            f"{site['pending']}",
+            f"{site['first_s']:.2f}",
+            f"{max(site['rush_s'], default=0.0):.2f}",
+            f"{site['later_s']:.3f}",
+            f"{site['p99_s']:.3f}",
+            f"{site['dispatch_s']:.3f}",
+            f"{site['peak_mib']:.0f}",
+        )
+        for site in result["sites"]
+    ]
+    heads = ("GPUs", "running", "pending", "first", "rush", "later", "p99", "dispatch", "peak MiB")
+    print_table(heads, lines)
+    for site in result["sites"]:
+        parts = ", ".join(f"{part} {seconds:.3f}" for part, seconds in site["parts"].items())
+        click.echo(f"  {site['gpus']} GPUs, later: {parts}; {site['changes']:.1f} nodes updated")
+    if result["exponent"] is not None:
+        click.echo(f"  the time of later rounds grows with an exponent of {result['exponent']:.2f}")
     print_bars(result)
 
 
 @bench.command()
 @click.option("--runs", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="In the store.")
+@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True, help="Of each command.")
 @json_option
-def reports(runs: int, as_json: bool) -> None:
-    """The whole of migacct, and a page of `migbatch report`, on a store with a year of runs."""
+def reports(runs: int, repeats: int, as_json: bool) -> None:
+    """The whole of migacct, and `migbatch usage`, waste, top and report, on a store with a year of runs."""
     from slurm_migbatch.lab.bench.reports import measure
 
-    result = measure(runs)
+    result = measure(runs, repeats=repeats)
     if as_json:
         click.echo(json.dumps(result))
         return
-    for query in (*result["queries"], result["page"]):
-        starts = f"{query['starts']:.1f} starts of the interpreter"
+    for query in (*result["queries"], *(result[name] for name in ("usage", "waste", "top", "page"))):
+        starts = f"{query['starts']:.1f} starts of the interpreter ({1000 * result['start_s']:.0f} ms)"
         click.echo(f"  {query['name']:<40} {query['median_s']:.2f} s, {query['lines']} lines, {starts}")
+    if result["drawn_s"] is None:
+        click.echo("  there is no Chromium here: the page was made and not drawn")
+    else:
+        click.echo(f"  the page drawn by Chromium: {result['drawn_s']:.2f} s")
     print_bars(result)
 
 
@@ -195,7 +249,8 @@ def learn(runs: int, models: int, as_json: bool) -> None:
     """A refit of the predictor on many runs, and predictions where many models are known."""
     from slurm_migbatch.lab.bench.learn import measure
 
-    result = measure(runs, models, progress=tell_stage)
+    with steps() as say:
+        result = measure(runs, models, progress=say)
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -204,11 +259,12 @@ def learn(runs: int, models: int, as_json: bool) -> None:
             f"refit, {name}: {refit['own_s']:.1f} s of its own, {refit['wall_s']:.1f} s by the clock, "
             f"{refit['rows']} rows, {refit['outcome']}"
         )
-    found = result["prediction"]
+    prediction = result["prediction"]
     click.echo(
-        f"prediction of a cell that is new, {found['known']} models known: median {found['own']['median_ms']:.2f} ms, "
-        f"p99 {found['own']['p99_ms']:.2f} ms (by the clock {found['wall']['median_ms']:.2f} and "
-        f"{found['wall']['p99_ms']:.2f}); reading the model takes {found['loading_s']:.1f} s"
+        f"prediction of a cell that is new, {prediction['known']} models known: "
+        f"median {prediction['own']['median_ms']:.2f} ms, p99 {prediction['own']['p99_ms']:.2f} ms "
+        f"(by the clock {prediction['wall']['median_ms']:.2f} and "
+        f"{prediction['wall']['p99_ms']:.2f}); reading the model takes {prediction['loading_s']:.1f} s"
     )
     print_bars(result)
 
@@ -227,7 +283,8 @@ def every(data: Path, seeds: int | None, quick: bool, plot: Path | None, as_json
     """
     from slurm_migbatch.lab.experiments.every import measure
 
-    result = measure(data, seeds, quick=quick, say=tell_stage)
+    with steps() as say:
+        result = measure(data, seeds, quick=quick, say=say)
     if plot is not None:
         for row in result["experiments"]:
             if not row["error"]:

@@ -39,13 +39,13 @@ plot_option = click.option(
 
 
 def print_notes(result: Mapping[str, Any]) -> None:
-    """What a reader has to know."""
+    """Print what a reader has to know."""
     for note in result["notes"]:
         click.echo(f"note: {note}")
 
 
 def print_bars(result: Mapping[str, Any]) -> None:
-    """The bars, for people."""
+    """Print the bars, for people."""
     for bar in result["bars"]:
         click.echo(Bar.from_dict(bar).line())
 
@@ -60,7 +60,7 @@ def hand_over(name: str, result: Mapping[str, Any], as_json: bool, plot: Path | 
 
 
 def write_plots(name: str, result: Mapping[str, Any], folder: Path) -> None:
-    """The plots of an experiment, where it has some."""
+    """Write the plots of an experiment, where it has some."""
     from slurm_migbatch.lab.experiments.plots import PLOTS, write
 
     for path in write(name, result, folder) if name in PLOTS else ():

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure, print_table, tell_stage
+from slurm_migbatch.cli.common import HELP, print_table, steps
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.cli.common import print_bars
 
 _folder = click.Path(exists=True, path_type=Path)
@@ -57,7 +58,8 @@ def predictor(
 
     options = Options(points, level, leave, blind, trees=not quick)
     learned_from = None if train is None else read_folder(train)
-    result = evaluate(read_folder(data), learned_from, options, say=tell_stage)
+    with steps() as say:
+        result = evaluate(read_folder(data), learned_from, options, say=say)
     result = {"data": str(data), "train": None if train is None else str(train), **result}
     if as_json:
         click.echo(json.dumps(result))
@@ -78,7 +80,8 @@ def profiling(data: Path, level: float, leave: Literal["model", "family", "labor
     from slurm_migbatch.lab.evaluate.profiling import evaluate
     from slurm_migbatch.profiling.table import read_folder
 
-    result = {"data": str(data), **evaluate(data, read_folder(data), level=level, leave=leave, say=tell_stage)}
+    with steps() as say:
+        result = {"data": str(data), **evaluate(data, read_folder(data), level=level, leave=leave, say=say)}
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -150,22 +153,22 @@ def _print_predictor(result: dict[str, Any]) -> None:
     for note in result["notes"]:
         click.echo(f"note: {note}")
     click.echo(f"points are chosen by one rule: {result['rule']}")
-    for kind, found in result["kinds"].items():
+    for kind, figures in result["kinds"].items():
         for figure, label in (("time", "throughput"), ("memory", "memory")):
-            if found[figure]:
+            if figures[figure]:
                 click.echo(f"\n{kind}: error of {label} in %, and how often intervals held")
-                _print_errors(found[figure])
-                _print_listed(found[figure])
-        if found["time"]:
+                _print_errors(figures[figure])
+                _print_listed(figures[figure])
+        if figures["time"]:
             click.echo(f"\n{kind}: mean error of throughput in % by model")
-            _print_models(found["time"])
-        if found["rules"]:
+            _print_models(figures["time"])
+        if figures["rules"]:
             click.echo(f"\n{kind}: simple rules, and the predictor on the cells that neither was shown")
-            _print_rules(found["rules"])
-        if found["choice"] and kind == "infer":
+            _print_rules(figures["rules"])
+        if figures["choice"] and kind == "infer":
             click.echo(f"\n{kind}: slice and batch with the most throughput per slice under a latency limit")
-            _print_choices(found["choice"])
-        if found["relative"]:
+            _print_choices(figures["choice"])
+        if figures["relative"]:
             click.echo(f"\n{kind}: speed of a slice relative to the largest, mean absolute error")
             lines = [
                 (
@@ -175,7 +178,7 @@ def _print_predictor(result: dict[str, Any]) -> None:
                     f"{row['mae_mean_of_models']:.3f}",
                     str(row["points"]),
                 )
-                for row in found["relative"]
+                for row in figures["relative"]
             ]
             print_table(("method", "k", "pooled", "mean of models", "cells"), lines)
     click.echo()
@@ -197,7 +200,7 @@ def _print_errors(series: list[dict[str, Any]]) -> None:
 
 
 def _print_listed(series: list[dict[str, Any]]) -> None:
-    """Models with public facts apart from those without, where the table has both."""
+    """Print models with public facts apart from those without, where the table has both."""
     if not all(series[0][name].get("models") for name in ("listed", "unlisted")):
         return
     levels = [cover["level"] for cover in series[0]["coverage"]]
@@ -206,12 +209,12 @@ def _print_listed(series: list[dict[str, Any]]) -> None:
     lines = []
     for name, label in (("listed", "known"), ("unlisted", "unknown")):
         for row in series:
-            if not (found := row[name]).get("models"):
+            if not (scores := row[name]).get("models"):
                 continue
-            line = [str(row["k"]), label, f"{found['mape']:.1f}", f"{found['median']:.1f}"]
-            line += [str(found["points"]), str(found["models"])]
-            line += [f"{cover['mean']:.1%}" for cover in found["coverage"]]
-            lines.append(line + [f"x{cover['width_factor']:.2f}" for cover in found["coverage"]])
+            line = [str(row["k"]), label, f"{scores['mape']:.1f}", f"{scores['median']:.1f}"]
+            line += [str(scores["points"]), str(scores["models"])]
+            line += [f"{cover['mean']:.1%}" for cover in scores["coverage"]]
+            lines.append(line + [f"x{cover['width_factor']:.2f}" for cover in scores["coverage"]])
     print_table(header, lines)
 
 

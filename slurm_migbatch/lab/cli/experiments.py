@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import Failure, print_table, tell_stage
+from slurm_migbatch.cli.common import print_table, steps
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.cli.common import (
     data_option,
     hand_over,
@@ -24,33 +26,34 @@ from slurm_migbatch.lab.cli.common import (
 @click.option("--seeds", type=click.IntRange(1, 1000), default=10, show_default=True, help="Workloads and requests.")
 @click.option("--study/--no-study", default=True, show_default=True, help="Measure the study on whole GPUs, too.")
 @click.option(
-    "--whole",
-    type=click.IntRange(0, 1000),
-    default=1,
-    show_default=True,
-    help="Seeds whose first hours the whole decision is cross-checked on, on a simulated Slurm.",
+    "--processes",
+    type=click.IntRange(1, 1000),
+    default=lambda: os.cpu_count() or 1,
+    show_default="one for each processor",
+    help="Simulations at once.",
 )
 @plot_option
 @json_option
-def lending(data: Path, seeds: int, study: bool, whole: int, plot: Path | None, as_json: bool) -> None:
+def lending(data: Path, seeds: int, study: bool, processes: int, plot: Path | None, as_json: bool) -> None:
     """Training jobs on idle GPUs of inference, against training on its own half and other ways to lend (simulated)."""
     from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.experiments.lending import measure
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:
-        result = measure(data, seeds, study=study, whole=whole, say=tell_stage)
+        with steps() as say:
+            result = measure(data, seeds, study=study, processes=processes, say=say)
     except (NotMeasurable, TraceError) as error:
         raise Failure(str(error)) from None
     if hand_over("lending", result, as_json, plot):
         return
     print_notes(result)
-    for found in result["results"]:
-        source = "study" if found.get("study") else f"{found['decides']}, configuration {found['configuration']}"
-        requests = f"{found['ways']['ours']['requests']:.0f}" if not found.get("study") else found["requests"]
+    for entry in result["results"]:
+        source = "study" if entry.get("study") else f"{entry['decides']}, configuration {entry['configuration']}"
+        requests = f"{entry['ways']['ours']['requests']:.0f}" if not entry.get("study") else entry["requests"]
         click.echo(
-            f"\n{found['load']} ({source}): {requests} requests of {found['apps']} applications, "
-            f"means over {found['seeds']} seeds"
+            f"\n{entry['load']} ({source}): {requests} requests of {entry['apps']} applications, "
+            f"means over {entry['seeds']} seeds"
         )
         print_table(
             (
@@ -74,37 +77,10 @@ def lending(data: Path, seeds: int, study: bool, whole: int, plot: Path | None, 
                     *(f"{way[key]:.2f} s" for key in ("delay_mean_s", "delay_p95_s", "delay_max_s")),
                     f"{way['reclaimed']:.0f}",
                 )
-                for name, way in found["ways"].items()
+                for name, way in entry["ways"].items()
             ],
         )
-        if "whole" in found:
-            _print_whole(found["whole"])
     print_bars(result)
-
-
-def _print_whole(found: Mapping[str, Any]) -> None:
-    """Print what the whole decision comes to beside its round of lending, on the same jobs."""
-    click.echo(
-        f"cross-check ({found['decides']}, configuration {found['configuration']}, on a simulated Slurm): the jobs of "
-        f"the first {found['window_s'] / 3600:g} hours of {found['seeds']} seeds"
-    )
-    print_table(
-        ("decided by", "way", "mean JCT", "over half", "difference", "restarts", "delay mean", "p95"),
-        [
-            (
-                title,
-                way,
-                f"{figures['jct_s']:.0f} s",
-                f"{found['ratio'][name]:.3f}" if way == "ours" else "1",
-                f"{100 * found['difference']:+.1f} %" if (name, way) == ("whole", "ours") else "",
-                f"{figures['restarts']:.2f}",
-                f"{figures['delay_mean_s']:.2f} s",
-                f"{figures['delay_p95_s']:.2f} s",
-            )
-            for name, title in (("round", "the round of lending"), ("whole", "the whole decision"))
-            for way, figures in found[name].items()
-        ],
-    )
 
 
 def _with_interval(values: Sequence[float], digits: int) -> str:
@@ -125,7 +101,8 @@ def fragmentation(data: Path, seeds: int, plot: Path | None, as_json: bool) -> N
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:
-        result = measure(data, seeds, say=tell_stage)
+        with steps() as say:
+            result = measure(data, seeds, say=say)
     except (NotMeasurable, TraceError) as error:
         raise Failure(str(error)) from None
     if hand_over("fragmentation", result, as_json, plot):
@@ -160,15 +137,16 @@ def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     from slurm_migbatch.lab.experiments.dispatch import measure
 
     try:
-        result = measure(data, seeds, say=tell_stage)
+        with steps() as say:
+            result = measure(data, seeds, say=say)
     except NotMeasurable as error:
         raise Failure(str(error)) from None
     if hand_over("dispatch", result, as_json, plot):
         return
     print_notes(result)
-    for found in result["results"]:
-        click.echo(f"\nload {found['load']:g} ({_decided(found)}), means of {seeds} streams")
-        for cut, name in found["cuts"].items():
+    for entry in result["results"]:
+        click.echo(f"\nload {entry['load']:g} ({_decided(entry)}), means of {seeds} streams")
+        for cut, name in entry["cuts"].items():
             click.echo(f"{cut}: {name}")
         lines = [
             (
@@ -178,7 +156,7 @@ def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
                 _ratio(*row["over_equal"]),
                 _ratio(*row["over_static"]),
             )
-            for name, row in found["ways"].items()
+            for name, row in entry["ways"].items()
         ]
         print_table(("way", "mean JCT", "p95", "over best equal slices", "over best static cut"), lines)
     print_bars(result)
@@ -196,7 +174,8 @@ def sharing(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:
-        result = measure(data, seeds, say=tell_stage)
+        with steps() as say:
+            result = measure(data, seeds, say=say)
     except (NotMeasurable, TraceError) as error:
         raise Failure(str(error)) from None
     if hand_over("sharing", result, as_json, plot):

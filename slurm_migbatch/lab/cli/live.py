@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import Failure, print_table, tell_stage
+from slurm_migbatch.cli.common import print_table, steps
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.cli.common import json_option, print_bars
 
 
@@ -26,7 +27,8 @@ def live(seed: int, slurm_root: str, as_json: bool) -> None:
     from slurm_migbatch.testbed.errors import TestbedError
 
     try:
-        result = measure(seed, say=tell_stage, slurm_root=slurm_root)
+        with steps() as say:
+            result = measure(seed, say=say, slurm_root=slurm_root)
     except (NotMeasurable, TestbedError) as error:
         raise Failure(str(error)) from None
     if as_json:
@@ -40,7 +42,10 @@ def live(seed: int, slurm_root: str, as_json: bool) -> None:
     )
     click.echo(f"{result['decides']} with the configuration {result['configuration']}: as shipped, but {changed}")
     print_table(
-        ("WAY", "JCT_S", "PREDICTED", "P95_S", "DELAY_S", "DELAY_P95_S", "PREDICTED", "RESTARTS", "MOST", "RPCS"),
+        (
+            *("WAY", "JCT_S", "PREDICTED", "P95_S", "DELAY_S", "PREDICTED", "DELAY_P95_S", "PREDICTED"),
+            *("RESTARTS", "PREDICTED", "MOST", "RPCS"),
+        ),
         [_row(name, way) for name, way in result["ways"].items()],
     )
     print_bars(result)
@@ -49,12 +54,14 @@ def live(seed: int, slurm_root: str, as_json: bool) -> None:
 def _row(name: str, way: dict[str, Any]) -> list[str]:
     predicted = way["predicted"]
     seconds = (
-        way["jct_s"], predicted["jct_s"], way["jct_p95_s"], way["mean_delay_s"], way["p95_s"], predicted["p95_s"]
+        way["jct_s"], predicted["jct_s"], way["jct_p95_s"],
+        way["mean_delay_s"], predicted["mean_delay_s"], way["p95_s"], predicted["p95_s"],
     )  # fmt: skip
     return [
         name,
         *(f"{value:.1f}" for value in seconds),
         f"{way['restarts']:.2f}",
+        f"{predicted['restarts']:.2f}",
         str(way["restarts_max"]),
         str(way["rpcs"]),
     ]
@@ -73,7 +80,8 @@ def rounds(pending: int, slurm_root: str, as_json: bool) -> None:
     from slurm_migbatch.testbed.errors import TestbedError
 
     try:
-        result = measure(pending, say=tell_stage, slurm_root=slurm_root)
+        with steps() as say:
+            result = measure(pending, say=say, slurm_root=slurm_root)
     except TestbedError as error:
         raise Failure(str(error)) from None
     if as_json:

@@ -120,10 +120,10 @@ def _under(scenario: Scenario, name: str, config: Path | None) -> Scenario:
 
     if name not in registry.POLICIES:
         raise click.UsageError(unknown_name("policy", name, registry.POLICIES))
-    found = scenario.under(name)
-    if config is not None and hasattr(found.params, "config"):
-        found = dataclasses.replace(found, params=dataclasses.replace(found.params, config=str(config)))
-    return found
+    chosen = scenario.under(name)
+    if config is not None and hasattr(chosen.params, "config"):
+        chosen = dataclasses.replace(chosen, params=dataclasses.replace(chosen.params, config=str(config)))
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ class _PolicyFigures:
     notices: Sequence[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
-        found = {"policy": self.policy, **self.settings, "notices": list(self.notices)}
-        return {**found, "figures": self.merged, "each": self.by_seed}
+        """Return the JSON-able form."""
+        fields = {"policy": self.policy, **self.settings, "notices": list(self.notices)}
+        return {**fields, "figures": self.merged, "each": self.by_seed}
 
 
 def _simulate(chosen: Sequence[Scenario], as_json: bool, html: Path | None, log: Path | None) -> None:
@@ -194,9 +194,9 @@ def _play(scenario: Scenario, workload: ScenarioData, *, wanted: bool) -> _Polic
 
 
 def _unfinished(figures: Mapping[str, Any]) -> Iterator[str]:
-    left = figures["all"]["jobs"] - figures["all"]["done"]
-    if left:
-        yield f"{left} jobs were not done at the end: they ask for more than there is, or the time was up"
+    unfinished = figures["all"]["jobs"] - figures["all"]["done"]
+    if unfinished:
+        yield f"{unfinished} jobs were not done at the end: they ask for more than there is, or the time was up"
 
 
 def _notes(trace: Iterable[str], outcomes: Sequence[_PolicyFigures]) -> list[str]:
@@ -204,7 +204,7 @@ def _notes(trace: Iterable[str], outcomes: Sequence[_PolicyFigures]) -> list[str
 
 
 def _decider(outcome: _PolicyFigures) -> str:
-    """What decided, in one line."""
+    """Return what decided, in one line."""
     settings = outcome.settings
     return (
         f"{outcome.policy}: {settings['decides']} with configuration {settings['configuration']} ({settings['file']})"

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure, print_table, tell_stage
+from slurm_migbatch.cli.common import HELP, print_table, steps
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.cli.common import (
     data_option,
     hand_over,
@@ -41,7 +42,8 @@ def instances(data: Path, plot: Path | None, as_json: bool) -> None:
     from slurm_migbatch.lab.studies.instances import measure
 
     try:
-        result = measure(data, say=tell_stage)
+        with steps() as say:
+            result = measure(data, say=say)
     except NotMeasurable as error:
         raise Failure(str(error)) from None
     if hand_over("instances", result, as_json, plot):
@@ -93,7 +95,8 @@ def placement(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:
-        result = measure(data, seeds, say=tell_stage)
+        with steps() as say:
+            result = measure(data, seeds, say=say)
     except (NotMeasurable, TraceError) as error:
         raise Failure(str(error)) from None
     if hand_over("placement", result, as_json, plot):
@@ -130,15 +133,16 @@ def paris_elsa(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None
     from slurm_migbatch.lab.studies.pariselsa import measure
 
     try:
-        result = measure(data, seeds, say=tell_stage)
+        with steps() as say:
+            result = measure(data, seeds, say=say)
     except NotMeasurable as error:
         raise Failure(str(error)) from None
     if hand_over("paris-elsa", result, as_json, plot):
         return
     _say(result)
-    for found in result["results"]:
-        click.echo(f"\nbatches of variance {found['variance']:g}: pieces of work a second, means of {seeds} streams")
-        names = list(found["models"][0]["rates"])
+    for entry in result["results"]:
+        click.echo(f"\nbatches of variance {entry['variance']:g}: pieces of work a second, means of {seeds} streams")
+        names = list(entry["models"][0]["rates"])
         lines = [
             (
                 row["model"],
@@ -147,7 +151,7 @@ def paris_elsa(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None
                 "{:.2f} ({:.2f} to {:.2f})".format(*row["ratio"]),
                 f"{row['best_homogeneous']['cut']}, {row['best_homogeneous']['served']}",
             )
-            for row in found["models"]
+            for row in entry["models"]
         ]
         print_table(("model", *names, "bound", "ours over best homogeneous", "which is"), lines)
 
@@ -163,27 +167,28 @@ def dstack(data: Path, mixes: int, plot: Path | None, as_json: bool) -> None:
     from slurm_migbatch.lab.studies.dstack import measure
 
     try:
-        result = measure(data, mixes, say=tell_stage)
+        with steps() as say:
+            result = measure(data, mixes, say=say)
     except NotMeasurable as error:
         raise Failure(str(error)) from None
     if hand_over("dstack", result, as_json, plot):
         return
     _say(result)
-    for found in result["results"]:
-        click.echo(f"\nbatches {found['batches']}: load under all deadlines over the ideal's, means over mixes")
+    for entry in result["results"]:
+        click.echo(f"\nbatches {entry['batches']}: load under all deadlines over the ideal's, means over mixes")
         lines = [
             (
                 name,
-                *(f"{size['load'][name][0]:.3f}" for size in found["sizes"].values()),
+                *(f"{size['load'][name][0]:.3f}" for size in entry["sizes"].values()),
                 "{:.3f} ({:.3f} to {:.3f})".format(*load),
                 *(
-                    f"{found['all']['filled'][name][figure]:.3f}" if name in found["all"]["filled"] else ""
+                    f"{entry['all']['filled'][name][figure]:.3f}" if name in entry["all"]["filled"] else ""
                     for figure in ("utilisation", "busy", "jain")
                 ),
             )
-            for name, load in found["all"]["load"].items()
+            for name, load in entry["all"]["load"].items()
         ]
-        sizes = [f"{size} models" for size in found["sizes"]]
+        sizes = [f"{size} models" for size in entry["sizes"]]
         print_table(("scheduler", *sizes, "all", "utilisation", "busy", "Jain"), lines)
 
 
@@ -201,7 +206,8 @@ def bsbf(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:
-        result = measure(data, seeds, say=tell_stage)
+        with steps() as say:
+            result = measure(data, seeds, say=say)
     except (NotMeasurable, TraceError) as error:
         raise Failure(str(error)) from None
     if hand_over("bsbf", result, as_json, plot):

@@ -43,7 +43,7 @@ def guesses(
     samples: Iterable[Sample],
     others: Sequence[MeasuredCurves],
     outcomes: Sequence[HeldOutPrediction],
-    most: int = 3,
+    max_points: int = 3,
     *,
     trees: bool = True,
 ) -> Iterator[Guess]:
@@ -62,13 +62,13 @@ def guesses(
         if trees and teachers:
             yield _guess("gbm", curves, 0, (), _plain(curves, teachers, _facts))
             yield _guess("gbm with facts", curves, 0, (), _plain(curves, teachers, factual.features))
-        wishes = [_wishes(curves, points) for points in range(1, most + 1)]
+        wishes = [_wishes(curves, points) for points in range(1, max_points + 1)]
         for given in wishes:
             done = curves.nearest(given)
             if len(done) == len(given) < len(curves):
                 yield from _fitted(curves, teachers if trees else [], done, given)
         for outcome in outcomes:
-            if outcome.sample is sample and 1 <= outcome.points <= most:
+            if outcome.sample is sample and 1 <= outcome.points <= max_points:
                 yield from _at_our_points(curves, teachers if trees else [], outcome)
 
 
@@ -216,8 +216,10 @@ def _residual(
     forms = [_Form.fit(teacher, given) for teacher, given in taught]
     inputs = [features(teacher, form) for (teacher, _), form in zip(taught, forms, strict=True)]
     wrong = [teacher.logs - np.log(form.seconds(teacher)) for (teacher, _), form in zip(taught, forms, strict=True)]
-    own = _Form.fit(curves, done)
-    return np.asarray(np.log(own.seconds(curves)) + _boosted(inputs, wrong, features(curves, own)), dtype=np.float64)
+    own_form = _Form.fit(curves, done)
+    return np.asarray(
+        np.log(own_form.seconds(curves)) + _boosted(inputs, wrong, features(curves, own_form)), dtype=np.float64
+    )
 
 
 def _ratio(

@@ -43,7 +43,7 @@ class ChoiceOutcome:
 
 
 def cases(guess: Guess, level: float | None) -> list[ChoiceOutcome]:
-    """The choices that follow from a guess with the margin of `level`, or (None) by its middle figures."""
+    """Return the choices that follow from a guess with the margin of `level`, or (None) by its middle figures."""
     curves = _usual(MeasuredCurves.of(guess.sample))
     if curves is None:
         return []
@@ -54,51 +54,51 @@ def cases(guess: Guess, level: float | None) -> list[ChoiceOutcome]:
         assert isinstance(guess, HeldOutPrediction)
         upper = value + np.where(shown, 0.0, guess.half_width(level)[curves.index])
     at = _limit_point(curves)
-    found = []
+    outcomes = []
     for factor in FACTORS:
         limit = float(curves.seconds[at]) * factor
-        kept = curves.seconds <= limit * _ROUNDING
+        within = curves.seconds <= limit * _ROUNDING
         worth = curves.batch / curves.seconds / curves.slices
         noise = np.where(shown, _ROUNDING, 1.0 + NUGGET)
         allowed = np.isfinite(value) & (np.exp(np.nan_to_num(upper, nan=np.inf)) <= limit * noise)
         if not allowed.any():
-            found.append(ChoiceOutcome(guess.sample.model, limit, False, False, 0.0))
+            outcomes.append(ChoiceOutcome(guess.sample.model, limit, False, False, 0.0))
             continue
         predicted = np.where(allowed, np.log(curves.batch / curves.slices) - value, -np.inf)
         pick = int(np.argmax(predicted))
-        broken = not kept[pick]
-        best = float(worth[kept].max())
-        found.append(
+        broken = not within[pick]
+        best = float(worth[within].max())
+        outcomes.append(
             ChoiceOutcome(guess.sample.model, limit, True, broken, None if broken else float(worth[pick]) / best)
         )
-    return found
+    return outcomes
 
 
-def summary(found: Sequence[ChoiceOutcome]) -> dict[str, Any]:
-    """Share of limits broken, and mean quality over the cases that kept theirs."""
-    kept = [case.quality for case in found if case.quality is not None]
+def summary(outcomes: Sequence[ChoiceOutcome]) -> dict[str, Any]:
+    """Return the share of limits broken, and the mean quality over the cases that kept theirs."""
+    qualities = [case.quality for case in outcomes if case.quality is not None]
     return {
-        "cases": len(found),
-        "broken": round(sum(case.broken for case in found) / len(found), 4),
-        "not_offered": round(sum(not case.offered for case in found) / len(found), 4),
-        "quality": round(float(np.mean(kept)), 4) if kept else 0.0,
+        "cases": len(outcomes),
+        "broken": round(sum(case.broken for case in outcomes) / len(outcomes), 4),
+        "not_offered": round(sum(not case.offered for case in outcomes) / len(outcomes), 4),
+        "quality": round(float(np.mean(qualities)), 4) if qualities else 0.0,
     }
 
 
 def choices(guesses: Mapping[tuple[str, int], Sequence[Guess]], level: float) -> list[dict[str, Any]]:
-    """One summary for each method and number of points: by middle figures and, for the predictor, with margins."""
-    found = []
+    """Summarise each method and number of points: by middle figures and, for the predictor, with margins."""
+    rows = []
     for (method, points), group in guesses.items():
         predicted = all(isinstance(guess, HeldOutPrediction) for guess in group)
         for margin in [None, *(sorted({*LEVELS, level}) if predicted else ())]:
             held = [case for guess in group for case in cases(guess, margin)]
             if held:
-                found.append({"method": method, "k": points, "level": margin, **summary(held)})
-    return found
+                rows.append({"method": method, "k": points, "level": margin, **summary(held)})
+    return rows
 
 
 def _usual(curves: MeasuredCurves) -> MeasuredCurves | None:
-    """The points of the input size that most points have; None where there are fewer than two."""
+    """Return the points of the input size that most points have; None where there are fewer than two."""
     if len(curves) < 2:
         return None
     sizes, counts = np.unique(curves.size, return_counts=True)

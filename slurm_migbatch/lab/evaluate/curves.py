@@ -34,7 +34,7 @@ class MeasuredCurves:
 
     @classmethod
     def of(cls, sample: Sample) -> MeasuredCurves:
-        """Those of a sample."""
+        """Return the curves of a sample."""
         cells = sample.cells
         index = np.flatnonzero(cells.procs == 1) if len(cells) else np.zeros(0, dtype=np.intp)
         rows = [sample.rows[i] for i in index]
@@ -55,7 +55,7 @@ class MeasuredCurves:
         return len(self.index)
 
     def take(self, places: npt.NDArray[np.intp]) -> MeasuredCurves:
-        """The points at `places`."""
+        """Return the points at `places`."""
         columns = (self.batch, self.share, self.slices, self.work, self.size, self.seconds)
         return MeasuredCurves(self.sample, self.index[places], *(column[places] for column in columns))
 
@@ -76,26 +76,28 @@ class MeasuredCurves:
         return np.asarray(self.batch * self.work / self.share, dtype=np.float64)
 
     def on_full(self) -> npt.NDArray[np.intp]:
-        """For each point the one with the same batch and input on the largest slice; -1 where none was measured."""
-        found = {(self.batch[i], self.size[i]): i for i in np.flatnonzero(self.full)}
-        return np.array([found.get((self.batch[i], self.size[i]), -1) for i in range(len(self))], dtype=np.intp)
+        """Return for each point the one of its batch and input on the largest slice; -1 where none was measured."""
+        index_of = {(self.batch[i], self.size[i]): i for i in np.flatnonzero(self.full)}
+        return np.array([index_of.get((self.batch[i], self.size[i]), -1) for i in range(len(self))], dtype=np.intp)
 
     def nearest(self, wishes: Sequence[tuple[float, float]]) -> tuple[int, ...]:
-        """For each wish (share, batch) the nearest point in logarithms that no earlier wish took, at the usual input
-        size; fewer where none is left."""
+        """Return for each wish (share, batch) the nearest point in logarithms that no earlier wish took.
+
+        Only points of the usual input size count. Returns fewer where none is left.
+        """
         taken: list[int] = []
         for share, batch in wishes:
-            left = [i for i in range(len(self)) if i not in taken]
-            if not left:
+            remaining = [i for i in range(len(self)) if i not in taken]
+            if not remaining:
                 break
             far = 4.0 * np.abs(np.log(self.share / share)) + np.abs(np.log(self.batch / batch))
             far = far + 4.0 * np.abs(np.log(self.work))
-            taken.append(min(left, key=lambda i: (float(far[i]), i)))
+            taken.append(min(remaining, key=lambda i: (float(far[i]), i)))
         return tuple(taken)
 
 
 def compute_slices(row: Measurement, whole: float) -> float:
-    """Compute slices of a row's slice; `whole` for a GPU without MIG."""
+    """Return the compute slices of a row's slice; `whole` for a GPU without MIG."""
     if row.compute_slices is not None:
         return float(row.compute_slices)
     return float(Profile.parse(row.profile).compute) if row.profile else whole

@@ -8,7 +8,7 @@ itself measured of it never does.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -38,7 +38,10 @@ _NAMES: Final = ModelKnowledge()
 
 
 def identity(name: str) -> str:
-    """A model under all of its names: `org/ResNet_50` and `resnet50` are one, whether or not facts are used."""
+    """Return one name for a model under all of its names: `org/ResNet_50` and `resnet50` are one.
+
+    The names are the same whether or not facts are used.
+    """
     return re.sub(r"[^a-z0-9]", "", _NAMES.canonical(name))
 
 
@@ -90,22 +93,23 @@ class HeldOutPrediction(Guess):
     stranger: bool
 
     def half_width(self, level: float) -> Array:
-        """Half the width of the two-sided interval that should hold with probability `level`, in logarithms."""
+        """Return half the width of the two-sided interval that should hold with probability `level`, in logarithms."""
         return self.calibration.factor(level, self.points, self.pace, stranger=self.stranger) * self.spread
 
     def held(self, level: float) -> Array:
-        """1.0 where the interval of `level` holds what was measured, else 0.0."""
+        """Return 1.0 where the interval of `level` holds what was measured, else 0.0."""
         return (np.abs(self.logs - self.value) <= self.half_width(level)).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Samples to score, and what was learned, from which rows, without their models."""
+    """Samples to score, and what was learned, from which rows, without their models; `of` how many folds it is one."""
 
     samples: tuple[Sample, ...]
     rows: Sequence[Measurement]
     learned: Learned
     seen: frozenset[str]
+    of: int
 
 
 def folds(
@@ -116,7 +120,7 @@ def folds(
     leave: Leave = "model",
     learn: Learn = learn,
 ) -> Iterator[Fold]:
-    """The models of `rows` in turn, each with what is learned without it: from the other rows, or from `train`.
+    """Yield the models of `rows` in turn, each with what is learned without it: from the other rows, or from `train`.
 
     `leave` "family" leaves a model's whole family out. "laboratory" leaves out all that one laboratory measured, and
     nothing else: another one's rows of the same model stay. A fold is learned when it is asked for.
@@ -137,21 +141,23 @@ def folds(
         yield from _elsewhere(rows, train, knowledge, groups.values(), learn)
         return
     names = sorted(groups)
-    for start in range(min(len(names), MOST_FOLDS)):
+    count = min(len(names), MOST_FOLDS)
+    for start in range(count):
         out = set(names[start::MOST_FOLDS])
         without = [row for row in rows if key(row.model) not in out]
         here = tuple(sample for name in sorted(out) for sample in groups[name])
-        yield Fold(here, without, learn(without, knowledge), frozenset())
+        yield Fold(here, without, learn(without, knowledge), frozenset(), count)
 
 
 def _laboratories(
     rows: Sequence[Measurement], samples: Sequence[Sample], knowledge: ModelKnowledge, learn: Learn
 ) -> Iterator[Fold]:
-    for name in sorted({laboratory(row.source) for row in rows}):
+    names = sorted({laboratory(row.source) for row in rows})
+    for name in names:
         without = [row for row in rows if laboratory(row.source) != name]
         here = tuple(sample for sample in samples if laboratory(sample.stack.split("|", 1)[1]) == name)
         seen = {identity(row.model) for row in without} & {identity(sample.model) for sample in here}
-        yield Fold(here, without, learn(without, knowledge), frozenset(seen))
+        yield Fold(here, without, learn(without, knowledge), frozenset(seen), len(names))
 
 
 def laboratory(source: str) -> str:
@@ -163,11 +169,13 @@ def _elsewhere(
     rows: Sequence[Measurement],
     train: Sequence[Measurement],
     knowledge: ModelKnowledge,
-    groups: Iterable[Sequence[Sample]],
+    groups: Collection[Sequence[Sample]],
     learn: Learn,
 ) -> Iterator[Fold]:
-    """Scored on one table, learned from another. Of a scored model, rows of the same GPU and source are not taken: they
-    may be the very points that are scored."""
+    """Yield folds that are scored on one table and learned from another.
+
+    Of a scored model, rows of the same GPU and source are not taken: they may be the very points that are scored.
+    """
     laboratories = {(row.gpu, row.source) for row in rows}
     shared = {identity(row.model) for row in train if (row.gpu, row.source) in laboratories}
     whole: Learned | None = None
@@ -179,11 +187,11 @@ def _elsewhere(
         else:
             learned = whole = whole or learn(train, knowledge)
         seen = {identity(row.model) for row in usable} & names
-        yield Fold(tuple(group), usable, learned, frozenset(seen))
+        yield Fold(tuple(group), usable, learned, frozenset(seen), len(groups))
 
 
-def outcomes(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[HeldOutPrediction]:
-    """The predictions for a fold's samples after 0, 1, ... `most` points; fewer where a sample has no more cells."""
+def outcomes(fold: Fold, figure: str = "time", max_points: int = 3) -> Iterator[HeldOutPrediction]:
+    """Yield predictions for a fold's samples after 0, 1, ... `max_points` points; fewer where cells run out."""
     surface = SURFACES[figure]
     for sample in fold.samples:
         cells, _, _ = observed(figure, sample)
@@ -192,7 +200,7 @@ def outcomes(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[HeldOu
         population = fold.learned.population(figure, sample.kind)
         prior = population.prior(sample.model, sample.known, sample.gpu, sample.stack)
         calibration = fold.learned.calibration(figure, sample.kind)
-        for points, done, belief, cells, logs in steps(figure, sample, prior, most):
+        for points, done, belief, cells, logs in steps(figure, sample, prior, max_points):
             value, deviation = belief.predict(surface, cells)
             yield HeldOutPrediction(
                 OURS,
@@ -212,17 +220,17 @@ def outcomes(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[HeldOu
             )
 
 
-def with_empty_store(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[Guess]:
-    """What the predictor says of a fold's samples that has learned nothing from other models."""
-    for outcome in outcomes(replace(fold, learned=Learned()), figure, most):
+def with_empty_store(fold: Fold, figure: str = "time", max_points: int = 3) -> Iterator[Guess]:
+    """Yield what the predictor says of a fold's samples that has learned nothing from other models."""
+    for outcome in outcomes(replace(fold, learned=Learned()), figure, max_points):
         yield Guess(
             EMPTY, outcome.sample, figure, outcome.points, outcome.done, outcome.value, outcome.logs, outcome.procs
         )
 
 
-def by_points(found: Iterable[HeldOutPrediction]) -> Mapping[int, list[HeldOutPrediction]]:
-    """The outcomes by the number of points profiled."""
+def by_points(predictions: Iterable[HeldOutPrediction]) -> Mapping[int, list[HeldOutPrediction]]:
+    """Group the outcomes by the number of points profiled."""
     groups: dict[int, list[HeldOutPrediction]] = {}
-    for outcome in found:
+    for outcome in predictions:
         groups.setdefault(outcome.points, []).append(outcome)
     return dict(sorted(groups.items()))

@@ -81,10 +81,10 @@ class Point:
 def read(folder: Path) -> list[Point]:
     """Return the points of all tables in a folder (or of one file); raises TraceError."""
     files = sorted(folder.glob("*.csv")) if folder.is_dir() else [folder]
-    found = [_point(line) for file in files for line in lines(file, COLUMNS)]
-    if not found:
+    points = [_point(line) for file in files for line in lines(file, COLUMNS)]
+    if not points:
         raise TraceError(folder, 0, "holds no measured point of a serving engine")
-    return found
+    return points
 
 
 def _point(line: CsvLine) -> Point:
@@ -95,15 +95,15 @@ def _point(line: CsvLine) -> Point:
     if facts is None or model is None:
         raise line.wrong("nothing is known of this model")
     precision_name = line.text("precision")
-    kept = precision.quantised(precision_name) if precision_name else precision.plain("bf16")
-    if kept is None:
+    weight_precision = precision.quantised(precision_name) if precision_name else precision.plain("bf16")
+    if weight_precision is None:
         raise line.wrong("precision is not known")
     inputs, outputs = (int(line.number_of(name, 1, 1e7)) for name in ("isl", "osl"))
     engine = line.text("backend")
-    bits = precision.CACHE["fp8" if kept.name == CACHE_FP8 else "auto"]
+    bits = precision.CACHE["fp8" if weight_precision.name == CACHE_FP8 else "auto"]
     at_once = int(line.number_of("batch_size", 1, 65536))
     serving = Serving(inputs + outputs, at_once, inputs, outputs, bits, engine, SHARES.get(engine, 0.9))
-    workload = Workload(Found(model.name, model.architecture, kept), serving, None)
+    workload = Workload(Found(model.name, model.architecture, weight_precision), serving, None)
     machine = Machine(facts.tflops * 1e12, facts.bandwidth_gbs * 1e9, system[1], sliced=False)
     ttft, tpot = (line.number_of(f"silicon_{name}_ms", 1e-6, 1e9) / 1e3 for name in ("ttft", "tpot"))
     return Point(model.name, workload, machine, ttft, tpot)
@@ -118,8 +118,8 @@ def roofline(point: Point) -> tuple[float, float]:
     """Return a plain roofline's times to the first and of each further token: the data sheet's rates, no waiting."""
     serving, ideal = point.workload.serving, Efficiencies(1.0, 2.0, 1.0, 0.0, 1.0, 0.0)
     assert serving is not None
-    architecture, kept = point.workload.architecture, point.workload.precision
-    first = prefill_s(architecture, kept, float(serving.input), point.machine, ideal)
+    architecture, weight_precision = point.workload.architecture, point.workload.precision
+    first = prefill_s(architecture, weight_precision, float(serving.input), point.machine, ideal)
     length = serving.input + serving.output / 2
     return first, step_s(point.workload, serving.concurrency, length, point.machine, ideal)
 
@@ -140,13 +140,13 @@ def fit(points: Sequence[Point]) -> Efficiencies:
     def off(theta: Array) -> Array:
         eff = _of(keys, theta)
         turns = dict(zip(series, np.exp(theta[len(keys) :]).tolist(), strict=True))
-        found = [(theta - centre) / spread]
+        residuals = [(theta - centre) / spread]
         for point in points:
             computed = pace(point, replace(eff, turn=turns[_series(point)]))
             weight = share[point.model] * strength
             ratios = (math.log(computed.ttft / point.ttft), math.log(computed.tpot / point.tpot))
-            found.append(weight * np.array(ratios) / np.array([NOISE["ttft"], NOISE["tpot"]]))
-        return np.concatenate(found)
+            residuals.append(weight * np.array(ratios) / np.array([NOISE["ttft"], NOISE["tpot"]]))
+        return np.concatenate(residuals)
 
     best = least_squares(off, centre, loss="soft_l1")
     eff = _of(keys, best.x)
@@ -200,18 +200,21 @@ def learned(points: Sequence[Point]) -> dict[str, Any]:
                 measurements = [served(point, eff, factor) for point in measured]
                 store = ServedMeasurements([point for point in measurements if point.trust > 0])
                 wrong = f", times {factor:g} wrong" if factor != 1.0 else ""
-                for figure, found in _errors(store, scored, eff).items():
+                for figure, of_figure in _errors(store, scored, eff).items():
                     by_model = errors.setdefault(f"{name}{wrong}", {}).setdefault(figure, {})
-                    by_model.setdefault(model, []).extend(found)
+                    by_model.setdefault(model, []).extend(of_figure)
     return {
-        name: {figure: round(fmean(e for found in models.values() for e in found), 2) for figure, models in of.items()}
+        name: {
+            figure: round(fmean(e for of_figure in models.values() for e in of_figure), 2)
+            for figure, models in of.items()
+        }
         for name, of in errors.items()
     }
 
 
 def _stores(of_model: Sequence[Point], others: Sequence[Point]) -> dict[str, tuple[Sequence[Point], Sequence[Point]]]:
     """Return what a site may have measured, and the points that are scored then, by name."""
-    found: dict[str, tuple[Sequence[Point], Sequence[Point]]] = {
+    stores: dict[str, tuple[Sequence[Point], Sequence[Point]]] = {
         "nothing": ((), of_model),
         "other models": (others, of_model),
     }
@@ -222,18 +225,18 @@ def _stores(of_model: Sequence[Point], others: Sequence[Point]) -> dict[str, tup
             if len(of) > count:  # from the middle, and from both ends
                 chosen += [of[i] for i in sorted({round((len(of) - 1) * (n + 1) / (count + 1)) for n in range(count)})]
         rest = [point for point in of_model if all(point is not other for other in chosen)]
-        found[f"{count} of each series"] = (chosen, rest)
-        found[f"nothing, on the rest of {count}"] = ((), rest)
-    return found
+        stores[f"{count} of each series"] = (chosen, rest)
+        stores[f"nothing, on the rest of {count}"] = ((), rest)
+    return stores
 
 
 def _errors(store: ServedMeasurements, scored: Sequence[Point], eff: Efficiencies) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {"ttft": [], "tpot": []}
+    errors: dict[str, list[float]] = {"ttft": [], "tpot": []}
     for point in scored:
         computed, correction = pace(point, eff), store.at(served(point, eff))
-        found["ttft"].append(100.0 * abs(computed.ttft * math.exp(correction.ttft) / point.ttft - 1.0))
-        found["tpot"].append(100.0 * abs(computed.tpot * math.exp(correction.tpot) / point.tpot - 1.0))
-    return found
+        errors["ttft"].append(100.0 * abs(computed.ttft * math.exp(correction.ttft) / point.ttft - 1.0))
+        errors["tpot"].append(100.0 * abs(computed.tpot * math.exp(correction.tpot) / point.tpot - 1.0))
+    return errors
 
 
 def evaluate(points: Sequence[Point]) -> dict[str, Any]:
@@ -264,10 +267,10 @@ def evaluate(points: Sequence[Point]) -> dict[str, Any]:
         "points": len(points),
         "models": models,
         "scores": scores,
-        "coverage": {figure: _coverage(found) for figure, found in outside.items()},
+        "coverage": {figure: _coverage(predictions) for figure, predictions in outside.items()},
         "left_out_spread": {
-            figure: round(pstdev([math.log(real / mid) for real, mid, _ in found]), 4)
-            for figure, found in outside.items()
+            figure: round(pstdev([math.log(real / mid) for real, mid, _ in predictions]), 4)
+            for figure, predictions in outside.items()
         },
         "memory": memory,
         "learned": learned(points),
@@ -281,30 +284,30 @@ def _scores(rows: Sequence[Any], method: int, place: int, figure: str) -> dict[s
     for row in rows:
         real = getattr(row[1], figure)
         errors.setdefault(row[0], []).append(100.0 * abs(row[method][place] / real - 1.0))
-    every = [error for found in errors.values() for error in found]
+    every = [error for of_model in errors.values() for error in of_model]
     return {
         "mape": round(fmean(every), 2),
         "median": round(median(every), 2),
-        "per_model": {model: round(fmean(found), 2) for model, found in errors.items()},
+        "per_model": {model: round(fmean(of_model), 2) for model, of_model in errors.items()},
     }
 
 
-def _coverage(found: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
+def _coverage(predictions: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
     held = {}
     for level, span in LEVELS.items():
-        inside = [abs(math.log(real / mid)) <= span * spread for real, mid, spread in found]
-        held[f"{level:.0%}"] = {"share": round(fmean(inside), 3), "width": round(math.exp(span * found[0][2]), 2)}
+        inside = [abs(math.log(real / mid)) <= span * spread for real, mid, spread in predictions]
+        held[f"{level:.0%}"] = {"share": round(fmean(inside), 3), "width": round(math.exp(span * predictions[0][2]), 2)}
     return held
 
 
 def _memory() -> dict[str, float]:
     """Return how far weights and runtime are from what an engine reports of a known model."""
     name, weights, runtime = ANCHOR
-    found = names.resolve(name)
-    assert found is not None
+    resolved = names.resolve(name)
+    assert resolved is not None
     serving = Serving(8192, 8, 1024, 256, 16.0, "vllm", 0.9)
-    need = need_of(Workload(found, serving, None), 20096)
-    parts_mib = weights_mib(found.architecture, found.precision), need.activations + need.runtime
+    need = need_of(Workload(resolved, serving, None), 20096)
+    parts_mib = weights_mib(resolved.architecture, resolved.precision), need.activations + need.runtime
     reported_mib = (weights + runtime) * 1024
     return {
         "weights_gib": round(parts_mib[0] * MIB / 2**30, 3),

@@ -21,7 +21,7 @@ class InstancePlan:
 
 
 def plan(rates: Array, slices: Array, allowed: Mask, wanted: float) -> InstancePlan | None:
-    """The plan with the fewest slices whose `rates` reach `wanted`, of allowed cells; None where none is allowed."""
+    """Plan the fewest slices whose `rates` reach `wanted`, of allowed cells; None where none is allowed."""
     cells = np.flatnonzero(allowed).tolist()
     if not cells:
         return None
@@ -31,7 +31,7 @@ def plan(rates: Array, slices: Array, allowed: Mask, wanted: float) -> InstanceP
 
 
 def topped_up(made: InstancePlan, rates: Array, slices: Array, wanted: float) -> float:
-    """Slices of a plan after instances were added until the `rates` that turned out serve what is wanted."""
+    """Return the slices of a plan after instances were added until the `rates` that turned out serve what is wanted."""
     served = sum(count * float(rates[i]) for i, count in made.instances.items())
     if served * (1 + 1e-9) >= wanted:
         return made.slices

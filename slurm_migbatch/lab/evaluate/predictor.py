@@ -23,6 +23,7 @@ from slurm_migbatch.lab.evaluate.heldout import (
     with_empty_store,
 )
 from slurm_migbatch.lab.evaluate.scores import LEVELS, collect, coverage, scored, scored_all
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.points import FIRST_BATCH, MIDDLE_BATCH, SMALL_BATCH
 from slurm_migbatch.predict.samples import samples_of
@@ -52,9 +53,6 @@ class Options:
     trees: bool = True
 
 
-Say = Callable[[str], None]
-
-
 @dataclass
 class _KindPredictions:
     """All predictions of one kind of work and, for each sample, the curves of the models that were learned from."""
@@ -69,13 +67,13 @@ def evaluate(
     rows: Sequence[Measurement],
     train: Sequence[Measurement] | None,
     options: Options,
-    say: Say = lambda text: None,
+    say: Say = silent,
 ) -> dict[str, Any]:
-    """Everything that can be computed from the rows; what cannot is named under `notes`."""
+    """Compute everything that the rows allow; what cannot be computed is named under `notes`."""
     knowledge = ModelKnowledge(blind=options.blind)
     kinds = {kind: _KindPredictions() for kind in KINDS}
     for fold in folds(rows, knowledge, train=train, leave=options.leave):
-        say(", ".join(sorted({sample.model for sample in fold.samples})))
+        say(", ".join(sorted({sample.model for sample in fold.samples})), fold.of)
         time = list(outcomes(fold, "time", options.points))
         taught = [MeasuredCurves.of(sample) for sample in samples_of(fold.rows, knowledge)]
         for sample in fold.samples:
@@ -88,28 +86,32 @@ def evaluate(
             kinds[guess.sample.kind].rules.append(guess)
         for guess in guesses(fold.samples, taught, time, options.points, trees=options.trees):
             kinds[guess.sample.kind].rules.append(guess)
-    results = {kind: _kind(found, options) for kind, found in kinds.items() if found.time}
+    results = {kind: _kind(predictions, options) for kind, predictions in kinds.items() if predictions.time}
     return {
         "models": len({identity(row.model) for row in rows}),
         "rows": len(rows),
         "rule": RULE,
         "kinds": results,
-        "notes": _notes(rows, train, [outcome for found in kinds.values() for outcome in found.time], options),
+        "notes": _notes(
+            rows, train, [outcome for predictions in kinds.values() for outcome in predictions.time], options
+        ),
         "bars": [bar.to_dict() for bar in _bars(results, options)],
     }
 
 
-def _kind(found: _KindPredictions, options: Options) -> dict[str, Any]:
-    last = {id(outcome.sample): outcome.done for outcome in sorted(found.time, key=lambda outcome: outcome.points)}
+def _kind(predictions: _KindPredictions, options: Options) -> dict[str, Any]:
+    last = {
+        id(outcome.sample): outcome.done for outcome in sorted(predictions.time, key=lambda outcome: outcome.points)
+    }
 
     def common(outcome: HeldOutPrediction) -> Mask:
         mask = scored(outcome)
         mask[list(last[id(outcome.sample)])] = False
         return mask
 
-    methods = _by_method([*found.time, *found.rules])
+    methods = _by_method([*predictions.time, *predictions.rules])
     pairs = [
-        (method, k, [(guess, found.taught[id(guess.sample)]) for guess in group])
+        (method, k, [(guess, predictions.taught[id(guess.sample)]) for guess in group])
         for (method, k), group in methods.items()
     ]
     return {
@@ -120,46 +122,48 @@ def _kind(found: _KindPredictions, options: Options) -> dict[str, Any]:
                 "common": _short(here, common),
                 "all_procs": _short(here, scored_all),
             }
-            for k, here in by_points(found.time).items()
+            for k, here in by_points(predictions.time).items()
             if any(scored(outcome).any() for outcome in here)
         ],
         "memory": [
             {"k": k, **_figures(here, scored_all)}
-            for k, here in by_points(found.memory).items()
+            for k, here in by_points(predictions.memory).items()
             if any(scored_all(outcome).any() for outcome in here)
         ],
-        "rules": _rule_errors(found, methods),
+        "rules": _rule_errors(predictions, methods),
         "choice": choice.choices(methods, options.level),
         "relative": relative.score(pairs),
     }
 
 
-def _by_method(found: Iterable[Guess]) -> dict[tuple[str, int], list[Guess]]:
+def _by_method(all_guesses: Iterable[Guess]) -> dict[tuple[str, int], list[Guess]]:
     groups: dict[tuple[str, int], list[Guess]] = {}
-    for guess in found:
+    for guess in all_guesses:
         groups.setdefault((guess.method, guess.points), []).append(guess)
     return dict(sorted(groups.items(), key=lambda item: (item[0][0] != OURS, item[0][1], item[0][0])))
 
 
-def _rule_errors(found: _KindPredictions, methods: Mapping[tuple[str, int], Sequence[Guess]]) -> list[dict[str, Any]]:
-    """Each rule's errors, and beside them the predictor's with as many points, both on what neither was shown."""
-    most = max(outcome.points for outcome in found.time)
-    outcomes = {(id(outcome.sample), outcome.points): outcome for outcome in found.time}
+def _rule_errors(
+    predictions: _KindPredictions, methods: Mapping[tuple[str, int], Sequence[Guess]]
+) -> list[dict[str, Any]]:
+    """Compute each rule's errors and the predictor's with as many points, both on what neither was shown."""
+    max_points = max(outcome.points for outcome in predictions.time)
+    outcomes = {(id(outcome.sample), outcome.points): outcome for outcome in predictions.time}
     result = []
     for (method, k), group in methods.items():
         if method == OURS or not any(scored(guess).any() for guess in group):
             continue
-        same = min(most if k == CURVE else k, most)
+        same = min(max_points if k == CURVE else k, max_points)
         # a small table may have no room for as many points as elsewhere
         pairs = {id(g.sample): (g, outcomes[id(g.sample), same]) for g in group if (id(g.sample), same) in outcomes}
 
         def neither(guess: Guess, pairs: Mapping[int, tuple[Guess, HeldOutPrediction]] = pairs) -> Mask:
-            rule, own = pairs[id(guess.sample)]
-            mask: Mask = scored(rule) & scored(own)
+            rule, predicted = pairs[id(guess.sample)]
+            mask: Mask = scored(rule) & scored(predicted)
             return mask
 
         rule = collect([guess for guess, _ in pairs.values()], lambda guess: guess.errors, neither)
-        own = collect([outcome for _, outcome in pairs.values()], lambda guess: guess.errors, neither)
+        predicted = collect([outcome for _, outcome in pairs.values()], lambda guess: guess.errors, neither)
         result.append(
             {
                 "method": method,
@@ -167,31 +171,31 @@ def _rule_errors(found: _KindPredictions, methods: Mapping[tuple[str, int], Sequ
                 **collect(group, lambda guess: guess.errors, scored).to_dict(),
                 "same_points": {
                     "predictor_k": same,
-                    "points": sum(len(errors) for errors in own.by_model.values()),
+                    "points": sum(len(errors) for errors in predicted.by_model.values()),
                     "rule": round(rule.mape, 2),
-                    "predictor": round(own.mape, 2),
+                    "predictor": round(predicted.mape, 2),
                 }
-                if own
+                if predicted
                 else None,
             }
         )
     return result
 
 
-def _figures(found: Sequence[HeldOutPrediction], mask: Callable[[HeldOutPrediction], Mask]) -> dict[str, Any]:
-    result = collect(found, lambda outcome: outcome.errors, mask).to_dict()
-    result["coverage"] = [coverage(found, level, mask) for level in LEVELS]
+def _figures(predictions: Sequence[HeldOutPrediction], mask: Callable[[HeldOutPrediction], Mask]) -> dict[str, Any]:
+    result = collect(predictions, lambda outcome: outcome.errors, mask).to_dict()
+    result["coverage"] = [coverage(predictions, level, mask) for level in LEVELS]
     for name, listed in (("listed", True), ("unlisted", False)):
-        here = [outcome for outcome in found if (outcome.sample.known.doubt == 0) is listed]
+        here = [outcome for outcome in predictions if (outcome.sample.known.doubt == 0) is listed]
         result[name] = {**_short(here, mask), "coverage": [c for level in LEVELS if (c := coverage(here, level, mask))]}
-    if any(outcome.seen for outcome in found):
+    if any(outcome.seen for outcome in predictions):
         for name, seen in (("seen_elsewhere", True), ("never_seen", False)):
-            result[name] = _short([outcome for outcome in found if outcome.seen is seen], mask)
+            result[name] = _short([outcome for outcome in predictions if outcome.seen is seen], mask)
     return result
 
 
-def _short(found: Sequence[HeldOutPrediction], mask: Callable[[HeldOutPrediction], Mask]) -> dict[str, Any]:
-    whole = collect(found, lambda outcome: outcome.errors, mask).to_dict()
+def _short(predictions: Sequence[HeldOutPrediction], mask: Callable[[HeldOutPrediction], Mask]) -> dict[str, Any]:
+    whole = collect(predictions, lambda outcome: outcome.errors, mask).to_dict()
     return {name: whole[name] for name in ("models", "points", "mape", "median") if name in whole}
 
 
@@ -202,40 +206,40 @@ def _bars(kinds: Mapping[str, Mapping[str, Any]], options: Options) -> list[Bar]
     if "train" in kinds and ("infer" not in kinds or options.leave != "model"):
         bars += _coverage_bars(kinds["train"]["time"], options)
     if "train" in kinds:
-        found = {(row["method"], row["k"]): row["mae"] for row in kinds["train"]["relative"]}
-        if (OURS, 0) in found:
+        errors = {(row["method"], row["k"]): row["mae"] for row in kinds["train"]["relative"]}
+        if (OURS, 0) in errors:
             name = "relative speed of a slice in training, at submission: mean absolute error"
-            bars.append(Bar(name, found[OURS, 0], relative.TARGET))
+            bars.append(Bar(name, errors[OURS, 0], relative.TARGET))
     return bars
 
 
-def _inference_bars(found: Mapping[str, Any], options: Options) -> list[Bar]:
+def _inference_bars(figures: Mapping[str, Any], options: Options) -> list[Bar]:
     bars = [
         Bar(f"mean error of throughput (%) at k={row['k']}", row["mape"], MAPE_TARGETS[row["k"]])
-        for row in found["time"]
+        for row in figures["time"]
         if row["k"] < len(MAPE_TARGETS)
     ]
-    bars += _coverage_bars(found["time"], options)
-    most = max((row["k"] for row in found["time"]), default=0)
-    for row in found["rules"]:
+    bars += _coverage_bars(figures["time"], options)
+    max_points = max((row["k"] for row in figures["time"]), default=0)
+    for row in figures["rules"]:
         same = row["same_points"]
-        if same and (row["method"] == "physics, our points" or (row["method"] == "roofline" and most == 3)):
+        if same and (row["method"] == "physics, our points" or (row["method"] == "roofline" and max_points == 3)):
             name = f"mean error (%) at k={same['predictor_k']} against {row['method']} on the same cells"
             bars.append(Bar(name, same["predictor"], same["rule"]))
-    for row in found["choice"]:
-        if row["method"] != OURS or row["k"] != most:
+    for row in figures["choice"]:
+        if row["method"] != OURS or row["k"] != max_points:
             continue
         if row["level"] is None:
-            name = f"choice at k={most} by middle figures"
+            name = f"choice at k={max_points} by middle figures"
             bars.append(Bar(f"{name}: share of limits broken", row["broken"], choice.BROKEN_TARGET))
             bars.append(Bar(f"{name}: throughput per slice lost", 1 - row["quality"], 1 - choice.QUALITY_TARGET))
         elif row["level"] == options.level:
-            name = f"choice at k={most} with a margin of {options.level:.0%}"
+            name = f"choice at k={max_points} with a margin of {options.level:.0%}"
             bars.append(Bar(f"{name}: share of limits broken", row["broken"], choice.BROKEN_TARGET))
     return bars
 
 
-def _coverage_bars(found: Iterable[Mapping[str, Any]], options: Options) -> list[Bar]:
+def _coverage_bars(rows: Iterable[Mapping[str, Any]], options: Options) -> list[Bar]:
     target = COVERAGE_TARGET if options.leave == "model" else STRANGERS_COVERAGE_TARGET
     return [
         Bar(
@@ -243,7 +247,7 @@ def _coverage_bars(found: Iterable[Mapping[str, Any]], options: Options) -> list
             abs(cover["mean"] - cover["level"]),
             target,
         )
-        for row in found
+        for row in rows
         for cover in row["coverage"]
     ]
 
@@ -251,7 +255,7 @@ def _coverage_bars(found: Iterable[Mapping[str, Any]], options: Options) -> list
 def _notes(
     rows: Sequence[Measurement],
     train: Sequence[Measurement] | None,
-    found: Sequence[HeldOutPrediction],
+    predictions: Sequence[HeldOutPrediction],
     options: Options,
 ) -> list[str]:
     notes = []
@@ -259,23 +263,25 @@ def _notes(
         names = "" if options.leave == "laboratory" else ", under all its names and from every source"
         notes.append(f"each {options.leave} is left out of the training{names}")
     else:
-        seen = sorted({outcome.sample.model for outcome in found if outcome.seen})
+        seen = sorted({outcome.sample.model for outcome in predictions if outcome.seen})
         notes.append(
             "learned from another table, never from the scored laboratories' own rows of a scored model; "
             + (f"known from other laboratories: {', '.join(seen)}" if seen else "no scored model is in it")
         )
-    strange = sorted({outcome.sample.model for outcome in found if outcome.sample.known.doubt})
+    strange = sorted({outcome.sample.model for outcome in predictions if outcome.sample.known.doubt})
     if strange and not options.blind:
         notes.append(f"no public facts are known (unlisted), only what the table says: {', '.join(strange)}")
     if options.blind:
         notes.append("no facts about models are used (--blind), only what the table says of them")
-    timed = {identity(outcome.sample.model) for outcome in found if scored(outcome).any()}
+    timed = {identity(outcome.sample.model) for outcome in predictions if scored(outcome).any()}
     missing = sorted({row.model for row in rows if identity(row.model) not in timed})
     if missing:
         notes.append(f"not scored, as no cell of one process ran: {', '.join(missing)}")
-    few = sorted({o.sample.model for o in found} - {o.sample.model for o in found if o.points == options.points})
+    few = sorted(
+        {o.sample.model for o in predictions} - {o.sample.model for o in predictions if o.points == options.points}
+    )
     if few:
         notes.append(f"with fewer than {options.points + 1} cells, so not at every k: {', '.join(few)}")
-    if not any(outcome.sample.kind == "infer" for outcome in found):
+    if not any(outcome.sample.kind == "infer" for outcome in predictions):
         notes.append("no inference was measured: errors have no targets here, and nothing is chosen under limits")
     return notes

@@ -9,7 +9,7 @@ service for which no cell seems to keep the limit gets the cell that comes neare
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from slurm_migbatch.lab.evaluate import placing
 from slurm_migbatch.lab.evaluate.curves import compute_slices
 from slurm_migbatch.lab.evaluate.heldout import Fold, Leave, folds
 from slurm_migbatch.lab.evaluate.scenarios import ServiceLoad, models_of, services
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.fewshot import adapt
 from slurm_migbatch.predict.known import ModelKnowledge
@@ -69,16 +70,16 @@ def evaluate(
     *,
     level: float = 0.8,
     leave: Leave = "model",
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
 ) -> dict[str, Any]:
-    """Slices, broken limits and short services by stage, for each way of choosing, in total and by scenario."""
+    """Count slices, broken limits and short services by stage, for each way of choosing, in total and by scenario."""
     knowledge = ModelKnowledge()
-    found: dict[tuple[str, str], list[PlacedService]] = {}
+    by_stage: dict[tuple[str, str], list[PlacedService]] = {}
     measured: dict[str, list[float]] = {}
     impossible = 0
     everything: list[Fold] = []
     for fold in folds(rows, knowledge, leave=leave):
-        say(", ".join(sorted({sample.model for sample in fold.samples})))
+        say(", ".join(sorted({sample.model for sample in fold.samples})), fold.of)
         everything.append(fold)
     served, origin = services(data, [sample for fold in everything for sample in fold.samples])
     for fold in everything:
@@ -93,7 +94,9 @@ def evaluate(
                 measured.setdefault(stage.label, []).append(len(stage.done) / len(sample.cells))
                 for way in (PREDICTED, MARGIN, MEASURED):
                     results = [_place(service, stage, way) for service in possible]
-                    found.setdefault((stage.label, way), []).extend(result for result in results if result is not None)
+                    by_stage.setdefault((stage.label, way), []).extend(
+                        result for result in results if result is not None
+                    )
     notes = [origin, f"each {leave} is left out of the training; cells that did not run are no part of a model's grid"]
     if impossible:
         notes.append(f"{impossible} services have a limit that no measured cell keeps: left out")
@@ -101,7 +104,7 @@ def evaluate(
         {"measured": label, "cells_share": round(float(np.mean(measured[label])), 4), "way": way, **_summary(placed)}
         for label in _LABELS
         for way in (PREDICTED, MARGIN, MEASURED)
-        if (placed := found.get((label, way)))
+        if (placed := by_stage.get((label, way)))
     ]
     return {
         "models": len(models_of(served)),
@@ -115,7 +118,7 @@ def evaluate(
 
 
 def stages(sample: Sample, fold: Fold, level: float) -> Iterator[Stage]:
-    """What is known after 0 to 3 points, and after each share of the grid, chosen one by one by the rule."""
+    """Yield what is known after 0 to 3 points, and after each share of the grid, chosen one by one by the rule."""
     prior = fold.learned.population("time", sample.kind).prior(sample.model, sample.known, sample.gpu, sample.stack)
     count = len(sample.cells)
     wanted = [(k, f"{k} points") for k in range(min(4, count + 1))]
@@ -129,8 +132,8 @@ def stages(sample: Sample, fold: Fold, level: float) -> Iterator[Stage]:
             yield _stage(label, sample, belief, done, fold.learned, level)
         if n == count:
             return
-        left = sorted(set(range(count)) - set(done))
-        chosen = next_point(TIME, belief, sample.cells, done, left)
+        remaining = sorted(set(range(count)) - set(done))
+        chosen = next_point(TIME, belief, sample.cells, done, remaining)
         assert chosen is not None
         done.append(chosen)
         if len(done) <= EVERY_POINT * count or len(done) % 4 == 0:
@@ -192,13 +195,13 @@ def _summary(results: Sequence[PlacedService]) -> dict[str, Any]:
 
 
 def _total(results: Sequence[PlacedService]) -> dict[str, Any]:
-    kept = [result for result in results if not result.broken]
-    best = sum(result.best for result in kept)
+    unbroken = [result for result in results if not result.broken]
+    best = sum(result.best for result in unbroken)
     return {
         "services": len(results),
         "slices": sum(result.slices for result in results),
         "best": sum(result.best for result in results),
-        "extra": round(sum(result.slices for result in kept) / best - 1, 4) if best else None,
+        "extra": round(sum(result.slices for result in unbroken) / best - 1, 4) if best else None,
         "broken": sum(result.broken for result in results),
         "short": sum(result.short for result in results),
         "unsure": sum(result.unsure for result in results),

@@ -23,35 +23,41 @@ TARGET: Final = 0.161
 
 
 def speeds(curves: MeasuredCurves, logs: Array) -> tuple[Array, Mask]:
-    """Relative speed of each point by `logs` (of seconds), and where it says something: below the largest slice."""
+    """Return each point's relative speed by `logs` (of seconds), and True where it says something.
+
+    That is below the largest slice.
+    """
     at = curves.on_full()
     mask: Mask = (at >= 0) & ~curves.full
     return np.asarray(np.exp(logs[at] - logs), dtype=np.float64), mask
 
 
 def score(groups: Sequence[tuple[str, int, Sequence[tuple[Guess, Sequence[MeasuredCurves]]]]]) -> list[dict[str, Any]]:
-    """For each method and number of points the mean absolute error; of each guess with the curves of other models."""
-    found = []
+    """Return for each method and number of points the mean absolute error.
+
+    Each guess comes with the curves of other models.
+    """
+    rows = []
     for method, points, pairs in groups:
         errors = _errors((guess, _expected(guess)) for guess, _ in pairs)
         if errors:
-            found.append({"method": method, "k": points, **_summary(errors)})
+            rows.append({"method": method, "k": points, **_summary(errors)})
         if all(isinstance(guess, HeldOutPrediction) for guess, _ in pairs):
             errors = _errors((guess, _middle(guess)) for guess, _ in pairs)
             if errors:
-                found.append({"method": f"{method}, middle figures", "k": points, **_summary(errors)})
+                rows.append({"method": f"{method}, middle figures", "k": points, **_summary(errors)})
     if groups:
         pairs = groups[0][2]
         share = _errors((guess, _share(guess)) for guess, _ in pairs)
         mean = _errors((guess, _mean(guess, others)) for guess, others in pairs)
         for name, errors in (("share of compute slices", share), ("mean of other models", mean)):
             if errors:
-                found.append({"method": name, "k": 0, **_summary(errors)})
-    return found
+                rows.append({"method": name, "k": 0, **_summary(errors)})
+    return rows
 
 
 def _expected(guess: Guess) -> Array:
-    """The predictor's expectation over its belief; other methods have one figure."""
+    """Return the predictor's expectation over its belief; other methods have one figure."""
     if not isinstance(guess, HeldOutPrediction):
         return _middle(guess)
     curves = MeasuredCurves.of(guess.sample)
@@ -88,7 +94,7 @@ def _mean(guess: Guess, others: Iterable[MeasuredCurves]) -> Array:
 
 
 def _errors(predictions: Iterable[tuple[Guess, Array]]) -> Errors:
-    found: dict[str, list[Array]] = {}
+    by_model: dict[str, list[Array]] = {}
     family = {}
     for guess, values in predictions:
         curves = MeasuredCurves.of(guess.sample)
@@ -97,9 +103,9 @@ def _errors(predictions: Iterable[tuple[Guess, Array]]) -> Errors:
         real, mask = speeds(curves, curves.logs)
         mask = mask & np.isfinite(values) & ~np.isin(curves.index, guess.done)
         if mask.any():
-            found.setdefault(guess.sample.model, []).append(np.abs(values - real)[mask])
+            by_model.setdefault(guess.sample.model, []).append(np.abs(values - real)[mask])
             family[guess.sample.model] = guess.sample.known.family
-    return Errors({model: np.concatenate(errors) for model, errors in found.items()}, family)
+    return Errors({model: np.concatenate(errors) for model, errors in by_model.items()}, family)
 
 
 def _summary(errors: Errors) -> dict[str, Any]:

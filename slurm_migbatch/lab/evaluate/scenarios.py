@@ -40,11 +40,11 @@ class ServiceLoad:
 
 
 def services(data: Path, samples: Sequence[Sample]) -> tuple[list[ServiceLoad], str]:
-    """The services of the scenarios that lie below a folder, else made-up ones; and a sentence on where from."""
+    """Return the services of the scenarios that lie below a folder, else made-up ones; and a sentence on where from."""
     samples = [sample for sample in samples if sample.kind == "infer" and len(sample.cells)]
-    found, why = _read(data, samples)
-    if found:
-        return found, why
+    loads, why = _read(data, samples)
+    if loads:
+        return loads, why
     made = [service for sample in samples for service in _made(sample)]
     return made, f"{why}: rates and limits are made up from each model's largest slice"
 
@@ -59,16 +59,16 @@ def _read(data: Path, samples: Sequence[Sample]) -> tuple[list[ServiceLoad], str
     latency, rate = _lines(files[LATENCY_FILE]), _lines(files[RATE_FILE])
     if len(latency) != len(rate) or any(len(line) != len(columns) for line in (*latency, *rate)):
         return [], f"the scenarios in {files[LATENCY_FILE].parent} do not fit the {len(columns)} models of {PARVAGPU}"
-    found = []
+    loads = []
     for number, (limits, rates) in enumerate(zip(latency, rate, strict=True), start=1):
         for sample, limit, wanted in zip(columns, limits, rates, strict=True):
             if limit is not None and wanted is not None:
-                found.append(ServiceLoad(f"S{number}", sample, wanted, GUARD * limit / 1e3))
-    return found, f"{len(latency)} scenarios of {PARVAGPU}; a batch may take {GUARD:g} of the SLO"
+                loads.append(ServiceLoad(f"S{number}", sample, wanted, GUARD * limit / 1e3))
+    return loads, f"{len(latency)} scenarios of {PARVAGPU}; a batch may take {GUARD:g} of the SLO"
 
 
 def _lines(path: Path) -> list[list[float | None]]:
-    """The cells of a file without header; what is no number above 0 is None."""
+    """Read the cells of a file without header; what is no number above 0 is None."""
 
     def cell(text: str) -> float | None:
         try:
@@ -95,6 +95,6 @@ def _made(sample: Sample) -> list[ServiceLoad]:
     ]
 
 
-def models_of(found: Sequence[ServiceLoad]) -> set[str]:
-    """Identities of the models that are served."""
-    return {identity(service.sample.model) for service in found}
+def models_of(loads: Sequence[ServiceLoad]) -> set[str]:
+    """Return the identities of the models that are served."""
+    return {identity(service.sample.model) for service in loads}

@@ -32,7 +32,7 @@ class Errors:
         return float(np.mean([errors.mean() for errors in self.by_model.values()])) * 100
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able summary."""
+        """Return the JSON-able summary."""
         if not self.by_model:
             return {"models": 0, "points": 0}
         pooled = np.concatenate(list(self.by_model.values()))
@@ -50,26 +50,28 @@ class Errors:
         }
 
 
-def collect(found: Sequence[G], values: Callable[[G], Array], mask: Callable[[G], Mask]) -> Errors:
-    """One value for each cell that `mask` lets through, by model."""
+def collect(guesses: Sequence[G], values: Callable[[G], Array], mask: Callable[[G], Mask]) -> Errors:
+    """Collect one value for each cell that `mask` lets through, by model."""
     parts: dict[str, list[Array]] = {}
-    for guess in found:
+    for guess in guesses:
         chosen = values(guess)[mask(guess)]
         if len(chosen):
             parts.setdefault(guess.sample.model, []).append(chosen)
-    family = {guess.sample.model: guess.sample.known.family for guess in found}
+    family = {guess.sample.model: guess.sample.known.family for guess in guesses}
     return Errors({model: np.concatenate(arrays) for model, arrays in parts.items()}, family)
 
 
 def coverage(
-    found: Sequence[HeldOutPrediction], level: float, mask: Callable[[HeldOutPrediction], Mask]
+    predictions: Sequence[HeldOutPrediction], level: float, mask: Callable[[HeldOutPrediction], Mask]
 ) -> dict[str, float]:
-    """How often the intervals of `level` held: the mean over models, all points pooled; and how wide they were, as the
-    factor from the middle to an end."""
-    held = collect(found, lambda outcome: outcome.held(level), mask).by_model
+    """Return how often the intervals of `level` held: the mean over models, and all points pooled.
+
+    Beside it stands how wide they were, as the factor from the middle to an end.
+    """
+    held = collect(predictions, lambda outcome: outcome.held(level), mask).by_model
     if not held:
         return {}
-    widths = collect(found, lambda outcome: np.exp(outcome.half_width(level)), mask).by_model
+    widths = collect(predictions, lambda outcome: np.exp(outcome.half_width(level)), mask).by_model
     return {
         "level": level,
         "mean": round(float(np.mean([values.mean() for values in held.values()])), 4),
@@ -80,11 +82,11 @@ def coverage(
 
 
 def scored(guess: Guess) -> Mask:
-    """What counts: cells of one process that were not profiled."""
+    """Return True for the cells that count: of one process, and not profiled."""
     mask: Mask = guess.open & (guess.procs == 1)
     return mask
 
 
 def scored_all(guess: Guess) -> Mask:
-    """Cells of any number of processes that were not profiled."""
+    """Return True for cells of any number of processes that were not profiled."""
     return guess.open

@@ -22,7 +22,7 @@ import heapq
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -36,6 +36,7 @@ from slurm_migbatch.decide.paris_elsa.partition import ways
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
 from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
@@ -274,7 +275,7 @@ def configs(config: Config) -> dict[str, Config]:
     }
 
 
-def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     """The whole experiment on a folder with measured tables. Raises NotMeasurable, TableError, OSError."""
     seconds = table(data)
     results = [_load(seconds, load, seeds, say) for load in LOADS]
@@ -295,17 +296,19 @@ def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda tex
     }
 
 
-def _load(seconds: Seconds, load: float, seeds: int, say: Callable[[str], None]) -> dict[str, Any]:
+def _load(seconds: Seconds, load: float, seeds: int, say: Say) -> dict[str, Any]:
     drawn = [draw(seconds, load, seed) for seed in range(seeds)]
     config = config_of(drawn[0])
     of: dict[str, list[Ends]] = {}
-    for name, variant in configs(config).items():
+    variants = configs(config)
+    steps = len(LOADS) * (len(variants) * seeds + len(cuts()))
+    for name, variant in variants.items():
         for seed, jobs in enumerate(drawn):
-            say(f"load {load:g}: seed {seed}, {name}")
+            say(f"load {load:g}: seed {seed}, {name}", steps)
             of.setdefault(name, []).append(shipped(jobs, variant, seconds))
     chosen = {}
     for cut, some in cuts().items():
-        say(f"load {load:g}: {cut}")
+        say(f"load {load:g}: {cut}", steps)
         best = _best(drawn, some)
         if best is None:
             raise NotMeasurable(f"{cut}: on none of them every job keeps its promise")

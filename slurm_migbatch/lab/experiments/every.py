@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.lab.experiments.headlines import HEADLINES
+from slurm_migbatch.lab.say import Say, silent
 
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _START: Final = "from slurm_migbatch.cli.main import main; main()"
@@ -132,7 +133,7 @@ def measure(
     experiments: Sequence[Experiment] = EXPERIMENTS,
     run: Run = child,
     together: int = min(2, os.cpu_count() or 1),
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
 ) -> dict[str, Any]:
     """All of them; `seeds` None: each its default.
 
@@ -145,7 +146,7 @@ def measure(
 
     def measure_one(experiment: Experiment) -> dict[str, Any]:
         draws = experiment.draws(seeds, quick)
-        say(f"{experiment.name}{'' if draws is None else f', {draws} draws'}")
+        say(f"{experiment.name}{'' if draws is None else f', {draws} draws'}", 2 * len(experiments))
         began = time.perf_counter()
         found: dict[str, Any] = {
             "name": experiment.name,
@@ -167,7 +168,7 @@ def measure(
         found["notes"] = list(found["result"].get("notes", ()))
         found["decides"] = deciders(found["result"])
         found["seconds"] = round(time.perf_counter() - began, 1)
-        say(f"{experiment.name}: {found['error'] or 'measured'}, {found['seconds']:.0f} s")
+        say(f"{experiment.name}: {found['error'] or 'measured'}, {found['seconds']:.0f} s", 2 * len(experiments))
         return found
 
     began = time.perf_counter()

@@ -34,6 +34,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
 from slurm_migbatch.lab.bars import Bar, mean_with_interval
 from slurm_migbatch.lab.papers.placement import BestFit, FirstFit
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
@@ -173,12 +174,16 @@ def ways(config: Config) -> dict[str, Callable[[Draw, bool], Waits]]:
     }
 
 
-def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     """All ways at all loads for both populations; `data` is openb's folder, or one that holds it. Raises
     NotMeasurable, TraceError."""
     gpu = geometry(GPU)
     found, notices = populations(data, gpu)
-    results = {name: _population(name, kinds, gpu, seeds, say) for name, kinds in found.items()}
+
+    def tell(text: str, of: int) -> None:
+        say(text, len(found) * of)
+
+    results = {name: _population(name, kinds, gpu, seeds, tell) for name, kinds in found.items()}
     return {
         "bench": "fragmentation",
         "data": str(data),
@@ -196,19 +201,19 @@ def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda tex
     }
 
 
-def _population(
-    name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, say: Callable[[str], None]
-) -> dict[str, Any]:
+def _population(name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, say: Say) -> dict[str, Any]:
     config = config_of(kinds)
     asked = Counter(kind.profile for kind in kinds)
     loads = []
+    placing = ways(config)
+    steps = (len(QUEUED) + 1) * seeds * len(placing)
     for load in (*QUEUED, TURNED_AWAY):
         queued = load in QUEUED
         of: dict[str, list[dict[str, float]]] = {}
         for seed in range(seeds):
             drawn = draw(kinds, load, seed)
-            for way, run in ways(config).items():
-                say(f"{name}, load {load:g}: seed {seed}, {way}")
+            for way, run in placing.items():
+                say(f"{name}, load {load:g}: seed {seed}, {way}", steps)
                 of.setdefault(way, []).append(_figures(drawn, run(drawn, queued), gpu, queued))
         loads.append({"load": load, "queued": queued, "ways": {way: _row(runs, of) for way, runs in of.items()}})
     return {

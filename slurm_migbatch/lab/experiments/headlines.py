@@ -31,54 +31,54 @@ class Headline:
     beaten: bool | None
 
     def line(self) -> str:
-        """For people."""
+        """Return one line for people."""
         verdict = {True: "beaten", False: "not beaten", None: "cannot be judged"}[self.beaten]
         return f"{verdict}: {self.claim}; ours: {self.ours}"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return asdict(self)
 
 
-def _judged(claim: str, found: list[Claim]) -> Headline:
-    measured = "; ".join(f"{quantity} {value:.3g} (theirs {published:g})" for quantity, value, published in found)
-    return Headline(claim, measured, all(value >= published for _, value, published in found))
+def _judged(claim: str, claims: list[Claim]) -> Headline:
+    measured = "; ".join(f"{quantity} {value:.3g} (theirs {published:g})" for quantity, value, published in claims)
+    return Headline(claim, measured, all(value >= published for _, value, published in claims))
 
 
 def instances(result: Result) -> Headline:
-    """GPUs saved against MIG off, on ParvaGPU's scenarios."""
+    """Judge the GPUs saved against MIG off, on ParvaGPU's scenarios."""
     rows = {row["name"]: row for row in result["rows"]}
     programme, off = rows["integer programme, measured figures"], rows["MIG off, a GPU for each model"]
     saved = 1 - programme["total"] / off["total"]
     mean = statistics.fmean(1 - gpus / without for gpus, without in zip(programme["gpus"], off["gpus"], strict=True))
-    found = [("saved in all", 100 * saved, 50.0), ("mean of scenarios", 100 * mean, 50.0)]
-    return _judged("ElasticBatch, 50 % fewer GPU instances than with MIG off", found)
+    claims = [("saved in all", 100 * saved, 50.0), ("mean of scenarios", 100 * mean, 50.0)]
+    return _judged("ElasticBatch, 50 % fewer GPU instances than with MIG off", claims)
 
 
 def fragmentation(result: Result) -> Headline:
-    """Accepted jobs over first fit at heavy load, by what migbatchd runs."""
-    found = [
+    """Judge accepted jobs over first fit at heavy load, by what migbatchd runs."""
+    claims = [
         (f"{name}, load {load['load']:g}", 100 * (load["ways"]["planner"]["over_first_fit"]["jobs"][0] - 1), 10.0)
         for name, population in result["populations"].items()
         for load in population["loads"]
         if not load["queued"]
     ]
-    return _judged("fragmentation-aware placing (arXiv 2511.18906), 10 % more accepted work at heavy load", found)
+    return _judged("fragmentation-aware placing (arXiv 2511.18906), 10 % more accepted work at heavy load", claims)
 
 
 def dispatch(result: Result) -> Headline:
-    """PARIS and ELSA name no ratio that could be found: what ships is compared with static cuts."""
-    found = [
+    """Compare what ships with static cuts: PARIS and ELSA name no ratio that could be found."""
+    sentences = [
         f"load {row['load']:g}: mean JCT {row['ways']['migbatchd']['over_equal'][0]:.2f} of the best equal slices', "
         f"{row['ways']['migbatchd']['over_static'][0]:.2f} of the best static cut's"
         for row in result["results"]
     ]
-    return Headline("PARIS and ELSA, whose ratios are not public", "; ".join(found), None)
+    return Headline("PARIS and ELSA, whose ratios are not public", "; ".join(sentences), None)
 
 
 def sharing(result: Result) -> Headline:
-    """The mean gain over sharing always, over all cells, in Slurm's order and the shortest first."""
-    found = [
+    """Judge the mean gain over sharing always, over all cells, in Slurm's order and the shortest first."""
+    claims = [
         (
             f"{order}, mean over FFS",
             100 * (1 - statistics.fmean(cell["over"][f"{order}, pairs over FFS"][0] for cell in result["cells"])),
@@ -86,12 +86,12 @@ def sharing(result: Result) -> Headline:
         )
         for order in ("FIFO", "SJF")
     ]
-    return _judged("SJF-BSBF, up to 17 % less completion time than SJF-FFS on large traces", found)
+    return _judged("SJF-BSBF, up to 17 % less completion time than SJF-FFS on large traces", claims)
 
 
 def placement(result: Result) -> Headline:
-    """Accepted jobs over first fit at heavy load."""
-    found = [
+    """Judge accepted jobs over first fit at heavy load."""
+    claims = [
         (f"{name}, load {load['load']:g}", 100 * row["gain_jobs"][0], 10.0)
         for name, population in result["populations"].items()
         for load in population["loads"]
@@ -99,57 +99,57 @@ def placement(result: Result) -> Headline:
         for row in load["rules"]
         if row["rule"] == "least loss"
     ]
-    return _judged("fragmentation-aware placing (arXiv 2511.18906), 10 % more accepted work at heavy load", found)
+    return _judged("fragmentation-aware placing (arXiv 2511.18906), 10 % more accepted work at heavy load", claims)
 
 
 def paris_elsa(result: Result) -> Headline:
-    """PARIS and ELSA name no ratio that could be found: ours is compared with their reconstruction."""
-    found = []
+    """Compare ours with the reconstruction of PARIS and ELSA, which name no ratio that could be found."""
+    sentences = []
     for entry in result["results"]:
         means = entry["mean_over_best_homogeneous"]
         ratio = means["ours"] / means["PARIS, ELSA"] if means["PARIS, ELSA"] else float("inf")
-        found.append(f"variance {entry['variance']:g}: {ratio:.2f} times their reconstruction's rate")
-    return Headline("PARIS and ELSA, whose ratios are not public", "; ".join(found), None)
+        sentences.append(f"variance {entry['variance']:g}: {ratio:.2f} times their reconstruction's rate")
+    return Headline("PARIS and ELSA, whose ratios are not public", "; ".join(sentences), None)
 
 
 def dstack(result: Result) -> Headline:
-    """Share of the ideal's throughput, and utilisation and throughput over temporal sharing."""
-    found: list[Claim] = []
+    """Judge the share of the ideal's throughput, and utilisation and throughput over temporal sharing."""
+    claims: list[Claim] = []
     for entry in result["results"]:
         every, which = entry["all"], f"batches {entry['batches']}:"
-        found += [
+        claims += [
             (f"{which} of the ideal", every["load"]["ours"][0], 0.9),
             (f"{which} utilisation over temporal sharing", every["utilisation_over_temporal"][0], 1.6),
             (f"{which} throughput over temporal sharing", every["items_over_temporal"][0], 4.0),
         ]
-    return _judged("D-STACK, 0.9 of an ideal scheduler, up to 1.6 x utilisation and 4 x throughput", found)
+    return _judged("D-STACK, 0.9 of an ideal scheduler, up to 1.6 x utilisation and 4 x throughput", claims)
 
 
 def bsbf(result: Result) -> Headline:
-    """The largest gain over sharing always on the large trace; mean gains stand beside it.
+    """Judge the largest gain over sharing always on the large trace; mean gains stand beside it.
 
     Without the measured pairs of Gavel: some of them slow each other down so much that to share always is absurd, which
     the paper's pairs do not.
     """
     large = [cell for cell in result["cells"] if cell["jobs"].startswith("Muri") and cell["slowdown"] != "Gavel"]
-    most = max(100 * (1 - cell["ours_over"]["SJF-FFS"][0]) for cell in large)
+    largest = max(100 * (1 - cell["ours_over"]["SJF-FFS"][0]) for cell in large)
     means = {
         name: 100 * (1 - statistics.fmean(cell["ours_over"][name][0] for cell in result["cells"]))
         for name in ("SJF", "SJF-FFS", "BSBF")
     }
     headline = _judged(
         "SJF-BSBF, up to 17 % less than SJF-FFS on large traces (its 27 to 33 % are against schedulers that preempt)",
-        [("most gained over SJF-FFS", most, 17.0)],
+        [("most gained over SJF-FFS", largest, 17.0)],
     )
     gains = ", ".join(f"{value:.1f} % over {name}" for name, value in means.items())
     return Headline(headline.claim, f"{headline.ours}; mean gain of all cells: {gains}", headline.beaten)
 
 
 def lending(result: Result) -> Headline:
-    """Completion time saved against training on its own half."""
+    """Judge the completion time saved against training on its own half."""
     shipped = [entry for entry in result["results"] if not entry.get("study")]
-    found = [(entry["load"], 100 * (1 - entry["ways"]["ours"]["jct_ratio"][0]), 38.0) for entry in shipped]
-    return _judged("DeepBoot, 38 % less completion time in simulation than without idle GPUs of inference", found)
+    claims = [(entry["load"], 100 * (1 - entry["ways"]["ours"]["jct_ratio"][0]), 38.0) for entry in shipped]
+    return _judged("DeepBoot, 38 % less completion time in simulation than without idle GPUs of inference", claims)
 
 
 HEADLINES: Final[Mapping[str, Callable[[Result], Headline]]] = {

@@ -40,13 +40,14 @@ from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.papers.forecast import Levels
 from slurm_migbatch.lab.papers.goodput import Goodput, GoodputError, Observed, fit
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.sim.metrics import of_jobs
 from slurm_migbatch.lab.sim.policies.lending import SIZES, GoodputSpeeds, Way, WholeGpuLending
-from slurm_migbatch.lab.sim.result import SimulationResult
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.traces import azure, mooncake, pollux
 
 NODES: Final = 16
@@ -115,8 +116,8 @@ LOADS: Final = (Load("small", 3200, 6, 5.0), Load("middle", 16_000, 18, 10.0), L
 
 
 def goodputs(folder: Path) -> dict[str, Goodput]:
-    """The model of each application in a folder of Pollux's traces. Raises TraceError, GoodputError."""
-    found = {}
+    """Fit the model of each application in a folder of Pollux's traces. Raises TraceError, GoodputError."""
+    models = {}
     for app, profile in pollux.profiles(folder).items():
         rows = [
             Observed(nodes, replicas, step.batch, step.seconds - step.sync, step.seconds)
@@ -126,14 +127,14 @@ def goodputs(folder: Path) -> dict[str, Goodput]:
         ]
         batches = [batch for batch, _ in profile.iterations]
         local = [row.local for row in rows]
-        found[app] = Goodput(
+        models[app] = Goodput(
             fit(rows), _noise(profile.iterations), batches[0], batches[-1], int(min(local)), int(max(local))
         )
-    return found
+    return models
 
 
 def _noise(iterations: Sequence[tuple[int, float]]) -> float:
-    """The noise scale that explains best how many more items larger batches took to the same target.
+    """Return the noise scale that explains best how many more items larger batches took to the same target.
 
     Least squares of the logarithms, over a grid from a tenth of the smallest batch to a thousand of the largest.
     """
@@ -148,7 +149,7 @@ def _noise(iterations: Sequence[tuple[int, float]]) -> float:
 def training(
     path: Path, known: dict[str, pollux.ApplicationProfile], models: Mapping[str, Goodput]
 ) -> list[SimulatedJob]:
-    """A workload's jobs, elastic; work is seconds on one GPU at its best batch."""
+    """Return a workload's jobs, elastic; work is seconds on one GPU at its best batch."""
     jobs = []
     for job in pollux.read(path, known).jobs:
         model = models[job.app]
@@ -156,19 +157,22 @@ def training(
         if best is None or job.app not in AFE:
             raise NotMeasurable(f"{path}: {job.app} cannot be trained on one GPU, or its restarts are not known")
         items = known[job.app].iterations_of(model.first_batch) * model.first_batch
-        most = max(size for size in SIZES if size <= MOST and model.speedup(size, -(-size // PER_NODE)) > 0)
+        max_gpus = max(size for size in SIZES if size <= MOST and model.speedup(size, -(-size // PER_NODE)) > 0)
         costs = JobCosts(AFE[job.app].full, AFE[job.app].full, AFE[job.app].resize)
-        jobs.append(replace(job, work=items / best.goodput, gpus=1, least=1, most=most, costs=costs))
+        jobs.append(replace(job, work=items / best.goodput, gpus=1, least=1, most=max_gpus, costs=costs))
     return jobs
 
 
 def inference(load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: int) -> tuple[list[SimulatedJob], Levels]:
-    """The requests of the run, and the history before it; see the module."""
+    """Return the requests of the run, and the history before it; see the module."""
     return _split(requests(load, shape, seed), HISTORY_DAYS * DAY_S)
 
 
 def requests(load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: int) -> list[tuple[float, int, float]]:
-    """Requests of the history and the run in order: when (the run begins after the history), application, seconds."""
+    """Return the requests of the history and the run in order: when, application, seconds.
+
+    The run begins after the history.
+    """
     rng = np.random.Generator(np.random.PCG64([seed, load.requests]))
     before = HISTORY_DAYS * DAY_S
     grid = np.arange(0.0, before + SPAN_S + 60.0, 60.0)
@@ -198,7 +202,7 @@ def _with_bursts(
     grid: np.ndarray[Any, np.dtype[np.float64]],
     rng: np.random.Generator,
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The sum of a rate up to each moment of `grid`, with bursts at random moments."""
+    """Return the sum of a rate up to each moment of `grid`, with bursts at random moments."""
     rate = usual.copy()
     for begin in np.cumsum(rng.exponential(BURST_EVERY_S, int(2 * grid[-1] / BURST_EVERY_S))).tolist():
         rate[(grid >= begin) & (grid < begin + max(60.0, rng.exponential(BURST_S)))] *= BURST
@@ -239,26 +243,26 @@ def simulate(
     seed: int,
     costs: Mapping[str, RestartCosts] = AFE,
 ) -> dict[str, float]:
-    """One simulation and its figures; `costs` of restarts by application."""
+    """Run one simulation and return its figures; `costs` of restarts by application."""
     requests, levels = inference(load, shape, seed)
     half = NODES // 2 * PER_NODE
     policy = WholeGpuLending(range(half), range(half, 2 * half), learning, costs, way, levels, HISTORY_DAYS * DAY_S)
     cluster = SimulatedCluster.of(whole("a100-80gb"), NODES * PER_NODE, PER_NODE)
     result = Simulation(cluster, [*jobs, *requests], policy, learning, seed=seed).run()
-    return complete(figures(result, policy.reclaims))
+    return complete(figures(result.runs, result.end, policy.reclaims))
 
 
-def complete(found: dict[str, float]) -> dict[str, float]:
-    """The figures of a simulation in which every job was done; raises NotMeasurable where one was not."""
-    if found.pop("unfinished"):
+def complete(values: dict[str, float]) -> dict[str, float]:
+    """Return the figures of a simulation in which every job was done; raises NotMeasurable where one was not."""
+    if values.pop("unfinished"):
         raise NotMeasurable("a job was never done: the simulation is at fault")
-    return found
+    return values
 
 
-def figures(result: SimulationResult, reclaims: int) -> dict[str, float]:
-    """What is kept of a simulation of training and inference; `unfinished` are jobs that were never done."""
-    train = of_jobs([run for run in result.runs if run.job.kind == "train"], result.end)
-    infer = of_jobs([run for run in result.runs if run.job.kind == "infer"], result.end)
+def figures(runs: Sequence[SimulatedRun], end: float, reclaims: int) -> dict[str, float]:
+    """Return what is kept of a simulation of training and inference; `unfinished` are jobs that were never done."""
+    train = of_jobs([run for run in runs if run.job.kind == "train"], end)
+    infer = of_jobs([run for run in runs if run.job.kind == "infer"], end)
     return {
         "jct_s": train["jct_s"]["mean"],
         "jct_p50_s": train["jct_s"]["p50"],
@@ -282,14 +286,14 @@ def measure(
     ways: Mapping[str, Way] = WAYS,
     slices: Sequence[Load] | None = None,
     study: bool = True,
-    say: Callable[[str], None] = lambda text: None,
-    whole: int = 1,
+    say: Say = silent,
+    processes: int = 1,
 ) -> dict[str, Any]:
-    """The whole experiment on a folder with Pollux's data and a measured request trace.
+    """Run the whole experiment on a folder with Pollux's data and a measured request trace.
 
     Seed n takes workload n (in turn) and requests of its own. `slices` are the loads of the part on MIG slices
     (`lendslices`; its own where not given), which is measured where MISO's data is there. Without `study` the study on
-    whole GPUs is left out. `whole` seeds of the part on slices are also decided on as a whole (`lendwhole`).
+    whole GPUs is left out. `processes` is that of `lendruns.measure`.
 
     Raises:
         NotMeasurable: something is missing.
@@ -312,13 +316,13 @@ def measure(
         of: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
         for seed in range(seeds):
             for name, way in ways.items():
-                say(f"{load.name}: seed {seed}, {name}")
+                say(f"the study, {load.name}: seed {seed}, {name}", len(loads) * seeds * len(ways))
                 costs = FREE if name == "free" else AFE
                 of[name].append(simulate(jobs[seed % len(jobs)], load, shape, learning, way, seed, costs))
         results.append(summary(load, of))
     for result in results:
         result["study"] = True
-    from slurm_migbatch.lab.experiments import lendslices, lendwhole  # which are made of this module
+    from slurm_migbatch.lab.experiments import lendruns, lendslices  # which are made of this module
 
     notes = (
         []
@@ -339,15 +343,12 @@ def measure(
         arrivals = [[job.arrival for job in workload] for workload in jobs]
         moments = lendslices.Moments(arrivals, shape, lendslices.philly_jobs(data))
         of_slices = lendslices.LOADS if slices is None else slices
-        shipped = lendslices.measure(miso, moments, seeds, of_slices, say=say)
-        by_name = {load.name: load for load in of_slices}
-        for result in shipped if whole else ():
-            result["whole"] = lendwhole.check(by_name[result["load"]], moments, miso, min(whole, seeds), say=say)
+        shipped = lendruns.measure(miso, moments, seeds, of_slices, say=say, processes=processes)
         notes.append(
             "slices: MISO's jobs on one slice each; each application of inference has bursts of its own; promise of "
             f"inference: 95 of 100 start within {lendslices.PROMISE_S:g} s"
         )
-    settings = lendslices.settings()
+    settings = lendruns.settings()
     notes.append(f"slices: {settings['decides']} decides, with the shipped configuration {settings['configuration']}")
     return {
         "bench": "lending",
@@ -358,7 +359,7 @@ def measure(
         **settings,
         "notes": notes,
         "results": [*shipped, *results],
-        "bars": [bar.to_dict() for result in shipped for bar in lendslices.bars(result)],
+        "bars": [bar.to_dict() for result in shipped for bar in lendruns.bars(result)],
     }
 
 
@@ -376,7 +377,7 @@ def _shape(data: Path) -> tuple[str, np.ndarray[Any, np.dtype[np.float64]]]:
 
 
 def summary(load: Load, figures: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
-    """Means over seeds of each way, and its ratio to *half* seed by seed."""
+    """Compute means over seeds of each way, and its ratio to *half* seed by seed."""
     base = [row["jct_s"] for row in figures["half"]]
     ways = {}
     for name, runs in figures.items():

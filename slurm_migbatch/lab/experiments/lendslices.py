@@ -1,11 +1,10 @@
-"""Lending as it ships (E7 on slices): four nodes of four GPUs, half of them inference's, `[lending]` at its defaults.
+"""The jobs of `migbatch bench lending`: training with one slice each, and inference that comes and goes.
 
-What decides is `decide.lending.round.decide` with the rules and the forecast that migbatchd makes of a `LendingConfig`;
-nothing is set beside it. Training jobs have one slice each, of any size that they fit on. Their models, batches and run
-times are those of MISO's 100 jobs, drawn with replacement; how fast each is on which slice is MISO's table; they come
-when the jobs of one of Pollux's workloads do, and every second one of another. Inference comes as `bench.lending` makes
-it up, with fewer and longer requests: jobs of Slurm, each on a slice of its own whose profile goes by its application.
-Every start, restart and checkpoint is charged.
+Four nodes of four GPUs, half of them inference's. Training jobs have one slice each, of any size that they fit on.
+Their models, batches and run times are those of MISO's 100 jobs, drawn with replacement; how fast each is on which
+slice is MISO's table; they come when the jobs of one of Pollux's workloads do, and every second one of another.
+Inference comes as `bench.lending` makes it up, with fewer and longer requests: jobs of Slurm, each on a slice of its
+own whose profile goes by its application. Every start, restart and checkpoint is charged.
 
 Inference's promise is that 95 of 100 requests start within `PROMISE_S` of their arrival. Every load keeps it without
 any lending (mean of ten seeds): each application has bursts of its own, since the bursts of all together broke it from
@@ -18,37 +17,26 @@ average; each seed begins on another day. A virtual cluster has at most `SITE_LI
 hold it: a job beyond them comes when one has ended. Without that, a virtual cluster that submits hundreds at once fills
 inference's half for hours. Training comes with twice as many jobs, so that some are queued throughout. (Helios tells
 how many GPUs are in use and not by which jobs, so it cannot stand for them.)
-
-- *half*: training on slices of its own half. *idle*: whatever is idle is lent. *servers*: whole nodes that are free of
-  inference are lent, and called back as a whole (Lyra's loans; a reconstruction). *ours*: as shipped.
-- Not a way to run a cluster: *free* lends whatever is idle, and restarts cost nothing. It stands for a bound; sizes,
-  places and loans that end are decided as for the others.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.config import Config, LendingConfig
-from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.forecast import DAY_S
-from slurm_migbatch.lab.bars import Bar, NotMeasurable
+from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.experiments import lending
 from slurm_migbatch.lab.experiments.lending import Load
-from slurm_migbatch.lab.shipped import provenance
-from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.curves import Curves, Table
-from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
-from slurm_migbatch.lab.sim.policies.slicelending import DECIDES, SliceLending, SliceWay
 from slurm_migbatch.lab.traces import philly
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.profiling.table import read_folder
@@ -79,21 +67,12 @@ SITE_FIRST_DAY: Final = 36
 """Of the trace as it is after its quiet beginning."""
 SITE_DAYS: Final = 3
 """Between the beginnings of two seeds."""
-TARGETS: Final[Mapping[str, float]] = {"slices, small": 0.55, "slices, middle": 0.62, "slices, large": 0.80}
-"""Mean completion time over that without lending."""
 PROMISE_S: Final = 15.0
 """Within so many seconds 95 of 100 requests are to start, a cold start of six among them."""
 INFER: Final = JobCosts(cold_start_s=6.0)
 TRAIN: Final = JobCosts(cold_start_s=25.0, restart_s=25.0, checkpoint_s=5.0)
 """30 s for checkpoint, new slice and restart are MISO's budget."""
 
-WAYS: Final[Mapping[str, SliceWay]] = {
-    "half": SliceWay(lend=False),
-    "idle": SliceWay(forecast=False),
-    "servers": SliceWay(forecast=False, servers=True),
-    "ours": SliceWay(),
-    "free": SliceWay(forecast=False, restarts_cost=False),
-}
 _MISO: Final = {
     "bert": "bert-base",
     "mobilenet": "mobilenet-v2",
@@ -149,26 +128,14 @@ def miso(data: Path) -> Miso | None:
     return Miso(Curves(table, gpu), tuple(jobs))
 
 
-def config() -> Config:
-    """Return the shipped configuration with lending switched on, and training's own half named as such."""
-    shipped = Config()
-    lent = replace(shipped.lending, enabled=True, partitions=(TRAINING,), training_only=(TRAINING,))
-    return replace(shipped, lending=lent)
-
-
-def settings() -> dict[str, str]:
-    """What decides, and the digest of the configuration that it has, as it is rendered."""
-    return provenance(DECIDES, config())
-
-
-def training(found: Miso, arrivals: Sequence[float], seed: int, whole: bool = False) -> list[SimulatedJob]:
-    """Jobs that come at these moments, drawn from MISO's; `whole`: only the full GPU will do."""
+def training(miso_data: Miso, arrivals: Sequence[float], seed: int, whole: bool = False) -> list[SimulatedJob]:
+    """Return jobs that come at these moments, drawn from MISO's; `whole`: only the full GPU will do."""
     least = geometry(GPU).full.profile if whole else None
     rng = np.random.Generator(np.random.PCG64([seed, len(arrivals)]))
-    picks = rng.integers(len(found.jobs), size=len(arrivals)).tolist()
+    picks = rng.integers(len(miso_data.jobs), size=len(arrivals)).tolist()
     jobs = []
     for n, (at, pick) in enumerate(zip(sorted(arrivals), picks, strict=True)):
-        app, batch, seconds = found.jobs[pick]
+        app, batch, seconds = miso_data.jobs[pick]
         jobs.append(SimulatedJob(n, f"{app}-{n}", at, seconds, app=app, batch=batch, profile=least, costs=TRAIN))
     return jobs
 
@@ -188,7 +155,7 @@ def philly_jobs(data: Path) -> tuple[SimulatedJob, ...]:
 
 
 def requests(load: Load, moments: Moments, seed: int) -> list[tuple[float, int, float]]:
-    """Inference of the days before and of the run, in order: when, application, seconds."""
+    """Return inference of the days before and of the run, in order: when, application, seconds."""
     if not load.site:
         return lending.requests(load, moments.shape, seed)
     span = lending.HISTORY_DAYS * DAY_S + lending.SPAN_S
@@ -198,28 +165,31 @@ def requests(load: Load, moments: Moments, seed: int) -> list[tuple[float, int, 
     if not jobs:
         raise NotMeasurable("the site's trace has no jobs of a few minutes to hours on the days of a seed")
     rng = np.random.Generator(np.random.PCG64([seed, len(jobs)]))
-    kept = rng.random(len(jobs)) < SITE_BUSY * span / sum(job.work for job in jobs)
+    chosen = rng.random(len(jobs)) < SITE_BUSY * span / sum(job.work for job in jobs)
     apps = dict(zip([job.id for job in jobs], rng.integers(load.apps, size=len(jobs)).tolist(), strict=True))
-    come = _limited([job for job, keep in zip(jobs, kept.tolist(), strict=True) if keep], SITE_LIMIT)
+    come = _limited([job for job, keep in zip(jobs, chosen.tolist(), strict=True) if keep], SITE_LIMIT)
     return [(at - first, apps[job.id], job.work) for at, job in come if at < first + span]
 
 
 def _limited(jobs: Sequence[SimulatedJob], limit: int) -> list[tuple[float, SimulatedJob]]:
-    """When each job may start, in order, where a user has at most `limit` at once."""
+    """Return when each job may start, in order, where a user has at most `limit` at once."""
     ends: dict[str, list[float]] = {}
-    found = []
+    starts = []
     for job in jobs:
         running = ends.setdefault(job.user, [])
         at = job.arrival if len(running) < limit else max(job.arrival, heappop(running))
         heappush(running, at + job.work)
-        found.append((at, job))
-    return sorted(found, key=lambda pair: (pair[0], pair[1].id))
+        starts.append((at, job))
+    return sorted(starts, key=lambda pair: (pair[0], pair[1].id))
 
 
 def inference(
     load: Load, moments: Moments, seed: int
 ) -> tuple[list[SimulatedJob], list[tuple[str, float, float | None]]]:
-    """The inference jobs of the run, and the uses of slices in the days before, as migbatchd's record has them."""
+    """Return the inference jobs of the run, and the uses of slices in the days before.
+
+    The uses are as migbatchd's record has them.
+    """
     before = lending.HISTORY_DAYS * DAY_S
     jobs: list[SimulatedJob] = []
     uses: list[tuple[str, float, float | None]] = []
@@ -237,17 +207,6 @@ def inference(
     return jobs, uses
 
 
-def policy(way: SliceWay, uses: Sequence[tuple[str, float, float | None]] = ()) -> SliceLending:
-    """Lending as shipped, which has learnt what inference used before."""
-    config = LendingConfig()
-    before = lending.HISTORY_DAYS * DAY_S
-    expected = Expectation(config.forecast_days, config.day_s)
-    if way.lend and way.forecast:
-        expected.learn(uses, before)
-    half = NODES // 2 * PER_NODE
-    return SliceLending(range(half), range(half, 2 * half), config, way, expected, before)
-
-
 class _Speeds(Curves):
     """Inference runs at 1 on the slice that it asks for."""
 
@@ -256,77 +215,12 @@ class _Speeds(Curves):
         return 1.0 if job.kind == "infer" else super().speed(job, places, steps)
 
 
-def simulate(
-    jobs: Sequence[SimulatedJob], load: Load, moments: Moments, found: Miso, way: SliceWay, seed: int
-) -> dict[str, float]:
-    """One simulation and its figures, named as those of `lending`."""
-    requests, uses = inference(load, moments, seed)
-    return {"requests": float(len(requests)), **play(jobs, requests, uses, found, way, seed)}
-
-
-def speeds_of(found: Miso) -> Curves:
-    """MISO's speeds of training; inference runs at 1."""
-    return _Speeds(found.speeds.source, found.speeds.geometry)
-
-
-def play(
-    jobs: Sequence[SimulatedJob],
-    requests: Sequence[SimulatedJob],
-    uses: Sequence[tuple[str, float, float | None]],
-    found: Miso,
-    way: SliceWay,
-    seed: int,
-) -> dict[str, float]:
-    """One simulation of training `jobs` and inference, and its figures."""
-    if not way.restarts_cost:
-        jobs = [replace(job, costs=JobCosts(cold_start_s=job.costs.cold_start_s)) for job in jobs]
-    decides = policy(way, uses)
-    cluster = SimulatedCluster.of(geometry(GPU), NODES * PER_NODE, PER_NODE)
-    result = Simulation(cluster, [*jobs, *requests], decides, speeds_of(found), seed=seed).run()
-    return lending.complete(lending.figures(result, decides.reclaims))
-
-
-def measure(
-    found: Miso,
-    moments: Moments,
-    seeds: int,
-    loads: Sequence[Load] = LOADS,
-    ways: Mapping[str, SliceWay] = WAYS,
-    say: Callable[[str], None] = lambda text: None,
-) -> list[dict[str, Any]]:
-    """Results by load, as those of `lending`; a site's load is left out where there are no jobs of one."""
-    results = []
-    for load in loads:
-        if load.site and not moments.site:
-            continue
-        of: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
-        for seed in range(seeds):
-            jobs = training(found, arrivals_of(load, moments.arrivals, seed), seed, load.whole)
-            for name, way in ways.items():
-                say(f"{load.name}: seed {seed}, {name}")
-                of[name].append(simulate(jobs, load, moments, found, way, seed))
-        results.append({**lending.summary(load, of), **settings(), "promise_s": PROMISE_S})
-    return results
+def speeds_of(miso_data: Miso) -> Curves:
+    """Return MISO's speeds of training; inference runs at 1."""
+    return _Speeds(miso_data.speeds.source, miso_data.speeds.geometry)
 
 
 def arrivals_of(load: Load, arrivals: Sequence[Sequence[float]], seed: int) -> list[float]:
-    """When training jobs come: of one workload, and of half (for a site's load: all) of the next."""
+    """Return when training jobs come: of one workload, and of half (for a site's load: all) of the next."""
     more = arrivals[(seed + 1) % len(arrivals)]
     return [*arrivals[seed % len(arrivals)], *(more if load.site else more[::2])]
-
-
-def bars(result: Mapping[str, Any]) -> list[Bar]:
-    """What the shipped defaults are held to at one load."""
-    lending_way, half = result["ways"]["ours"], result["ways"]["half"]
-    load, target = result["load"], TARGETS.get(result["load"])
-    over = lending_way["delay_p95_s"] - half["delay_p95_s"]
-    found = [
-        Bar(f"{load}: p95 start delay beyond a dedicated half [s]", over, lending.TARGET_DELAY_S),
-        Bar(f"{load}: restarts per training job", lending_way["restarts"], lending.TARGET_RESTARTS),
-    ]
-    servers = result["ways"]["servers"]
-    found.append(Bar(f"{load}: mean JCT over lending whole free servers", lending_way["jct_s"] / servers["jct_s"], 1.0))
-    if target is not None:
-        found.insert(0, Bar(f"{load}: mean JCT over training half only", lending_way["jct_ratio"][0], target))
-    found.append(Bar(f"{load}: p95 start delay without lending [s]", half["delay_p95_s"], PROMISE_S))
-    return found

@@ -21,7 +21,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +33,7 @@ from slurm_migbatch.lab.bars import Bar, NotMeasurable, exponent
 from slurm_migbatch.lab.experiments.lending import AFE, COLD_S, DAY_SWING, goodputs
 from slurm_migbatch.lab.papers.forecast import Levels
 from slurm_migbatch.lab.papers.goodput import Goodput, GoodputError
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
@@ -137,9 +138,7 @@ def play(case: Case, learning: GoodputSpeeds, scale: int = 1) -> dict[str, Any]:
     }
 
 
-def measure(
-    data: Path, trace: Trace, scales: Sequence[int], say: Callable[[str], None] = lambda text: None
-) -> dict[str, Any]:
+def measure(data: Path, trace: Trace, scales: Sequence[int], say: Say = silent) -> dict[str, Any]:
     """The whole trace once, and one day at each scale.
 
     Returns:
@@ -159,13 +158,13 @@ def measure(
     except GoodputError as error:
         raise NotMeasurable(f"{folder}: {error}") from None
     learning = GoodputSpeeds(models, PER_NODE)
-    say(f"lending: {len(trace.jobs)} jobs on {OWN + LENT} GPUs")
+    say(f"lending: {len(trace.jobs)} jobs on {OWN + LENT} GPUs", 0)
     whole_run = play(case(trace, learning), learning)
     end = GROWTH_DAYS * DAY_S
     window = trace.window(GROWTH_FROM_S, GROWTH_FROM_S + end)
     growth = []
     for scale in scales if window.jobs else ():
-        say(f"lending: {scale} x {len(window.jobs)} jobs of a day on {scale * (OWN + LENT)} GPUs")
+        say(f"lending: {scale} x {len(window.jobs)} jobs of a day on {scale * (OWN + LENT)} GPUs", 0)
         growth.append(play(case(window, learning, end), learning, scale))
     bars = [Bar(f"{whole_run['jobs']} Philly jobs under the full lending policy [s]", whole_run["cpu_s"], TARGET_S)]
     return {

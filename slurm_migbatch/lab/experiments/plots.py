@@ -18,12 +18,12 @@ Plots = dict[str, str]
 
 
 def instances(result: Result) -> Plots:
-    """GPUs for all scenarios, by who places them and what is known."""
+    """Plot the GPUs for all scenarios, by who places them and what is known."""
     measured = [PlottedBar(row["name"], row["total"]) for row in result["rows"]]
     known = {entry["known"]: entry["rounds"] for entry in (*result["predicted"], *result["measured_share"])}
     rounds = {
-        f"known: {name}": [PlottedBar(f"round {number}", at["total"]) for number, at in enumerate(found)]
-        for name, found in known.items()
+        f"known: {name}": [PlottedBar(f"round {number}", at["total"]) for number, at in enumerate(rounds_of)]
+        for name, rounds_of in known.items()
     }
     margins = [
         PlottedBar(f"{margin['points']} points, confidence {margin['confidence']:g}", margin["total"])
@@ -38,8 +38,8 @@ def instances(result: Result) -> Plots:
 
 
 def fragmentation(result: Result) -> Plots:
-    """Mean waits, and accepted slices where jobs are turned away, by load."""
-    found: Plots = {}
+    """Plot mean waits, and accepted slices where jobs are turned away, by load."""
+    plots: Plots = {}
     for name, population in result["populations"].items():
         waits: dict[str, list[PlottedBar]] = {}
         accepted: dict[str, list[PlottedBar]] = {}
@@ -48,25 +48,25 @@ def fragmentation(result: Result) -> Plots:
                 into, key = (waits, "wait_s") if load["queued"] else (accepted, "slices")
                 into.setdefault(f"load {load['load']:g}", []).append(PlottedBar(way, row[key]))
         key = name.replace(" ", "-")
-        found[f"wait-{key}"] = bars(waits, f"Mean wait: {name}", "s")
-        found[f"accepted-{key}"] = bars(accepted, f"Share of slices that find a place: {name}", "of those asked for")
-    return found
+        plots[f"wait-{key}"] = bars(waits, f"Mean wait: {name}", "s")
+        plots[f"accepted-{key}"] = bars(accepted, f"Share of slices that find a place: {name}", "of those asked for")
+    return plots
 
 
 def dispatch(result: Result) -> Plots:
-    """Mean completion times over both static cuts."""
-    found = {}
+    """Plot mean completion times over both static cuts."""
+    plots = {}
     for key, what in (("over_equal", "the best equal slices"), ("over_static", "the best static cut")):
         groups = {
             f"load {entry['load']:g}": [PlottedBar(name, *row[key]) for name, row in entry["ways"].items()]
             for entry in result["results"]
         }
-        found[key.replace("_", "-")] = bars(groups, f"Mean completion time over {what}", "times as long", 1.0)
-    return found
+        plots[key.replace("_", "-")] = bars(groups, f"Mean completion time over {what}", "times as long", 1.0)
+    return plots
 
 
 def sharing(result: Result) -> Plots:
-    """Completion times of migbatchd's pairs over not sharing and sharing always."""
+    """Plot completion times of migbatchd's pairs over not sharing and sharing always."""
     groups: dict[str, dict[str, list[PlottedBar]]] = {}
     for cell in result["cells"]:
         for name, ratio in cell["over"].items():
@@ -76,14 +76,14 @@ def sharing(result: Result) -> Plots:
                 PlottedBar(f"sigma {cell['error']:g}", mean, low, high)
             )
     return {
-        name.lower().replace(", ", "-").replace(" ", "-"): bars(found, f"Mean completion time: {name}", "times", 1.0)
-        for name, found in groups.items()
+        name.lower().replace(", ", "-").replace(" ", "-"): bars(by_kind, f"Mean completion time: {name}", "times", 1.0)
+        for name, by_kind in groups.items()
     }
 
 
 def placement(result: Result) -> Plots:
-    """Accepted jobs by load, and gains over first fit with their intervals."""
-    found: Plots = {}
+    """Plot accepted jobs by load, and gains over first fit with their intervals."""
+    plots: Plots = {}
     for name, population in result["populations"].items():
         rules = list(dict.fromkeys(_rule(row["rule"]) for load in population["loads"] for row in load["rules"]))
         lines: dict[str, list[tuple[float, float]]] = {rule: [] for rule in rules}
@@ -93,9 +93,9 @@ def placement(result: Result) -> Plots:
                 lines[_rule(row["rule"])].append((load["load"], row["accepted"][0]))
             gains[f"load {load['load']:g}"] = [_ratio(_rule(row["rule"]), row["gain_jobs"]) for row in load["rules"]]
         key = name.replace(" ", "-")
-        found[f"accepted-{key}"] = curves(lines, f"Share of jobs that find a place: {name}", "load")
-        found[f"gain-{key}"] = bars(gains, f"Accepted jobs over first fit: {name}", "times as many", 1.0)
-    return found
+        plots[f"accepted-{key}"] = curves(lines, f"Share of jobs that find a place: {name}", "load")
+        plots[f"gain-{key}"] = bars(gains, f"Accepted jobs over first fit: {name}", "times as many", 1.0)
+    return plots
 
 
 def _rule(name: str) -> str:
@@ -108,14 +108,14 @@ def _ratio(name: str, gain: Sequence[float]) -> PlottedBar:
 
 
 def paris_elsa(result: Result) -> Plots:
-    """Rates over the best homogeneous layout, and the cuts that were chosen."""
-    ours, found = {}, {}
+    """Plot rates over the best homogeneous layout, and the cuts that were chosen."""
+    ours, plots = {}, {}
     gpu = geometry(result["gpu"])
     for entry in result["results"]:
         spread = f"batches of variance {entry['variance']:g}"
         ours[spread] = [PlottedBar(row["model"], *row["ratio"]) for row in entry["models"]]
         means = [PlottedBar(name, value) for name, value in entry["mean_over_best_homogeneous"].items()]
-        found[f"ways-{entry['variance']:g}"] = bars(
+        plots[f"ways-{entry['variance']:g}"] = bars(
             {spread: means}, "Latency-bounded rate over the best homogeneous layout, mean of models", "times", 1.0
         )
         rows = [
@@ -123,28 +123,28 @@ def paris_elsa(result: Result) -> Plots:
             for row in entry["models"]
             for number, counts in enumerate(row["ours"]["gpus"])
         ]
-        found[f"layouts-{entry['variance']:g}"] = layouts(rows, gpu, f"Our cuts: {spread}")
-    return {"ours": bars(ours, "Our rate over the best homogeneous layout's", "times", 1.0), **found}
+        plots[f"layouts-{entry['variance']:g}"] = layouts(rows, gpu, f"Our cuts: {spread}")
+    return {"ours": bars(ours, "Our rate over the best homogeneous layout's", "times", 1.0), **plots}
 
 
 def dstack(result: Result) -> Plots:
-    """Load without a missed deadline over the ideal's: means with intervals, and its distribution over mixes."""
+    """Plot load without a missed deadline over the ideal's: means with intervals, and its distribution over mixes."""
     groups = {
         f"batches {entry['batches']}": [PlottedBar(name, *load) for name, load in entry["all"]["load"].items()]
         for entry in result["results"]
     }
-    found = {"load": bars(groups, "Load under all deadlines over the ideal's", "of the ideal", 0.9)}
+    plots = {"load": bars(groups, "Load under all deadlines over the ideal's", "of the ideal", 0.9)}
     for entry in result["results"]:
         names = list(entry["all"]["load"])
         series = {name: [row["load"][name] for row in entry["rows"] if name in row["load"]] for name in names}
         title = f"Mixes that carry at most so much: batches {entry['batches']}"
-        found[f"mixes-{entry['batches']}"] = cdf(series, title, "of the ideal", linear=True)
-    return found
+        plots[f"mixes-{entry['batches']}"] = cdf(series, title, "of the ideal", linear=True)
+    return plots
 
 
 def bsbf(result: Result) -> Plots:
-    """Completion times of ours over others' with intervals, and distributions in the first draw of each cell."""
-    found = {}
+    """Plot completion times of ours over others' with intervals, and distributions in the first draw of each cell."""
+    plots = {}
     names = list(result["cells"][0]["ours_over"]) if result["cells"] else []
     for name in names:
         groups: dict[str, list[PlottedBar]] = {}
@@ -152,15 +152,15 @@ def bsbf(result: Result) -> Plots:
             mean, low, high = cell["ours_over"][name]
             groups.setdefault(cell["jobs"], []).append(PlottedBar(f"slowdown {cell['slowdown']}", mean, low, high))
         title = f"Mean completion time, ours over {name}"
-        found[f"over-{name.lower()}"] = bars(groups, title, "times as long", 1.0)
+        plots[f"over-{name.lower()}"] = bars(groups, title, "times as long", 1.0)
     for number, cell in enumerate(result["cells"], 1):
         title = f"Completion times: {cell['jobs']}, slowdown {cell['slowdown']}"
-        found[f"jct-{number:02d}"] = cdf(cell["quantiles_s"], title)
-    return found
+        plots[f"jct-{number:02d}"] = cdf(cell["quantiles_s"], title)
+    return plots
 
 
 def lending(result: Result) -> Plots:
-    """Completion times over those on training's own half, restarts, and delays of inference."""
+    """Plot completion times over those on training's own half, restarts, and delays of inference."""
     times, restarts, delays = {}, {}, {}
     for entry in result["results"]:
         ways = entry["ways"]

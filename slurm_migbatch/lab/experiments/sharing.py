@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +33,7 @@ from slurm_migbatch.config import Config, LendingConfig
 from slurm_migbatch.daemon.settings import lending_settings
 from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import provenance
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
@@ -207,7 +208,7 @@ def measure(
     data: Path,
     seeds: int = 10,
     cells: Sequence[Cell] | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
 ) -> dict[str, Any]:
     """The whole experiment on a folder with the data sets of Muri and Gavel.
 
@@ -217,8 +218,9 @@ def measure(
     """
     found = source(data)
     rows = []
-    for number, cell in enumerate(all_cells() if cells is None else cells):
-        say(cell.name)
+    chosen = list(all_cells() if cells is None else cells)
+    for number, cell in enumerate(chosen):
+        say(cell.name, len(chosen))
         rows.append(_measured(found, cell, number, seeds))
     return {
         "bench": "sharing",

@@ -71,7 +71,7 @@ def draw(
     least: str = "2g.20gb",
     most: str = "4g.40gb",
 ) -> Wave:
-    """A wave drawn at random.
+    """Draw a wave at random.
 
     Args:
         seed: of everything.

@@ -43,13 +43,13 @@ class Choice(Generic[Kind]):
 
 
 def ats_worth(speedup: float, fair: float, *, changed: bool, age_s: float, restarts: int) -> float:
-    """DeepBoot's worth: speedup over that of the fair share, less for a change, the more restarts it had."""
+    """Return DeepBoot's worth: speedup over that of the fair share, less for a change, the more restarts it had."""
     worth = speedup / fair
     return worth * max(age_s - 10.0 * restarts, 0.0) / (age_s + 10.0) if changed else worth
 
 
 def allocate(worths: Sequence[Mapping[Choice[Kind], float]], capacity: Mapping[Kind, int]) -> list[Choice[Kind] | None]:
-    """For each job the choice that makes the sum of worths greatest, within the capacity of every kind.
+    """Return each job's choice that makes the sum of worths greatest, within the capacity of every kind.
 
     None: it gets nothing. A job is given only what its mapping offers, so its least and most are kept by not offering
     others. Exact for one kind; for several each kind in turn until no turn gains. Takes the jobs times their choices
@@ -85,13 +85,13 @@ def _turn(
                 new[count:][better] = other[better]
                 row[count:][better] = count
         best = new
-    left = capacity
+    capacity_left = capacity
     for job in range(len(worths) - 1, -1, -1):
-        count = int(taken[job, left])
+        count = int(taken[job, capacity_left])
         have = chosen[job]
         if count:
             chosen[job] = Choice(kind, count)
-            left -= count
+            capacity_left -= count
         elif have is not None and have.kind == kind:
             chosen[job] = None
 
@@ -115,23 +115,23 @@ class Replica(Generic[Slot]):
     idle_since: float = 0.0
 
     def protected(self, now: float, times: float = 1.0) -> bool:
-        """Whether it serves, or has served so lately for its hits that nothing may take its place."""
+        """Return whether it serves, or has served so lately for its hits that nothing may take its place."""
         return self.busy or now - self.idle_since < protect_s(self.hits, times)
 
 
 def protect_s(hits: int, times: float = 1.0) -> float:
-    """How long what was hit so often is protected after its end."""
+    """Return how long what was hit so often is protected after its end."""
     return times * min(PROTECT_S + PROTECT_PER_HIT_S * hits, PROTECT_MOST_S)
 
 
 def serve(app: str, replicas: Sequence[Replica[Slot]]) -> Replica[Slot] | None:
-    """The idle replica that a request of this application takes without a cold start: the most hit one."""
+    """Return the idle replica that a request of this application takes without a cold start: the most hit one."""
     ready = [replica for replica in replicas if replica.app == app and not replica.busy]
     return max(ready, key=lambda replica: replica.hits, default=None)
 
 
 def displaced(replicas: Sequence[Replica[Slot]], now: float, times: float = 1.0) -> Replica[Slot] | None:
-    """The replica of another application whose slot is taken: asleep, the least hit, the longest idle."""
+    """Return the replica of another application whose slot is taken: asleep, the least hit, the longest idle."""
     asleep = [replica for replica in replicas if not replica.protected(now, times)]
     return min(asleep, key=lambda replica: (replica.hits, replica.idle_since), default=None)
 
@@ -150,8 +150,8 @@ class Surge:
     last: float = -math.inf
     size: float = 1.0
 
-    def call(self, now: float, starts: int, most: int) -> int:
-        """Slices to call back now that `starts` are missing and `most` could come."""
-        self.size = min(self.size * self.growth, float(max(most, 1))) if now - self.last < self.window_s else 1.0
+    def call(self, now: float, starts: int, available: int) -> int:
+        """Return how many slices to call back now that `starts` are missing and `available` could come."""
+        self.size = min(self.size * self.growth, float(max(available, 1))) if now - self.last < self.window_s else 1.0
         self.last = now
         return max(starts, int(self.size))

@@ -28,7 +28,10 @@ class Levels:
     """
 
     def __init__(self, days: int = 14, day_s: float = DAY_S) -> None:
-        """`day_s`: how long a day is, where time is compressed; what is fixed here is compressed with it."""
+        """Keep `days` of history; `day_s` is how long a day is, where time is compressed.
+
+        What is fixed here is compressed with it.
+        """
         self._bin = BIN_S * day_s / DAY_S
         self._keep = int(days * DAY_S / BIN_S)
         self._first = 0
@@ -42,14 +45,14 @@ class Levels:
         return len(self._peaks) * BIN_S / DAY_S
 
     def demand(self, now: float, level: int, started: int = 0) -> None:
-        """From now on `level` slices are needed at once; `started` of them have just begun."""
+        """Note that from now on `level` slices are needed at once; `started` of them have just begun."""
         self._reach(now)
         self._level = level
         self._peaks[-1] = max(self._peaks[-1], level)
         self._starts[-1] += started
 
     def needed(self, now: float, horizon_s: float, sure: float = 0.95, recent_s: float | None = None) -> int:
-        """The least number of slices that suffices over the horizon with probability `sure`.
+        """Return the least number of slices that suffices over the horizon with probability `sure`.
 
         Never less than the most of the last `recent_s` (ten minutes, of a day of 24 hours, where not given). Without a
         day of history that is all that is known.

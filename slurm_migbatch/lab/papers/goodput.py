@@ -47,11 +47,14 @@ class Steps:
     gamma: float
 
     def gradient_s(self, local: float, relative: float = 1.0) -> float:
-        """Gradients of a batch of `local` items on a device with that speed relative to a whole GPU."""
+        """Return the seconds for gradients of a batch of `local` items on a device.
+
+        `relative` is the device's speed against a whole GPU.
+        """
         return (self.alpha_c + self.beta_c * local) / relative
 
     def exchange_s(self, replicas: int, nodes: int) -> float:
-        """Exchange of gradients between replicas."""
+        """Return the seconds of an exchange of gradients between replicas."""
         if replicas < 2:
             return 0.0
         alpha, beta = (self.alpha_n, self.beta_n) if nodes > 1 else (self.alpha_r, self.beta_r)
@@ -60,14 +63,14 @@ class Steps:
     def iteration_s(
         self, replicas: int, nodes: int, local: float, accumulated: int = 0, relative: float = 1.0
     ) -> float:
-        """One update: `accumulated` steps without an exchange and one with."""
+        """Return the seconds of one update: `accumulated` steps without an exchange and one with."""
         gradient, exchange = self.gradient_s(local, relative), self.exchange_s(replicas, nodes)
         longer, shorter = max(gradient, exchange), min(gradient, exchange)
         overlapped: float = longer * (1.0 + (shorter / longer) ** self.gamma) ** (1.0 / self.gamma)
         return accumulated * gradient + overlapped
 
     def throughput(self, replicas: int, nodes: int, local: float, accumulated: int = 0, relative: float = 1.0) -> float:
-        """Items a second of all replicas."""
+        """Return items a second of all replicas."""
         items = replicas * local * (accumulated + 1)
         return items / self.iteration_s(replicas, nodes, local, accumulated, relative)
 
@@ -110,15 +113,15 @@ class Goodput:
             raise GoodputError(f"a replica's batch cannot be {self.least_local} to {self.most_local}")
 
     def efficiency(self, batch: float) -> float:
-        """What an item teaches in a batch of this size, against one in a batch of the first size."""
+        """Return what an item teaches in a batch of this size, against one in a batch of the first size."""
         return (self.noise + self.first_batch) / (self.noise + batch)
 
     def best(self, replicas: int, nodes: int = 1, relative: float = 1.0) -> Best | None:
-        """The best batch; None where so many replicas cannot work together on the largest."""
+        """Return the best batch; None where so many replicas cannot work together on the largest."""
         least = max(self.first_batch, self.least_local * replicas)
         if replicas < 1 or nodes > replicas or least > self.largest_batch:
             return None
-        found: Best | None = None
+        best: Best | None = None
         for wanted in np.geomspace(least, self.largest_batch, POINTS).tolist():
             share = wanted / replicas
             accumulated = max(math.ceil(share / self.most_local - _LEAST) - 1, 0)
@@ -128,15 +131,15 @@ class Goodput:
             if local > self.most_local or (local < self.least_local and accumulated):
                 continue
             batch = replicas * local * (accumulated + 1)
-            if batch > self.largest_batch and found is not None:
+            if batch > self.largest_batch and best is not None:
                 continue
             rate = self.steps.throughput(replicas, nodes, local, accumulated, relative) * self.efficiency(batch)
-            if found is None or rate > found.goodput:
-                found = Best(rate, batch, local, accumulated)
-        return found
+            if best is None or rate > best.goodput:
+                best = Best(rate, batch, local, accumulated)
+        return best
 
     def speedup(self, replicas: int, nodes: int = 1, relative: float = 1.0) -> float:
-        """How many times faster than on one whole GPU; 0 where it does not work."""
+        """Return how many times faster than on one whole GPU it is; 0 where it does not work."""
         single, many = self.best(1), self.best(replicas, nodes, relative)
         return many.goodput / single.goodput if single is not None and many is not None else 0.0
 
@@ -152,7 +155,7 @@ class Observed(NamedTuple):
 
 
 def fit(rows: Sequence[Observed]) -> Steps:
-    """The steps that explain what was measured best.
+    """Return the steps that explain what was measured best.
 
     Least is the sum of the root mean square logarithmic errors of gradients and of whole steps, with small penalties
     for a gamma above 1 and for exchanges that grow fast with replicas. What was not measured is taken as its best:
@@ -205,6 +208,6 @@ def fit(rows: Sequence[Observed]) -> Steps:
 
 
 def _rmsle(
-    found: np.ndarray[tuple[int], np.dtype[np.float64]], true: np.ndarray[tuple[int], np.dtype[np.float64]]
+    estimated: np.ndarray[tuple[int], np.dtype[np.float64]], true: np.ndarray[tuple[int], np.dtype[np.float64]]
 ) -> float:
-    return float(np.sqrt(np.mean((np.log(found) - np.log(true)) ** 2)))
+    return float(np.sqrt(np.mean((np.log(estimated) - np.log(true)) ** 2)))

@@ -113,19 +113,19 @@ class Allocation:
         return sum(instance.slot.profile.compute for instance in self.placed)
 
     def layouts(self) -> tuple[Layout, ...]:
-        """The layout of each GPU."""
+        """Return the layout of each GPU."""
         slots: list[list[Slot]] = [[] for _ in range(self.gpus)]
         for instance in self.placed:
             slots[instance.gpu].append(instance.slot)
-        return tuple(Layout(found) for found in slots)
+        return tuple(Layout(of_gpu) for of_gpu in slots)
 
     def of(self, service: str) -> Counter[InstanceSetting]:
-        """How many instances of each setting a service has."""
+        """Count the instances of each setting that a service has."""
         return Counter(instance.setting for instance in self.placed if instance.service == service)
 
 
 def compose(service: ServiceDemand) -> Counter[InstanceSetting]:
-    """ElasticBatch's configuration step for one service alone (reconstruction).
+    """Run ElasticBatch's configuration step for one service alone (reconstruction).
 
     The fewest instances of the setting with the highest rate for each compute slice, as a job array of one profile has
     them (`decide.dispatch.instances.fewest`); the last becomes the smallest slice that covers what the others leave.
@@ -133,18 +133,20 @@ def compose(service: ServiceDemand) -> Counter[InstanceSetting]:
     """
     base = service.best
     count = fewest(service.rate, base.rate) - 1
-    left = service.rate - count * base.rate
-    enough = [s for s in service.settings if left < base.rate * (1 - TOLERANCE) and s.rate * (1 + TOLERANCE) >= left]
+    rate_left = service.rate - count * base.rate
+    enough = [
+        s for s in service.settings if rate_left < base.rate * (1 - TOLERANCE) and s.rate * (1 + TOLERANCE) >= rate_left
+    ]
     rest = min(enough, key=lambda s: (s.profile.compute, s.profile.memory_gb), default=base)
     return Counter({base: count} if count else {}) + Counter([rest])
 
 
 def fewest_slices(rates: Sequence[float], slices: Sequence[int], wanted: float) -> Counter[int]:
-    """The instances, by index of their kind, that reach the wanted rate with the fewest compute slices, packing aside.
+    """Return the instances, by index of their kind, that reach the wanted rate with the fewest compute slices.
 
-    `rates` above 0 and `slices` are of one instance of each kind. An unbounded knapsack: the highest rate for each
-    number of slices. A demand of more than `MOST_SLICES` is scaled down: the remainder of one slice does not matter
-    there. Raises ValueError where there is no kind.
+    Packing is left aside. `rates` above 0 and `slices` are of one instance of each kind. An unbounded knapsack: the
+    highest rate for each number of slices. A demand of more than `MOST_SLICES` is scaled down: the remainder of one
+    slice does not matter there. Raises ValueError where there is no kind.
     """
     best: dict[int, int] = {}
     for i, (rate, size) in enumerate(zip(rates, slices, strict=True)):
@@ -153,19 +155,19 @@ def fewest_slices(rates: Sequence[float], slices: Sequence[int], wanted: float) 
     if not best:
         raise ValueError("there is no kind of instance to choose from")
     scale = 1
-    most = math.ceil(wanted / max(rates[i] / size for size, i in best.items())) + max(best)
-    if most > MOST_SLICES:
-        scale = -(-most // MOST_SLICES)
-        most = most // scale + max(best)
-    sizes = _fewest({size: rates[i] for size, i in best.items()}, most, wanted / scale)
+    max_slices = math.ceil(wanted / max(rates[i] / size for size, i in best.items())) + max(best)
+    if max_slices > MOST_SLICES:
+        scale = -(-max_slices // MOST_SLICES)
+        max_slices = max_slices // scale + max(best)
+    sizes = _fewest({size: rates[i] for size, i in best.items()}, max_slices, wanted / scale)
     return Counter({best[size]: count * scale for size, count in sizes.items()})
 
 
-def _fewest(rates: Mapping[int, float], most: int, wanted: float) -> Counter[int]:
-    """How many of each size together have the wanted rate with the least sum of sizes, at most `most`."""
-    reached, taken = [0.0] * (most + 1), [0] * (most + 1)
-    end = most
-    for n in range(1, most + 1):
+def _fewest(rates: Mapping[int, float], max_slices: int, wanted: float) -> Counter[int]:
+    """Return how many of each size together have the wanted rate with the least sum of sizes, at most `max_slices`."""
+    reached, taken = [0.0] * (max_slices + 1), [0] * (max_slices + 1)
+    end = max_slices
+    for n in range(1, max_slices + 1):
         reached[n] = reached[n - 1]
         for size, rate in rates.items():
             if size <= n and reached[n - size] + rate > reached[n]:
@@ -183,8 +185,10 @@ def _fewest(rates: Mapping[int, float], most: int, wanted: float) -> Counter[int
 
 
 def fluid(services: Iterable[ServiceDemand], slices: int) -> float:
-    """GPUs needed if compute slices could be divided at will: a lower bound for every allocation on GPUs of `slices`
-    compute slices. Raises Unservable."""
+    """Return the GPUs needed if compute slices could be divided at will.
+
+    A lower bound for every allocation on GPUs of `slices` compute slices. Raises Unservable.
+    """
     return sum(s.rate * s.best.profile.compute / s.best.rate for s in services) / slices
 
 
@@ -195,7 +199,7 @@ def allocate(
     time_limit_s: float = TIME_LIMIT_S,
     most_gpus: int | None = None,
 ) -> Allocation | None:
-    """The fewest GPUs that serve everything, what runs on them and where; None where `most_gpus` are too few.
+    """Return the fewest GPUs that serve everything, what runs on them and where; None where `most_gpus` are too few.
 
     Raises Unservable; UnknownProfile where a setting is for a slice that the GPU does not have; Undecided.
     """
@@ -217,17 +221,17 @@ def allocate(
 
 
 def pack(geometry: Geometry, instances: Mapping[str, Mapping[InstanceSetting, int]]) -> Allocation:
-    """The fewest GPUs that hold instances chosen already (by `compose`, say); exact unless time runs out."""
+    """Return the fewest GPUs that hold instances chosen already (by `compose`, say); exact unless time runs out."""
     services = [
         ServiceDemand(f"{name}\x1f{i}", count * setting.rate, (setting,))
         for name, settings in instances.items()
         for i, (setting, count) in enumerate(sorted(settings.items()))
         if count
     ]
-    found = allocate(geometry, services)
-    assert found is not None
-    placed = tuple(PlacedInstance(p.service.partition("\x1f")[0], p.setting, p.gpu, p.slot) for p in found.placed)
-    return Allocation(found.gpus, placed, found.exact, found.bound)
+    allocation = allocate(geometry, services)
+    assert allocation is not None
+    placed = tuple(PlacedInstance(p.service.partition("\x1f")[0], p.setting, p.gpu, p.slot) for p in allocation.placed)
+    return Allocation(allocation.gpus, placed, allocation.exact, allocation.bound)
 
 
 @dataclass(frozen=True)
@@ -274,33 +278,36 @@ class _Programme:
         self.matrix, self.lower, self.upper = matrix, lower, upper
 
     def solve(self, objective: Any, most_gpus: int | None, time_limit_s: float) -> _Solution | None:
-        """The best whole numbers for the objective; None where there are none."""
+        """Return the best whole numbers for the objective; None where there are none."""
         demanded = self.lower.copy()
         for _ in range(3):
             constraints = [LinearConstraint(sparse.csr_array(self.matrix), demanded, self.upper)]
             if most_gpus is not None:
                 constraints.append(LinearConstraint(self.gpus[None, :], -np.inf, most_gpus))
-            found = milp(
+            solution = milp(
                 objective,
                 constraints=constraints,
                 integrality=np.ones(len(objective)),
                 bounds=Bounds(0, np.inf),
                 options={"time_limit": time_limit_s, "mip_rel_gap": 0.0},
             )
-            if found.x is None:
-                if found.status == _INFEASIBLE:
+            if solution.x is None:
+                if solution.status == _INFEASIBLE:
                     return None
-                raise Undecided(f"no allocation was found within {time_limit_s:g} s: {found.message}")
-            values = np.round(found.x)
+                raise Undecided(f"no allocation was found within {time_limit_s:g} s: {solution.message}")
+            values = np.round(solution.x)
             short = (self.matrix[: len(self.services)] @ values) * (1 + TOLERANCE) < 1.0
             if not short.any():
-                bound = found.mip_dual_bound if found.mip_dual_bound is not None else found.fun
+                bound = solution.mip_dual_bound if solution.mip_dual_bound is not None else solution.fun
                 return _Solution(values, float(bound))
             demanded[: len(self.services)][short] += 10 * _SOLVER_TOLERANCE
         raise Undecided(f"the solver misses a rate by more than {_SOLVER_TOLERANCE:g}")
 
     def lay_out(self, values: Any) -> tuple[int, tuple[PlacedInstance, ...]]:
-        """GPUs in use and every instance in its place: bundles are filled one by one with what they were meant for."""
+        """Return the GPUs in use and every instance in its place.
+
+        Bundles are filled one by one with what they were meant for.
+        """
         n = len(self.columns)
         waiting: dict[Profile, list[tuple[int, InstanceSetting]]] = {profile: [] for profile in self.profiles}
         for (i, setting), count in zip(self.columns, values[:n], strict=True):

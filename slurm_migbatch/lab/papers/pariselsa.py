@@ -41,7 +41,7 @@ class PartitionChoice(NamedTuple):
 def elsa(
     now: float, work: WorkClass, free_at: Sequence[Sequence[float]], alpha: float = 1.0, beta: float = 1.0
 ) -> PartitionChoice | None:
-    """ELSA's choice (reconstruction): the first partition, smallest kinds first, with slack above 0.
+    """Make ELSA's choice (reconstruction): the first partition, smallest kinds first, with slack above 0.
 
     slack = limit - alpha * (wait + beta * seconds). Where none has slack, the one that finishes first, which breaks
     the limit least (step B). None where the work fits nowhere.
@@ -56,21 +56,21 @@ def elsa(
     best: PartitionChoice | None = None
     best_finish = math.inf
     for kind, times in enumerate(free_at):
-        own = work.seconds[kind]
-        if not times or own == math.inf:
+        seconds = work.seconds[kind]
+        if not times or seconds == math.inf:
             continue
-        last = now + work.limit_s / alpha - beta * own + _GRAIN_S
+        last = now + work.limit_s / alpha - beta * seconds + _GRAIN_S
         for number, free in enumerate(times):
             if free <= last and now <= last:
-                return PartitionChoice(kind, number, max(free, now) + own)
-            if free + own < best_finish:
-                best_finish = free + own
-                best = PartitionChoice(kind, number, max(free, now) + own)
+                return PartitionChoice(kind, number, max(free, now) + seconds)
+            if free + seconds < best_finish:
+                best_finish = free + seconds
+                best = PartitionChoice(kind, number, max(free, now) + seconds)
     return best
 
 
 def paris(works: Sequence[WorkClass], sizes: Sequence[float], capacity: float) -> list[float]:
-    """PARIS's number of partitions of each size, before rounding (reconstruction).
+    """Return PARIS's number of partitions of each size, before rounding (reconstruction).
 
     Args:
         works: the batches of one model in ascending order, with their shares; limits are not looked at.
@@ -93,20 +93,24 @@ def paris(works: Sequence[WorkClass], sizes: Sequence[float], capacity: float) -
 
 
 def largest_remainder(wanted: Sequence[float], sizes: Sequence[float], capacity: float) -> list[int]:
-    """Whole counts near the wanted ones: rounded down, then one more by largest remainder while compute slices last."""
+    """Return whole counts near the wanted ones.
+
+    They are rounded down, then one more by largest remainder while compute slices last.
+    """
     counts = [math.floor(n + 1e-9) for n in wanted]
-    left = capacity - sum(n * size for n, size in zip(counts, sizes, strict=True))
+    slices_left = capacity - sum(n * size for n, size in zip(counts, sizes, strict=True))
     for k in sorted(range(len(sizes)), key=lambda k: (counts[k] - wanted[k], k)):
-        if wanted[k] > counts[k] and sizes[k] <= left:
+        if wanted[k] > counts[k] and sizes[k] <= slices_left:
             counts[k] += 1
-            left -= sizes[k]
+            slices_left -= sizes[k]
     return counts
 
 
 def packed(geometry: Geometry, kinds: Sequence[Profile], gpus: int, counts: Sequence[int], origin: str = "") -> Cut:
-    """A cut near these counts that can be placed: the largest first, each on the first GPU that has a legal place.
+    """Return a cut near these counts that can be placed.
 
-    What no GPU can hold is dropped, and what stays free is filled with the largest that fits.
+    The largest comes first, each on the first GPU that has a legal place. What no GPU can hold is dropped, and what
+    stays free is filled with the largest that fits.
     """
     held: list[list[Profile]] = [[] for _ in range(gpus)]
     order = sorted(range(len(kinds)), key=lambda k: kinds[k], reverse=True)
@@ -124,7 +128,7 @@ def packed(geometry: Geometry, kinds: Sequence[Profile], gpus: int, counts: Sequ
 
 
 def split(works: Sequence[WorkClass], stock: Sequence[float]) -> list[list[float]]:
-    """How the work of each class is best split over the kinds of one fixed stock: fractions by class and kind.
+    """Split the work of each class best over the kinds of one fixed stock: return fractions by class and kind.
 
         minimise u  such that  sum_c share_c seconds_ck f_ck <= u stock_k  for each kind k,  sum_k f_ck = 1
 
@@ -149,22 +153,22 @@ def split(works: Sequence[WorkClass], stock: Sequence[float]) -> list[list[float
     load[:, -1] = [-float(n) for n in stock]
     cost = np.zeros(len(cells) + 1)
     cost[-1] = 1.0
-    found = linprog(cost, A_ub=load, b_ub=np.zeros(len(stock)), A_eq=whole, b_eq=np.ones(len(served)))
-    for (c, k), value in zip(cells, found.x[:-1].tolist(), strict=True):
+    solution = linprog(cost, A_ub=load, b_ub=np.zeros(len(stock)), A_eq=whole, b_eq=np.ones(len(served)))
+    for (c, k), value in zip(cells, solution.x[:-1].tolist(), strict=True):
         fractions[c][k] = max(0.0, value)
     return fractions
 
 
 def first_idle(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
-    """First idle, first served: one queue, whose head goes to the partition that has been idle longest."""
+    """Serve on the first idle partition: one queue, whose head goes to the partition that has been idle longest."""
     works, ledger = board.works, Latencies(stream)
     free = [(0.0, number, kind) for number, kind in enumerate(_kinds_of(board.stock))]
     for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
         since, which, kind = free[0]
-        own = works[number].seconds[kind]
-        if own == math.inf:
+        seconds = works[number].seconds[kind]
+        if seconds == math.inf:
             return None
-        finish = max(now, since) + own
+        finish = max(now, since) + seconds
         heapq.heapreplace(free, (finish, which, kind))
         ledger.note(index, works[number], finish - now)
         if ledger.lost:
@@ -173,7 +177,7 @@ def first_idle(board: StockCosts, stream: Stream, rate: float) -> list[float] | 
 
 
 def early(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
-    """`elsa`: bind each query to a partition as it comes."""
+    """Serve by `elsa`: bind each query to a partition as it comes."""
     works, ledger = board.works, Latencies(stream)
     free_at = [[0.0] * count for count in board.stock]
     for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):

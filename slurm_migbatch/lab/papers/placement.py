@@ -39,7 +39,7 @@ Mix = tuple[tuple[Profile, float], ...]
 
 
 def mix(asked: Mapping[Profile, float]) -> Mix:
-    """The mix of what was asked for, its weights summing to 1; raises ValueError where nothing was."""
+    """Return the mix of what was asked for, its weights summing to 1; raises ValueError where nothing was."""
     total = float(sum(asked.values()))
     if total <= 0 or any(weight < 0 for weight in asked.values()):
         raise ValueError("a mix needs weights of 0 or more, not all of them 0")
@@ -50,7 +50,7 @@ class PlacementRule(Protocol):
     """A way to choose a place."""
 
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
-        """The GPU's layout and the new slot; None where no GPU has room.
+        """Return the GPU's layout and the new slot; None where no GPU has room.
 
         `layouts` are the different layouts in the cluster, each with the number of the first GPU that has it.
         """
@@ -63,9 +63,9 @@ class FirstFit:
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
         """See `PlacementRule`."""
         for layout in sorted(layouts, key=lambda layout: layouts[layout]):
-            found = places(geometry, layout, profile)
-            if found:
-                return layout, found[0]
+            slots = places(geometry, layout, profile)
+            if slots:
+                return layout, slots[0]
         return None
 
 
@@ -81,9 +81,9 @@ class BestFit:
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
         """See `PlacementRule`."""
         for layout in sorted(layouts, key=lambda layout: (free_slices(geometry, layout), layouts[layout])):
-            found = places(geometry, layout, profile)
-            if found:
-                slot = choose(geometry, layout, profile) if self.careful else found[0]
+            slots = places(geometry, layout, profile)
+            if slots:
+                slot = choose(geometry, layout, profile) if self.careful else slots[0]
                 assert slot is not None
                 return layout, slot
         return None
@@ -102,15 +102,15 @@ class _Least:
         """See `PlacementRule`."""
         best: tuple[tuple[float, int, int], Layout, Slot] | None = None
         for layout, gpu in layouts.items():
-            found = self._on(geometry, layout, profile)
-            if found is not None:
-                key = (found[0], found[1], gpu)
+            ranked = self._on(geometry, layout, profile)
+            if ranked is not None:
+                key = (ranked[0], ranked[1], gpu)
                 if best is None or key < best[0]:
-                    best = (key, layout, found[2])
+                    best = (key, layout, ranked[2])
         return None if best is None else (best[1], best[2])
 
     def _on(self, geometry: Geometry, layout: Layout, profile: Profile) -> tuple[float, int, Slot] | None:
-        """Growth of the measure, free slices, and the best place on GPUs of this layout; None where there is none."""
+        """Return growth of the measure, free slices, and the best place on GPUs of this layout; None for no place."""
         key = (geometry, layout, profile)
         if key not in self._known:
             before, measure = type(self).measure(geometry, layout, self.mix), type(self).measure
@@ -118,8 +118,8 @@ class _Least:
                 (round(measure(geometry, layout.add(slot), self.mix) - before, 9), slot)
                 for slot in places(geometry, layout, profile)
             ]
-            found = min(grown, default=None)
-            self._known[key] = found and (found[0], free_slices(geometry, layout), found[1])
+            least = min(grown, default=None)
+            self._known[key] = least and (least[0], free_slices(geometry, layout), least[1])
         return self._known[key]
 
     def __repr__(self) -> str:
@@ -128,26 +128,26 @@ class _Least:
 
 @lru_cache(maxsize=1 << 16)
 def places(geometry: Geometry, layout: Layout, profile: Profile) -> tuple[Slot, ...]:
-    """Every place that a GPU has for one more slice, by start; raises UnknownProfile."""
+    """Return every place that a GPU has for one more slice, by start; raises UnknownProfile."""
     return tuple(slot for slot in sorted(geometry.info(profile).slots) if geometry.fits(layout, slot))
 
 
 @lru_cache(maxsize=1 << 16)
 def free_slices(geometry: Geometry, layout: Layout) -> int:
-    """Compute slices that no slot has."""
+    """Count the compute slices that no slot has."""
     return geometry.compute_slices - sum(geometry.info(profile).compute_slices for profile in layout.profiles)
 
 
 @lru_cache(maxsize=1 << 16)
 def wasted(geometry: Geometry, layout: Layout, asked: Mix) -> float:
-    """FGD's measure: expected free compute slices of which the next of the mix can use none."""
+    """Return FGD's measure: expected free compute slices of which the next of the mix can use none."""
     free = free_slices(geometry, layout)
     return sum(weight * free for profile, weight in asked if not capacity(geometry, layout, profile))
 
 
 @lru_cache(maxsize=1 << 16)
 def unplaceable(geometry: Geometry, layout: Layout, asked: Mix) -> float:
-    """The share of the mix that the GPU cannot hold, 0 (empty) to 1 (nothing of it fits).
+    """Return the share of the mix that the GPU cannot hold, 0 (empty) to 1 (nothing of it fits).
 
     sum(w[p] * c[p] * (n[p](empty) - n[p](layout))) / sum(w[p] * c[p] * n[p](empty)), with the weight w, the compute
     slices c, and n[p] the most slices of profile p that fit.
@@ -155,9 +155,9 @@ def unplaceable(geometry: Geometry, layout: Layout, asked: Mix) -> float:
     lost = possible = 0.0
     for profile, weight in asked:
         worth = weight * geometry.info(profile).compute_slices
-        most = capacity(geometry, EMPTY, profile)
-        lost += worth * (most - capacity(geometry, layout, profile))
-        possible += worth * most
+        empty_count = capacity(geometry, EMPTY, profile)
+        lost += worth * (empty_count - capacity(geometry, layout, profile))
+        possible += worth * empty_count
     return lost / possible
 
 
@@ -181,7 +181,7 @@ def divide(
     *,
     time_limit_s: float = 10.0,
 ) -> tuple[Layout, ...]:
-    """As what the free space of each GPU should be offered so that the offers are like the mix.
+    """Divide the free space of each GPU so that what is offered is like the mix.
 
     `least` are slots that must be there whatever the mix says (of jobs that wait): as few as possible of them lack.
     Then the smallest ratio of offered slots to weight, over the profiles of the mix, is as large as it can be; then as
@@ -216,7 +216,7 @@ def _divided(
     must: Mapping[Profile, int],
     time_limit_s: float,
 ) -> list[int]:
-    """How often each column (a GPU that has room for these bundles, filled with this one) is used.
+    """Return how often each column (a GPU that has room for these bundles, filled with this one) is used.
 
     After the columns the programme has, for each profile, what lacks of `must`, and the smallest ratio.
     """
@@ -245,17 +245,17 @@ def _divided(
     integrality = np.array([1.0] * ratio + [0.0])
     values = np.zeros(ratio + 1)
     for objective in (lacking, evenly, slices):
-        found = milp(
+        solution = milp(
             objective,
             constraints=LinearConstraint(sparse.csr_array(np.array(rows)), low, high),
             integrality=integrality,
             bounds=Bounds(0, upper),
             options={"mip_rel_gap": 0.0, "time_limit": time_limit_s},
         )
-        if found.x is None:
+        if solution.x is None:
             break
-        values = found.x
+        values = solution.x
         rows.append(list(objective))
         low.append(-np.inf)
-        high.append(float(found.fun) + 1e-6 * max(1.0, abs(float(found.fun))))
+        high.append(float(solution.fun) + 1e-6 * max(1.0, abs(float(solution.fun))))
     return [round(float(value)) for value in values[:n]]

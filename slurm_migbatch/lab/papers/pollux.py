@@ -50,12 +50,12 @@ class PolluxJob:
 
 
 def penalty(age_s: float, restarts: int, delay_s: float = DELAY_S) -> float:
-    """The share of a speedup that counts where it takes a restart."""
+    """Return the share of a speedup that counts where it takes a restart."""
     return max(age_s - restarts * delay_s, 0.0) / (age_s + delay_s)
 
 
 def speedup(job: PolluxJob, count: int) -> float:
-    """Speedup over the fair share with so many GPUs, less for a change; 0 without any."""
+    """Return the speedup over the fair share with so many GPUs, less for a change; 0 without any."""
     if not count:
         return 0.0
     factor = 1.0 if count == job.have else penalty(job.age_s, job.restarts, job.delay_s)
@@ -63,12 +63,12 @@ def speedup(job: PolluxJob, count: int) -> float:
 
 
 def harmonic_mean(jobs: Sequence[PolluxJob], counts: Sequence[int]) -> float:
-    """What a round maximises."""
+    """Return what a round maximises."""
     return len(jobs) / sum(1 / (speedup(job, count) + _NOTHING) for job, count in zip(jobs, counts, strict=True))
 
 
 def divide(jobs: Sequence[PolluxJob], gpus: int) -> list[int]:
-    """The number of GPUs of each job that makes the harmonic mean greatest."""
+    """Return the number of GPUs of each job that makes the harmonic mean greatest."""
     worths = [
         {Choice("gpu", n): 1 / _NOTHING - 1 / (speedup(job, n) + _NOTHING) for n in sorted(job.speeds) if n <= gpus}
         for job in jobs
@@ -79,7 +79,7 @@ def divide(jobs: Sequence[PolluxJob], gpus: int) -> list[int]:
 def place(
     wanted: Mapping[Key, int], had: Mapping[Key, Mapping[int, int]], least: Mapping[Key, int], free: Mapping[int, int]
 ) -> dict[Key, dict[int, int]]:
-    """GPUs of each job by node.
+    """Place the GPUs of each job by node.
 
     Args:
         wanted: how many each job should have. One that has just as many stays where it is.
@@ -91,39 +91,39 @@ def place(
         Every job that has a place; its count is the one wanted or the largest below that can be placed.
     """
     room = dict(free)
-    kept = {job: dict(nodes) for job, nodes in had.items() if sum(nodes.values()) == wanted.get(job, 0)}
+    unchanged = {job: dict(nodes) for job, nodes in had.items() if sum(nodes.values()) == wanted.get(job, 0)}
     for job, nodes in had.items():
-        if job not in kept:
+        if job not in unchanged:
             for node, count in nodes.items():
                 room[node] = room.get(node, 0) + count
-    spread = {node for nodes in kept.values() if len(nodes) > 1 for node in nodes}
-    found = {job: nodes for job, nodes in kept.items() if nodes}
-    for job, most in sorted(wanted.items(), key=lambda item: -item[1]):
-        if job in kept:
+    spread = {node for nodes in unchanged.values() if len(nodes) > 1 for node in nodes}
+    placed = {job: nodes for job, nodes in unchanged.items() if nodes}
+    for job, target in sorted(wanted.items(), key=lambda item: -item[1]):
+        if job in unchanged:
             continue
         own_nodes = had.get(job, {})
-        for count in range(most, least[job] - 1, -1):
+        for count in range(target, least[job] - 1, -1):
             nodes = _nodes(count, room, spread, own_nodes) if count else {}
             if nodes:
-                found[job] = nodes
+                placed[job] = nodes
                 for node, taken in nodes.items():
                     room[node] -= taken
                 if len(nodes) > 1:
                     spread.update(nodes)
                 break
-    return found
+    return placed
 
 
 def _nodes(count: int, room: Mapping[int, int], spread: set[int], own_nodes: Mapping[int, int]) -> dict[int, int]:
-    """The tightest node that is enough, its own first; else the emptiest that hold no spread job."""
+    """Choose the tightest node that is enough, its own first; else the emptiest that hold no spread job."""
     enough = [node for node, size in room.items() if size >= count]
     if enough:
         return {min(enough, key=lambda node: (node not in own_nodes, room[node], node)): count}
     taken: dict[int, int] = {}
     for node in sorted(room, key=lambda node: (-room[node], node not in own_nodes, node)):
-        left = count - sum(taken.values())
-        if not left:
+        missing = count - sum(taken.values())
+        if not missing:
             break
         if room[node] and node not in spread:
-            taken[node] = min(left, room[node])
+            taken[node] = min(missing, room[node])
     return taken if sum(taken.values()) == count else {}

@@ -47,7 +47,7 @@ class Lanes(Generic[Need, T]):
         self._count += 1
 
     def first(self, fits: Callable[[Need], bool] | None = None) -> tuple[Need, T] | None:
-        """Need and item with the least key, of those needs that fit; None where there is none."""
+        """Return need and item with the least key, of those needs that fit; None where there is none."""
         best: tuple[Any, Need, T] | None = None
         for need, lane in self._lanes.items():
             if lane.start < len(lane.entries):
@@ -67,11 +67,11 @@ class Lanes(Generic[Need, T]):
         self._count -= 1
         return item
 
-    def ordered(self, most: int) -> list[tuple[Need, T]]:
-        """The first `most` by key, with their needs; they stay."""
-        streams = [_stream(need, lane.entries[lane.start : lane.start + most]) for need, lane in self._lanes.items()]
-        found = merge(*streams, key=_key) if len(streams) > 1 else chain.from_iterable(streams)
-        return [(need, item) for _, need, item in islice(found, most)]
+    def ordered(self, count: int) -> list[tuple[Need, T]]:
+        """Return the first `count` by key, with their needs; they stay."""
+        streams = [_stream(need, lane.entries[lane.start : lane.start + count]) for need, lane in self._lanes.items()]
+        merged = merge(*streams, key=_key) if len(streams) > 1 else chain.from_iterable(streams)
+        return [(need, item) for _, need, item in islice(merged, count)]
 
     def drop(self, key: Any, need: Need) -> None:
         """Take the one with this key away; raises KeyError where there is none."""
@@ -116,9 +116,10 @@ class Shadow(NamedTuple):
 
 
 def shadow(need: int, free: int, holdings: Iterable[RunningClaim], now: float) -> Shadow:
-    """EASY's reservation: `holdings` by their ends. Ends in the past (claims that were too short) count as now.
+    """Return EASY's reservation; `holdings` come by their ends.
 
-    Raises ValueError where even all of them together do not suffice.
+    Ends in the past (claims that were too short) count as now. Raises ValueError where even all of them together do not
+    suffice.
     """
     for end, held in holdings:
         if free >= need:
@@ -131,20 +132,20 @@ def shadow(need: int, free: int, holdings: Iterable[RunningClaim], now: float) -
 
 
 def may_backfill(need: int, claimed: float, free: int, now: float, reserved: Shadow) -> bool:
-    """Whether a job that needs `need` for `claimed` seconds can start now and not delay the reservation."""
+    """Return whether a job that needs `need` for `claimed` seconds can start now and not delay the reservation."""
     return need <= free and (now + claimed <= reserved.time or need <= reserved.spare)
 
 
 def level(attained: float, limits: Sequence[float]) -> int:
-    """Tiresias's queue for a job that has attained so much service: 0 is served first."""
+    """Return Tiresias's queue for a job that has attained so much service: 0 is served first."""
     return sum(attained >= limit for limit in limits)
 
 
 def victims(need: int, free: int, running: Iterable[tuple[int, T]]) -> list[T] | None:
-    """Who has to go so that `need` are free: `running` are (held, who) in the order in which they are given up.
+    """Return who has to go so that `need` are free.
 
-    None where all together do not suffice; empty where nobody has to. Those that turn out not to be needed, because a
-    later one frees enough alone, stay.
+    `running` are (held, who) in the order in which they are given up. None where all together do not suffice; empty
+    where nobody has to. Those that turn out not to be needed, because a later one frees enough alone, stay.
     """
     chosen: list[tuple[int, T]] = []
     for held, who in running:
@@ -154,10 +155,10 @@ def victims(need: int, free: int, running: Iterable[tuple[int, T]]) -> list[T] |
         free += held
     if free < need:
         return None
-    kept: list[T] = []
+    needed: list[T] = []
     for held, who in chosen:
         if free - held >= need:
             free -= held
         else:
-            kept.append(who)
-    return kept
+            needed.append(who)
+    return needed

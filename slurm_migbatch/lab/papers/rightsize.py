@@ -21,7 +21,7 @@ GUARD: Final = 0.5
 
 
 def knee(seconds: Mapping[int, float], gain: float = GAIN) -> int:
-    """The smallest number of compute slices from which no larger one gains enough (reconstruction).
+    """Return the smallest number of compute slices from which no larger one gains enough (reconstruction).
 
     A step from n to m slices is worth it where latency falls by more than `gain` for each of the m - n slices; the
     best of all larger sizes counts, so that one flat step does not end the search.
@@ -38,12 +38,14 @@ def knee(seconds: Mapping[int, float], gain: float = GAIN) -> int:
 
 
 def efficacy(batch: int, seconds: float, share: float) -> float:
-    """eta = throughput / (latency * share) = batch / (seconds^2 * share) (reconstruction)."""
+    """Return eta = throughput / (latency * share) = batch / (seconds^2 * share) (reconstruction)."""
     return batch / (seconds * seconds * share)
 
 
 def fits(setting: InstanceSetting, slo_s: float, arrivals_per_s: float | None = None) -> bool:
-    """Whether a batch keeps the objective: seconds <= SLO / 2, and seconds + time to assemble the batch <= SLO.
+    """Return whether a batch keeps the objective.
+
+    That is seconds <= SLO / 2, and seconds + time to assemble the batch <= SLO.
 
     Args:
         setting: slice, batch and seconds.
@@ -57,7 +59,7 @@ def fits(setting: InstanceSetting, slo_s: float, arrivals_per_s: float | None = 
 def rightsize(
     settings: Iterable[InstanceSetting], slo_s: float, whole: int, arrivals_per_s: float | None = None
 ) -> InstanceSetting | None:
-    """The setting of the highest efficacy that keeps the objective, on no more slices than its batch's knee.
+    """Return the setting of the highest efficacy that keeps the objective, on at most the slices of its batch's knee.
 
     Args:
         settings: what was measured; those of more than one process are passed over.
@@ -79,25 +81,25 @@ def rightsize(
 
 
 def useful(setting: InstanceSetting, settings: Iterable[InstanceSetting]) -> int:
-    """Compute slices that a run at this setting makes use of: its own, but no more than its batch's knee."""
+    """Return the compute slices that a run at this setting makes use of: its own, but no more than its batch's knee."""
     return min(setting.profile.compute, knee(_by_batch(settings)[setting.batch]))
 
 
 def leanest(settings: Mapping[Profile, InstanceSetting]) -> InstanceSetting:
-    """The setting with the most items a second for each compute slice, the smaller slice where equal."""
+    """Return the setting with the most items a second for each compute slice, the smaller slice where equal."""
     return max(settings.values(), key=lambda s: (s.rate / s.profile.compute, -s.profile.compute))
 
 
 def jain(amounts: Sequence[float]) -> float:
-    """Jain's index of fairness: 1 where all have the same, 1/n where one has everything."""
+    """Compute Jain's index of fairness: 1 where all have the same, 1/n where one has everything."""
     squares = sum(amount * amount for amount in amounts)
     return sum(amounts) ** 2 / (len(amounts) * squares) if squares else 1.0
 
 
 def _by_batch(settings: Iterable[InstanceSetting]) -> dict[int, dict[int, float]]:
-    found: dict[int, dict[int, float]] = {}
+    curves: dict[int, dict[int, float]] = {}
     for s in settings:
         if s.procs == 1:
-            curve = found.setdefault(s.batch, {})
+            curve = curves.setdefault(s.batch, {})
             curve[s.profile.compute] = min(s.seconds, curve.get(s.profile.compute, s.seconds))
-    return found
+    return curves

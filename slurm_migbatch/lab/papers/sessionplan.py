@@ -52,18 +52,18 @@ class Carried:
 
 
 def plans(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]) -> list[SessionPlan]:
-    """What is tried: every layout alone, the best layouts by turns, and each model at its leanest slice."""
-    found = [SessionPlan(held=((way, 1.0),)) for way in ways(geometry, kinds)]
+    """Return what is tried: every layout alone, the best layouts by turns, and each model at its leanest slice."""
+    tried = [SessionPlan(held=((way, 1.0),)) for way in ways(geometry, kinds)]
     turns = frames(geometry, kinds, models)
     if len(turns) > 1:
-        found.append(SessionPlan(held=turns))
+        tried.append(SessionPlan(held=turns))
     if all(any(model.rates) for model in models):
-        found.append(SessionPlan(sizes=tuple(_leanest(model, kinds) for model in models)))
-    return found
+        tried.append(SessionPlan(sizes=tuple(_leanest(model, kinds) for model in models)))
+    return tried
 
 
 def carried(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]) -> tuple[Carried, ...]:
-    """What every plan carries, in the order of `plans`."""
+    """Return what every plan carries, in the order of `plans`."""
     works, possible = demand_of(models), ways(geometry, kinds)
     asked = sum(work.share for work in works)
 
@@ -75,9 +75,9 @@ def carried(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hoste
     return tuple(of(plan) for plan in plans(geometry, kinds, models))
 
 
-def best(found: Sequence[Carried]) -> Carried:
-    """The plan that carries most; of equals the first."""
-    return max(found, key=lambda carried_plan: carried_plan.load)
+def best(candidates: Sequence[Carried]) -> Carried:
+    """Return the plan that carries most; of equals the first."""
+    return max(candidates, key=lambda carried_plan: carried_plan.load)
 
 
 def play(
@@ -91,7 +91,7 @@ def play(
     fill: bool = False,
     costs: InstanceCosts = _COSTS,
 ) -> Schedule:
-    """The schedule of a plan at a multiple of the demand."""
+    """Return the schedule of a plan at a multiple of the demand."""
     scaled = [at_load(model, load) for model in models]
     if plan.held:
         return framed(geometry, kinds, scaled, plan.held, sessions, fill=fill, costs=costs)
@@ -99,12 +99,12 @@ def play(
 
 
 def at_load(model: Hosted, load: float) -> Hosted:
-    """A model with a multiple of its items, in runs that are about as long."""
+    """Return a model with a multiple of its items, in runs that are about as long."""
     return replace(model, items=load * model.items, runs=max(1, math.ceil(load * model.runs - 1e-9)))
 
 
 def largest(missed: Callable[[float], bool], bound: float = 1.0) -> float:
-    """The largest load at which nothing is missed, of those up to a bound, to `PRECISION`; 0 where there is none."""
+    """Return the largest load at which nothing is missed, up to a bound, to `PRECISION`; 0 where there is none."""
     low, high = 0.9 * bound, bound
     while low >= PRECISION and missed(low):
         low, high = 0.8 * low, low
@@ -120,5 +120,5 @@ def largest(missed: Callable[[float], bool], bound: float = 1.0) -> float:
 
 
 def _leanest(model: Hosted, kinds: Sequence[Profile]) -> int:
-    """The kind with the most items a second for each compute slice, the smaller one where equal."""
+    """Return the kind with the most items a second for each compute slice, the smaller one where equal."""
     return max(range(len(kinds)), key=lambda k: (model.rates[k] / kinds[k].compute, -kinds[k].compute))

@@ -73,7 +73,7 @@ class Hosted:
     runs: int
 
     def seconds(self, kind: int) -> float:
-        """What one run takes on a kind of slice."""
+        """Return the seconds that one run takes on a kind of slice."""
         return self.items / self.runs / self.rates[kind] if self.rates[kind] else math.inf
 
 
@@ -96,7 +96,7 @@ class Schedule:
     missed: int
 
     def gpu_time(self, models: int) -> list[float]:
-        """Compute-slice seconds of each model."""
+        """Return the compute-slice seconds of each model."""
         spent = [0.0] * models
         for run in self.runs:
             spent[run.model] += (run.end - run.start) * run.slot.profile.compute
@@ -108,18 +108,21 @@ Frames = tuple[tuple[Counts, float], ...]
 
 
 def session_s(models: Sequence[Hosted]) -> float:
-    """The length of a session: the longest window."""
+    """Return the length of a session: the longest window."""
     return max(model.window_s for model in models)
 
 
 def _releases(models: Sequence[Hosted], sessions: int) -> list[tuple[float, float, int]]:
-    """When each run may start and is due, and whose it is, of all windows that end within the sessions; in order."""
+    """Return when each run may start and is due, and whose it is, in order.
+
+    Of all windows that end within the sessions.
+    """
     horizon = sessions * session_s(models)
-    found = []
+    releases = []
     for m, model in enumerate(models):
         for window in range(int(horizon / model.window_s + 1e-9)):
-            found += [(window * model.window_s, (window + 1) * model.window_s, m)] * model.runs
-    return sorted(found)
+            releases += [(window * model.window_s, (window + 1) * model.window_s, m)] * model.runs
+    return sorted(releases)
 
 
 class _Ledger:
@@ -149,18 +152,18 @@ class _Ledger:
         return run.end
 
     def next_release(self, now: float) -> float:
-        """When work comes next."""
+        """Return when work comes next."""
         while self.ends and self.ends[0] <= now + _GRAIN_S:
             self.ends.pop(0)
         return self.ends[0] if self.ends else self.horizon
 
     def fill(self, now: float, kind: int, before: float) -> int | None:
-        """The model with the least GPU time that can run out of turn and be done in time; None where none can."""
+        """Return the model with the least GPU time that can run out of turn and be done in time; None for none."""
         able = [m for m, model in enumerate(self.models) if now + model.seconds(kind) <= before + _GRAIN_S]
         return min(able, key=lambda m: (self.spent[m], m), default=None)
 
-    def schedule(self, left: int) -> Schedule:
-        return Schedule(tuple(self.runs), self.created, self.missed + left)
+    def schedule(self, unserved: int) -> Schedule:
+        return Schedule(tuple(self.runs), self.created, self.missed + unserved)
 
 
 # -- one size for each model ---------------------------------------------------------------------------------------
@@ -178,7 +181,7 @@ Order = Callable[[Ready, Sequence[float]], tuple[float, ...]]
 
 
 def earliest_due(ready: Ready, spent: Sequence[float]) -> tuple[float, ...]:
-    """Earliest deadline first; of equals the model with the least GPU time."""
+    """Order by earliest deadline; of equals the model with the least GPU time comes first."""
     return (ready.due, spent[ready.model])
 
 
@@ -193,7 +196,7 @@ def at_size(
     fill: bool = False,
     costs: InstanceCosts = InstanceCosts(),
 ) -> Schedule:
-    """Runs at one size for each model, each where it can be placed beside those that run; see the module.
+    """Schedule runs at one size for each model, each where it can be placed beside those that run; see the module.
 
     Args:
         geometry: of the GPU.
@@ -241,10 +244,10 @@ def at_size(
             start(model, slot, delay, due)
         before = ledger.next_release(now)
         while fill:
-            found = _fill_in(ledger, sizes, place, now, before)
-            if found is None:
+            filled = _fill_in(ledger, sizes, place, now, before)
+            if filled is None:
                 break
-            model, slot, delay, idle = found
+            model, slot, delay, idle = filled
             start(model, slot, delay, math.inf)
     return ledger.schedule(sum(map(len, ready)))
 
@@ -253,7 +256,7 @@ def at_size(
 def _place(
     geometry: Geometry, used: Layout, idle: Layout, profile: Profile, costs: InstanceCosts
 ) -> tuple[Slot, float, Layout] | None:
-    """Where a run can go, what making its instance costs, and which idle instances stay."""
+    """Return where a run can go, what making its instance costs, and which idle instances stay."""
     warm = next((slot for slot in idle if slot.profile == profile), None)
     if warm is not None:
         return warm, 0.0, idle.remove(warm)
@@ -263,13 +266,13 @@ def _place(
     slot = choose(geometry, used, profile)
     if slot is None:
         return None
-    kept = EMPTY
+    remaining = EMPTY
     occupied = used.add(slot)
     for idle_slot in idle:
-        if geometry.fits(occupied.union(kept), idle_slot):
-            kept = kept.add(idle_slot)
-    destroyed = len(idle) - len(kept)
-    return slot, costs.create_s + destroyed * costs.destroy_s, kept
+        if geometry.fits(occupied.union(remaining), idle_slot):
+            remaining = remaining.add(idle_slot)
+    destroyed = len(idle) - len(remaining)
+    return slot, costs.create_s + destroyed * costs.destroy_s, remaining
 
 
 def _fill_in(
@@ -290,7 +293,10 @@ def _fill_in(
 
 
 def frames(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]) -> Frames:
-    """The layouts that carry the most work in the demanded mix, and the share of time of each, the longest first."""
+    """Return the layouts that carry the most work in the demanded mix, and the share of time of each.
+
+    The longest come first.
+    """
     possible = ways(geometry, kinds)
     best = flow(demand_of(models), possible, 1, whole=False)
     held = [(way, share) for way, share in zip(possible, best.ways, strict=True) if share >= LEAST_SHARE]
@@ -308,7 +314,7 @@ def framed(
     fill: bool = False,
     costs: InstanceCosts = InstanceCosts(),
 ) -> Schedule:
-    """Runs on the slices of layouts that change by plan; see the module.
+    """Schedule runs on the slices of layouts that change by plan; see the module.
 
     Args:
         geometry: of the GPU.
@@ -366,13 +372,13 @@ class _Window:
         self.done = [0] * len(self.quota)
 
     def advance(self, now: float) -> None:
-        """To the window that it is now; what was left of those before is missed."""
+        """Go on to the window that it is now; what was left of those before is missed."""
         while now >= self.due - _GRAIN_S:
             self.missed += self.left
             self._open(self.due)
 
     def rank(self, now: float, kind: int, until: float) -> tuple[float, ...] | None:
-        """The least runs first; None where nothing waits that this slice can finish in time."""
+        """Return the rank, the least runs first; None where nothing waits that this slice can finish in time."""
         self.advance(now)
         if not self.left or now + self.model.seconds(kind) > min(self.due, until) + _GRAIN_S:
             return None
@@ -382,14 +388,14 @@ class _Window:
         return (1.0, self.loss[kind])
 
     def take(self, kind: int) -> float:
-        """One run begins on a slice of this kind; returns when it is due."""
+        """Begin one run on a slice of this kind; return when it is due."""
         self.left -= 1
         self.done[kind] += 1
         return self.due
 
 
 def demand_of(models: Sequence[Hosted]) -> list[WorkClass]:
-    """One class for each model: its items a second, and seconds for one item on each kind."""
+    """Return one class for each model: its items a second, and seconds for one item on each kind."""
     return [
         WorkClass(m.items / m.window_s, math.inf, tuple(1 / rate if rate else math.inf for rate in m.rates))
         for m in models
@@ -399,7 +405,7 @@ def demand_of(models: Sequence[Hosted]) -> list[WorkClass]:
 def _spans(
     geometry: Geometry, kinds: Sequence[Profile], held: Frames, shortest: float, horizon: float, costs: InstanceCosts
 ) -> list[tuple[Slot, float, float]]:
-    """Each slice, from when it can run something to when it has to be free.
+    """Return each slice, from when it can run something to when it has to be free.
 
     A round holds every layout once, every other one in reverse order, so that most layouts stand twice in a row.
     """

@@ -25,8 +25,10 @@ class InstanceSetting:
 
 
 def best_settings(settings: Iterable[InstanceSetting], limit_s: float | None = None) -> dict[Profile, InstanceSetting]:
-    """For each slice the setting of the highest rate whose batch takes at most `limit_s`; fewer processes, then the
-    smaller batch, where rates are equal. Slices on which none keeps the limit are missing."""
+    """Return for each slice the setting of the highest rate whose batch takes at most `limit_s`.
+
+    Where rates are equal, fewer processes, then the smaller batch. Slices on which none keeps the limit are missing.
+    """
     best: dict[Profile, InstanceSetting] = {}
     for setting in settings:
         if limit_s is not None and setting.seconds > limit_s:
@@ -38,5 +40,5 @@ def best_settings(settings: Iterable[InstanceSetting], limit_s: float | None = N
 
 
 def plain(geometry: Geometry) -> tuple[Profile, ...]:
-    """The GPU's profiles without suffix, the largest first."""
+    """Return the GPU's profiles without suffix, the largest first."""
     return tuple(info.profile for info in geometry.profiles if not info.profile.suffix)

@@ -110,7 +110,7 @@ class SimulatedGpu:
         self.whole = Place(index, geometry.full.slots[0])
 
     def wait(self, slot: Slot, now: float) -> float:
-        """Seconds until whoever held these memory slices last has saved its work."""
+        """Return the seconds until whoever held these memory slices last has saved its work."""
         if not self.blocked:
             return 0.0
         self.blocked = [(mask, until) for mask, until in self.blocked if until > now]
@@ -155,11 +155,11 @@ class SimulatedCluster:
 
     @classmethod
     def of(cls, geometry: Geometry, gpus: int, per_node: int = 8) -> SimulatedCluster:
-        """Equal GPUs; the last node may have fewer."""
+        """Return a cluster of equal GPUs; the last node may have fewer."""
         return cls([[geometry] * min(per_node, gpus - first) for first in range(0, gpus, per_node)])
 
     def part(self, nodes: range | None = None) -> Part:
-        """Some of the nodes (all where not given), for policies that keep to them."""
+        """Return some of the nodes (all where not given), for policies that keep to them."""
         chosen = range(len(self.nodes)) if nodes is None else nodes
         gpus = 0
         for node in chosen:
@@ -170,19 +170,19 @@ class SimulatedCluster:
     # -- what is there -----------------------------------------------------------------------------------------
 
     def runs(self, place: Place) -> Sequence[SimulatedRun]:
-        """Who holds the place."""
+        """Return who holds the place."""
         cell = self.gpus[place.gpu].cells.get(place.slot)
         return cell.runs if cell is not None else ()
 
     def holders(self, gpu: int) -> list[SimulatedRun]:
-        """Every run on a GPU, each once, in the order of its slots."""
+        """Return every run on a GPU, each once, in the order of its slots."""
         cells = self.gpus[gpu].cells
         if len(cells) == 1:
             return list(next(iter(cells.values())).runs)
         return list(dict.fromkeys(run for slot in sorted(cells) for run in cells[slot].runs))
 
     def arrangements(self, among: int = -1) -> Iterator[tuple[Geometry, Layout, int]]:
-        """Geometry, held layout and GPUs (bits) of each arrangement that a GPU of `among` has."""
+        """Yield geometry, held layout and GPUs (bits) of each arrangement that a GPU of `among` has."""
         for (geometry, used), gpus in self.alike.items():
             if gpus & among:
                 yield geometry, used, gpus & among
@@ -245,9 +245,9 @@ class SimulatedCluster:
     def _hold(self, gpu: SimulatedGpu, used: Layout, slices: int) -> None:
         bit = 1 << gpu.index
         before = (gpu.geometry, gpu.used)
-        left = self.alike[before] ^ bit
-        if left:
-            self.alike[before] = left
+        remaining = self.alike[before] ^ bit
+        if remaining:
+            self.alike[before] = remaining
         else:
             del self.alike[before]
         key = (gpu.geometry, used)
@@ -266,12 +266,12 @@ class SimulatedCluster:
 
 
 def lowest(bits: int) -> int:
-    """The index of the first GPU among `bits`, -1 where there is none."""
+    """Return the index of the first GPU among `bits`, -1 where there is none."""
     return (bits & -bits).bit_length() - 1
 
 
 def bit_indexes(bits: int) -> Iterator[int]:
-    """The indexes among `bits`, ascending."""
+    """Yield the indexes among `bits`, ascending."""
     while bits:
         low = bits & -bits
         yield low.bit_length() - 1
@@ -290,7 +290,7 @@ def _removed(layout: Layout, slot: Slot) -> Layout:
 
 @lru_cache(maxsize=1 << 14)
 def fragmentation(geometry: Geometry, used: Layout) -> float:
-    """`mig.planning.fragmentation`, remembered."""
+    """Return `mig.planning.fragmentation`, remembered."""
     return planning.fragmentation(geometry, used)
 
 
@@ -305,15 +305,15 @@ def reconfigured(geometry: Geometry, layout: Layout, used: Layout, slot: Slot) -
         return Reconfiguration(layout.add(slot), 0.0, 0, 0)
     idle = layout.minus(used)
     destroyed = [other for other in idle.slots if other.placement.overlaps(slot.placement)]
-    kept = layout.minus(Layout(destroyed))
+    remaining = layout.minus(Layout(destroyed))
     for other in idle.slots:
-        if geometry.fits(kept, slot):
+        if geometry.fits(remaining, slot):
             break
-        if kept.contains(other):
-            kept = kept.remove(other)
+        if remaining.contains(other):
+            remaining = remaining.remove(other)
             destroyed.append(other)
     seconds = sum(_seconds(DESTROY_S, geometry, other) for other in destroyed) + _seconds(CREATE_S, geometry, slot)
-    return Reconfiguration(kept.add(slot), seconds, len(destroyed), 1)
+    return Reconfiguration(remaining.add(slot), seconds, len(destroyed), 1)
 
 
 def _seconds(table: dict[int, float], geometry: Geometry, slot: Slot) -> float:

@@ -34,20 +34,20 @@ class RateSource(Protocol):
     """Rates of applications on the profiles of one GPU."""
 
     def rates(self, app: str, batch: int, kind: Kind) -> Mapping[Profile, float]:
-        """Items a second by profile, for those on which it fits; raises SpeedError for an unknown application."""
+        """Return items a second by profile, for those on which it fits; raises SpeedError for unknown applications."""
 
     def apps(self, kind: Kind) -> Sequence[str]:
-        """The applications that it knows."""
+        """Return the applications that it knows."""
 
     def batches(self, app: str, kind: Kind) -> Sequence[int]:
-        """Batches that are usual for one of them."""
+        """Return batches that are usual for one of them."""
 
 
 class Curves:
     """Speeds by a source. Jobs without an application are as fast as their share of the compute slices."""
 
     def __init__(self, source: RateSource, geometry: Geometry, *, shared: float = 2.0) -> None:
-        """`shared`: slowdown by one other job in the same slice."""
+        """Take rates from `source`; `shared` is the slowdown by one other job in the same slice."""
         self.source, self.geometry, self.shared = source, geometry, shared
         self._full = geometry.full.profile
         self._known: dict[tuple[str, int, Kind, int, Profile], float] = {}
@@ -67,7 +67,7 @@ class Curves:
         return 1.0 + (self.shared - 1.0) * len(others)
 
     def relative(self, job: SimulatedJob, profile: Profile, steps: int = 1) -> float:
-        """Speed on one slice against the whole GPU; 0 where it does not fit."""
+        """Return the speed on one slice against the whole GPU; 0 where it does not fit."""
         if not job.app:
             return profile.compute / self._full.compute
         key = job.app, -(-job.batch // job.gpus), job.kind, steps, profile
@@ -92,7 +92,7 @@ class Table:
     """
 
     def __init__(self, rows: Iterable[Measurement], geometry: Geometry) -> None:
-        """Rows of one process count (1) are used, with the largest input size of each model."""
+        """Read rows of one process count (1), with the largest input size of each model."""
         self.geometry = geometry
         self._found: dict[tuple[str, Kind], dict[int, dict[Profile, float]]] = {}
         full = geometry.full
@@ -133,7 +133,7 @@ class Table:
         return sorted(app for app, measured_kind in self._found if measured_kind == kind)
 
     def batches(self, app: str, kind: Kind) -> Sequence[int]:
-        """The batches at which an application was measured on the whole GPU."""
+        """Return the batches at which an application was measured on the whole GPU."""
         return sorted(self._found.get((app, kind), ()))
 
 
@@ -141,7 +141,7 @@ class Predicted:
     """Rates as the predictor expects them, at the model's usual input size; what fits is judged by its best guess."""
 
     def __init__(self, predictor: LearnedPredictor, geometry: Geometry, name: str) -> None:
-        """`name` is the short name of the GPU, `a100-80gb`, under which it was measured."""
+        """Take rates from `predictor`; `name` is the GPU's short name, `a100-80gb`, under which it was measured."""
         self.predictor, self.geometry = predictor, geometry
         full = geometry.full
         facts = facts_of(geometry.name) or guess(full.sm_count, full.profile.memory_gb)

@@ -138,14 +138,14 @@ class Simulation:
         run.settle(self.now)
         save = self._saving(run) if save is None else save
         pause = costs.restart_s if pause is None else pause
-        kept = tuple(place for place in run.places if place in places)
+        unchanged = tuple(place for place in run.places if place in places)
         released = tuple(place for place in run.places if place not in places)
         for place in released:
             self._leave(run, place, self.now + save)
         run.moves += 1
         run.progress_clock = 0.0
         created, destroyed = self._created, self._destroyed
-        self._settle_down(run, tuple(places), kept, save, pause, run.steps if steps is None else steps)
+        self._settle_down(run, tuple(places), unchanged, save, pause, run.steps if steps is None else steps)
         self._touch([place for place in released if place not in run.places], run)
         if self._log is not None:
             self._note("move", run, self._destroyed - destroyed, self._created - created)
@@ -227,7 +227,10 @@ class Simulation:
         return self._result(begin, arrivals[:position])
 
     def _next_moment(self, position: int) -> float:
-        """When the next event or arrival is, `position` being the first job that has not arrived; infinity for none."""
+        """Return when the next event or arrival is; infinity for none.
+
+        `position` is the number of the first job that has not arrived.
+        """
         heap, arrivals = self._heap, self._arrivals
         while heap and heap[0][1] == _COMPLETION and heap[0][3].version != heap[0][4]:
             heappop(heap)
@@ -237,7 +240,7 @@ class Simulation:
         return moment
 
     def _take_events(self, moment: float) -> None:
-        """Completions, timers and changes of demand up to the moment."""
+        """Handle completions, timers and changes of demand up to the moment."""
         heap = self._heap
         while heap and heap[0][0] <= moment:
             _, rank, _, payload, version = heappop(heap)
@@ -252,7 +255,7 @@ class Simulation:
                 self.policy.demand(self, payload)
 
     def _take_arrivals(self, moment: float, position: int) -> int:
-        """Jobs that arrive up to the moment; the number of the first one that arrives later."""
+        """Handle jobs that arrive up to the moment; return the number of the first one that arrives later."""
         arrivals = self._arrivals
         while position < len(arrivals) and arrivals[position].job.arrival <= moment:
             run = arrivals[position]
@@ -313,7 +316,7 @@ class Simulation:
         self,
         run: SimulatedRun,
         places: tuple[Place, ...],
-        kept: tuple[Place, ...],
+        unchanged: tuple[Place, ...],
         save: float,
         pause: float,
         steps: int,
@@ -328,7 +331,7 @@ class Simulation:
         slices = 0
         for place in places:
             gpu = gpus[place.gpu]
-            if place not in kept:
+            if place not in unchanged:
                 wait = gpu.wait(place.slot, self.now) if gpu.blocked else 0.0
                 change = self.cluster.take(place, run, self.now)
                 if change is not None:
@@ -369,7 +372,10 @@ class Simulation:
         self._meter.mark(cell, self.now)
 
     def _saving(self, run: SimulatedRun) -> float:
-        """Seconds until its work is saved: nothing is to be saved where it has made no progress since it was."""
+        """Return the seconds until its work is saved.
+
+        Nothing is to be saved where it has made no progress since it was.
+        """
         return run.job.costs.checkpoint_s if run.progress_clock > 0 else 0.0
 
     # -- speed -------------------------------------------------------------------------------------------------
@@ -397,7 +403,7 @@ class Simulation:
         self._push(max(run.since, run.resumes) + run.left / run.rate, _COMPLETION, run, run.version)
 
     def _hindrance(self, run: SimulatedRun) -> float:
-        """How many times slower it is through others: a gang is as slow as its slowest part."""
+        """Return how many times slower it is through others: a gang is as slow as its slowest part."""
         worst = 1.0
         gpus = self.cluster.gpus
         for place in run.places:

@@ -101,7 +101,7 @@ class UnknownGpu(ValueError):
 
 @lru_cache(maxsize=64)
 def geometry(gpu: str) -> Geometry:
-    """The geometry of a model by its short name, `a100-80gb`; raises UnknownGpu."""
+    """Return the geometry of a model by its short name, `a100-80gb`; raises UnknownGpu."""
     if gpu not in _TABLE:
         raise UnknownGpu(f"{gpu!r} is no GPU that can be simulated; known are {', '.join(_TABLE)}")
     name, rows = _TABLE[gpu]
@@ -110,13 +110,13 @@ def geometry(gpu: str) -> Geometry:
 
 @lru_cache(maxsize=64)
 def whole(gpu: str) -> Geometry:
-    """The same GPU without MIG: one profile that takes all of it; raises UnknownGpu."""
+    """Return the same GPU without MIG: one profile that takes all of it; raises UnknownGpu."""
     with_mig = geometry(gpu)
     return Geometry(f"{with_mig.name} without MIG", [with_mig.full])
 
 
 def models() -> tuple[str, ...]:
-    """Short names of the models."""
+    """Return the short names of the models."""
     return tuple(_TABLE)
 
 

@@ -36,7 +36,7 @@ class LoggedEvent(NamedTuple):
     created: int = 0
 
     def line(self) -> str:
-        """As one JSON object."""
+        """Return the event as one JSON object."""
         row = self._asdict()
         row["places"] = [[place.gpu, str(place.slot)] for place in self.places]
         row["time"], row["seconds"] = round(self.time, 6), round(self.seconds, 6)
@@ -44,6 +44,6 @@ class LoggedEvent(NamedTuple):
 
 
 def write(events: Iterable[LoggedEvent], file: TextIO) -> None:
-    """All of them as JSON lines."""
+    """Write all of them as JSON lines."""
     for event in events:
         file.write(event.line() + "\n")

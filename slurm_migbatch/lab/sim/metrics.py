@@ -16,7 +16,7 @@ QUANTILES: Final = (50, 95, 99)
 
 
 def summarise(result: SimulationResult) -> dict[str, Any]:
-    """All figures of one simulation, as plain values.
+    """Return all figures of one simulation, as plain values.
 
     `all`, `train` and `infer` hold those of jobs (`of_jobs`), where there are any. Of the cluster:
 
@@ -52,7 +52,7 @@ def summarise(result: SimulationResult) -> dict[str, Any]:
 
 
 def of_jobs(runs: Sequence[SimulatedRun], end: float) -> dict[str, Any]:
-    """Figures of some jobs; None where there is nothing to take them of.
+    """Return figures of some jobs; None where there is nothing to take them of.
 
     - `jct_s`: from arrival to completion, of those that were done by `end`;
     - `queue_s`: until they first held slices; `delay_s`: until their first progress, of those that got so far;
@@ -85,16 +85,19 @@ def of_jobs(runs: Sequence[SimulatedRun], end: float) -> dict[str, Any]:
 
 
 def jain(shares: Iterable[float]) -> float | None:
-    """Jain's index, (sum x)^2 / (n sum x^2): 1 where all are equal, 1/n where one has everything; None for nobody."""
+    """Compute Jain's index, (sum x)^2 / (n sum x^2): 1 where all are equal, 1/n where one has everything.
+
+    None for nobody.
+    """
     values = list(shares)
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else None
 
 
 def over_seeds(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The same tree with `{"mean", "low", "high"}` (95 %, Student's t) for each number; None where one is missing.
+    """Return the same tree with `{"mean", "low", "high"}` (95 %, Student's t) for each number.
 
-    Over one seed low and high are None.
+    None where one is missing. Over one seed low and high are None.
     """
     merged: dict[str, Any] = {}
     for name, value in figures[0].items():
@@ -118,10 +121,10 @@ def over_seeds(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float | None]:
     if not len(values):
         return dict.fromkeys(("mean", *(f"p{q}" for q in QUANTILES), "max"))
-    found = np.percentile(values, QUANTILES, method="inverted_cdf")
+    quantiles = np.percentile(values, QUANTILES, method="inverted_cdf")
     return {
         "mean": float(values.mean()),
-        **{f"p{q}": float(value) for q, value in zip(QUANTILES, found, strict=True)},
+        **{f"p{q}": float(value) for q, value in zip(QUANTILES, quantiles, strict=True)},
         "max": float(values.max()),
     }
 

@@ -54,7 +54,7 @@ def page(
     scenario: str,
     notices: Iterable[str] = (),
 ) -> str:
-    """The document; `plots` are SVG as `plots` makes them, everything else is text."""
+    """Return the document; `plots` are SVG as `plots` makes them, everything else is text."""
     values: Mapping[str, Any] = {
         "title": title,
         "about": about,

@@ -22,9 +22,9 @@ _WARM = 16
 
 
 def whole_gpus(cluster: SimulatedCluster, count: int, part: Part) -> list[Place] | None:
-    """`count` empty GPUs of the part, as whole ones: of the fullest node that has enough, else of the emptiest nodes.
+    """Choose `count` empty GPUs of the part: of the fullest node that has enough, else of the emptiest nodes.
 
-    None where the part has not so many.
+    They are taken as whole ones. None where the part has not so many.
     """
     if (cluster.empty & part.gpus).bit_count() < count:
         return None
@@ -51,7 +51,7 @@ def _of_node(cluster: SimulatedCluster, node: int, count: int) -> list[Place]:
 def slices(
     cluster: SimulatedCluster, profile: Profile, count: int, part: Part, rule: Rule = "best", *, apart: bool = False
 ) -> list[Place] | None:
-    """`count` slices of `profile` in the part; None where there is no room for all.
+    """Choose `count` slices of `profile` in the part; None where there is no room for all.
 
     `first` takes the first GPU with room; `best` the one with the least memory left. With `apart` each is on a GPU of
     its own. Of equal GPUs one that has the instance standing idle is taken.
@@ -60,16 +60,16 @@ def slices(
     among = part.gpus
     altered: dict[int, Layout] = {}
     for _ in range(count):
-        found = _among(cluster, profile, among, rule)
+        best = _among(cluster, profile, among, rule)
         for gpu, used in altered.items():
             slot = _chosen(cluster.gpus[gpu].geometry, used, profile)
             if slot is not None:
                 rank = (0, gpu) if rule == "first" else (_left(cluster.gpus[gpu].geometry, used), gpu)
-                if found is None or rank < found[0]:
-                    found = (rank, gpu, slot)
-        if found is None:
+                if best is None or rank < best[0]:
+                    best = (rank, gpu, slot)
+        if best is None:
             return None
-        _, gpu, slot = found
+        _, gpu, slot = best
         places.append(Place(gpu, slot))
         among &= ~(1 << gpu)
         if not apart:
@@ -80,18 +80,21 @@ def slices(
 def _among(
     cluster: SimulatedCluster, profile: Profile, among: int, rule: Rule
 ) -> tuple[tuple[int, int], int, Slot] | None:
-    """The rank, GPU and slot of the place that the rule prefers on GPUs (a bit each) as they are; None without room."""
-    found: tuple[tuple[int, int], int, Slot] | None = None
+    """Return the rank, GPU and slot of the place that the rule prefers on GPUs (a bit each) as they are.
+
+    None without room.
+    """
+    best: tuple[tuple[int, int], int, Slot] | None = None
     for geometry, used, gpus in cluster.arrangements(among):
         slot = _chosen(geometry, used, profile)
         if slot is not None:
             first = lowest(gpus)
             rank = (0, first) if rule == "first" else (_left(geometry, used), first)
-            if found is None or rank < found[0]:
+            if best is None or rank < best[0]:
                 if rule == "best":
                     first = _warm(cluster, gpus, slot, first)
-                found = (rank, first, slot)
-    return found
+                best = (rank, first, slot)
+    return best
 
 
 def _warm(cluster: SimulatedCluster, gpus: int, slot: Slot, first: int) -> int:

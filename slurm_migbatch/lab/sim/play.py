@@ -33,14 +33,14 @@ class ScenarioData:
     """What a scenario needs from disk, read once and used for every seed."""
 
     def __init__(self, scenario: Scenario) -> None:
-        """Raises TraceError, TableError and OSError."""
+        """Read what the scenario names. Raises TraceError, TableError and OSError."""
         self.scenario = scenario
         self.measured = _measured(scenario)
         self.source = _source(scenario, self.measured)
         self.trace = _trace(scenario)
 
     def jobs(self, seed: int) -> tuple[SimulatedJob, ...]:
-        """The jobs of one seed. Raises ConfigError where no speeds are known of a job's model."""
+        """Return the jobs of one seed. Raises ConfigError where no speeds are known of a job's model."""
         workload = self.scenario.workload
         trace = self.trace.copies(workload.copies, seed=seed) if workload.copies > 1 else self.trace
         costs = self.scenario.costs
@@ -65,12 +65,12 @@ class ScenarioData:
         if missing := {job.kind for job in jobs if not apps[job.kind]}:
             raise self._wrong(f"the speeds know no model of kind {', '.join(sorted(missing))}")
         draws = rng.random((len(jobs), 2)).tolist()
-        found = []
+        drawn = []
         for job, (first, second) in zip(jobs, draws, strict=True):
             app = apps[job.kind][int(first * len(apps[job.kind]))]
             batches = source.batches(app, job.kind)
-            found.append(replace(job, app=app, batch=job.gpus * batches[int(second * len(batches))]))
-        return tuple(found)
+            drawn.append(replace(job, app=app, batch=job.gpus * batches[int(second * len(batches))]))
+        return tuple(drawn)
 
     def _known(self, jobs: tuple[SimulatedJob, ...], source: RateSource) -> tuple[SimulatedJob, ...]:
         for kind in ("train", "infer"):

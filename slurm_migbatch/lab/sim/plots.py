@@ -38,9 +38,10 @@ class PlottedBar(NamedTuple):
 
 
 def cdf(series: Mapping[str, Sequence[float]], title: str, unit: str = "s", *, linear: bool = False) -> str:
-    """Share of values that are at most so large, one line for each name; their axis is logarithmic where not linear.
+    """Draw the share of values that are at most so large, one line for each name.
 
-    A logarithmic axis has no 0: the line of values that are 0 or less begins above it, and the legend says how many.
+    Their axis is logarithmic where not linear. A logarithmic axis has no 0: the line of values that are 0 or less
+    begins above it, and the legend says how many.
     """
     lines: dict[str, list[tuple[float, float]]] = {}
     for name, values in series.items():
@@ -66,7 +67,7 @@ def cdf(series: Mapping[str, Sequence[float]], title: str, unit: str = "s", *, l
 
 
 def curves(series: Mapping[str, Sequence[tuple[float, float]]], title: str, label: str) -> str:
-    """One line for each name over a linear axis; both axes begin at 0."""
+    """Draw one line for each name over a linear axis; both axes begin at 0."""
 
     def finish(axes: Axes) -> None:
         axes.set_xlim(left=0.0)
@@ -76,13 +77,13 @@ def curves(series: Mapping[str, Sequence[tuple[float, float]]], title: str, labe
 
 
 def use(levels: MeanLevels, title: str) -> str:
-    """Share of the compute slices that is held, and the waiting jobs against their most, over time."""
+    """Draw the share of compute slices that is held, and the waiting jobs against their most, over time."""
     hours = [time / 3600 for time in levels.times]
-    most = max(levels.waiting, default=0.0)
+    longest = max(levels.waiting, default=0.0)
     lines = {"compute slices held": list(zip(hours, levels.held, strict=True))}
-    if most > 0:
-        shares = [waiting / most for waiting in levels.waiting]
-        lines[f"jobs waiting (1 = {most:.0f})"] = list(zip(hours, shares, strict=True))
+    if longest > 0:
+        shares = [waiting / longest for waiting in levels.waiting]
+        lines[f"jobs waiting (1 = {longest:.0f})"] = list(zip(hours, shares, strict=True))
 
     def finish(axes: Axes) -> None:
         axes.set_xlim(left=0.0)
@@ -94,7 +95,10 @@ def use(levels: MeanLevels, title: str) -> str:
 def _lines(
     lines: Mapping[str, Sequence[tuple[float, float]]], title: str, label: str, finish: Callable[[Axes], None]
 ) -> str:
-    """One line for each name with a legend below; `finish` sets scales and limits. Nothing where there is no line."""
+    """Draw one line for each name with a legend below; `finish` sets scales and limits.
+
+    Nothing where there is no line.
+    """
     if not lines:
         return ""
 
@@ -114,7 +118,10 @@ def _lines(
 
 
 def bars(groups: Mapping[str, Sequence[PlottedBar]], title: str, label: str, mark: float | None = None) -> str:
-    """A bar for each value, from 0 on, with its interval as a line; `mark` is a value that they are held against."""
+    """Draw a bar for each value, from 0 on, with its interval as a line.
+
+    `mark` is a value that they are held against.
+    """
     shown = {group: bars for group, bars in groups.items() if bars}
     if not shown:
         return ""
@@ -164,7 +171,7 @@ def _draw_bars(axes: Axes, groups: Mapping[str, Sequence[PlottedBar]]) -> None:
 
 
 def layouts(rows: Sequence[tuple[str, Layout]], geometry: Geometry, title: str) -> str:
-    """Slices of GPUs: a row for each, memory slices from left to right; a profile keeps its colour."""
+    """Draw slices of GPUs: a row for each, memory slices from left to right; a profile keeps its colour."""
     if not rows:
         return ""
     profiles = [info.profile for info in geometry.profiles]
@@ -190,7 +197,7 @@ def layouts(rows: Sequence[tuple[str, Layout]], geometry: Geometry, title: str) 
 
 
 def timeline(spans: Sequence[Span], cluster: SimulatedCluster, title: str, gpus: int = 24) -> str:
-    """What lay on the first GPUs over time: a row for each GPU, in it the memory slices from the bottom up.
+    """Draw what lay on the first GPUs over time: a row for each, in it the memory slices from the bottom up.
 
     A profile keeps its colour; the pale beginning of a bar is the time before its job made progress. A bar says what it
     is where the pointer stands on it.
@@ -239,7 +246,7 @@ def _paint_stays(
 
 
 def _box(span: Span, begin: float, cluster: SimulatedCluster) -> list[tuple[float, float]]:
-    """The corners of a stay from `begin` on: hours, and rows from the top down."""
+    """Return the corners of a stay from `begin` on: hours, and rows from the top down."""
     unit = 0.9 / cluster.gpus[span.place.gpu].geometry.memory_slices
     placement = span.place.slot.placement
     bottom = span.place.gpu + 0.45 - placement.start * unit
@@ -253,7 +260,7 @@ def _tip(span: Span) -> str:
 
 
 def _with_tips(svg: str, tips: Mapping[str, Sequence[str]]) -> str:
-    """The document with a title for each path of the groups that `tips` names; matplotlib itself has none."""
+    """Add a title to each path of the groups that `tips` names; matplotlib itself has none."""
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     root = ElementTree.fromstring(svg)  # noqa: S314 our own drawing

@@ -24,19 +24,19 @@ class Policy(Protocol):
     """
 
     def begin(self, sim: Simulation) -> None:
-        """Before the first event: look at the cluster, lay out GPUs at no cost (`sim.cluster.configure`)."""
+        """Look at the cluster before the first event, lay out GPUs at no cost (`sim.cluster.configure`)."""
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """A job came; it waits until it is started."""
+        """Take a job that came; it waits until it is started."""
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """A job is done; its slices are free already."""
+        """Note that a job is done; its slices are free already."""
 
     def demand(self, sim: Simulation, demand: DemandChange) -> None:
-        """The demand of an application changed."""
+        """Note that the demand of an application changed."""
 
     def timer(self, sim: Simulation, key: Any) -> None:
-        """A moment that the policy asked for with `sim.wake` has come."""
+        """Act at a moment that the policy asked for with `sim.wake`."""
 
     def decide(self, sim: Simulation) -> None:
         """Act: all events of this instant were delivered."""
@@ -46,19 +46,19 @@ class Quiet:
     """A policy that hears nothing and does nothing: a base for those that only care for some events."""
 
     def begin(self, sim: Simulation) -> None:
-        """Nothing to prepare."""
+        """Prepare nothing."""
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """The job waits."""
+        """Let the job wait."""
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Its slices stay free."""
+        """Leave its slices free."""
 
     def demand(self, sim: Simulation, demand: DemandChange) -> None:
-        """Nobody serves it."""
+        """Ignore the demand: nobody serves it."""
 
     def timer(self, sim: Simulation, key: Any) -> None:
-        """None was set."""
+        """Do nothing: none was set."""
 
     def decide(self, sim: Simulation) -> None:
-        """Nothing to do."""
+        """Do nothing."""

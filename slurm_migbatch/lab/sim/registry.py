@@ -121,14 +121,13 @@ POLICIES: Final[dict[str, str]] = {
     "static": f"{_KINDS}:STATIC",
     "halves": f"{_KINDS}:HALVES",
     "sjf-bsbf": "slurm_migbatch.lab.sim.policies.sharing:BSBF",
-    "lending-slices": "slurm_migbatch.lab.sim.policies.slicelending:SLICE_LENDING",
     "sharing": "slurm_migbatch.lab.sim.policies.sharing:SHARING",
 }
 """Name -> module:attribute."""
 
 
 def find(name: str) -> NamedPolicy:
-    """The policy of this name; raises KeyError."""
+    """Return the policy of this name; raises KeyError."""
     module, _, attribute = POLICIES[name].partition(":")
-    found: NamedPolicy = getattr(importlib.import_module(module), attribute)
-    return found
+    policy: NamedPolicy = getattr(importlib.import_module(module), attribute)
+    return policy

@@ -88,15 +88,15 @@ class SimulatedRun:
         return bool(self.places)
 
     def remaining(self, now: float) -> float:
-        """Work that is left at `now`, in seconds at speed 1."""
+        """Return the work that is left at `now`, in seconds at speed 1."""
         return self.left - self.rate * max(0.0, now - max(self.since, self.resumes)) if self.places else self.left
 
     def attained(self, now: float) -> float:
-        """Compute-slice seconds that it has held until `now`."""
+        """Return the compute-slice seconds that it has held until `now`."""
         return self.service + self.slices * (now - self.since) if self.places else self.service
 
     def end(self) -> float:
-        """When it will be done if nothing changes; infinite while it waits."""
+        """Return when it will be done if nothing changes; infinite while it waits."""
         return max(self.since, self.resumes) + self.left / self.rate if self.rate > 0 else math.inf
 
     def settle(self, now: float) -> None:

@@ -113,11 +113,11 @@ class Scenario:
 
     @property
     def geometry(self) -> Geometry:
-        """Of the GPUs."""
+        """The geometry of the GPUs."""
         return gpus.geometry(self.cluster.gpu) if self.cluster.mig else gpus.whole(self.cluster.gpu)
 
     def near(self, path: str) -> Path:
-        """A path as the file means it."""
+        """Return a path as the file means it."""
         return self.path.parent / path
 
     def under(self, policy: str) -> Scenario:
@@ -127,7 +127,7 @@ class Scenario:
         return dataclasses.replace(self, policy=policy, params=registry.find(policy).params())
 
     def seeds(self) -> range:
-        """All seeds."""
+        """Return all seeds."""
         return range(self.run.first_seed, self.run.first_seed + self.run.seeds)
 
 
@@ -159,10 +159,10 @@ def load(path: Path) -> Scenario:
     params = _with_config_path(path, params)
     if problems:
         raise ConfigError(str(path), problems)
-    found = Scenario(path=path, policy=policy, params=params, **parts)
-    if wrong := list(_apart(found, where)):
+    scenario = Scenario(path=path, policy=policy, params=params, **parts)
+    if wrong := list(_apart(scenario, where)):
         raise ConfigError(str(path), wrong)
-    return found
+    return scenario
 
 
 def _parse(path: Path) -> tuple[dict[str, Any], Mapping[tuple[str, ...], int]]:
@@ -174,13 +174,13 @@ def _parse(path: Path) -> tuple[dict[str, Any], Mapping[tuple[str, ...], int]]:
     except UnicodeDecodeError as error:
         raise ConfigError(str(path), [Problem(0, f"is not UTF-8 text (byte {error.start})")]) from None
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        line = int(found[1]) if found else len(text.splitlines())
+        match = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        line = int(match[1]) if match else len(text.splitlines())
         raise ConfigError(str(path), [Problem(line, f"is not TOML here: {str(error).split(' (at ')[0]}")]) from None
 
 
 def _policy(values: object, where: Mapping[tuple[str, ...], int], problems: list[Problem]) -> tuple[str, Any]:
-    """Name and parameters; what is wrong with them is added to the problems."""
+    """Read name and parameters; what is wrong with them is added to the problems."""
     if not isinstance(values, dict):
         return "", None  # said above
     line = where.get(("policy",), 0)
@@ -195,13 +195,13 @@ def _policy(values: object, where: Mapping[tuple[str, ...], int], problems: list
 
 
 def _with_config_path(path: Path, params: Any) -> Any:
-    """A configuration that is named by parameters is looked for beside the file that names it."""
+    """Resolve a configuration that parameters name beside the file that names it."""
     config = getattr(params, "config", "")
     return dataclasses.replace(params, config=str(path.parent / config)) if config else params
 
 
 def _apart(scenario: Scenario, where: Mapping[tuple[str, ...], int]) -> Iterator[Problem]:
-    """What is wrong between keys that are right each by itself."""
+    """Yield what is wrong between keys that are right each by itself."""
 
     def at(*keys: str) -> int:
         return where.get(keys, where.get(keys[:1], 0))
@@ -233,7 +233,7 @@ def _apart(scenario: Scenario, where: Mapping[tuple[str, ...], int]) -> Iterator
 
 
 def describe() -> str:
-    """A file with every key, its meaning and its default, for people to begin with."""
+    """Return a file with every key, its meaning and its default, for people to begin with."""
     out = []
     for name, part in PARTS.items():
         out += [f"# {(part.__doc__ or '').strip()}", f"[{name}]"]

@@ -23,14 +23,14 @@ class Span(NamedTuple):
 
 
 def spans(events: Iterable[LoggedEvent], end: float) -> list[Span]:
-    """Every stay, by its beginning; those that last beyond the log end at `end`."""
+    """Return every stay, by its beginning; those that last beyond the log end at `end`."""
     open_: dict[tuple[int, Place], tuple[float, float, str]] = {}
-    found: list[Span] = []
+    stays: list[Span] = []
 
     def close(job: int, place: Place, now: float) -> None:
         begin, pause, name = open_.pop((job, place))
         if now > begin:
-            found.append(Span(place, job, name, begin, now, min(pause, now - begin)))
+            stays.append(Span(place, job, name, begin, now, min(pause, now - begin)))
 
     held: dict[int, Sequence[Place]] = {}
     for event in events:
@@ -45,7 +45,7 @@ def spans(events: Iterable[LoggedEvent], end: float) -> list[Span]:
                 open_[event.job, place] = (event.time, event.seconds, event.name)
     for job, place in list(open_):
         close(job, place, end)
-    return sorted(found, key=lambda span: (span.begin, span.place, span.job))
+    return sorted(stays, key=lambda span: (span.begin, span.place, span.job))
 
 
 class MeanLevels(NamedTuple):
@@ -57,7 +57,7 @@ class MeanLevels(NamedTuple):
 
 
 def levels(events: Sequence[LoggedEvent], begin: float, end: float, slices: int, parts: int = 240) -> MeanLevels:
-    """What was held and who waited between `begin` and `end`. A slice that is shared counts once."""
+    """Return what was held and who waited between `begin` and `end`. A slice that is shared counts once."""
     edges = np.linspace(begin, end, parts + 1)
     held, waiting = np.zeros(parts), np.zeros(parts)
     width = (end - begin) / parts if end > begin else 1.0

@@ -23,13 +23,13 @@ class Speeds(Protocol):
     """Speeds of jobs; 1.0 is a job on what it asks for, as whole GPUs of the reference kind."""
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
-        """Work a second on these places with nobody beside it; 0 where it does not fit there.
+        """Return the work a second on these places with nobody beside it; 0 where it does not fit there.
 
         `steps` is the number of micro-steps that a batch is split into.
         """
 
     def slowdown(self, run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
-        """How many times slower `run` is with `others` in the same slice; at least 1."""
+        """Return how many times slower `run` is with `others` in the same slice; at least 1."""
 
 
 class Linear:
@@ -42,20 +42,20 @@ class Linear:
     def __init__(
         self, cluster: SimulatedCluster, *, exponent: float = 1.0, shared: float = 2.0, most: float = 1.0
     ) -> None:
-        """`most` bounds the speed: a job gains nothing from more than it asks for (1), or it does (infinity)."""
+        """Bound the speed by `most`: a job gains nothing from more than it asks for (1), or it does (infinity)."""
         self.cluster = cluster
         self.exponent = exponent
         self.shared = shared
         self.most = most
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
-        """Share of the slices that it asks for, to the power of the exponent, `most` at the most."""
+        """Return the share of the slices that it asks for, to the power of the exponent, `most` at the most."""
         if len(places) == 1 == job.gpus:
             return min(self.most, float(self._share(places[0]) ** self.exponent))
         return min(self.most, sum(float(self._share(place) ** self.exponent) for place in places) / job.gpus)
 
     def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
-        """`shared` with one other, and that much more with each further one."""
+        """Return `shared` with one other, and that much more with each further one."""
         return 1.0 + (self.shared - 1.0) * len(others)
 
     def _share(self, place: Place) -> float:
@@ -67,15 +67,15 @@ class Paired:
     """Another `Speeds`, with measured slowdowns of pairs inside one slice."""
 
     def __init__(self, alone: Speeds, xi: Mapping[tuple[str, str], float], default: float = 2.0) -> None:
-        """`xi[a, b]` is how many times slower application a gets beside b; `default` where a pair is not known."""
+        """Take `xi[a, b]`, how many times slower application a gets beside b; `default` where a pair is not known."""
         self.alone, self.xi, self.default = alone, xi, default
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
-        """As the other says."""
+        """Return the speed that `alone` gives."""
         return self.alone.speed(job, places, steps)
 
     def slowdown(self, run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
-        """The excesses of all pairs added up."""
+        """Return 1 and the excesses of all pairs added up."""
         return 1.0 + sum(self.xi.get((run.job.app, other.job.app), self.default) - 1.0 for other in others)
 
 
@@ -83,11 +83,11 @@ class Whole:
     """Every job runs at speed 1 on what it asks for; jobs that share a slice get an equal part of it."""
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
-        """Share of the places that it asks for."""
+        """Return the share of the places that it asks for."""
         return 1.0 if len(places) == job.gpus else len(places) / job.gpus
 
     def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
-        """As many times slower as there are sharers."""
+        """Return the number of sharers as the slowdown."""
         return 1.0 + len(others)
 
 
@@ -101,7 +101,10 @@ class Neighbours:
     """
 
     def __init__(self, mean: float = 0.019, worst: float = 0.07) -> None:
-        """A mean of 0 switches it off. Raises ValueError: the mean must be below the worst."""
+        """Take the mean and the worst cost; a mean of 0 switches it off.
+
+        Raises ValueError: the mean must be below the worst.
+        """
         if mean and not 0 < mean < worst:
             raise ValueError(
                 f"neighbours cost {mean} on average and {worst} at worst: the mean must be below the worst"
@@ -109,7 +112,7 @@ class Neighbours:
         self.mean, self.worst = mean, worst
 
     def draw(self, count: int, rng: np.random.Generator) -> list[float]:
-        """Sensitivities of so many jobs."""
+        """Draw the sensitivities of so many jobs."""
         if not self.mean:
             return [0.0] * count
         share = self.mean / self.worst

@@ -31,7 +31,7 @@ class Played:
     ended: EndedJob | None = None
 
     def last(self, restart: int) -> bool:
-        """Whether the job left the queue with this run."""
+        """Return whether the job left the queue with this run."""
         return self.ended is not None and restart == self.ended.restarts
 
 
@@ -141,7 +141,7 @@ class Booking:
         self._note("start", played.run, max(0.0, played.run.resumes - self._now))
 
     def _stop(self, job: int, restart: int, *, over: bool = False) -> None:
-        """A run has ended; on several nodes all parts end at once."""
+        """Record that a run has ended; on several nodes all parts end at once."""
         held = self._holding.pop((job, restart), None)
         if held is None:
             return
@@ -164,7 +164,7 @@ class Booking:
             run.places = ()
 
     def _finish(self) -> None:
-        """What the jobs' own work has to say."""
+        """Record what the jobs' own work says."""
         for played in self._played.values():
             run, course, ended = played.run, played.course, played.ended
             if ended is not None:
@@ -192,16 +192,16 @@ class Booking:
 
 
 def _merged(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Events by their time; a run that started on several nodes has one start, with the slices of all."""
-    found: list[Mapping[str, Any]] = []
+    """Return events by their time; a run that started on several nodes has one start, with the slices of all."""
+    merged: list[Mapping[str, Any]] = []
     starts: dict[tuple[int, int], int] = {}
     for event in sorted(events, key=lambda event: float(event["ts"])):
         if event["kind"] == "start":
             run = event["job"], event["restart"]
             if run in starts:
-                first = found[starts[run]]
-                found[starts[run]] = {**first, "slices": [*first["slices"], *event["slices"]]}
+                first = merged[starts[run]]
+                merged[starts[run]] = {**first, "slices": [*first["slices"], *event["slices"]]}
                 continue
-            starts[run] = len(found)
-        found.append(event)
-    return found
+            starts[run] = len(merged)
+        merged.append(event)
+    return merged

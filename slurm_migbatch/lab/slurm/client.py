@@ -98,7 +98,7 @@ class SimulatedSlurm(Slurmctld):
         return Diag({name: RpcCount(count, 0.0) for name, count in counts.items()})
 
     def default_partition(self) -> str:
-        """The first one that has nodes."""
+        """Return the first partition that has nodes."""
         return next((name for machine in self.machines.values() for name in machine.partitions), "")
 
     def version(self) -> tuple[int, int]:
@@ -164,8 +164,8 @@ class SimulatedSlurm(Slurmctld):
     def excluded_nodes(self, job_ids: Iterable[int | str]) -> dict[str, str]:
         """See SlurmClient."""
         rows = {str(name): self._named(str(name), split=False) for name in job_ids}
-        found = {name: self._facts[row[0].job_id].excluded for name, row in rows.items() if row}
-        return {name: nodes for name, nodes in found.items() if nodes}
+        excluded = {name: self._facts[row[0].job_id].excluded for name, row in rows.items() if row}
+        return {name: nodes for name, nodes in excluded.items() if nodes}
 
     def requeue_ended(self, job_id: int, *, update: Callable[[JobRow], Mapping[str, str]]) -> None:
         """See `daemon.ended.HistoryClient`."""
@@ -301,7 +301,10 @@ class SimulatedSlurm(Slurmctld):
         return ""
 
     def _asked_for(self, before: Mapping[str, int], value: str) -> dict[str, int]:
-        """What a job needs after its GRES were set to `value`; an older Slurm adds, and forgets only all at once."""
+        """Return what a job needs after its GRES were set to `value`.
+
+        An older Slurm adds, and forgets only all at once.
+        """
         wanted = gres_list.counts(value, GRES)
         if self.settings.forgets:
             return positive(wanted)
@@ -312,7 +315,7 @@ class SimulatedSlurm(Slurmctld):
     # -- names -----------------------------------------------------------------------------------------------------
 
     def _named(self, name: str, *, split: bool = True) -> list[JobRow]:
-        """The rows that a command means by "123", "123_4" or "123_[5-7]".
+        """Return the rows that a command means by "123", "123_4" or "123_[5-7]".
 
         Args:
             split: whether tasks that share their array's row get rows of their own.

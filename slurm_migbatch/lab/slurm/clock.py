@@ -37,11 +37,11 @@ class VirtualClock:
         self._numbers = itertools.count()
 
     def time(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
         return self.now
 
     def monotonic(self) -> float:
-        """The same; it never jumps here."""
+        """Return the same as `time`; it never jumps here."""
         return self.now
 
     def at(self, when: float, action: Callable[[], object]) -> TimedEvent:
@@ -65,7 +65,7 @@ class VirtualClock:
         self.now = max(self.now, when)
 
     def step(self) -> bool:
-        """Go to the next event and run it; False where there is none."""
+        """Go to the next event and run it; return False where there is none."""
         if self.following is None:
             return False
         when, _, event = heappop(self._events)

@@ -73,7 +73,7 @@ class Neighbourhood(Protocol):
         """Whether those on other slices of the GPU count, too."""
 
     def share(self, job: int, held: Sequence[Slice]) -> float:
-        """The share of its own speed that a job has; `held` are all held slices of the GPUs that it is on."""
+        """Return the share of its own speed that a job has; `held` are all held slices of the GPUs that it is on."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class SimulatedNodes:
             slurm.nodes_run = self
 
     def add(self, name: str, *geometries: Geometry) -> None:
-        """A node with these GPUs, which tells of them at once."""
+        """Add a node with these GPUs, which tells of them at once."""
         gpus = {f"GPU-{name}-{number}": geometry for number, geometry in enumerate(geometries)}
         self._node_of.update(dict.fromkeys(gpus, name))
         self._nodes[name] = _SimulatedNode(gpus, dict.fromkeys(gpus, ()), heard=self.clock.now)
@@ -189,14 +189,14 @@ class SimulatedNodes:
     @property
     def held(self) -> dict[str, dict[str, dict[Slot, RunId]]]:
         """Slots that runs hold; of shared ones the first holder."""
-        found: dict[str, dict[str, dict[Slot, RunId]]] = {
+        held: dict[str, dict[str, dict[Slot, RunId]]] = {
             name: {uuid: {} for uuid in node.geometries} for name, node in self._nodes.items()
         }
         for name, node in self._nodes.items():
             for row in node.rows.values():
                 if row.state == "held" and row.beside is None:
-                    found[name][row.gpu][row.slot] = _run_of(row)
-        return found
+                    held[name][row.gpu][row.slot] = _run_of(row)
+        return held
 
     @property
     def second(self) -> dict[tuple[str, str, Slot], RunId]:
@@ -214,13 +214,13 @@ class SimulatedNodes:
         return {name: node.guests for name, node in self._nodes.items()}
 
     def free(self, name: str) -> Counter[Profile]:
-        """Planned slots of a node that nobody holds."""
+        """Count the planned slots of a node that nobody holds."""
         held = self.held[name]
         plan = self._nodes[name].plan
         return Counter(slot.profile for uuid, slots in plan.items() for slot in slots if slot not in held[uuid])
 
     def zombie(self, name: str, uuid: str, slot: Slot) -> None:
-        """An instance that cannot be destroyed appears in the slot."""
+        """Let an instance that cannot be destroyed appear in the slot."""
         row = self._put(self._nodes[name], Slice(uuid, slot, "zombie", gi=self._ids))
         self._tell(name, "zombie", row.place)
 
@@ -271,7 +271,7 @@ class SimulatedNodes:
         return self.clock.now - entry.heard
 
     def poll(self) -> None:
-        """Every node that hears takes its newest plan over."""
+        """Let every node that hears take its newest plan over."""
         for name in self._nodes:
             self._pull_later(name)
 
@@ -280,7 +280,7 @@ class SimulatedNodes:
             self.pull(name)
 
     def pull(self, name: str) -> None:
-        """The node takes its newest plan over. It must leave what running jobs hold where it is."""
+        """Let the node take its newest plan over. It must leave what running jobs hold where it is."""
         plan, node = self.board.current(name), self._nodes[name]
         if plan is None:
             self.board.confirm(name, self.board.acked(name))
@@ -310,7 +310,7 @@ class SimulatedNodes:
         return self._prolog(row) is not None
 
     def _prolog(self, row: JobRow) -> float | None:
-        """Seconds that it took on the slowest node; None where the job found no slices."""
+        """Run the Prologs; return the seconds on the slowest node, None where the job found no slices."""
         took = 0.0
         self._where[row.job_id] = row.nodes
         for name in row.nodes:
@@ -345,18 +345,18 @@ class SimulatedNodes:
         return self._make_slices(row, name, node, claims)
 
     def _views(self, node: _SimulatedNode) -> list[placement.GpuOccupancy]:
-        found = []
+        views = []
         for order, (uuid, geometry) in enumerate(node.geometries.items()):
             here = [row for row in node.rows.values() if row.gpu == uuid]
             used = tuple(dict.fromkeys(row.slot for row in here if row.state != "idle"))
             idle = tuple(row for row in here if row.state == "idle")
-            found.append(placement.GpuOccupancy(uuid, order, geometry, used, idle, node.plan[uuid]))
-        return found
+            views.append(placement.GpuOccupancy(uuid, order, geometry, used, idle, node.plan[uuid]))
+        return views
 
     def _barred(
         self, views: Sequence[placement.GpuOccupancy], wishes: Sequence[Profile]
     ) -> set[placement.GpuSlot] | None:
-        """All places but planned ones drawn at random; None where there are too few."""
+        """Return all places but planned ones drawn at random; None where there are too few."""
         allowed: set[placement.GpuSlot] = set()
         for profile, count in Counter(wishes).items():
             free = [
@@ -395,7 +395,7 @@ class SimulatedNodes:
         return took
 
     def _join(self, row: JobRow, name: str, node: _SimulatedNode) -> float | None:
-        """A guest's place: beside its host or, where that has left, alone."""
+        """Give a guest its place: beside its host or, where that has left, alone."""
         place = node.guests.get(row.job_id)
         if place is None:
             return None
@@ -408,9 +408,9 @@ class SimulatedNodes:
             for slice_row in rows
             if slice_row.state == "held"
         }
-        found = guest.verdict(shared, row.uid, rows, runs, shared.slot in node.plan[shared.gpu])
-        if found.action is guest.GuestAction.JOIN and found.host is not None:
-            host = found.host
+        verdict = guest.verdict(shared, row.uid, rows, runs, shared.slot in node.plan[shared.gpu])
+        if verdict.action is guest.GuestAction.JOIN and verdict.host is not None:
+            host = verdict.host
             slice_row = host._replace(
                 job=row.job_id, restart=row.restarts, uid=row.uid, beside=host.id, shared=True, since=self.clock.now
             )
@@ -418,7 +418,7 @@ class SimulatedNodes:
             fields = self._started(row, [slice_row], 0.0, True)
             self._tell(name, "start", fields | {"beside": [host.job or 0, host.restart or 0]})
             return 0.0
-        if found.action is guest.GuestAction.ALONE:
+        if verdict.action is guest.GuestAction.ALONE:
             barred = {
                 (uuid, slot)
                 for uuid, geometry in node.geometries.items()
@@ -445,7 +445,7 @@ class SimulatedNodes:
         }
 
     def epilog(self, job: int) -> None:
-        """A job's slices are idle again; a shared one belongs to the other holder alone."""
+        """Make a job's slices idle again; a shared one belongs to the other holder alone."""
         for name in self._where.pop(job, ()):
             node = self._nodes.get(name)
             if node is None:
@@ -467,16 +467,16 @@ class SimulatedNodes:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def progress(self, job: int, **fields: Any) -> None:
-        """A running job says something of itself."""
+        """Send what a running job says of itself."""
         row = self.slurm.queue.get(job)
         if row is not None and row.nodes:
             self._tell(row.nodes[0], "progress", {"job": job, "restart": row.restarts, "final": False, **fields})
 
-    def report(self, name: str | None = None, most: int | None = None) -> None:
-        """What the nodes have to tell arrives: of one node or of all, everything or the first `most` events."""
+    def report(self, name: str | None = None, count: int | None = None) -> None:
+        """Deliver what the nodes have to tell: of one node or of all, everything or the first `count` events."""
         for node_name in [name] if name is not None else list(self._nodes):
             node = self._nodes[node_name]
-            events, node.untold = node.untold[:most], node.untold[len(node.untold[:most]) :]
+            events, node.untold = node.untold[:count], node.untold[len(node.untold[:count]) :]
             if events:
                 self.view.apply(node_name, events)
                 self.on_events(node_name, events)
@@ -529,7 +529,7 @@ class SimulatedNodes:
         ]
 
     def _paced(self, slice_rows: Iterable[Slice]) -> None:
-        """Whoever is on these slots, or with a wide neighbourhood on these GPUs, has its speed as things are now."""
+        """Set the speed, as things are now, of all on these slots, with a wide neighbourhood of all on these GPUs."""
         wide = self.neighbourhood.wide
         slots = {(slice_row.gpu, slice_row.slot) for slice_row in slice_rows if wide or slice_row.shared}
         gpus = {gpu for gpu, _ in slots}
@@ -550,7 +550,7 @@ class SimulatedNodes:
                 self._follow(process)
 
     def _around(self, job: int) -> list[Slice]:
-        """All held slices of the GPUs that a job is on."""
+        """Return all held slices of the GPUs that a job is on."""
         gpus = {slice_row.gpu for slice_row in self._of(job)}
         nodes = {self._node_of[gpu]: None for gpu in sorted(gpus)}
         rows = (row for name in nodes for row in self._nodes[name].rows.values())
@@ -617,5 +617,5 @@ def _run_of(row: Slice) -> RunId:
 
 
 def _compute(profile: Profile) -> int:
-    """Compute slices by which the times of making an instance are known."""
+    """Return the compute slices by which the times of making an instance are known."""
     return min(_SLOWEST, profile.compute)

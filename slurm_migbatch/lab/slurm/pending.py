@@ -40,7 +40,7 @@ class PendingQueue:
             insort(self.buckets.setdefault(shape, []), key)
 
     def drop(self, job: int) -> None:
-        """It waits no more."""
+        """Remove a job that waits no more."""
         key = self._keys.pop(job, None)
         if key is None:
             return

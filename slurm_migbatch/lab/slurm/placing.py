@@ -26,7 +26,7 @@ class Placing:
         self._ready: dict[tuple[str, tuple[tuple[str, int], ...], int], tuple[int, float]] = {}
 
     def changed(self, machine: NodeRecord) -> None:
-        """What the node offers, holds or is has changed."""
+        """Note that what the node offers, holds or is has changed."""
         machine.version += 1
         startable = machine.open and not machine.completing
         for kind in {*machine.gres, *machine.used}:
@@ -37,23 +37,23 @@ class Placing:
                 having.discard(machine.name)
 
     def configured(self) -> None:
-        """What nodes list, or whether they are up, has changed."""
+        """Note that what nodes list, or whether they are up, has changed."""
         self._offered.clear()
         self._listed.clear()
 
     def regrouped(self) -> None:
-        """Nodes were added, or their partitions or features changed."""
+        """Note that nodes were added, or that their partitions or features changed."""
         self._pools.clear()
         self.configured()
 
     def pool(self, shape: Shape) -> tuple[NodeRecord, ...]:
-        """The nodes that a job may have by partition, features, -w and -x, whatever their state, in order."""
+        """Return the nodes that a job may have by partition, features, -w and -x, whatever their state, in order."""
         return self._pool(shape)[0]
 
     def _pool(self, shape: Shape) -> tuple[tuple[NodeRecord, ...], frozenset[str]]:
         key = (shape.partition, shape.requested, shape.features, shape.excluded)
-        found = self._pools.get(key)
-        if found is None:
+        pool = self._pools.get(key)
+        if pool is None:
             partitions = set(shape.partition.split(","))
             requested = set(expand(shape.requested)) if shape.requested else None
             excluded = set(expand(shape.excluded))
@@ -65,11 +65,11 @@ class Placing:
                 and (requested is None or machine.name in requested)
                 and _satisfies(shape.features, machine.features)
             )
-            found = self._pools[key] = machines, frozenset(machine.name for machine in machines)
-        return found
+            pool = self._pools[key] = machines, frozenset(machine.name for machine in machines)
+        return pool
 
     def listed(self, shape: Shape) -> bool:
-        """Whether enough nodes list what it asks for, be they DOWN: else Slurm refuses the job."""
+        """Return whether enough nodes list what the job asks for, be they DOWN: else Slurm refuses it."""
         known = self._listed.get(shape)
         if known is None:
             listing = [machine for machine in self.pool(shape) if _lists(machine, shape)]
@@ -77,7 +77,7 @@ class Placing:
         return known
 
     def offered(self, shape: Shape) -> bool:
-        """Whether enough nodes that are up list it, so that it waits for others to end (Resources)."""
+        """Return whether enough nodes that are up list it, so that the job waits for others to end (Resources)."""
         known = self._offered.get(shape)
         if known is None:
             listing = [machine for machine in self.pool(shape) if machine.open and _lists(machine, shape)]
@@ -85,13 +85,17 @@ class Placing:
         return known
 
     def fit(
-        self, shape: Shape, closed: Collection[str] = (), kept: Reservations | None = None, limit_s: int | None = None
+        self,
+        shape: Shape,
+        closed: Collection[str] = (),
+        reservations: Reservations | None = None,
+        limit_s: int | None = None,
     ) -> tuple[str, ...] | None:
-        """The first nodes on which it can start now; None where there are too few.
+        """Return the first nodes on which the job can start now; None where there are too few.
 
         Args:
             closed: nodes to leave out.
-            kept: reservations that a job with the time limit `limit_s` must not run into.
+            reservations: reservations that a job with the time limit `limit_s` must not run into.
         """
         candidates: Sequence[NodeRecord]
         if shape.need:
@@ -102,20 +106,20 @@ class Placing:
             candidates = sorted((self._machines[name] for name in names), key=lambda machine: machine.index)
         else:
             candidates = self.pool(shape)
-        found: list[str] = []
+        chosen: list[str] = []
         for machine in candidates:
             if (
                 machine.name not in closed
                 and _fits(machine, shape)
-                and (not kept or kept.allows(machine.name, limit_s))
+                and (not reservations or reservations.allows(machine.name, limit_s))
             ):
-                found.append(machine.name)
-                if len(found) == shape.nodes:
-                    return tuple(found)
+                chosen.append(machine.name)
+                if len(chosen) == shape.nodes:
+                    return tuple(chosen)
         return None
 
     def fitting(self, shape: Shape) -> list[str]:
-        """Every node on which it can start now."""
+        """Return every node on which the job can start now."""
         if shape.need:
             having: Collection[str] = min((self._having.get(kind, set()) for kind, _ in shape.need), key=len)
             names = self._pool(shape)[1].intersection(having)
@@ -124,7 +128,7 @@ class Placing:
         return [name for name in names if _fits(self._machines[name], shape)]
 
     def ready(self, machine: NodeRecord, shape: Shape) -> float:
-        """When a job of this shape could start there at the latest, if nothing else does; infinite: nobody knows."""
+        """Return the latest time at which such a job could start there if nothing else does; infinite: nobody knows."""
         key = (machine.name, shape.need, shape.cpus)
         known = self._ready.get(key)
         if known is None or known[0] != machine.version:
@@ -145,11 +149,11 @@ class Reservations:
         self._times: dict[Shape, list[tuple[float, int, str]]] = {}
 
     def allows(self, name: str, limit_s: int | None) -> bool:
-        """Whether a job of that limit that starts now has ended on the node when it must be free."""
+        """Return whether a job of that limit that starts now has ended on the node when it must be free."""
         return self._now + (inf if limit_s is None else limit_s) <= self._first.get(name, inf)
 
     def longest_s(self, shape: Shape) -> float:
-        """The longest that a job of this shape may be to start now: upper bound for all that come after, too."""
+        """Return the longest that a job of this shape may be to start now: upper bound for all that come after, too."""
         firsts = sorted((self._first.get(name, inf) for name in self._placing.fitting(shape)), reverse=True)
         return firsts[shape.nodes - 1] - self._now if len(firsts) >= shape.nodes else -inf
 
@@ -215,6 +219,6 @@ def _ready(machine: NodeRecord, shape: Shape) -> float:
 
 
 def _satisfies(expression: str, features: frozenset[str]) -> bool:
-    """--constraint: words joined by & or by |."""
+    """Return whether features satisfy --constraint: words joined by & or by |."""
     named = _WORD.findall(expression)
     return not named or (not features.isdisjoint(named) if "|" in expression else features.issuperset(named))

@@ -40,6 +40,7 @@ class MemoryRecord:
     Attributes:
         actions: how often what was done to jobs, as far as Slurm took it, by kind: "retype" (a waiting `auto` job),
             "throttle" (an array), and of elastic training "release", "withdraw", "signal", "requeue", "share".
+        ended: how many loans that had started ended, by cause (`decide.lending.ledger.Cause`).
     """
 
     available = True
@@ -50,6 +51,7 @@ class MemoryRecord:
         self._runs: dict[int, dict[int, RunProgressRow]] = {}
         self._throttles: dict[int, list[Mapping[str, Any]]] = {}
         self.actions = Counter(dict.fromkeys(("throttle", *(kind.value for kind in Kind)), 0))
+        self.ended: Counter[str] = Counter()
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 
@@ -80,8 +82,11 @@ class MemoryRecord:
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
         """See Record; nobody asks for it here."""
 
-    def save(self, _loans: Rows, actions: Rows) -> bool:
-        """See Record; loans need no record here, since the service is never restarted."""
+    def save(self, loans: Rows, actions: Rows) -> bool:
+        """See Record; loans are only counted, since the service is never restarted."""
+        for loan in loans:
+            if loan["started"] is not None and loan["ended"] is not None:
+                self.ended[loan["cause"]] += 1
         for action in actions:
             if action["dry_run"] or action["outcome"]:
                 continue

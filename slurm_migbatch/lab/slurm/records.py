@@ -95,7 +95,10 @@ class NodeRecord:
         return self.states <= {"IDLE", "MIXED", "ALLOCATED"}
 
     def free(self, kind: str) -> int:
-        """How many of a type could be given to a job now; below zero where less is configured than in use."""
+        """Return how many of a type could be given to a job now.
+
+        Below zero where less is configured than in use.
+        """
         return self.gres.get(kind, 0) - self.used[kind]
 
 
@@ -131,13 +134,16 @@ class Machines(Protocol):
     """What runs jobs: the simulated nodes."""
 
     def launch(self, row: JobRow) -> None:
-        """A job was given its nodes: run Prologs and script; `Slurmctld.completed` and `released` end it."""
+        """Run Prologs and script of a job that was given its nodes; `Slurmctld.completed` and `released` end it."""
 
     def signal(self, row: JobRow, name: str) -> None:
         """Deliver a signal to script and steps."""
 
     def terminate(self, row: JobRow) -> None:
-        """TERM, KILL after KillWait, Epilogs; then `Slurmctld.released`. The job's resources are free already."""
+        """Send TERM, KILL after KillWait, run Epilogs; then `Slurmctld.released`.
+
+        The job's resources are free already.
+        """
 
 
 class NoMachines:
@@ -148,16 +154,16 @@ class NoMachines:
         self.released: Callable[[int], object] = lambda job: None
 
     def launch(self, row: JobRow) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def signal(self, row: JobRow, name: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def terminate(self, row: JobRow) -> None:
-        """Gone after a while."""
+        """Release the job after a while."""
         self._after(self._kill_s, lambda: self.released(row.job_id))
 
 
 def positive(counts: Mapping[str, int]) -> dict[str, int]:
-    """Without zeros."""
+    """Return the counts without zeros."""
     return {kind: count for kind, count in counts.items() if count > 0}

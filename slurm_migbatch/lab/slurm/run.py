@@ -61,7 +61,7 @@ class SiteNode:
 
     @property
     def counts(self) -> dict[str, int]:
-        """slurm.conf's: the smallest slices of each GPU, and as much filler as any layout and a guest need."""
+        """Counts of slurm.conf: the smallest slices of each GPU, and as much filler as any layout and a guest need."""
         counts: dict[str, int] = {}
         for gpu in self.gpus:
             smallest = min(gpu.profiles, key=lambda info: (info.memory_slices, info.profile.suffix, info.profile))
@@ -81,7 +81,10 @@ class SimulatedSite:
     times: NodeDelays = field(default_factory=NodeDelays)
 
     def catalog(self) -> dict[str, int]:
-        """What the DOWN catalog nodes list: of every profile as many as one node could have, and the waiting types."""
+        """Return what the DOWN catalog nodes list.
+
+        Of every profile as many as one node could have, and the waiting types.
+        """
         counts = dict(WAITING)
         for node in self.nodes:
             for kind, count in most_counts(node.gpus).items():

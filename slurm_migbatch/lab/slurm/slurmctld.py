@@ -166,7 +166,7 @@ class Slurmctld:
         features: Iterable[str] = (),
         cpus: int = 64,
     ) -> NodeRecord:
-        """A node; `conf` has its mig counts by type, as slurm.conf and gres.conf do."""
+        """Add a node; `conf` has its mig counts by type, as slurm.conf and gres.conf do."""
         machine = NodeRecord(
             name,
             len(self.machines),
@@ -197,7 +197,10 @@ class Slurmctld:
         self._touch(machine)
 
     def reconfigure(self) -> None:
-        """`scontrol reconfigure` or a restart of slurmctld: counts are slurm.conf's again, and slurmd registers."""
+        """Act as on `scontrol reconfigure` or a restart of slurmctld.
+
+        Counts are slurm.conf's again, and slurmd registers.
+        """
         for machine in self.machines.values():
             self._registered(machine)
             machine.gres = positive(machine.conf)
@@ -205,7 +208,10 @@ class Slurmctld:
             self._touch(machine)
 
     def restart_slurmd(self) -> None:
-        """As on 22.05: slurmd's registration brings back the types that gres.conf has any of, and only those."""
+        """Restart slurmd, as on 22.05.
+
+        Its registration brings back the types that gres.conf has any of, and only those.
+        """
         for machine in self.machines.values():
             self._registered(machine)
             machine.gres.update(positive(machine.conf))
@@ -213,7 +219,10 @@ class Slurmctld:
             self._touch(machine)
 
     def register(self) -> None:
-        """slurmd's periodic registration: counts stay; a sum that is not slurm.conf's makes the node INVAL."""
+        """Let slurmd register, as it does from time to time.
+
+        Counts stay; a sum that is not slurm.conf's makes the node INVAL.
+        """
         for machine in self.machines.values():
             self._registered(machine)
 
@@ -262,12 +271,12 @@ class Slurmctld:
         facts = Facts(row.submit, priority, positive(gres_list.readable_counts(row.gres, GRES)), {})
         if not self._placing.listed(self._shape(row, facts)):
             raise SlurmError(f"Batch job submission failed: {REFUSED}", ("sbatch",), 1, REFUSED)
-        text, _, most = array.partition("%")
+        text, _, throttle = array.partition("%")
         numbers = expand_tasks(text) if text else list(range(tasks)) if tasks > 1 else []
         self._next += 1
         self._facts[row.job_id] = facts
         if numbers:
-            self.arrays[row.job_id] = QueuedArray(numbers, int(most or 0) or None)
+            self.arrays[row.job_id] = QueuedArray(numbers, int(throttle or 0) or None)
             row = self._array_row(replace(row, array_job=row.job_id))
         if held:
             row = replace(row, priority=0, reason="JobHeldUser", eligible=None)
@@ -279,7 +288,7 @@ class Slurmctld:
         return row.job_id
 
     def submit_het(self, *wants: str, **fields: Any) -> list[int]:
-        """A heterogeneous job with a component for each of `wants`; the keywords are those of `submit`."""
+        """Submit a heterogeneous job with a component for each of `wants`; the keywords are those of `submit`."""
         first = self._next
         jobs = []
         for want in wants:
@@ -293,7 +302,7 @@ class Slurmctld:
         return JobRow(self._next, gres=self.spelled(want), time_limit_s=limit, priority=priority, **values)
 
     def spelled(self, want: str) -> str:
-        """GRES as this release shows them: "gres/mig:1g.10gb:1", up to 23.02 "gres:mig:..."."""
+        """Return GRES as this release shows them: "gres/mig:1g.10gb:1", up to 23.02 "gres:mig:..."."""
         prefix = "gres/" if self.settings.forgets else "gres:"
         entries = [gres_list.prefix_of(entry)[1] for entry in gres_list.split(want)]
         return ",".join(prefix + entry for entry in entries if entry)
@@ -309,7 +318,7 @@ class Slurmctld:
     # -- the queue -------------------------------------------------------------------------------------------------
 
     def order(self) -> list[JobRow]:
-        """Pending jobs in Slurm's order, then those that hold or give back an allocation."""
+        """Return pending jobs in Slurm's order, then those that hold or give back an allocation."""
         return [*map(self.queue.__getitem__, self._pending), *map(self.queue.__getitem__, self._active)]
 
     @property
@@ -318,7 +327,7 @@ class Slurmctld:
         return len(self._pending)
 
     def _put(self, row: JobRow) -> None:
-        """The job is so from now on."""
+        """Make this the job's row from now on."""
         self.queue[row.job_id] = row
         if row.pending:
             self._active.pop(row.job_id, None)
@@ -330,13 +339,13 @@ class Slurmctld:
         self.on_change(row.job_id, row)
 
     def _note(self, job: int, reason: str) -> None:
-        """Only the reason has changed: nothing follows from it."""
+        """Change only the reason: nothing follows from it."""
         row = self.queue[job]
         if row.reason != reason:
             self.queue[job] = replace(row, reason=reason)
 
     def _may(self, row: JobRow) -> bool:
-        """Whether it waits for resources alone."""
+        """Return whether the job waits for resources alone."""
         if row.priority <= 0 or row.eligible is None or row.eligible > self.clock.time():
             return False
         return row.reason.partition(",")[0] in _STARTABLE
@@ -381,15 +390,15 @@ class Slurmctld:
     # -- arrays ----------------------------------------------------------------------------------------------------
 
     def _array_row(self, row: JobRow) -> JobRow:
-        """The row of the waiting tasks that share one."""
+        """Return the row of the waiting tasks that share one."""
         assert row.array_job is not None
         array = self.arrays[row.array_job]
-        most = array.throttle if len(array.waiting) > 1 else None  # Slurm shows that of several tasks only
-        text = fold_tasks(array.waiting) + (f"%{most}" if most else "")
-        return replace(row, array_task=text, tasks=len(array.waiting), throttle=most)
+        throttle = array.throttle if len(array.waiting) > 1 else None  # Slurm shows that of several tasks only
+        text = fold_tasks(array.waiting) + (f"%{throttle}" if throttle else "")
+        return replace(row, array_task=text, tasks=len(array.waiting), throttle=throttle)
 
     def split(self, row: JobRow, task: int) -> JobRow:
-        """A row of its own for a task that shares its array's; the last one left takes over the array's own."""
+        """Make a row of its own for a task that shares its array's; the last one left takes over the array's own."""
         assert row.array_job is not None
         array = self.arrays[row.array_job]
         array.waiting.remove(task)
@@ -403,10 +412,10 @@ class Slurmctld:
         self._put(alone)
         return alone
 
-    def throttled(self, array_id: int, most: int | None) -> None:
+    def throttled(self, array_id: int, throttle: int | None) -> None:
         """Let so many tasks of an array run at once; None: any number."""
         array = self.arrays[array_id]
-        array.throttle = most
+        array.throttle = throttle
         for row in [row for row in self.queue.values() if row.array_job == array_id and row.pending]:
             self._put(self._array_row(row) if row.job_id == array_id and row.tasks == len(array.waiting) else row)
 
@@ -426,12 +435,12 @@ class Slurmctld:
             self._pass = self.clock.at(self._last_backfill + self.settings.backfill_s, self._cycle)
 
     def schedule(self, backfill: bool = True) -> list[JobRow]:
-        """One pass through the queue; returns the rows of what it started."""
+        """Pass through the queue once; return the rows of what it started."""
         now = self._last_pass = self.clock.time()
         if backfill:
             self._last_backfill = now
-        kept = Reservations(self._placing, now, self.settings.backfill_window_s) if backfill else None
-        this = _Pass(self._hopeful(), kept, self.settings.backfill_depth)
+        reservations = Reservations(self._placing, now, self.settings.backfill_window_s) if backfill else None
+        this = _Pass(self._hopeful(), reservations, self.settings.backfill_depth)
         started: list[JobRow] = []
         heads = [(bucket[0], 0, shape) for shape, bucket in self._pending.buckets.items()] if this.hopeful else []
         heapify(heads)
@@ -442,7 +451,7 @@ class Slurmctld:
                 this.hopeful.discard(shape)
                 continue
             if shape in this.hopeful and self._length(key.job) <= this.longest.get(shape, math.inf):
-                rows = self._start_next(key, shape, this.shut, kept)
+                rows = self._start_next(key, shape, this.shut, reservations)
                 if rows:
                     started += rows
                     bucket = self._pending.buckets.get(shape, [])
@@ -454,24 +463,24 @@ class Slurmctld:
                 self._explain(key.job, shape)
                 self._bound(this, shape, bucket[place + 1 :])
             self._keep_back(this, key, shape)
-            if kept is not None and place + 1 < len(bucket) and (shape in this.hopeful or this.depth > 0):
+            if reservations is not None and place + 1 < len(bucket) and (shape in this.hopeful or this.depth > 0):
                 heappush(heads, (bucket[place + 1], place + 1, shape))
             else:
                 this.hopeful.discard(shape)
         return started
 
     def _hopeful(self) -> set[Shape]:
-        """Shapes of which a job may start; of the others the first is told why not."""
-        found = set()
+        """Return shapes of which a job may start; of the others the first is told why not."""
+        shapes = set()
         for shape, bucket in list(self._pending.buckets.items()):
             if self._could(shape):
-                found.add(shape)
+                shapes.add(shape)
             else:
                 self._explain(bucket[0].job, shape)
-        return found
+        return shapes
 
     def _bound(self, this: _Pass, shape: Shape, later: Sequence[Key]) -> None:
-        """Backfill starts no job of this shape any more that is longer than what reservations leave."""
+        """Let backfill start no job of this shape any more that is longer than what reservations leave."""
         if this.kept is not None and shape.het is None:
             this.longest[shape] = this.kept.longest_s(shape)
             if all(self._length(other.job) > this.longest[shape] for other in later):
@@ -493,13 +502,13 @@ class Slurmctld:
         return math.inf if limit is None else limit
 
     def _could(self, shape: Shape) -> bool:
-        """Whether it may be that a job of this shape starts, if nothing goes before it."""
+        """Return whether it may be that a job of this shape starts, if nothing goes before it."""
         if shape.array is not None and not self._task_allowed(shape.array):
             return False
         return self._placing.fit(shape) is not None
 
     def _explain(self, job: int, shape: Shape) -> None:
-        """The job did not start: say why, and preempt others for it where that is allowed."""
+        """Say why the job did not start, and preempt others for it where that is allowed."""
         reason = self._why(shape)
         self._note(job, reason)
         if reason == "Resources":
@@ -514,14 +523,14 @@ class Slurmctld:
             return "JobArrayTaskLimit"
         return "Resources" if self._placing.offered(shape) else "ReqNodeNotAvail"
 
-    def _start_next(self, key: Key, shape: Shape, shut: set[str], kept: Reservations | None) -> list[JobRow]:
+    def _start_next(self, key: Key, shape: Shape, shut: set[str], reservations: Reservations | None) -> list[JobRow]:
         """Start the first job of a shape, or the first task of an array, if it finds nodes."""
         if shape.array is not None and not self._task_allowed(shape.array):
             return []
         row = self.queue[key.job]
         if row.het_job is not None:
-            return self._start_het(row, kept) if kept is not None and row.job_id == row.het_job else []
-        nodes = self._placing.fit(shape, shut, kept, row.time_limit_s)
+            return self._start_het(row, reservations) if reservations is not None and row.job_id == row.het_job else []
+        nodes = self._placing.fit(shape, shut, reservations, row.time_limit_s)
         if nodes is None:
             return []
         if row.array_job is not None and row.job_id == row.array_job and row.tasks >= 1 and row.restarts == 0:
@@ -530,20 +539,20 @@ class Slurmctld:
                 row = self.split(row, array.waiting[0])
         return [self._start(row, nodes)]
 
-    def _start_het(self, leader: JobRow, kept: Reservations) -> list[JobRow]:
-        """All components at once, each on nodes that none before it took."""
+    def _start_het(self, leader: JobRow, reservations: Reservations) -> list[JobRow]:
+        """Start all components at once, each on nodes that none before it took."""
         rows = [row for row in map(self.queue.__getitem__, self._pending) if row.het_job == leader.job_id]
         taken: set[str] = set()
-        found = []
+        placed = []
         for row in rows:
             if not self._may(row):
                 return []
-            nodes = self._placing.fit(self._shape(row, self._facts[row.job_id]), taken, kept, row.time_limit_s)
+            nodes = self._placing.fit(self._shape(row, self._facts[row.job_id]), taken, reservations, row.time_limit_s)
             if nodes is None:
                 return []
             taken.update(nodes)
-            found.append((row, nodes))
-        return [self._start(row, nodes) for row, nodes in found]
+            placed.append((row, nodes))
+        return [self._start(row, nodes) for row, nodes in placed]
 
     def _start(self, row: JobRow, nodes: tuple[str, ...]) -> JobRow:
         now = self.clock.time()
@@ -576,7 +585,7 @@ class Slurmctld:
         return self.queue.get(row.job_id, row)
 
     def _preempt(self, job: int, shape: Shape) -> None:
-        """Have running jobs of lower tiers requeued, the youngest first, where that makes room on enough nodes."""
+        """Requeue running jobs of lower tiers, the youngest first, where that makes room on enough nodes."""
         tier = self._tier(self.queue[job])
         if not any(p.preempted and p.tier < tier for p in self.partitions.values()):
             return
@@ -619,12 +628,12 @@ class Slurmctld:
     # -- jobs end --------------------------------------------------------------------------------------------------
 
     def completed(self, job: int, state: str = "COMPLETED") -> None:
-        """The job's script has ended; its Epilogs run now, and `released` follows."""
+        """Note that the job's script has ended; its Epilogs run now, and `released` follows."""
         if job in self.queue and self.queue[job].state == "RUNNING":
             self._leave(job, state)
 
     def released(self, job: int, node: str | None = None) -> None:
-        """The Epilog has run on a node, or on all of them."""
+        """Note that the Epilog has run on a node, or on all of them."""
         row, facts = self.queue.get(job), self._facts.get(job)
         if row is None or facts is None or row.state != "COMPLETING":
             return
@@ -641,14 +650,14 @@ class Slurmctld:
             self._remove_job(row, facts.after)
 
     def finish(self, job: int, state: str = "COMPLETED") -> JobRow:
-        """The job ends and its Epilogs have run, all at once; its row before that."""
+        """End the job and its Epilogs, all at once; return its row before that."""
         row = self.queue[job]
         self.completed(job, state)
         self.released(job)
         return row
 
     def requeued(self, job: int) -> None:
-        """A running job goes back into the queue."""
+        """Put a running job back into the queue."""
         self.kill(job, "PENDING")
 
     def kill(self, job: int, after: str) -> None:
@@ -742,7 +751,7 @@ class Slurmctld:
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def node_row(self, machine: NodeRecord) -> NodeRow:
-        """The node as scontrol shows it."""
+        """Return the node as scontrol shows it."""
         known = self._node_rows.get(machine.name)
         if known is not None and known[0] == machine.version:
             return known[1]
@@ -763,10 +772,10 @@ class Slurmctld:
 
 
 def expand_tasks(expression: str) -> list[int]:
-    """The tasks of --array without its throttle: "1-7:2,9" is 1, 3, 5, 7, 9. Raises ValueError."""
-    found: set[int] = set()
+    """Return the tasks of --array without its throttle: "1-7:2,9" is 1, 3, 5, 7, 9. Raises ValueError."""
+    tasks: set[int] = set()
     for part in expression.split(","):
         span, _, step = part.partition(":")
         low, dash, high = span.partition("-")
-        found.update(range(int(low), int(high) + 1, int(step or 1)) if dash else [int(low)])
-    return sorted(found)
+        tasks.update(range(int(low), int(high) + 1, int(step or 1)) if dash else [int(low)])
+    return sorted(tasks)

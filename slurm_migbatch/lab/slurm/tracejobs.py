@@ -60,11 +60,11 @@ class Manner:
     lending: str = ""
 
     def lent(self, job: SimulatedJob) -> bool:
-        """Whether the job is elastic training."""
+        """Return whether the job is elastic training."""
         return self.elastic and job.kind == "train" and job.gpus == 1
 
     def open(self, job: SimulatedJob) -> bool:
-        """Whether the job leaves its slice to the submit filter."""
+        """Return whether the job leaves its slice to the submit filter."""
         if self.lent(job):
             return True
         return job.profile is None and job.gpus == 1 and self.auto in (job.kind, "all")
@@ -234,12 +234,12 @@ def users_of(jobs: Sequence[SimulatedJob]) -> dict[str, int]:
 
 
 def _most_on_gpu(geometry: Geometry, profile: Profile | None) -> int:
-    """How many such slices one GPU has at most; 1 for a profile that it does not have."""
+    """Return how many such slices one GPU has at most; 1 for a profile that it does not have."""
     return 1 if profile is None or profile not in geometry else geometry.info(profile).max_instances
 
 
 def _least(job: SimulatedJob, course: Course, manner: Manner) -> Profile | None:
-    """The smallest slice on which a job can work that may have several; None where there is none."""
+    """Return the smallest slice on which a job can work that may have several; None where there is none."""
     asked = job.profile
     for info in sorted(manner.geometry.profiles, key=lambda info: (info.compute_slices, info.memory_slices)):
         profile = info.profile

@@ -67,7 +67,10 @@ class TrainingCosts:
 
 
 def site(wave: Wave, lending: bool) -> SimulatedSite:
-    """The wave's cluster: inference has the first half of the nodes, training the other or, with lending, all."""
+    """Return the wave's cluster.
+
+    Inference has the first half of the nodes, training the other or, with lending, all.
+    """
     gpu, half = geometry(wave.gpu_type), wave.nodes // 2
     names = [("gpu", *(["train"] if lending else [])) if number < half else ("train",) for number in range(wave.nodes)]
     return SimulatedSite(
@@ -79,7 +82,7 @@ def site(wave: Wave, lending: bool) -> SimulatedSite:
 def workload(
     wave: Wave, costs: TrainingCosts = TrainingCosts(), speed: Callable[[Geometry, Profile], float] = usual_speed
 ) -> list[Submission]:
-    """Every job of the wave, named infer or train, as the submit filter leaves it."""
+    """Return every job of the wave, named infer or train, as the submit filter leaves it."""
     gpu = geometry(wave.gpu_type)
     return [
         *(_inference(request) for request in wave.requests),

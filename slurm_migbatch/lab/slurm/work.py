@@ -5,28 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
+from slurm_migbatch.elastic.trainer import Care
 from slurm_migbatch.mig.profile import Profile
+
+PAUSE_S: Final = Care().idle_s
+"""How long a training stands still after it was asked for a checkpoint, if nothing follows."""
 
 
 class Work(Protocol):
     """The script of one job, over all its runs. Times are unix seconds unless they are lengths."""
 
     def begin(self, now: float, slices: Sequence[Profile], restart: int) -> None:
-        """A run begins on these slices."""
+        """Begin a run on these slices."""
 
     def end_at(self) -> float:
-        """When the run ends by itself, as things stand; infinite: never."""
+        """Return when the run ends by itself, as things stand; infinite: never."""
 
     def pace(self, now: float, share: float) -> None:
-        """From now on it has this share of its slice's speed: it has company there, or has it alone (1) again."""
+        """Go on with this share of its slice's speed: it has company there, or has it alone (1) again."""
 
     def usr(self, now: float) -> float | None:
-        """A signal to write a checkpoint came; when it is complete, None where none is written."""
+        """Handle a signal to write a checkpoint; return when it is complete, None where none is written."""
 
     def term(self, now: float, within: float) -> float:
-        """TERM came, and KILL comes after so many seconds; when the run ends."""
+        """Handle TERM, after which KILL comes in so many seconds; return when the run ends."""
 
 
 @dataclass
@@ -49,20 +53,24 @@ class Fixed:
         return self._ends
 
     def pace(self, now: float, share: float) -> None:
-        """It takes the same time in company."""
+        """Do nothing: it takes the same time in company."""
 
     def usr(self, _now: float) -> float | None:
-        """It does not know of checkpoints."""
+        """Return None: it does not know of checkpoints."""
         return None
 
     def term(self, now: float, _within: float) -> float:
-        """It ends at once."""
+        """Return `now`: it ends at once."""
         return now
 
 
 @dataclass
 class SimulatedTraining:
-    """Steps at the speed of the slice, kept over restarts by checkpoints.
+    """Steps at the speed of the slice, kept over restarts by checkpoints, as `slurm_migbatch.elastic` keeps them.
+
+    On the signal of its hints it writes a checkpoint and stands still until TERM comes, or for `pause_s`. Before its
+    first step that signal is lost (`sbatch_examples/elastic_training.sh` ignores it until the library is loaded), and
+    TERM ends the run at once.
 
     Attributes:
         work_s: seconds on the whole GPU.
@@ -82,10 +90,14 @@ class SimulatedTraining:
     checkpoint_s: float = 2.0
     hears_usr: bool = True
     hears_term: bool = True
+    pause_s: float = PAUSE_S
     done: float = field(default=0.0, init=False)
     saved: float = field(default=0.0, init=False)
     _rate: float = field(default=0.0, init=False)
     _share: float = field(default=1.0, init=False)
+    _ready: float = field(default=math.inf, init=False)  # when this run makes its first step
+    _written: float = field(default=-math.inf, init=False)  # when the last checkpoint that was asked for is complete
+    _saved_before: float = field(default=0.0, init=False)  # what is kept if that one is never complete
     _from: float = field(default=math.inf, init=False)  # steps are made from then on
 
     def begin(self, now: float, slices: Sequence[Profile], restart: int) -> None:
@@ -93,10 +105,11 @@ class SimulatedTraining:
         self.done = self.saved
         self._share = 1.0
         self._rate = self.rate_on(slices)
-        self._from = now + (self.restart_s if restart else self.start_s)
+        self._ready = self._from = now + (self.restart_s if restart else self.start_s)
+        self._written = -math.inf
 
     def rate_on(self, slices: Sequence[Profile]) -> float:
-        """Seconds of work a second on these slices with nobody beside it."""
+        """Return the seconds of work a second on these slices with nobody beside it."""
         return max((self.speed(profile) for profile in slices), default=0.0)
 
     def end_at(self) -> float:
@@ -111,19 +124,20 @@ class SimulatedTraining:
 
     def usr(self, now: float) -> float | None:
         """See Work."""
-        if not self.hears_usr or now >= self.end_at():
+        if not self.hears_usr or now < self._ready or now >= self.end_at():
             return None
-        return self._write(now)
+        written = self._write(now)
+        self._from = written + self.pause_s
+        return written
 
     def term(self, now: float, within: float) -> float:
         """See Work."""
-        if not self.hears_term:
+        if not self.hears_term or now < self._ready:
             self._settle(now)
             return now
-        saved = self.saved
         end = self._write(now)
         if end - now > within:
-            self.saved, end = saved, now + within
+            self.saved, end = self._saved_before, now + within
         return end
 
     @property
@@ -132,21 +146,22 @@ class SimulatedTraining:
         return self._rate * self._share * cost
 
     def _write(self, now: float) -> float:
-        """A checkpoint now; one that is being written is written to its end first."""
+        """Return when everything that is done is safe; one that is being written is written to its end."""
         self._settle(now)
-        begin = max(now, self._from) if self.done > self.saved or self._from > now else now
-        self.saved = self.done
-        self._from = begin + self.checkpoint_s
-        return self._from
+        if self.done > self.saved:
+            self._saved_before, self.saved = self.saved, self.done
+            self._written = now + self.checkpoint_s
+            self._from = max(self._from, self._written)
+        return max(now, self._written)
 
     def _settle(self, now: float) -> None:
-        """What was done until now."""
+        """Add up what was done until now."""
         if now <= self._from:
             return
         before, grown = self.done, (now - self._from) * self._effective
         self.done = min(self.work_s, before + grown)
         if self.every_s is not None:
             period = self.every_s * self._rate * self._share
-            kept = before + math.floor((self.done - before) / period) * period if period > 0 else before
-            self.saved = max(self.saved, kept)
+            checkpointed = before + math.floor((self.done - before) / period) * period if period > 0 else before
+            self.saved = max(self.saved, checkpointed)
         self._from = now

@@ -35,6 +35,7 @@ import numpy as np
 
 from slurm_migbatch.decide.lending.lookahead import PAIR, RULES
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
@@ -197,7 +198,7 @@ def completion(
     return ends
 
 
-def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     """The whole experiment on a folder with the data sets of Muri, Philly, Pollux and Gavel.
 
     Raises:
@@ -206,9 +207,10 @@ def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda tex
     """
     found = source(data)
     cells = []
-    for number, population in enumerate(populations(found)):
-        for kind in slowdowns(found):
-            say(f"{population.name}, slowdown {kind.name}")
+    drawn_from, kinds = list(populations(found)), list(slowdowns(found))
+    for number, population in enumerate(drawn_from):
+        for kind in kinds:
+            say(f"{population.name}, slowdown {kind.name}", len(drawn_from) * len(kinds))
             cells.append(_cell(population, kind, number, seeds))
     return {
         "bench": "sharing",

@@ -56,6 +56,7 @@ from slurm_migbatch.lab.papers.sessions import (
     session_s,
 )
 from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies.pariselsa import GPU, kinds_of
 from slurm_migbatch.mig.geometry import Geometry
@@ -95,16 +96,16 @@ class Guest:
 
 
 def settings_of(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> dict[str, tuple[InstanceSetting, ...]]:
-    """What was measured of each model with one process; models that were measured on all kinds."""
+    """Return what was measured of each model with one process; only models that were measured on all kinds."""
     names = {kind.name: kind for kind in kinds}
-    found: dict[str, dict[tuple[Profile, int], InstanceSetting]] = {}
+    settings: dict[str, dict[tuple[Profile, int], InstanceSetting]] = {}
     for row in rows:
         if row.kind == "infer" and row.procs == 1 and row.gpu == GPU and row.profile in names and row.seconds:
             setting = InstanceSetting(names[row.profile], row.batch, 1, row.seconds)
-            found.setdefault(row.model, {}).setdefault((setting.profile, setting.batch), setting)
+            settings.setdefault(row.model, {}).setdefault((setting.profile, setting.batch), setting)
     return {
         model: tuple(points.values())
-        for model, points in sorted(found.items())
+        for model, points in sorted(settings.items())
         if {profile for profile, _ in points} == set(kinds)
     }
 
@@ -112,15 +113,15 @@ def settings_of(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> dict[s
 def draw(
     models: Mapping[str, tuple[InstanceSetting, ...]], size: int, slices: int, batches: str, chance: np.random.Generator
 ) -> list[Guest]:
-    """A random mix whose demand is just what the ideal GPU carries; `batches` is one of BATCHES."""
+    """Draw a random mix whose demand is just what the ideal GPU carries; `batches` is one of BATCHES."""
     guests = []
     for i in sorted(chance.choice(len(models), size=size, replace=False).tolist()):
         name = list(models)[i]
         slo = math.exp(chance.uniform(math.log(SLO_S[0]), math.log(SLO_S[1])))
         window = float(chance.choice(WINDOWS_S))
         asked = float(chance.uniform(0.5, 1.5))
-        most = int(chance.choice(OWN_BATCHES))
-        settings = tuple(s for s in models[name] if batches == "chosen" or s.batch <= most)
+        max_batch = int(chance.choice(OWN_BATCHES))
+        settings = tuple(s for s in models[name] if batches == "chosen" or s.batch <= max_batch)
         slo = max(slo, LEAST_SLO * min(s.seconds for s in settings))
         guests.append(Guest(name, settings, best_settings(settings, GUARD * slo), slo, window, asked))
     together = sum(guest.items_per_s for guest in guests)
@@ -128,7 +129,7 @@ def draw(
 
 
 def per_slice(settings: Mapping[Profile, InstanceSetting]) -> float:
-    """The most items a second for one compute slice."""
+    """Return the most items a second for one compute slice."""
     best = leanest(settings)
     return best.rate / best.profile.compute
 
@@ -147,23 +148,23 @@ class Mix:
         self.ideal = sum(guest.items_per_s for guest in guests)
 
     def hosted(self, load: float, settings: Sequence[Settings]) -> list[Hosted]:
-        """The guests at a load, with these settings."""
-        found = []
-        for guest, own in zip(self.guests, settings, strict=True):
+        """Return the guests at a load, with these settings."""
+        hosted = []
+        for guest, by_kind in zip(self.guests, settings, strict=True):
             items = guest.items_per_s * guest.window_s
             runs = max(1, math.ceil(items / (RUN_S * leanest(guest.best).rate)))
-            rates = tuple(own[kind].rate if kind in own else 0.0 for kind in self.kinds)
-            found.append(at_load(Hosted(guest.name, rates, guest.window_s, items, runs), load))
-        return found
+            rates = tuple(by_kind[kind].rate if kind in by_kind else 0.0 for kind in self.kinds)
+            hosted.append(at_load(Hosted(guest.name, rates, guest.window_s, items, runs), load))
+        return hosted
 
     def sized(self, settings: Sequence[Settings], load: float, fill: bool, order: Order = earliest_due) -> Schedule:
-        """One setting for each model."""
-        sizes = [self.kinds.index(next(iter(own))) for own in settings]
+        """Schedule one setting for each model."""
+        sizes = [self.kinds.index(next(iter(by_kind))) for by_kind in settings]
         hosted = self.hosted(load, settings)
         return at_size(self.gpu, self.kinds, hosted, sizes, _sessions(fill), fill=fill, order=order)
 
     def planned(self, plan: SessionPlan, load: float, fill: bool) -> Schedule:
-        """As one of the policy's plans."""
+        """Schedule as one of the policy's plans."""
         hosted = self.hosted(1.0, self.best)
         return play(self.gpu, self.kinds, hosted, plan, load, _sessions(fill), fill=fill)
 
@@ -184,12 +185,12 @@ class Scheduler:
     run: Callable[[float, bool], Schedule]
 
     def misses(self, load: float) -> bool:
-        """Whether a deadline is missed at a load."""
+        """Return whether a deadline is missed at a load."""
         return self.run(load, False).missed > 0
 
 
 def schedulers(mix: Mix) -> dict[str, Scheduler]:
-    """Those that need no layout to be chosen."""
+    """Return the schedulers that need no layout to be chosen."""
     shares = [guest.items_per_s / per_slice(guest.best) for guest in mix.guests]
     items = [per_slice(guest.best) for guest in mix.guests]
 
@@ -202,18 +203,18 @@ def schedulers(mix: Mix) -> dict[str, Scheduler]:
     def sized(settings: Sequence[Settings], order: Order) -> Scheduler:
         return Scheduler(settings, lambda load, fill: mix.sized(settings, load, fill, order))
 
-    found = {
+    by_name = {
         "temporal sharing": sized(mix.whole, earliest_due),
         "most items first": sized(mix.lean, most_items),
         "least served first": sized(mix.lean, least_served),
     }
     if all(mix.knee):
-        found["D-STACK"] = sized(mix.knee, earliest_due)
-    return found
+        by_name["D-STACK"] = sized(mix.knee, earliest_due)
+    return by_name
 
 
 def by_plan(mix: Mix, plan: SessionPlan) -> Scheduler:
-    """One of the policy's plans."""
+    """Return the scheduler of one of the policy's plans."""
     return Scheduler(mix.best, lambda load, fill: mix.planned(plan, load, fill))
 
 
@@ -222,9 +223,9 @@ def measure(
     mixes: int = 10,
     sizes: Sequence[int] = SIZES,
     batches: Sequence[str] = BATCHES,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
 ) -> dict[str, Any]:
-    """The whole experiment on a folder with measured tables.
+    """Run the whole experiment on a folder with measured tables.
 
     Raises:
         NotMeasurable: too few models were measured on all slices.
@@ -243,7 +244,7 @@ def measure(
         rows = []
         for size in sizes:
             for number in range(mixes):
-                say(f"batches {which}: {size} models, mix {number + 1} of {mixes}")
+                say(f"batches {which}: {size} models, mix {number + 1}", len(batches) * len(sizes) * mixes)
                 chance = np.random.Generator(np.random.PCG64([size, number]))
                 mix = Mix(draw(models, size, gpu.compute_slices, which, chance), gpu, kinds)
                 rows.append({"size": size, "mix": number, **_row(mix)})
@@ -267,28 +268,28 @@ def measure(
 
 
 def _row(mix: Mix) -> dict[str, Any]:
-    found = schedulers(mix)
-    loads = {name: largest(schedule.misses) for name, schedule in found.items()}
+    by_name = schedulers(mix)
+    loads = {name: largest(schedule.misses) for name, schedule in by_name.items()}
     tried = carried(mix.gpu, mix.kinds, mix.hosted(1.0, mix.best))
     alone = [carried_plan for carried_plan in tried if len(carried_plan.plan.held) == 1]
     turns = [carried_plan for carried_plan in tried if len(carried_plan.plan.held) > 1]
-    kept = {
+    named_plans = {
         "EDF at the leanest slice": next(carried_plan for carried_plan in tried if not carried_plan.plan.held),
         "best static layout": best(alone),
         "frames of layouts": best(turns or alone),
     }
     chosen = best(tried)
-    for name, carried_plan in (*kept.items(), ("ours", chosen)):
-        found[name], loads[name] = by_plan(mix, carried_plan.plan), carried_plan.load
+    for name, carried_plan in (*named_plans.items(), ("ours", chosen)):
+        by_name[name], loads[name] = by_plan(mix, carried_plan.plan), carried_plan.load
     return {
         "models": [guest.name for guest in mix.guests],
         "ideal_items_per_s": round(mix.ideal, 1),
         "bound": round(flow(mix.demand, ways(mix.gpu, mix.kinds), 1, whole=False).rate / mix.ideal, 4),
         "load": {name: round(load, 4) for name, load in loads.items()},
-        "ours": next(name for name, carried_plan in kept.items() if carried_plan.plan == chosen.plan),
-        "frames": [[list(way), round(share, 3)] for way, share in kept["frames of layouts"].plan.held],
+        "ours": next(name for name, carried_plan in named_plans.items() if carried_plan.plan == chosen.plan),
+        "frames": [[list(way), round(share, 3)] for way, share in named_plans["frames of layouts"].plan.held],
         "static": [[list(carried_plan.plan.held[0][0]), round(carried_plan.load, 4)] for carried_plan in alone],
-        "filled": {name: _filled(mix, scheduler) for name, scheduler in found.items()},
+        "filled": {name: _filled(mix, scheduler) for name, scheduler in by_name.items()},
     }
 
 
@@ -302,13 +303,16 @@ def _common_layout(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _filled(mix: Mix, scheduler: Scheduler) -> dict[str, float]:
-    """Utilisation and fairness at half the ideal load, with gaps used out of turn; what runs after the end is cut."""
+    """Measure utilisation and fairness at half the ideal load, with gaps used out of turn.
+
+    What runs after the end is cut.
+    """
     schedule = scheduler.run(HALF, True)
     horizon = FILLED_SESSIONS * session_s(mix.hosted(HALF, mix.best))
     whole = mix.gpu.compute_slices * horizon
     knees = [
-        {p: useful(s, guest.settings) for p, s in own.items()}
-        for guest, own in zip(mix.guests, scheduler.settings, strict=True)
+        {p: useful(s, guest.settings) for p, s in by_kind.items()}
+        for guest, by_kind in zip(mix.guests, scheduler.settings, strict=True)
     ]
     used, held = 0.0, [0.0] * len(mix.guests)
     for run in schedule.runs:
@@ -350,7 +354,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _ceiling(result: Mapping[str, Any]) -> str:
-    """How much better than temporal sharing any scheduler could make use of the GPU."""
+    """Say how much better than temporal sharing any scheduler could make use of the GPU."""
     used = result["all"]["filled"]["temporal sharing"]["utilisation"]
     return (
         f"batches {result['batches']}: temporal sharing makes use of {used:.0%} of the GPU on average, so nothing can "

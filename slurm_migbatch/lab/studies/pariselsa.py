@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +37,7 @@ from slurm_migbatch.decide.paris_elsa.partition import Cut, flow, homogeneous, p
 from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, Stream, Trial, bounded_rate, central, stream
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.papers.pariselsa import early, first_idle, largest_remainder, packed, paris
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -151,7 +152,7 @@ def measure(
     seeds: int = 10,
     job_count: int = PIECES,
     variances: Sequence[float] = VARIANCES,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
 ) -> dict[str, Any]:
     """The whole experiment on a folder with measured tables.
 
@@ -171,7 +172,7 @@ def measure(
     for variance in variances:
         rows = []
         for curve in found:
-            say(f"variance {variance:g}: {curve.model}")
+            say(f"variance {variance:g}: {curve.model}", len(variances) * len(found))
             rows.append(_model(curve, variance, gpu, kinds, seeds, job_count))
         results.append({"variance": variance, "models": rows, **_summary(rows)})
     return {

@@ -29,6 +29,7 @@ import numpy as np
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.papers.placement import BestFit, Fgd, FirstFit, LeastLoss, Mix, PlacementRule, mix
 from slurm_migbatch.lab.papers.settings import plain
+from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces.openb import read
@@ -86,7 +87,7 @@ Place = Callable[[PodKind], Callable[[], None] | None]
 """Takes a job in and returns what gives its place back; None where it finds none."""
 
 
-def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     """All rules at all loads for both populations; `data` is openb's folder, or one that holds it. Raises
     NotMeasurable."""
     gpu = geometry(GPU)
@@ -96,7 +97,7 @@ def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda tex
         asked = mix(Counter(kind.profile for kind in kinds))
         loads = []
         for load in LOADS:
-            say(f"{name}, load {load:g}")
+            say(f"{name}, load {load:g}", len(drawn_from) * len(LOADS))
             loads.append({"load": load, "rules": _rules(gpu, kinds, asked, load, seeds)})
         found[name] = {
             "pods": len(kinds),

@@ -13,12 +13,12 @@ from slurm_migbatch.workload.csvlines import lines
 
 
 def read(path: Path, app: str = "llm") -> Trace:
-    """All requests: `items` is the context, `output` the generated tokens. Raises TraceError."""
-    found = sorted(
+    """Read all requests: `items` is the context, `output` the generated tokens. Raises TraceError."""
+    rows = sorted(
         (line.moment("TIMESTAMP"), line.count_of("ContextTokens"), line.count_of("GeneratedTokens"))
         for line in lines(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
     )
-    begin = found[0][0] if found else 0.0
+    begin = rows[0][0] if rows else 0.0
     return Trace(
-        "azure", requests=tuple(InferenceRequest(at - begin, app, context, output) for at, context, output in found)
+        "azure", requests=tuple(InferenceRequest(at - begin, app, context, output) for at, context, output in rows)
     )

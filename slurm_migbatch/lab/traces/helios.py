@@ -15,7 +15,7 @@ from slurm_migbatch.workload.csvlines import lines
 
 
 def read(path: Path, column: Literal["running_gpus", "pending_gpus", "wanted"] = "running_gpus") -> Trace:
-    """Demand of each virtual cluster in GPUs, where it changes; `wanted` is running and pending together.
+    """Read the demand of each virtual cluster in GPUs, where it changes; `wanted` is running and pending together.
 
     Raises TraceError.
     """
@@ -38,9 +38,9 @@ def read(path: Path, column: Literal["running_gpus", "pending_gpus", "wanted"] =
 
 
 def sizes(path: Path) -> dict[str, int]:
-    """GPUs of each virtual cluster: the most that it ever had. Raises TraceError."""
-    found: dict[str, int] = {}
+    """Read the GPUs of each virtual cluster: the most that it ever had. Raises TraceError."""
+    gpus_of: dict[str, int] = {}
     for line in lines(path, ("vc", "total_gpus")):
         cluster = line.text("vc")
-        found[cluster] = max(found.get(cluster, 0), line.count_of("total_gpus"))
-    return found
+        gpus_of[cluster] = max(gpus_of.get(cluster, 0), line.count_of("total_gpus"))
+    return gpus_of

@@ -24,11 +24,14 @@ class Lasting(Protocol):
     """Whatever knows how long training takes, `pollux.ApplicationProfile` for example."""
 
     def seconds(self, replicas: int, batch: int) -> float:
-        """Seconds on so many GPUs with a global batch; raises KeyError."""
+        """Return the seconds on so many GPUs with a global batch; raises KeyError."""
 
 
 def read(path: Path, known: Mapping[str, Lasting] | None = None) -> Trace:
-    """All rows. With `known` the work of training jobs comes from it, else from `duration`. Raises TraceError."""
+    """Read all rows.
+
+    With `known` the work of training jobs comes from it, else from `duration`. Raises TraceError.
+    """
     jobs = []
     for line in lines(path, COLUMNS):
         app, gpus, batch = line.text("application"), line.count_of("num_replicas", 1), line.count_of("batch_size", 1)

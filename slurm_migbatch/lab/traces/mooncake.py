@@ -13,12 +13,12 @@ from slurm_migbatch.workload.csvlines import lines
 
 
 def read(path: Path, app: str = "llm") -> Trace:
-    """All requests: `items` is the input, `output` the output in tokens. Raises TraceError."""
-    found = sorted(
+    """Read all requests: `items` is the input, `output` the output in tokens. Raises TraceError."""
+    rows = sorted(
         (line.number_of("timestamp_ms", 0) / 1000, line.count_of("input_tokens"), line.count_of("output_tokens"))
         for line in lines(path, ("timestamp_ms", "input_tokens", "output_tokens"))
     )
-    begin = found[0][0] if found else 0.0
+    begin = rows[0][0] if rows else 0.0
     return Trace(
-        "mooncake", requests=tuple(InferenceRequest(at - begin, app, tokens, output) for at, tokens, output in found)
+        "mooncake", requests=tuple(InferenceRequest(at - begin, app, tokens, output) for at, tokens, output in rows)
     )

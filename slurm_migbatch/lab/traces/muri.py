@@ -18,7 +18,7 @@ COLUMNS = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "batc
 
 
 def read(path: Path) -> Trace:
-    """All jobs; `app` is the model. Raises TraceError."""
+    """Read all jobs; `app` is the model. Raises TraceError."""
     jobs = []
     seen: set[int] = set()
     for line in lines(path, COLUMNS):

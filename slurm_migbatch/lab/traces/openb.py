@@ -23,7 +23,7 @@ SERVED: Final = frozenset({"LS", "Guaranteed", "Burstable"})
 
 
 def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
-    """Pods as jobs: a share of a GPU becomes the smallest profile of `geometry` with that much compute and memory.
+    """Read pods as jobs: a share of a GPU becomes the smallest profile of `geometry` with that much compute and memory.
 
     `LS`, `Guaranteed` and `Burstable` pods are inference, `BE` ones training. Work is the time from scheduling to
     deletion. Raises TraceError.
@@ -71,7 +71,7 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
 
 
 def slice_of(geometry: Geometry, share: float) -> Profile | None:
-    """The smallest profile with at least this share of compute and memory; None where only the whole GPU has it."""
+    """Return the smallest profile with this share of compute and memory; None where only the whole GPU has it."""
     full = geometry.full
     enough = [
         info

@@ -14,17 +14,17 @@ from slurm_migbatch.workload.csvlines import lines
 
 
 def read(path: Path) -> Trace:
-    """All jobs; time 0 is the first submission. Raises TraceError."""
-    found = []
+    """Read all jobs; time 0 is the first submission. Raises TraceError."""
+    rows = []
     for line in lines(path, ("timestamp", "duration", "num_gpus", "cluster")):
         duration, gpus = line.number_of("duration", 0), line.count_of("num_gpus", 1)
         if not duration:
             raise line.wrong("duration must be above 0 s")
-        found.append((line.moment("timestamp"), line.number, duration, gpus, line.text("cluster")))
-    found.sort()
-    begin = found[0][0] if found else 0.0
+        rows.append((line.moment("timestamp"), line.number, duration, gpus, line.text("cluster")))
+    rows.sort()
+    begin = rows[0][0] if rows else 0.0
     jobs = tuple(
         SimulatedJob(number, f"philly-{row}", moment - begin, duration, gpus=gpus, user=cluster)
-        for number, (moment, row, duration, gpus, cluster) in enumerate(found)
+        for number, (moment, row, duration, gpus, cluster) in enumerate(rows)
     )
     return Trace("philly", jobs)

@@ -49,7 +49,7 @@ class ApplicationProfile:
     iterations: tuple[tuple[int, float], ...]
 
     def step_s(self, replicas: int, batch: int, nodes: int | None = None) -> float:
-        """Seconds of one iteration of the global batch on so many replicas, packed on as few nodes as can be.
+        """Return the seconds of an iteration of the global batch on so many replicas, on as few nodes as can be.
 
         Raises KeyError where so many were not measured.
         """
@@ -58,27 +58,27 @@ class ApplicationProfile:
         if points is None:
             points = self._between(nodes, replicas)
         local = batch / replicas
-        most = points[-1].batch
-        times = max(1, math.ceil(local / most))
+        max_batch = points[-1].batch
+        times = max(1, math.ceil(local / max_batch))
         at = _interpolate(points, local / times)
         return at.seconds + (times - 1) * (at.seconds - at.sync)
 
     def iterations_of(self, batch: int) -> float:
-        """Iterations to the target with a global batch: log-linear between those measured."""
-        found = self.iterations
-        upper = min(max(1, bisect_left(found, (batch, 0.0))), len(found) - 1)
-        if len(found) == 1:
-            return found[0][1]
-        (b0, i0), (b1, i1) = found[upper - 1], found[upper]
+        """Return the iterations to the target with a global batch: log-linear between those measured."""
+        measured = self.iterations
+        upper = min(max(1, bisect_left(measured, (batch, 0.0))), len(measured) - 1)
+        if len(measured) == 1:
+            return measured[0][1]
+        (b0, i0), (b1, i1) = measured[upper - 1], measured[upper]
         share = math.log(batch / b0) / math.log(b1 / b0)
         return float(i0 * (i1 / i0) ** share)
 
     def seconds(self, replicas: int, batch: int) -> float:
-        """Seconds to the target."""
+        """Return the seconds to the target."""
         return self.iterations_of(batch) * self.step_s(replicas, batch)
 
     def _between(self, nodes: int, replicas: int) -> tuple[StepTime, ...]:
-        """The next larger number of replicas that was measured on as many nodes or more."""
+        """Return the steps of the next larger number of replicas that was measured on as many nodes or more."""
         larger = [key for key in self.steps if key[0] >= nodes and key[1] >= replicas]
         if not larger:
             raise KeyError(f"{self.name} was not measured on {replicas} GPUs")
@@ -86,22 +86,22 @@ class ApplicationProfile:
 
 
 def profiles(folder: Path) -> dict[str, ApplicationProfile]:
-    """The applications in a folder with a folder for each (`bert/placements.csv.gz` ...). Raises TraceError."""
-    found = {}
+    """Read the applications in a folder with a folder for each (`bert/placements.csv.gz` ...). Raises TraceError."""
+    by_app = {}
     for place in sorted(path for path in folder.glob("*") if path.is_dir()):
         names = {path.name.removesuffix(".gz").removesuffix(".csv"): path for path in sorted(place.glob("*.csv*"))}
         validations = {int(match[1]): path for name, path in names.items() if (match := _VALIDATION.fullmatch(name))}
         if "placements" not in names or not validations:
             continue
         iterations = tuple((batch, _last_iteration(path)) for batch, path in sorted(validations.items()))
-        found[place.name] = ApplicationProfile(place.name, _steps(names), iterations)
-    if not found:
+        by_app[place.name] = ApplicationProfile(place.name, _steps(names), iterations)
+    if not by_app:
         raise TraceError(folder, 0, "holds no folders with placements.csv and validation-<batch>.csv")
-    return found
+    return by_app
 
 
 def read(path: Path, known: dict[str, ApplicationProfile]) -> Trace:
-    """A workload `name,time,application,num_replicas,batch_size`. Raises TraceError."""
+    """Read a workload `name,time,application,num_replicas,batch_size`. Raises TraceError."""
     jobs = []
     for line in lines(path, ("name", "time", "application", "num_replicas", "batch_size")):
         app, gpus, batch = line.text("application"), line.count_of("num_replicas", 1), line.count_of("batch_size", 1)
@@ -121,22 +121,22 @@ _VALIDATION = re.compile(r"validation-([1-9][0-9]*)")
 
 
 def _steps(names: dict[str, Path]) -> dict[tuple[int, int], tuple[StepTime, ...]]:
-    found: dict[tuple[int, int], dict[int, list[StepTime]]] = {}
+    measured: dict[tuple[int, int], dict[int, list[StepTime]]] = {}
     if "scalability" in names:
         for line in lines(names["scalability"], ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")):
             key = line.count_of("num_nodes", 1), line.count_of("num_replicas", 1)
             step = StepTime(
                 line.count_of("local_bsz", 1), line.number_of("step_time", 0), line.number_of("sync_time", 0)
             )
-            found.setdefault(key, {}).setdefault(step.batch, []).append(step)
+            measured.setdefault(key, {}).setdefault(step.batch, []).append(step)
     for line in lines(names["placements"], ("placement", "local_bsz", "step_time", "sync_time")):
         digits = line.text("placement")
         if not digits.isdecimal() or "0" in digits:
             raise line.wrong(f"placement must be one digit for each node, not {digits!r}")
         key = len(digits), sum(map(int, digits))
         step = StepTime(line.count_of("local_bsz", 1), line.number_of("step_time", 0), line.number_of("sync_time", 0))
-        found.setdefault(key, {}).setdefault(step.batch, []).append(step)
-    return {key: tuple(_mean(steps) for _, steps in sorted(by_batch.items())) for key, by_batch in found.items()}
+        measured.setdefault(key, {}).setdefault(step.batch, []).append(step)
+    return {key: tuple(_mean(steps) for _, steps in sorted(by_batch.items())) for key, by_batch in measured.items()}
 
 
 def _mean(steps: Sequence[StepTime]) -> StepTime:
@@ -154,7 +154,7 @@ def _last_iteration(path: Path) -> float:
 
 
 def _interpolate(points: Sequence[StepTime], batch: float) -> StepTime:
-    """Between the two nearest; below the smallest the smallest, since a step has a fixed part."""
+    """Interpolate between the two nearest; below the smallest the smallest, since a step has a fixed part."""
     if batch <= points[0].batch:
         return points[0]
     upper = min(bisect_left([point.batch for point in points], batch), len(points) - 1)

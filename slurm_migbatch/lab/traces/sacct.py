@@ -38,30 +38,30 @@ _IN_TYPE: Final = re.compile(r"(?:.*[_:])?([0-9]+g\.[0-9]+gb(?:[.+]me(?:\.all)?|
 
 
 def read(path: Path, infer: Collection[str] = ()) -> Trace:
-    """Jobs that held GPUs or slices; those of the partitions `infer` are inference. Raises TraceError."""
-    left: Counter[str] = Counter()
-    found: list[tuple[float, CsvLine, Profile | None, int, float]] = []
+    """Read jobs that held GPUs or slices; those of the partitions `infer` are inference. Raises TraceError."""
+    left_out: Counter[str] = Counter()
+    rows: list[tuple[float, CsvLine, Profile | None, int, float]] = []
     for line in lines(path, COLUMNS, delimiter="|", plain=True):
         if "." in line.text("JobID"):
-            left["steps of jobs"] += 1
+            left_out["steps of jobs"] += 1
             continue
         state = line.text("State").split(" ")[0].rstrip("+")
         if state in _UNFINISHED or line.text("Start") in _UNKNOWN:
-            left["jobs that have not run or not ended"] += 1
+            left_out["jobs that have not run or not ended"] += 1
             continue
         held = _held(line)
         if held is None:
-            left["jobs without a GPU"] += 1
+            left_out["jobs without a GPU"] += 1
             continue
         work = _seconds(line, "Elapsed")
         if not work:
-            left["jobs that ended within a second"] += 1
+            left_out["jobs that ended within a second"] += 1
             continue
-        found.append((_moment(line, "Submit"), line, *held, work))
-    found.sort(key=lambda row: (row[0], row[1].number))
-    begin = found[0][0] if found else 0.0
+        rows.append((_moment(line, "Submit"), line, *held, work))
+    rows.sort(key=lambda row: (row[0], row[1].number))
+    begin = rows[0][0] if rows else 0.0
     jobs = []
-    for number, (submit, line, profile, count, work) in enumerate(found):
+    for number, (submit, line, profile, count, work) in enumerate(rows):
         partition = line.text("Partition") if line.has("Partition") else ""
         jobs.append(
             SimulatedJob(
@@ -78,12 +78,12 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
             )
         )
     return Trace(
-        "sacct", tuple(jobs), notices=tuple(f"{count} {reason} are left out" for reason, count in left.items())
+        "sacct", tuple(jobs), notices=tuple(f"{count} {reason} are left out" for reason, count in left_out.items())
     )
 
 
 def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
-    """The largest profile and the number of slices, or None and the number of GPUs; None where it held neither."""
+    """Return the largest profile and the number of slices, or None and the number of GPUs; None for neither."""
     text = line.text("AllocTRES")
     if not text and line.has("ReqTRES"):
         text = line.text("ReqTRES")

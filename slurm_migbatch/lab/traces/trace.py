@@ -28,7 +28,7 @@ class Trace:
     notices: tuple[str, ...] = ()
 
     def window(self, begin: float, end: float = math.inf) -> Trace:
-        """What comes from `begin` on and before `end`, in seconds; the clock then begins at 0."""
+        """Return what comes from `begin` on and before `end`, in seconds; the clock then begins at 0."""
         return replace(
             self,
             jobs=tuple(replace(j, arrival=j.arrival - begin) for j in self.jobs if begin <= j.arrival < end),
@@ -37,11 +37,11 @@ class Trace:
         )
 
     def first(self, count: int) -> Trace:
-        """The first so many jobs and requests."""
+        """Return the first so many jobs and requests."""
         return replace(self, jobs=self.jobs[:count], requests=self.requests[:count])
 
     def faster(self, load: float) -> Trace:
-        """Everything arrives `load` times as fast; the work stays."""
+        """Return the trace with everything arriving `load` times as fast; the work stays."""
         return replace(
             self,
             jobs=tuple(replace(j, arrival=j.arrival / load) for j in self.jobs),
@@ -50,7 +50,7 @@ class Trace:
         )
 
     def copies(self, count: int, jitter: float = 3600.0, seed: int = 0) -> Trace:
-        """The jobs `count` times over, each copy's arrivals moved by up to `jitter` seconds; ids are given anew."""
+        """Repeat the jobs `count` times, each copy's arrivals moved by up to `jitter` seconds; ids are given anew."""
         rng = np.random.Generator(np.random.PCG64(seed))
         jobs = list(self.jobs)
         for number in range(1, count):
@@ -63,5 +63,5 @@ class Trace:
         return replace(self, jobs=tuple(replace(job, id=number) for number, job in enumerate(jobs)))
 
     def changed(self, change: Callable[[SimulatedJob], SimulatedJob | None]) -> Trace:
-        """Every job as `change` returns it; without those for which it returns None."""
+        """Return the trace with every job as `change` returns it; without those for which it returns None."""
         return replace(self, jobs=tuple(new for job in self.jobs if (new := change(job)) is not None))

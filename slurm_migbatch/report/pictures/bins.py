@@ -31,11 +31,11 @@ class TimeBins:
     origin: float
 
     @classmethod
-    def over(cls, start: float, end: float, most: int) -> TimeBins:
-        """Return at most about `most` bins of a round width, which begin at round local times."""
+    def over(cls, start: float, end: float, max_bins: int) -> TimeBins:
+        """Return at most about `max_bins` bins of a round width, which begin at round local times."""
         length = max(end - start, 1.0)
-        fitting = (width for width in _WIDTHS_S if length / width <= most)
-        width = float(next(fitting, 28 * 86400 * np.ceil(length / most / (28 * 86400))))
+        fitting = (width for width in _WIDTHS_S if length / width <= max_bins)
+        width = float(next(fitting, 28 * 86400 * np.ceil(length / max_bins / (28 * 86400))))
         offset = datetime.fromtimestamp(start).astimezone().utcoffset()
         shift = offset.total_seconds() if offset is not None else 0.0
         origin = np.floor((start + shift) / width) * width - shift
@@ -59,8 +59,8 @@ class TimeBins:
 
     def of(self, moments: Reals) -> Codes:
         """Return the numbers of the bins in which moments of the window lie."""
-        found = np.floor((moments - self.origin) / self.width).astype(np.int64)
-        return np.clip(found, 0, self.count - 1)
+        numbers = np.floor((moments - self.origin) / self.width).astype(np.int64)
+        return np.clip(numbers, 0, self.count - 1)
 
     def held(self, since: Reals, until: Reals, weight: Reals, group: Codes, groups: int) -> Reals:
         """Return weight x seconds in each bin by group, shape (groups, bins).
@@ -85,5 +85,5 @@ class TimeBins:
         whole = np.bincount(at_first, weight, size) - np.bincount(at_last, weight, size)
         running = np.cumsum(whole.reshape(groups, bins), axis=1)
         before = np.concatenate([np.zeros((groups, 1)), running[:, :-1]], axis=1)
-        found: Reals = part.reshape(groups, bins) + before * self.lengths
-        return np.maximum(found, 0.0)
+        held: Reals = part.reshape(groups, bins) + before * self.lengths
+        return np.maximum(held, 0.0)

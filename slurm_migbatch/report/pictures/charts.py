@@ -82,10 +82,10 @@ class Chart:
         return {"id": self.id, "data": self.data, "layout": self.layout, "height": self.height, "cells": self.cells}
 
 
-def use_by_account(uses: Sequence[Use], most: int) -> Chart:
-    """Draw GPU hours of accounts that were busy, idle and not sampled; those behind the first `most` in one bar."""
-    shown = list(uses[:most])
-    if rest := uses[most:]:
+def use_by_account(uses: Sequence[Use], limit: int) -> Chart:
+    """Draw GPU hours of accounts that were busy, idle and not sampled; those behind the first `limit` in one bar."""
+    shown = list(uses[:limit])
+    if rest := uses[limit:]:
         sums = (sum(getattr(use, part) for use in rest) for part in ("busy", "idle", "unknown"))
         shown.append(Use(f"{plural(len(rest), 'other account')}", *sums))
     everything = Use("", *(sum(getattr(use, part) for use in uses) for part in ("busy", "idle", "unknown")))
@@ -150,7 +150,7 @@ def use_over_time(hours: Reals, bins: TimeBins) -> Chart:
         for (name, colour, hatch), row in zip(_ACTIVITY, hours, strict=True)
     ]  # fmt: skip
     uses = [Use(moment(at), *map(float, column)) for at, column in zip(bins.edges, hours.T, strict=False)]
-    most = max(uses, key=lambda use: use.total)
+    largest = max(uses, key=lambda use: use.total)
     table = Table(
         ("From", "GPU hours", "busy", "idle", "not sampled"),
         [(use.name, amount(use.total), amount(use.busy), amount(use.idle), amount(use.unknown)) for use in uses],
@@ -159,7 +159,7 @@ def use_over_time(hours: Reals, bins: TimeBins) -> Chart:
     width = _width(bins)
     return Chart(
         "activity", "Use over time: busy and idle", f"The same GPU hours by when they were used, each bar {width}.",
-        f"Most in one bar: {amount(most.total, 'GPU hours')}, from {most.name}.", data, layout, 300, table,
+        f"Most in one bar: {amount(largest.total, 'GPU hours')}, from {largest.name}.", data, layout, 300, table,
         [LegendEntry(*entry) for entry in _ACTIVITY],
     )  # fmt: skip
 
@@ -200,18 +200,18 @@ def profiles_over_time(gpus: Reals, profiles: Sequence[str], bins: TimeBins, kno
     )  # fmt: skip
 
 
-def layout(found: LayoutOverTime, profiles: Sequence[str], bins: TimeBins) -> Chart:
+def layout(usage: LayoutOverTime, profiles: Sequence[str], bins: TimeBins) -> Chart:
     """Draw what lay on each memory slice of GPUs."""
     shown = len(profiles)
     rows: list[list[int | None]] = []
     shares: list[list[int]] = []
-    for gpu in range(len(found.gpus)):
-        for cell in range(gpu * found.slices, (gpu + 1) * found.slices):
-            rows.append([None if value < 0 else int(value) for value in found.profile[cell]])
-            shares.append([round(100 * value) for value in found.share[cell]])
+    for gpu in range(len(usage.gpus)):
+        for cell in range(gpu * usage.slices, (gpu + 1) * usage.slices):
+            rows.append([None if value < 0 else int(value) for value in usage.profile[cell]])
+            shares.append([round(100 * value) for value in usage.share[cell]])
         rows.append([None] * bins.count)
         shares.append([0] * bins.count)
-    step = found.slices + 1
+    step = usage.slices + 1
     scale = [
         [edge / max(shown, 1), _colour(number)] for number in range(max(shown, 1)) for edge in (number, number + 1)
     ]
@@ -222,77 +222,77 @@ def layout(found: LayoutOverTime, profiles: Sequence[str], bins: TimeBins) -> Ch
             "hovertemplate": "%{text}<br>%{x}<extra></extra>",
         }
     ]  # fmt: skip
-    ticks = {"tickvals": [row * step + found.slices / 2 for row in range(len(found.gpus))]}
-    axis = {**ticks, "ticktext": [in_chart(name) for name in found.gpus], "autorange": "reversed", "showgrid": False}
-    held = [found.share[row * found.slices : (row + 1) * found.slices] for row in range(len(found.gpus))]
+    ticks = {"tickvals": [row * step + usage.slices / 2 for row in range(len(usage.gpus))]}
+    axis = {**ticks, "ticktext": [in_chart(name) for name in usage.gpus], "autorange": "reversed", "showgrid": False}
+    held = [usage.share[row * usage.slices : (row + 1) * usage.slices] for row in range(len(usage.gpus))]
     parts = bins.lengths / bins.lengths.sum()
     table = Table(
         ("GPU", "memory slices held on average"),
-        [(name, percent(float((share @ parts).mean()))) for name, share in zip(found.gpus, held, strict=True)],
+        [(name, percent(float((share @ parts).mean()))) for name, share in zip(usage.gpus, held, strict=True)],
     )
-    cut = f" The first {len(found.gpus)} GPUs; -N chooses others than these of {found.left_out + len(found.gpus)}."
+    cut = f" The first {len(usage.gpus)} GPUs; -N chooses others than these of {usage.left_out + len(usage.gpus)}."
     return Chart(
         "layout", "What lay on the GPUs",
         "A band for each GPU, in it a line for each memory slice: the profile that held it for most of the time, means "
-        f"of {_width(bins)}. Empty: held for less than half of it.{cut if found.left_out else ''}",
-        f"{plural(len(found.gpus), 'GPU')}, {plural(shown, 'profile')}.", data,
+        f"of {_width(bins)}. Empty: held for less than half of it.{cut if usage.left_out else ''}",
+        f"{plural(len(usage.gpus), 'GPU')}, {plural(shown, 'profile')}.", data,
         {"xaxis": {**_time_axis(bins), "showgrid": False}, "yaxis": {**axis, "automargin": True}},
-        _AROUND + 26 * len(found.gpus), table,
+        _AROUND + 26 * len(usage.gpus), table,
         [LegendEntry(profile, _colour(number), series=False) for number, profile in enumerate(profiles)],
-        {"gpus": [in_chart(name) for name in found.gpus], "profiles": [in_chart(name) for name in profiles],
-         "slices": found.slices}, wide=True,
+        {"gpus": [in_chart(name) for name in usage.gpus], "profiles": [in_chart(name) for name in profiles],
+         "slices": usage.slices}, wide=True,
     )  # fmt: skip
 
 
-def waits(found: Sequence[Waits]) -> Chart:
+def waits(by_profile: Sequence[Waits]) -> Chart:
     """Draw how long runs waited, as shares of the runs of each profile."""
-    rows = list(range(len(found)))
+    rows = list(range(len(by_profile)))
     data = [
         {
             "type": "bar", "orientation": "h", "name": name, "y": rows, "width": 0.36,
-            "x": [_short(100 * each.runs[number] / each.total) for each in found],
+            "x": [_short(100 * entry.runs[number] / entry.total) for entry in by_profile],
             "text": [
-                percent(each.runs[number] / each.total) if each.runs[number] >= 0.08 * each.total else ""
-                for each in found
+                percent(entry.runs[number] / entry.total) if entry.runs[number] >= 0.08 * entry.total else ""
+                for entry in by_profile
             ],
             "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
-            "customdata": [each.runs[number] for each in found],
+            "customdata": [entry.runs[number] for entry in by_profile],
             "marker": {"color": colour, "line": _OUTLINE},
             "hovertemplate": f"{name}: %{{customdata:,}} runs<extra></extra>",
         }
         for number, ((_, name), colour) in enumerate(zip(WAITS, _ORDERED, strict=True))
     ]  # fmt: skip
-    labels = [f"<b>{in_chart(each.profile)}</b><br>{plural(each.total, 'run')}" for each in found]
+    labels = [f"<b>{in_chart(entry.profile)}</b><br>{plural(entry.total, 'run')}" for entry in by_profile]
     layout = {
-        "barmode": "stack", "annotations": _above(labels), "yaxis": _rows_axis(len(found)),
+        "barmode": "stack", "annotations": _above(labels), "yaxis": _rows_axis(len(by_profile)),
         "xaxis": {"title": {"text": "% of the runs"}, "range": [0, 100], "showgrid": False},
     }  # fmt: skip
-    total = sum(each.total for each in found)
-    quick = sum(sum(each.runs[:3]) for each in found)
+    total = sum(entry.total for entry in by_profile)
+    quick = sum(sum(entry.runs[:3]) for entry in by_profile)
     table = Table(
         ("Profile", "runs", *(name for _, name in WAITS)),
-        [(each.profile, f"{each.total:,}", *(f"{runs:,}" for runs in each.runs)) for each in found],
+        [(entry.profile, f"{entry.total:,}", *(f"{runs:,}" for runs in entry.runs)) for entry in by_profile],
     )
     return Chart(
         "waits", "How long runs waited",
         "From submission to start, runs that started within the window, by what they got.",
         f"{percent(quick / total)} of {plural(total, 'run')} waited under 1 min.", data, layout,
-        _AROUND + _ROW * len(found), table,
+        _AROUND + _ROW * len(by_profile), table,
         [LegendEntry(name, colour) for (_, name), colour in zip(WAITS, _ORDERED, strict=True)],
     )  # fmt: skip
 
 
-def agreement(found: Agreement, figure: str, unit: str) -> Chart:
+def agreement(comparison: Agreement, figure: str, unit: str) -> Chart:
     """Draw one figure of runs, predicted over measured; the colour of a cell says how many runs it holds."""
-    middles = (found.edges[:-1] + found.edges[1:]) / 2
-    low, high = float(found.edges[0]), float(found.edges[-1])
+    middles = (comparison.edges[:-1] + comparison.edges[1:]) / 2
+    low, high = float(comparison.edges[0]), float(comparison.edges[-1])
     values, texts = _log_ticks(low, high)
     near = float(np.log10(1.25))
     lines = [(0.0, "as measured", "solid"), (near, "25 % more", "dot"), (-near, "25 % less", "dot")]
     data: list[dict[str, Any]] = [
         {
             "type": "heatmap", "x": [_short(value) for value in middles], "y": [_short(value) for value in middles],
-            "z": [[int(count) or None for count in row] for row in found.counts.T], "colorscale": "Cividis",
+            "z": [[int(count) or None for count in row] for row in comparison.counts.T], "colorscale": "Cividis",
             "colorbar": {"title": {"text": "runs"}, "thickness": 12}, "hovertemplate": "%{z} runs<extra></extra>",
         }
     ]  # fmt: skip
@@ -308,27 +308,27 @@ def agreement(found: Agreement, figure: str, unit: str) -> Chart:
         "xaxis": {**axis, "title": {"text": f"measured, {unit}"}},
         "yaxis": {**axis, "title": {"text": f"predicted, {unit}"}},
     }
-    ten, quarter, half = found.within
+    ten, quarter, half = comparison.within
     table = Table(
         ("Runs", "within 10 %", "within 25 %", "within 50 %", "predicted over measured, median"),
-        [(f"{found.runs:,}", percent(ten), percent(quarter), percent(half), f"{found.middle:.2f}")],
+        [(f"{comparison.runs:,}", percent(ten), percent(quarter), percent(half), f"{comparison.middle:.2f}")],
     )
     return Chart(
         f"predicted-{figure.split()[0].lower()}", f"{figure}: predicted against measured",
         "Runs by what was measured (to the right) and what was predicted at submission (up). On the solid line both "
         "are the same, between the dotted ones the prediction is off by less than 25 %.",
-        f"{percent(quarter)} of {plural(found.runs, 'run')} within 25 % of what was measured.", data, layout,
+        f"{percent(quarter)} of {plural(comparison.runs, 'run')} within 25 % of what was measured.", data, layout,
         340, table,
         [LegendEntry("as measured; dotted: 25 % more and less", ORANGE, series=False)],
     )  # fmt: skip
 
 
-def loans(found: Loans, bins: TimeBins) -> Chart:
+def loans(summary: Loans, bins: TimeBins) -> Chart:
     """Draw loans that began above those that ended, by what ended them."""
     middles = [axis_moment(at) for at in bins.edges[:-1] + bins.lengths / 2]
     width = [1000 * length for length in bins.lengths]
-    series = [("begun", "y", found.started.tolist(), BLUE, "")]
-    for number, (cause, counts) in enumerate(found.ended.items()):
+    series = [("begun", "y", summary.started.tolist(), BLUE, "")]
+    for number, (cause, counts) in enumerate(summary.ended.items()):
         colours = [colour for colour in COLOURS if colour != BLUE]
         series.append(
             (_CAUSES.get(cause, cause), "y2", counts.tolist(), colours[number % len(colours)], _HATCH[1 + number % 6])
@@ -347,23 +347,23 @@ def loans(found: Loans, bins: TimeBins) -> Chart:
         "yaxis": {**whole, "domain": [0.55, 1], "title": {"text": "begun"}},
         "yaxis2": {**whole, "domain": [0, 0.45], "title": {"text": "ended"}},
     }  # fmt: skip
-    called = sum(int(found.ended[cause].sum()) for cause in ("reclaim", "forecast") if cause in found.ended)
+    called = sum(int(summary.ended[cause].sum()) for cause in ("reclaim", "forecast") if cause in summary.ended)
     table = Table(
         ("Loans", "count"),
         [
-            ("begun", f"{int(found.started.sum()):,}"),
+            ("begun", f"{int(summary.started.sum()):,}"),
             *(
                 (f"ended: {_CAUSES.get(cause, cause)}", f"{int(counts.sum()):,}")
-                for cause, counts in found.ended.items()
+                for cause, counts in summary.ended.items()
             ),
-            ("GPU hours on loan", amount(found.hours)),
-            ("from signal to requeue, median", "" if found.leaving_s is None else seconds(found.leaving_s)),
+            ("GPU hours on loan", amount(summary.hours)),
+            ("from signal to requeue, median", "" if summary.leaving_s is None else seconds(summary.leaving_s)),
         ],
     )
-    quick = "" if found.leaving_s is None else f", half of them within {seconds(found.leaving_s)}"
+    quick = "" if summary.leaving_s is None else f", half of them within {seconds(summary.leaving_s)}"
     return Chart(
         "loans", "Loans of idle slices to training, and what ended them", f"Counts in bars of {_width(bins)}.",
-        f"{plural(int(found.started.sum()), 'loan')} begun, {amount(found.hours, 'GPU hours')} on loan; "
+        f"{plural(int(summary.started.sum()), 'loan')} begun, {amount(summary.hours, 'GPU hours')} on loan; "
         f"{called:,} called back{quick}.", data, layout, 320, table,
         [LegendEntry(name, colour, hatch) for name, _, _, colour, hatch in series],
     )  # fmt: skip
@@ -418,8 +418,8 @@ def _width(bins: TimeBins) -> str:
 def _log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
     """Return places and texts of ticks on an axis of log10: decades, and 2 and 5 times them if those are few."""
     steps = (1, 2, 5) if high - low < 2.5 else (1,)
-    found = [step * 10.0**power for power in range(int(np.floor(low)), int(np.ceil(high)) + 1) for step in steps]
-    shown = [value for value in found if low <= np.log10(value) <= high]
+    values = [step * 10.0**power for power in range(int(np.floor(low)), int(np.ceil(high)) + 1) for step in steps]
+    shown = [value for value in values if low <= np.log10(value) <= high]
     return [float(np.log10(value)) for value in shown], [
         f"{value:,.0f}" if value >= 1 else f"{value:g}" for value in shown
     ]

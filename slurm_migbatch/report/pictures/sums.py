@@ -105,8 +105,8 @@ class Held:
         }
         weights = np.zeros(len(self.profiles) * _MOST_SLICES + _MOST_SLICES)
         weights[list(table)] = list(table.values())
-        found: Reals = weights[kinds]
-        return found
+        slice_weights: Reals = weights[kinds]
+        return slice_weights
 
     @cached_property
     def activity(self) -> tuple[Reals, Reals, Reals]:
@@ -144,14 +144,14 @@ def use_by_account(held: Held, bins: TimeBins) -> list[Use]:
         bins.held(held.since, held.until, part, held.account, len(held.accounts)).sum(axis=1) / HOUR_S
         for part in held.activity
     ]
-    found = [Use(name, *map(float, parts)) for name, *parts in zip(held.accounts, *sums, strict=True)]
-    return sorted((use for use in found if use.total > 0), key=lambda use: -use.total)
+    uses = [Use(name, *map(float, parts)) for name, *parts in zip(held.accounts, *sums, strict=True)]
+    return sorted((use for use in uses if use.total > 0), key=lambda use: -use.total)
 
 
 def use_over_time(held: Held, bins: TimeBins) -> Reals:
     """Return GPU hours in each bin that were busy, idle and not sampled, shape (3, bins)."""
-    one = np.zeros(len(held.since), np.int64)
-    return np.concatenate([bins.held(held.since, held.until, part, one, 1) for part in held.activity]) / HOUR_S
+    single_group = np.zeros(len(held.since), np.int64)
+    return np.concatenate([bins.held(held.since, held.until, part, single_group, 1) for part in held.activity]) / HOUR_S
 
 
 def profiles_over_time(held: Held, bins: TimeBins) -> Reals:
@@ -180,26 +180,28 @@ class LayoutOverTime:
 
 
 def layout_over_time(
-    held: Held, bins: TimeBins, known: Iterable[tuple[str, int | None, str]], most: int
+    held: Held, bins: TimeBins, known: Iterable[tuple[str, int | None, str]], max_gpus: int
 ) -> LayoutOverTime:
-    """Return what lay on the first `most` GPUs by node and index.
+    """Return what lay on the first `max_gpus` GPUs by node and index.
 
     Args:
         held: slices held.
         bins: of time.
         known: (node, index, UUID) of further GPUs, which may have held nothing.
-        most: GPUs that are shown.
+        max_gpus: GPUs that are shown.
     """
     every = {gpu[2]: gpu for gpu in (*held.gpus, *known)}
     ordered = sorted(every.values(), key=_gpu_order)
-    shown = {gpu[2]: row for row, gpu in enumerate(ordered[:most])}
+    shown = {gpu[2]: row for row, gpu in enumerate(ordered[:max_gpus])}
     rows = np.array([shown.get(gpu[2], -1) for gpu in held.gpus], np.int64)
     slices = int((held.start + held.size).max()) if len(held.size) else 8
     row = rows[held.gpu] if len(held.gpu) else held.gpu
-    there = np.flatnonzero(row >= 0)
+    shown_rows = np.flatnonzero(row >= 0)
     # one entry for each memory slice of each lease
-    which = np.repeat(there, held.size[there])
-    within = np.arange(len(which)) - np.repeat(np.cumsum(held.size[there]) - held.size[there], held.size[there])
+    which = np.repeat(shown_rows, held.size[shown_rows])
+    within = np.arange(len(which)) - np.repeat(
+        np.cumsum(held.size[shown_rows]) - held.size[shown_rows], held.size[shown_rows]
+    )
     cell = row[which] * slices + held.start[which] + within
     cells, profiles = len(shown) * slices, max(len(held.profiles), 1)
     sums = bins.held(
@@ -212,7 +214,7 @@ def layout_over_time(
     lengths = np.where(bins.lengths > 0, bins.lengths, np.inf)
     share = np.minimum(sums.sum(axis=1) / lengths, 1.0)
     profile = np.where(share >= _MOSTLY, sums.argmax(axis=1), -1)
-    names = [f"{node} GPU {uuid if index is None else index}" for node, index, uuid in ordered[:most]]
+    names = [f"{node} GPU {uuid if index is None else index}" for node, index, uuid in ordered[:max_gpus]]
     return LayoutOverTime(names, slices, profile, share, len(ordered) - len(shown))
 
 
@@ -229,20 +231,20 @@ class Waits:
         return sum(self.runs)
 
 
-def waits_by_profile(rows: Iterable[tuple[str, int, int]], most: int) -> list[Waits]:
+def waits_by_profile(rows: Iterable[tuple[str, int, int]], max_profiles: int) -> list[Waits]:
     """Return the waits of the profiles with most runs, by size; those of the others in one, which comes last.
 
     Args:
         rows: (what runs got, class, runs).
-        most: profiles that are told apart.
+        max_profiles: profiles that are told apart.
     """
-    found: dict[str, list[int]] = {}
+    counts: dict[str, list[int]] = {}
     for profile, number, runs in rows:
-        found.setdefault(profile, [0] * len(WAITS))[number] += runs
-    often = sorted(found, key=lambda profile: -sum(found[profile]))
-    told = [Waits(profile, tuple(found[profile])) for profile in sorted(often[:most], key=profile_order)]
-    if rest := often[most:]:
-        told.append(Waits("others", tuple(map(sum, zip(*(found[profile] for profile in rest), strict=True)))))
+        counts.setdefault(profile, [0] * len(WAITS))[number] += runs
+    often = sorted(counts, key=lambda profile: -sum(counts[profile]))
+    told = [Waits(profile, tuple(counts[profile])) for profile in sorted(often[:max_profiles], key=profile_order)]
+    if rest := often[max_profiles:]:
+        told.append(Waits("others", tuple(map(sum, zip(*(counts[profile] for profile in rest), strict=True)))))
     return told
 
 

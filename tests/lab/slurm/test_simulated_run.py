@@ -20,7 +20,7 @@ from slurm_migbatch.lab.slurm.run import (
     Submission,
     WorkloadOutcome,
 )
-from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining
+from slurm_migbatch.lab.slurm.work import PAUSE_S, Fixed, SimulatedTraining
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import LoanHints
 
@@ -133,8 +133,15 @@ def test_a_training_goes_on_from_its_checkpoint() -> None:
     work.begin(0.0, [Profile.parse("7g.80gb")], 0)
     assert work.end_at() == 105.0
     assert work.usr(45.0) == 47.0
-    assert (work.saved, work.end_at()) == (40.0, 107.0)
-    assert work.term(57.0, 30.0) == 59.0
+    assert (work.saved, work.end_at()) == (40.0, 107.0 + PAUSE_S)
+    assert work.usr(46.0) == 47.0, "asked again, it waits for the one that it is writing"
+    assert work.term(60.0, 30.0) == 60.0, "it stands still, and everything is safe"
+    assert work.saved == 40.0
+    work.begin(60.0, [Profile.parse("7g.80gb")], 1)
+    assert work.usr(61.0) is None, "nobody hears it yet"
+    assert work.term(62.0, 30.0) == 62.0
+    work.begin(62.0, [Profile.parse("7g.80gb")], 1)
+    assert work.term(75.0, 30.0) == 77.0
     assert work.saved == 50.0
     work.begin(100.0, [Profile.parse("1g.10gb")], 1)
     assert work.end_at() == pytest.approx(103.0 + 50.0 * 7)

@@ -20,28 +20,28 @@ class Halves:
         self.of_kind = {"train": train, "infer": infer}
 
     def begin(self, sim: Simulation) -> None:
-        """Both."""
+        """Let both policies begin."""
         for policy in self.of_kind.values():
             policy.begin(sim)
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """To the one of its kind."""
+        """Pass the job to the policy of its kind."""
         self.of_kind[run.job.kind].arrive(sim, run)
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """To the one of its kind."""
+        """Pass the job to the policy of its kind."""
         self.of_kind[run.job.kind].complete(sim, run)
 
     def demand(self, sim: Simulation, demand: DemandChange) -> None:
-        """To inference."""
+        """Pass the demand to inference."""
         self.of_kind["infer"].demand(sim, demand)
 
     def timer(self, sim: Simulation, key: Any) -> None:
-        """To both."""
+        """Pass the timer to both policies."""
         for policy in self.of_kind.values():
             policy.timer(sim, key)
 
     def decide(self, sim: Simulation) -> None:
-        """Inference first."""
+        """Let inference decide first."""
         self.of_kind["infer"].decide(sim)
         self.of_kind["train"].decide(sim)

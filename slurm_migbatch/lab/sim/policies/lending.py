@@ -41,18 +41,18 @@ class GoodputSpeeds:
         self._known: dict[tuple[str, int, int], float] = {}
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
-        """Goodput on these GPUs over that on one."""
+        """Return the goodput on these GPUs over that on one."""
         if job.kind == "infer":
             return 1.0
         nodes = len({place.gpu // self.per_node for place in places})
         return self.of(job.app, len(places), nodes)
 
     def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
-        """Nobody shares here; as many times slower as there are."""
+        """Return the number of runs as the slowdown; nobody shares here."""
         return 1.0 + len(others)
 
     def of(self, app: str, count: int, nodes: int | None = None) -> float:
-        """Speed on so many GPUs, on as few nodes as can be where not given."""
+        """Return the speed on so many GPUs, on as few nodes as can be where not given."""
         if count < 1:
             return 0.0
         key = app, count, -(-count // self.per_node) if nodes is None else nodes
@@ -108,7 +108,7 @@ class WholeGpuLending(Quiet):
         levels: Levels,
         clock: float = 0.0,
     ) -> None:
-        """`own` and `lent` are GPU indexes of training and of inference; `clock` is the levels' time at 0 s."""
+        """Take `own` and `lent`, the GPU indexes of training and of inference; `clock` is the levels' time at 0 s."""
         self.own, self.lent, self.learning, self.elastic = own, lent, learning, elastic
         self.way, self.levels, self.clock = way, levels, clock
         self.training: dict[SimulatedRun, _Train] = {}
@@ -126,7 +126,7 @@ class WholeGpuLending(Quiet):
     # -- events ----------------------------------------------------------------------------------------------------
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Requests wait for `decide`, training for the next round."""
+        """Let requests wait for `decide`, training for the next round."""
         if run.job.kind == "infer":
             self.waiting.append(run)
             return
@@ -136,7 +136,7 @@ class WholeGpuLending(Quiet):
             sim.wake((sim.now // PERIOD_S + 1) * PERIOD_S, _ROUND)
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """A replica becomes idle; a training job's GPUs are free."""
+        """Make a request's replica idle; free a training job's GPUs."""
         if run.job.kind == "infer":
             gpu = self.serving.pop(run)
             replica = self.replicas[gpu]
@@ -149,11 +149,11 @@ class WholeGpuLending(Quiet):
             self._release(sim, gpu)
 
     def timer(self, _sim: Simulation, _key: Any) -> None:
-        """A round is due."""
+        """Note that a round is due."""
         self._due = True
 
     def decide(self, sim: Simulation) -> None:
-        """Inference first; training when its round is due."""
+        """Serve inference first; then training when its round is due."""
         if self.waiting:
             self._serve(sim)
         if self._due:
@@ -166,14 +166,14 @@ class WholeGpuLending(Quiet):
     # -- inference -------------------------------------------------------------------------------------------------
 
     def _serve(self, sim: Simulation) -> None:
-        left: list[SimulatedRun] = []
+        unserved: list[SimulatedRun] = []
         started = 0
         for position, run in enumerate(self.waiting):
             gpu, warm = self._place(sim, run.job.app)
             if gpu is None and self._reclaim(sim, len(self.waiting) - position):
                 gpu, warm = self._place(sim, run.job.app)
             if gpu is None:
-                left = self.waiting[position:]  # every GPU serves
+                unserved = self.waiting[position:]  # every GPU serves
                 break
             replica = self.replicas.get(gpu)
             if replica is None or not warm:
@@ -183,11 +183,11 @@ class WholeGpuLending(Quiet):
             self.serving[run] = gpu
             sim.start(run, [sim.cluster.gpus[gpu].whole], pause=0.0 if warm else run.job.costs.cold_start_s)
             started += 1
-        self.waiting = left
+        self.waiting = unserved
         self._tell(sim, started)
 
     def _place(self, sim: Simulation, app: str) -> tuple[int | None, bool]:
-        """The GPU for a request, and whether the model is loaded there; training is not disturbed."""
+        """Return the GPU for a request, and whether the model is loaded there; training is not disturbed."""
         replicas = list(self.replicas.values())
         ready = serve(app, replicas)
         if ready is not None:
@@ -221,10 +221,10 @@ class WholeGpuLending(Quiet):
             starts = -(-starts // self.learning.per_node)
         else:
             rooms = [frozenset([gpu]) for gpu in self.lent if gpu in self.holder]
-        found = reclaim(loans, rooms, starts, sim.now)
-        stopped = set(found.stopped)
+        decided = reclaim(loans, rooms, starts, sim.now)
+        stopped = set(decided.stopped)
         for loan in loans:
-            reclaimed = loan.slots.intersection(found.slots)
+            reclaimed = loan.slots.intersection(decided.slots)
             if not reclaimed:
                 continue
             (run,) = (run for run in lent if run.job.id == loan.job)
@@ -291,7 +291,10 @@ class WholeGpuLending(Quiet):
                 free = [gpu for gpu in free if gpu not in gpus]
 
     def _loanable(self, sim: Simulation) -> list[int]:
-        """GPUs of inference that may be lent now beyond those that are, the ones demand reaches last first."""
+        """Return GPUs of inference that may be lent now beyond those that are.
+
+        The ones that demand reaches last come first.
+        """
         way = self.way
         if not way.lend or self.waiting:
             return []
@@ -304,8 +307,8 @@ class WholeGpuLending(Quiet):
             if way.calm is None or way.calm.may_lend(now, self.idle_since[gpu], self.reclaimed.get(gpu)):
                 idle.append(gpu)
         if way.servers:
-            found = set(idle)
-            return [gpu for node in reversed(self._nodes()) if found.issuperset(node) for gpu in node]
+            idle_gpus = set(idle)
+            return [gpu for node in reversed(self._nodes()) if idle_gpus.issuperset(node) for gpu in node]
         if way.forecast:
             needed = self.levels.needed(self.clock + now, way.horizon_s, way.sure, way.horizon_s)
             shielded = sum(replica.protected(now, way.protect) for replica in self.replicas.values())
@@ -349,14 +352,14 @@ class WholeGpuLending(Quiet):
         return offers
 
     def _kept(self, run: SimulatedRun, count: int) -> list[int]:
-        """Which GPUs a job that shrinks keeps: its own half's first, then of the nodes where it has most."""
+        """Return which GPUs a job that shrinks keeps: its own half's first, then of the nodes where it has most."""
         per_node = self.learning.per_node
         gpus = [place.gpu for place in run.places]
         weight = {gpu: sum(other // per_node == gpu // per_node for other in gpus) for gpu in gpus}
         return sorted(gpus, key=lambda gpu: (gpu in self.lent, -weight[gpu], gpu))[:count]
 
     def _choose(self, run: SimulatedRun, count: int, free: Sequence[int]) -> list[int]:
-        """Where a job grows: beside itself, then on the tightest node that is enough, else the emptiest."""
+        """Choose where a job grows: beside itself, then on the tightest node that is enough, else the emptiest."""
         per_node = self.learning.per_node
         own_nodes = {place.gpu // per_node for place in run.places}
         by_node: dict[int, list[int]] = {}
@@ -388,17 +391,17 @@ class WholeGpuLending(Quiet):
             sim.start(run, [sim.cluster.gpus[gpu].whole for gpu in gpus], pause=self.elastic[run.job.app].full)
             self.training[run].changed = sim.now
 
-    def _resize(self, sim: Simulation, run: SimulatedRun, kept: Sequence[int]) -> None:
+    def _resize(self, sim: Simulation, run: SimulatedRun, gpus: Sequence[int]) -> None:
         """Let a job shrink to these."""
-        for gpu in [place.gpu for place in run.places if place.gpu not in kept]:
+        for gpu in [place.gpu for place in run.places if place.gpu not in gpus]:
             self._release(sim, gpu)
-        self._move(sim, run, kept)
+        self._move(sim, run, gpus)
 
     def _move(self, sim: Simulation, run: SimulatedRun, gpus: Sequence[int]) -> None:
         cost = self.elastic[run.job.app].seconds(len(run.places), len(gpus))
-        left = max(0.0, run.resumes - sim.now)
+        pause_left = max(0.0, run.resumes - sim.now)
         save = cost if len(gpus) < len(run.places) else 0.0
-        sim.move(run, [sim.cluster.gpus[gpu].whole for gpu in gpus], save=save, pause=left + cost - save)
+        sim.move(run, [sim.cluster.gpus[gpu].whole for gpu in gpus], save=save, pause=pause_left + cost - save)
         self.training[run].changed = sim.now
 
     def _stop(self, sim: Simulation, run: SimulatedRun) -> None:

@@ -172,7 +172,7 @@ class _Play:
         return again
 
     def _moment(self, ts: float) -> float:
-        """Seconds on the trace's clock."""
+        """Return the seconds on the trace's clock."""
         return ts - self.simulation.begin + self.origin
 
     # -- the site --------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class _Play:
         return {uuid: index for index, uuid in enumerate(uuids)}
 
     def _sensitivities(self) -> list[float]:
-        """As `sim.engine` draws them."""
+        """Draw sensitivities as `sim.engine` does."""
         rng = np.random.Generator(np.random.PCG64(self.setup.seed))
         count = len(self.jobs)
         return [0.0] * count if self.setup.neighbours is None else self.setup.neighbours.draw(count, rng)
@@ -215,18 +215,18 @@ class _Play:
     # -- what people should know -----------------------------------------------------------------------------------
 
     def _notices(self, refusals: Mapping[int, str], misfits: tuple[int, ...]) -> list[str]:
-        found = []
+        notices = []
         if refusals:
             number, why = min(refusals.items())
-            found.append(f"{len(refusals)} jobs were refused; the first, {_named(self.jobs[number])}: {why}")
+            notices.append(f"{len(refusals)} jobs were refused; the first, {_named(self.jobs[number])}: {why}")
         failed = [job.run.job for job in self.played if job.course.failed]
         if failed:
-            found.append(
+            notices.append(
                 f"{len(failed)} jobs did not fit on the slices that they got; the first is {_named(failed[0])}"
             )
         if misfits:
-            found.append(f"{len(misfits)} starts found no slice on their node, and the jobs were requeued")
-        return found
+            notices.append(f"{len(misfits)} starts found no slice on their node, and the jobs were requeued")
+        return notices
 
 
 def _named(job: SimulatedJob) -> str:
@@ -235,7 +235,7 @@ def _named(job: SimulatedJob) -> str:
 
 
 def _config(params: MigbatchParams) -> Config:
-    """The configuration that a scenario names. Raises ConfigError."""
+    """Read the configuration that a scenario names. Raises ConfigError."""
     config = load(params.config) if params.config else Config()
     if params.elastic and not (config.lending.enabled and config.lending.partitions):
         path = params.config or "the shipped defaults"
@@ -246,7 +246,10 @@ def _config(params: MigbatchParams) -> Config:
 
 
 def _chooser(config: Config, measured: tuple[Measurement, ...], params: MigbatchParams) -> Chooser:
-    """The site's predictor: learned from the scenario's measurements, else what the configuration's directory holds."""
+    """Return the site's predictor.
+
+    It is learned from the scenario's measurements, else what the configuration's directory holds.
+    """
     if params.config and not measured:
         return chooser_of(config)
     learned = _learned(measured) if measured else None

@@ -42,7 +42,7 @@ class Pollux(Quiet):
         self.part = sim.cluster.part(self.nodes)
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """It waits for the next round; one that can never fit waits for ever."""
+        """Let the job wait for the next round; one that can never fit waits for ever."""
         if self._least(run.job) <= self.part.size:
             self.runs[run] = None
             if not self._woken:
@@ -50,11 +50,11 @@ class Pollux(Quiet):
                 sim.wake((sim.now // self.period_s + 1) * self.period_s, _ROUND)
 
     def complete(self, _sim: Simulation, run: SimulatedRun) -> None:
-        """Its GPUs are free until the next round."""
+        """Forget the job; its GPUs are free until the next round."""
         del self.runs[run]
 
     def timer(self, _sim: Simulation, key: Any) -> None:
-        """A round is due."""
+        """Note that a round is due."""
         self._due = self._due or key == _ROUND
 
     def decide(self, sim: Simulation) -> None:
@@ -81,13 +81,13 @@ class Pollux(Quiet):
             for node in bit_indexes(self.part.nodes)
         }
         least = {run: self._least(run.job) for run in runs}
-        found = place(dict(zip(runs, counts, strict=True)), had, least, free)
-        changed = [run for run in runs if found.get(run, {}) != had.get(run, {})]
+        placed = place(dict(zip(runs, counts, strict=True)), had, least, free)
+        changed = [run for run in runs if placed.get(run, {}) != had.get(run, {})]
         for run in changed:
             if run.places:
                 sim.preempt(run)
         for run in changed:
-            if nodes := found.get(run):
+            if nodes := placed.get(run):
                 gpus = [gpu for node, count in nodes.items() for gpu in self._empty(sim, node, count)]
                 sim.start(run, [sim.cluster.gpus[gpu].whole for gpu in gpus])
 
@@ -116,11 +116,11 @@ class Pollux(Quiet):
         return job.most if job.kind == "infer" or job.least < job.most else max(1, int(self.stretch * job.gpus))
 
     def _by_node(self, sim: Simulation, run: SimulatedRun) -> dict[int, int]:
-        found: dict[int, int] = {}
+        counts: dict[int, int] = {}
         for held in run.places:
             node = sim.cluster.gpus[held.gpu].node
-            found[node] = found.get(node, 0) + 1
-        return found
+            counts[node] = counts.get(node, 0) + 1
+        return counts
 
     def _empty(self, sim: Simulation, node: int, count: int) -> list[int]:
         return list(islice(bit_indexes(sim.cluster.empty & self.part.gpus & _bits(sim.cluster.nodes[node])), count))

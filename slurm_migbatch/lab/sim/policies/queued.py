@@ -34,7 +34,7 @@ class Fifo(Quiet):
             self.queue.push(self.key(run), run.job.gpus, run)
 
     def key(self, run: SimulatedRun) -> tuple[float, int]:
-        """Whose turn it is: the least first."""
+        """Return whose turn it is: the least first."""
         return run.job.arrival, run.job.id
 
     def decide(self, sim: Simulation) -> None:
@@ -50,7 +50,7 @@ class Fifo(Quiet):
         sim.start(run, places)
 
     def free(self, sim: Simulation) -> int:
-        """Empty GPUs of ours."""
+        """Count the empty GPUs of ours."""
         return (sim.cluster.empty & self.part.gpus).bit_count()
 
 
@@ -58,7 +58,7 @@ class Sjf(Fifo):
     """The shortest (as claimed) first, and whatever fits: those that do not fit are passed over."""
 
     def key(self, run: SimulatedRun) -> tuple[float, int]:
-        """The work that it claims to have left."""
+        """Return the work that it claims to have left."""
         return run.job.claimed, run.job.id
 
     def decide(self, sim: Simulation) -> None:

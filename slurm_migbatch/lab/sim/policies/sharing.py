@@ -40,7 +40,7 @@ class BsbfSharing(Quiet):
         self._sim: Simulation | None = None
 
     def begin(self, sim: Simulation) -> None:
-        """All GPUs are empty."""
+        """Begin with all GPUs empty."""
         self._sim = sim
         self.board = SharingQueue(len(sim.cluster.gpus), self._slowdown)
 
@@ -53,7 +53,7 @@ class BsbfSharing(Quiet):
             insort(self.board.queue, task, key=lambda queued: (queued.left, queued.key))
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Its GPUs are free, or somebody has them alone."""
+        """Free its GPUs, or leave them to the other job alone."""
         self.board.now = sim.now
         self.board.end(self.board.tasks[run.job.id])
         del self.runs[run.job.id]
@@ -80,12 +80,12 @@ class BsbfSharing(Quiet):
         return places
 
     def _slowdown(self, own: str, other: str) -> float:
-        found = self._xi.get((own, other))
-        if found is None:
+        factor = self._xi.get((own, other))
+        if factor is None:
             assert self._sim is not None
-            found = self._sim.speeds.slowdown(self._samples[own], [self._samples[other]])
-            self._xi[own, other] = found
-        return found
+            factor = self._sim.speeds.slowdown(self._samples[own], [self._samples[other]])
+            self._xi[own, other] = factor
+        return factor
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Slices(Quiet):
         self.queue.push((key, run.job.id), (run.job.profile, run.job.gpus), run)
 
     def complete(self, _sim: Simulation, _run: SimulatedRun) -> None:
-        """There is room again."""
+        """Note that there is room again."""
         self.full.clear()
 
     def decide(self, sim: Simulation) -> None:
@@ -67,7 +67,7 @@ class Slices(Quiet):
                     return
 
     def places(self, sim: Simulation, ask: Ask) -> list[Place] | None:
-        """Where an ask fits now."""
+        """Return where an ask fits now."""
         profile, count = ask
         if profile is None:
             return whole_gpus(sim.cluster, count, self.part)
@@ -109,7 +109,7 @@ class Static(Quiet):
         self.queue.push((job.arrival, job.id), like, run)
 
     def complete(self, _sim: Simulation, run: SimulatedRun) -> None:
-        """Its slices are free again."""
+        """Free its slices."""
         assert isinstance(run.note, list)
         for place in run.note:
             heappush(self.free[place.slot.profile], place)
@@ -126,11 +126,11 @@ class Static(Quiet):
         return len(self._wanted(like)) == like.gpus
 
     def _wanted(self, like: _Like) -> list[Profile]:
-        found: list[Profile] = []
+        profiles: list[Profile] = []
         for profile in sorted(self.free, reverse=like.profile is None):
             if self._fitting[like, profile]:
-                found += [profile] * len(self.free[profile])
-        return found[: like.gpus]
+                profiles += [profile] * len(self.free[profile])
+        return profiles[: like.gpus]
 
 
 class _Like(NamedTuple):
@@ -148,9 +148,9 @@ def _holds(profile: Profile, wanted: Profile | None) -> bool:
 
 
 def partitions(geometry: Geometry) -> Iterator[Layout]:
-    """Every layout to which nothing can be added, one for each set of profiles: the candidates of a static partition.
+    """Yield every layout to which nothing can be added, one for each set of profiles.
 
-    Profiles with a suffix (media engines) are left out.
+    These are the candidates of a static partition. Profiles with a suffix (media engines) are left out.
     """
     seen: set[tuple[Profile, ...]] = set()
     plain = [slot for slot in geometry.slots if not slot.profile.suffix]

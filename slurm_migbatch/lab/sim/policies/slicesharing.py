@@ -31,12 +31,12 @@ Order = Callable[[SimulatedJob], tuple[float, int]]
 
 
 def by_arrival(job: SimulatedJob) -> tuple[float, int]:
-    """Slurm's order where nothing else is configured."""
+    """Return the key of Slurm's order where nothing else is configured."""
     return job.arrival, job.id
 
 
 def by_claim(job: SimulatedJob) -> tuple[float, int]:
-    """The shortest first, as claimed."""
+    """Return the key of the order that takes the shortest first, as claimed."""
     return job.claimed, job.id
 
 
@@ -70,18 +70,18 @@ class SliceQueue(Quiet):
         insort(self.queue, (self.order(run.job), run), key=lambda entry: entry[0])
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Its slice is free, or the other one has it alone."""
+        """Free its slice, or leave it to the other job alone."""
         self.alone.pop(run.job.id, None)
         del self.running[run.job.id]
         assert isinstance(run.note, Place)
-        left = sim.cluster.runs(run.note)
-        for other in left:
+        others = sim.cluster.runs(run.note)
+        for other in others:
             self.alone[other.job.id] = other
-        if not left:
+        if not others:
             heappush(self.free, run.note)
 
     def timer(self, sim: Simulation, key: object) -> None:
-        """Another round is due."""
+        """Do nothing: a round is due."""
 
     def decide(self, sim: Simulation) -> None:
         """Start on free slices, then beside others."""
@@ -93,7 +93,7 @@ class SliceQueue(Quiet):
             self.share(sim)
 
     def share(self, sim: Simulation) -> None:
-        """Nobody shares."""
+        """Do nothing: nobody shares."""
 
     def join(self, sim: Simulation, run: SimulatedRun, host: SimulatedRun) -> None:
         """Start a job beside another one; it is out of the queue already."""
@@ -146,13 +146,13 @@ class LivePairs(SliceQueue):
         hosts = self._hosts(sim)
         waiting = [self._sharer(run, sim.now) for _, run in self.queue]
         speeds = {job: {self.profile: 1.0} for job in (*self.running, *(job.job for job in waiting))}
-        found = pairs(hosts, waiting, speeds, self.rules)
-        guests = {pair.guest for pair in found}
+        chosen = pairs(hosts, waiting, speeds, self.rules)
+        guests = {pair.guest for pair in chosen}
         runs = {run.job.id: run for _, run in self.queue if run.job.id in guests}
         self.queue = [entry for entry in self.queue if entry[1].job.id not in guests]
-        for pair in found:
+        for pair in chosen:
             self.join(sim, runs[pair.guest], self.alone[pair.host])
-        if len(found) == self.rules.most and self.queue:
+        if len(chosen) == self.rules.most and self.queue:
             sim.wake(sim.now + self.round_s)
 
     def _hosts(self, sim: Simulation) -> list[Host]:

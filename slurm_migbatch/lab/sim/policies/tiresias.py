@@ -44,7 +44,7 @@ class Tiresias(Quiet):
         self.part = sim.cluster.part(self.nodes)
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Into the first queue."""
+        """Put the job into the first queue."""
         if run.job.gpus <= self.part.size:
             self._wait(sim, run)
 
@@ -53,13 +53,13 @@ class Tiresias(Quiet):
         self._stop(run)
 
     def timer(self, sim: Simulation, key: Any) -> None:
-        """A running job has passed a limit, if it still runs since then."""
+        """Move a running job that has passed a limit to its queue, if it still runs since then."""
         if isinstance(key, _Limit) and key.run.places and key.run.starts == key.starts:
             self._stop(key.run)
             self._go(sim, key.run)
 
     def decide(self, sim: Simulation) -> None:
-        """From the highest queue down: start what fits, on what is empty and on what lower queues hold."""
+        """Start what fits from the highest queue down, on what is empty and on what lower queues hold."""
         for rank, lanes in enumerate(self.waiting):
             free = (sim.cluster.empty & self.part.gpus).bit_count()
             below = sum(self.held[rank + 1 :])

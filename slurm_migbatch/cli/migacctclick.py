@@ -1,0 +1,106 @@
+"""`migacct` as a command of click: its help, its completion, and what is said of a command line that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from slurm_migbatch.cli.ending import EXIT_FAILED
+from slurm_migbatch.cli.migacct import OPTIONS, show
+from slurm_migbatch.cli.options import Option
+
+
+class _Command(click.Command):
+    """A command whose help ends with the columns and the forms of times."""
+
+    #: wrong usage ends as of sacct
+    usage_code = EXIT_FAILED
+
+    def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from slurm_migbatch.report.columns import COLUMNS, DEFAULT
+        from slurm_migbatch.report.states import CODES
+        from slurm_migbatch.slurm.times import TIME_FORMS
+
+        with formatter.section("Columns (-o)"):
+            formatter.write_dl([(column.name, column.doc) for column in COLUMNS])
+        with formatter.section("Default columns"):
+            formatter.write_text(DEFAULT)
+        with formatter.section("Times (-S, -E)"):
+            formatter.write_text(TIME_FORMS)
+            formatter.write_text(
+                "Without -j and -s: from midnight to now. With -j: from the beginning to now. With -s: this moment, or "
+                "the moment of -S; with -j and -s from the beginning."
+            )
+        with formatter.section("States (-s)"):
+            formatter.write_text(", ".join(f"{code} {name}" for code, name in CODES.items()))
+        with formatter.section("Environment"):
+            formatter.write_dl(
+                [
+                    ("MIGACCT_FORMAT", "Columns where -o is not given."),
+                    ("MIGBATCH_DB", "Database where --db is not given."),
+                    ("MIGBATCH_CONFIG", "Configuration whose [store] url is used else."),
+                    ("SLURM_TIME_FORMAT", "standard, relative or a strftime format."),
+                ]
+            )
+        with formatter.section("Exit codes"):
+            formatter.write_text(
+                "0 done, also where nothing matches; 1 wrong usage, a value that means nothing, or a bad database."
+            )
+
+
+def _version(_ctx: click.Context) -> str:
+    from importlib.metadata import version
+
+    return f"migacct {version('slurm-migbatch')}"
+
+
+def _names(_ctx: click.Context) -> str:
+    from slurm_migbatch.report.format import name_list
+
+    return name_list()
+
+
+def _usage(ctx: click.Context) -> str:
+    return ctx.command.get_usage(ctx)
+
+
+_TEXTS: dict[str, Callable[[click.Context], str]] = {"version": _version, "helpformat": _names, "usage": _usage}
+
+
+def _now_print(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(_TEXTS[str(param.name)](ctx))
+        ctx.exit()
+
+
+def _of_click(option: Option) -> click.Option:
+    more: dict[str, Any] = {"help": option.help}
+    if option.instead:
+        more |= {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _now_print}
+    elif not option.metavar:
+        more |= {"is_flag": True}
+    elif option.many:
+        more |= {"metavar": option.metavar, "multiple": True}
+    else:
+        more |= {"metavar": option.metavar, "default": option.default, "show_default": option.shown}
+    return click.Option([*option.flags, option.key], **more)
+
+
+def _show(**options: Any) -> None:
+    """Show what jobs asked for, which MIG slices they got, and what became of them.
+
+    Filters, times and output are sacct's. A job that holds several slices has a line for each, 12.s0, 12.s1 ..., below
+    its own.
+    """
+    show(options)
+
+
+command = _Command(
+    "migacct",
+    callback=_show,
+    params=list(map(_of_click, OPTIONS)),
+    help=_show.__doc__,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)

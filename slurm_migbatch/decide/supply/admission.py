@@ -1,0 +1,158 @@
+"""A node as a plan finds it: the states of its GPUs, which slots cannot be moved, and what follows from these alone.
+
+A plan changes few nodes. Of all others these answers hold from round to round, for as long as the node is the same
+object.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
+
+from slurm_migbatch.decide.capacity.model import Gpu, Mode, Node, NodePlan
+from slurm_migbatch.decide.supply.gpu_state import GpuState, GpuStates
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.profile import Profile
+
+#: Slots in use or claimed, and when each should be free (None: nobody knows).
+Busy: TypeAlias = Sequence[tuple[Slot, float | None]]
+#: 1 where something without a limit is in the way, when it is free, memory slices in the way.
+When: TypeAlias = tuple[int, float, int]
+
+
+class Admission:
+    """One node at the beginning of a plan. Nothing in it is ever changed, except that more becomes known.
+
+    Slots that cannot be moved, because a job that just started or ended may be on any of them, are pinned: they count
+    as used where space is concerned, and `fixed` of them can still be claimed as they are.
+
+    Attributes:
+        node: what was admitted.
+        uuids: of its GPUs.
+        shapes: the state of each GPU; `until`: its slots in use, and when they should be free.
+        fixed: pinned slots that may still be claimed, by profile.
+        short: slices in use that neither leases nor free slots explain.
+        open: whether slots of it may be changed.
+        plan: the node's plan where nothing is claimed on it, and what empty space is offered as in it.
+        fails: bundles of slices for which it has no room as it is.
+        soonest: by profile, when each GPU should have room for it as it is; None: never (see `reserve`).
+        first: by profile, the first of these and the number of the GPU; None: none of them ever.
+        next_end: the first moment at which these change by themselves.
+    """
+
+    __slots__ = (
+        "_idle",
+        "_spare",
+        "fails",
+        "first",
+        "fixed",
+        "next_end",
+        "node",
+        "open",
+        "plan",
+        "shapes",
+        "short",
+        "soonest",
+        "until",
+        "uuids",
+    )
+
+    def __init__(
+        self, node: Node, book: GpuStates, last_choice: Collection[str] = (), before: Admission | None = None
+    ) -> None:
+        """Admit a node.
+
+        Args:
+            node: what is admitted.
+            book: conditions of GPUs.
+            last_choice: uuids of GPUs that were being cleared for someone.
+            before: the node's last admission with the same book and no last choice on the node: what it found of GPUs
+                that are the same objects still holds.
+        """
+        known = {} if before is None or last_choice else before.unpinned()
+        self.node = node
+        self.uuids = frozenset([gpu.uuid for gpu in node.gpus])
+        held = node.unmatched()
+        self.short = _short(node, held) if held else Counter[Profile]()
+        still = node.mode is Mode.FROZEN or bool(self.short)
+        self.open = node.mode is Mode.OPEN and not still
+        fixed: Counter[Profile] = Counter()
+        shapes: list[GpuState] = []
+        until: list[Busy] = []
+        soonest: list[dict[Profile, When | None]] = []
+        hides = node.mode in (Mode.WITHDRAWN, Mode.CLOSED)
+        for gpu in node.gpus:
+            if not (still or held or hides) and id(gpu) in known:
+                shape, some = known[id(gpu)]
+                shapes.append(shape)
+                until.append(gpu.busy)
+                soonest.append(some)
+                continue
+            soonest.append({})
+            present = EMPTY if hides else gpu.free
+            pinned = present if still else _only(present, held)
+            if pinned:
+                fixed.update(slot.profile for slot in pinned.slots)
+            shapes.append(
+                book.start(
+                    gpu.geometry,
+                    gpu.occupied.union(pinned) if pinned else gpu.occupied,
+                    present.minus(pinned) if pinned else present,
+                    gpu.warm,
+                    last_choice=gpu.uuid in last_choice,
+                )
+            )
+            until.append((*gpu.busy, *((slot, None) for slot in pinned.slots)) if pinned else gpu.busy)
+        fixed.subtract(held)
+        self.fixed = +fixed
+        self.shapes, self.until = tuple(shapes), tuple(until)
+        self.plan: tuple[tuple[Profile, ...], NodePlan] | None = None
+        self.fails: set[tuple[Profile, ...]] = set()
+        self.soonest: Sequence[dict[Profile, When | None]] = soonest
+        self.first: dict[Profile, tuple[When, int] | None] = {}
+        self.next_end = min((end for busy in until for _, end in busy if end is not None), default=math.inf)
+        self._idle: int | None = None
+        self._spare: Counter[Profile] | None = None
+
+    def unpinned(self) -> dict[int, tuple[GpuState, dict[Profile, When | None]]]:
+        """Return what was found of GPUs that follows from them alone, by their identity."""
+        if not self.open or self.node.unmatched():
+            return {}
+        found = zip(self.node.gpus, self.shapes, self.soonest, strict=True)
+        return {id(gpu): (shape, soonest) for gpu, shape, soonest in found}
+
+    @property
+    def idle(self) -> int:
+        """Memory slices that are neither used nor claimed."""
+        if self._idle is None:
+            self._idle = sum(idle_slices(gpu, shape) for gpu, shape in zip(self.node.gpus, self.shapes, strict=True))
+        return self._idle
+
+    @property
+    def spare(self) -> Mapping[Profile, int]:
+        """Slots that are on offer and may stay, by profile."""
+        if self._spare is None:
+            self._spare = Counter([slot.profile for shape in self.shapes for slot in shape.rest.slots])
+        return self._spare
+
+
+def idle_slices(gpu: Gpu, shape: GpuState) -> int:
+    """Return the memory slices of a GPU that are neither used nor claimed."""
+    return gpu.geometry.memory_slices - shape.taken.mask.bit_count()
+
+
+def _short(node: Node, held: Counter[Profile]) -> Counter[Profile]:
+    have = Counter(slot.profile for gpu in node.gpus for slot in gpu.free.slots)
+    short = held - have
+    # A lease that lies across planned slots may be over without our having heard so, and one of these in use.
+    for gpu in node.gpus:
+        if gpu.offered is not gpu.free:
+            hidden = gpu.offered.minus(gpu.free)
+            short |= Counter({slot.profile: held[slot.profile] for slot in hidden.slots})
+    return +short
+
+
+def _only(layout: Layout, profiles: Counter[Profile]) -> Layout:
+    return Layout(s for s in layout.slots if profiles[s.profile] > 0) if profiles else EMPTY

@@ -1,0 +1,198 @@
+"""What the planner is told of nodes, kept from round to round for those of which nothing has changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from slurm_migbatch.decide.capacity import sharing as sharers
+from slurm_migbatch.decide.capacity.demand import profiles, slices
+from slurm_migbatch.decide.capacity.facts import NodeFacts
+from slurm_migbatch.decide.capacity.gpu_view import KnownGpu
+from slurm_migbatch.decide.capacity.model import Mode, Node
+from slurm_migbatch.decide.capacity.queue import GRES, JobQueue
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+
+_UNTOLD = PlanStatus()
+
+
+@dataclass(frozen=True)
+class _KnownNode:
+    """A node for the planner, and what it was made from.
+
+    Attributes:
+        node: None where nothing can be planned for it.
+        notes: sentences about it that need somebody's attention.
+        jobs: those that have slices of it.
+        passing: whether what is said of it moves with the time: a job of it has ended, as far as Slurm knows.
+        gpus: by UUID.
+    """
+
+    facts: NodeFacts
+    row: NodeRow
+    status: PlanStatus
+    node: Node | None
+    notes: tuple[str, ...] = ()
+    jobs: frozenset[int] = frozenset()
+    passing: bool = False
+    gpus: Mapping[str, KnownGpu] = field(default_factory=dict)
+
+
+class KnownNodes:
+    """The nodes of one snapshot after the other."""
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._sharing = False
+        self._known: dict[str, _KnownNode] = {}
+
+    def of(
+        self, snapshot: ClusterSnapshot, queue: JobQueue, pairs: Mapping[int, int], notes: list[str]
+    ) -> tuple[dict[str, Node], dict[str, sharers.Sharing]]:
+        """Return the nodes that may be planned for, and how slices are shared on them.
+
+        Args:
+            snapshot: the cluster.
+            queue: of the snapshot.
+            pairs: second job -> first job of a slice that they are to share.
+            notes: takes sentences about nodes that need somebody's attention.
+        """
+        rows = {row.name: row for row in snapshot.nodes}
+        started = queue.guests
+        shares = bool(pairs or started)
+        # What two jobs share follows from much more than a node, so then every node is looked at.
+        stays = queue.version == self._version + 1 and not shares and not self._sharing
+        self._version, self._sharing = queue.version, shares
+        moved = {name for some in (queue.gone, queue.fresh) for row in some if GRES in row.gres for name in row.nodes}
+        changed, plans = queue.changed, snapshot.plans
+        before, self._known = self._known, {}
+        sharing: dict[str, sharers.Sharing] = {}
+        found: dict[str, Node] = {}
+        for name, facts in snapshot.inventory.items():
+            row = rows.get(name)
+            if row is None:
+                continue
+            status = plans.get(name, _UNTOLD)
+            known = before.get(name)
+            if not (
+                stays
+                and known is not None
+                and known.facts is facts
+                and known.row is row
+                and (known.status is status or known.status == status)
+                and not known.passing
+                and name not in moved
+                and changed.isdisjoint(known.jobs)
+            ):
+                shared = sharers.ALONE
+                if shares and any(row.gres.values()):
+                    used = row.used.get(sharers.GUEST, 0)
+                    places = {} if status.plan is None else status.plan.guests
+                    shared = sharers.sharing(name, facts, pairs, queue.rows, started, used, places)
+                    if shared != sharers.ALONE:
+                        sharing[name] = shared
+                known = _look(name, facts, row, status, queue, shared, snapshot.now, known)
+            self._known[name] = known
+            if known.notes:
+                notes.extend(known.notes)
+            if known.node is not None:
+                found[name] = known.node
+        if sharing:
+            sharing = sharers.without_strays(sharing, queue.jobs)
+        return found, sharing
+
+
+def _look(
+    name: str,
+    facts: NodeFacts,
+    row: NodeRow,
+    status: PlanStatus,
+    queue: JobQueue,
+    shared: sharers.Sharing,
+    now: float,
+    before: _KnownNode | None,
+) -> _KnownNode:
+    """Make a node for the planner."""
+    if not sum(row.gres.values()):
+        idle = f"{name} has MIG GPUs, but slurm.conf gives it no gres mig, so nothing can be offered"
+        return _KnownNode(facts, row, status, None, (idle,) if facts.gpus else ())
+    notes = []
+    if row.invalid:
+        notes.append(
+            f"Slurm holds {name} for invalid ({row.reason or 'no reason'}): the sum of its mig counts in "
+            f"slurm.conf and gres.conf must be the same; then scontrol update NodeName={name} State=RESUME"
+        )
+    runs = [run for gpu in facts.gpus for _, run in (*gpu.leases, *gpu.guests)]
+    ends: dict[int, float | None] = {}
+    passing = False
+    for job, _ in runs:
+        held = queue.rows.get(job)
+        if held is None or not (held.active or held.unread) or held.state == "COMPLETING":
+            passing = True  # it should be over by now, whenever that is
+        else:
+            ends[job] = held.end
+    known_gpus = _gpus(facts, status, ends, queue.guests, now, before.gpus if before is not None else {})
+    problems = [
+        f"{name}: what it says of GPU {uuid} cannot be ({known.contradiction}); the node is left as it is"
+        for uuid, known in known_gpus.items()
+        if known.gpu is None
+    ]
+    mode = _mode(row, facts, status)
+    node = Node(
+        name=name,
+        gpus=tuple([known.gpu for known in known_gpus.values() if known.gpu is not None]),
+        used=profiles(row.used),
+        unlocated=_unlocated(name, queue, facts) + Counter(shared.unlocated),
+        total=status.total,
+        mode=Mode.FROZEN if problems and mode is Mode.OPEN else mode,
+    )
+    if before is not None and before.node == node:
+        node = before.node  # what was found for it holds
+    jobs = frozenset([job for job, _ in runs])
+    return _KnownNode(facts, row, status, node, (*notes, *problems), jobs, passing, known_gpus)
+
+
+def _gpus(
+    facts: NodeFacts,
+    status: PlanStatus,
+    ends: Mapping[int, float | None],
+    guests: Collection[int],
+    now: float,
+    before: Mapping[str, KnownGpu],
+) -> dict[str, KnownGpu]:
+    """Return the GPUs of a node by UUID."""
+    found: dict[str, KnownGpu] = {}
+    for gpu in facts.gpus:
+        known = before.get(gpu.uuid)
+        rows = () if status.plan is None else tuple(status.plan.gpus.get(gpu.uuid, ()))
+        until, alone = sharers.ends(gpu, ends, now), sharers.whose(gpu, guests)
+        if known is None or known.facts is not gpu or (known.until, known.guests, known.rows) != (until, alone, rows):
+            known = KnownGpu.of(gpu, rows, until, alone)
+        found[gpu.uuid] = known
+    return found
+
+
+def _mode(row: NodeRow, facts: NodeFacts, status: PlanStatus) -> Mode:
+    if not row.open:
+        return Mode.CLOSED
+    if not facts.healthy or not facts.gpus:
+        return Mode.WITHDRAWN
+    if not status.reachable or (status.plan is not None and not status.acknowledged):
+        return Mode.FROZEN
+    return Mode.OPEN
+
+
+def _unlocated(name: str, queue: JobQueue, facts: NodeFacts) -> Counter[Profile]:
+    """Count the slices of jobs that run on a node and have no lease."""
+    running: list[JobRow] = sorted(queue.holders(name), key=lambda row: row.job_id)
+    if not running:
+        return Counter()
+    located = {run for gpu in facts.gpus for _, run in gpu.leases}
+    found: Counter[Profile] = Counter()
+    for row in running:
+        if (row.job_id, row.restarts) not in located:
+            found.update(slices(row.gres))
+    return found

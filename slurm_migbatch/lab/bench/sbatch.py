@@ -1,0 +1,231 @@
+"""How long sbatch takes with the submit filter, without, and with scripts that do nothing, on private clusters.
+
+The clusters run side by side and take turns in short blocks, so that whatever else the machine does falls on all. Jobs
+are submitted by ordinary users (root's pass the filter untouched) and held, so that nothing is measured but the
+submission.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from slurm_migbatch.lab.bars import Times, mean_with_interval
+from slurm_migbatch.lab.bench.hooks import BenchError
+from slurm_migbatch.slurm.cli import CliClient
+from slurm_migbatch.testbed.cluster import Cluster
+
+_RPC: Final = "REQUEST_SUBMIT_BATCH_JOB"
+_CROWD: Final = "crowd"
+#: what lua does where a site has the plugin and no rule
+_EMPTY: Final = {
+    "job_submit": "function slurm_job_submit() return slurm.SUCCESS end\n"
+    "function slurm_job_modify() return slurm.SUCCESS end\nreturn slurm.SUCCESS\n",
+    "cli_filter": "function slurm_cli_setup_defaults() return slurm.SUCCESS end\n"
+    "function slurm_cli_pre_submit() return slurm.SUCCESS end\n"
+    "function slurm_cli_post_submit() return slurm.SUCCESS end\nreturn slurm.SUCCESS\n",
+}
+#: runs inside the test bed as the user: n submissions, one after the other, numbered; prints the seconds of each
+_SUBMIT: Final = """
+import json, os, sys, time
+first, n, argv = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+null = os.open(os.devnull, os.O_WRONLY)
+quiet = [(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
+spent = []
+for number in range(first, first + n):
+    line = [word.replace("{n}", str(number)) for word in argv]
+    began = time.perf_counter()
+    pid = os.posix_spawn(line[0], line, os.environ, file_actions=quiet)
+    status = os.waitpid(pid, 0)[1]
+    spent.append(time.perf_counter() - began)
+    if status:
+        sys.exit(f"sbatch ended with status {status}")
+print(json.dumps(spent))
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of submission: what is asked of the filter, and what the same job asks where there is none. `{n}` is
+    replaced by a number that grows; `slices`: the filter grants slices."""
+
+    name: str
+    asked: tuple[str, ...] = ()
+    granted: tuple[str, ...] = ()
+    slices: bool = True
+
+
+def _kind(name: str, slo: str) -> Kind:
+    comment = f"--comment=migbatch: model=bert-large batch=32 slo={slo}ms"
+    return Kind(name, ("--gres=mig:auto", comment), ("--gres=mig:1g.10gb:1", comment))
+
+
+SAME: Final = _kind("the same request again", "200")
+OTHER: Final = _kind("requests that differ", "{n}")
+PLAIN: Final = Kind("jobs without slices", slices=False)
+KINDS: Final = (SAME, OTHER, PLAIN)
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """The clusters that are compared."""
+
+    filtered: Cluster
+    empty: Cluster
+    without: Cluster
+
+    def sides(self, *, advice: bool) -> dict[str, tuple[Cluster, Path]]:
+        """Return the clusters by name, each with the slurm.conf of its clients; `advice`: they load cli_filter."""
+        found = {"with": self.filtered, "empty": self.empty, "without": self.without}
+        return {name: (cluster, _conf(cluster, advice=advice)) for name, cluster in found.items()}
+
+
+@contextmanager
+def started(directory: Path, users: int) -> Iterator[Clusters]:
+    """Start the clusters; `directory` takes the scripts that do nothing. `users` is of the filtered one."""
+    for name, text in _EMPTY.items():
+        (directory / f"{name}.lua").write_text(text)
+    scripts = {name: str(directory / f"{name}.lua") for name in _EMPTY}
+    # a test bed waits longer for the service than a site does
+    config = {"submit": {"deadline_ms": 100}}
+    with ExitStack() as stack:
+        yield Clusters(
+            stack.enter_context(Cluster(nodes=1, gpus=1, users=users, migbatch="all", config=config)),
+            stack.enter_context(Cluster(nodes=1, gpus=1, users=1, **scripts)),
+            stack.enter_context(Cluster(nodes=1, gpus=1, users=1)),
+        )
+
+
+def _conf(cluster: Cluster, *, advice: bool) -> Path:
+    """A slurm.conf for clients; cli_filter is optional and runs inside sbatch itself."""
+    if advice:
+        return cluster.slurm_conf
+    conf = cluster.slurm_conf.parent / "plain/slurm.conf"
+    conf.parent.mkdir(exist_ok=True)
+    lines = [line for line in cluster.conf_text().splitlines() if not line.startswith("CliFilterPlugins")]
+    conf.write_text("\n".join(lines) + "\n")
+    return conf
+
+
+class _Series:
+    """The submissions of one kind on one side."""
+
+    def __init__(self, cluster: Cluster, conf: Path, kind: Kind, *, filtered: bool) -> None:
+        self._cluster, self._conf = cluster, conf
+        self._options = kind.asked if filtered else kind.granted
+        self._client = CliClient(cluster.bin, cluster.slurm_conf)
+        self.times: list[float] = []
+        self.medians: list[float] = []
+        self._rpcs, self._rpc_s = 0, 0.0
+        submit(cluster, self._options, conf, 5, first=1)
+
+    def block(self, count: int) -> None:
+        """Submit some more."""
+        before = self._client.diag()
+        spent = submit(self._cluster, self._options, self._conf, count, first=100 + len(self.times))
+        done = self._client.diag().since(before).types.get(_RPC)
+        if done is not None:
+            self._rpcs, self._rpc_s = self._rpcs + done.count, self._rpc_s + done.seconds
+        self.times += spent
+        self.medians.append(statistics.median(spent))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form; `slurmctld_us`: what slurmctld says that it took for one."""
+        spent = round(self._rpc_s / max(self._rpcs, 1) * 1e6)
+        return {**Times.of(self.times).to_dict(), "slurmctld_us": spent}
+
+
+def compare(
+    clusters: Clusters, kinds: Sequence[Kind], submissions: int, block: int, *, advice: bool = False
+) -> dict[str, Any]:
+    """Submit jobs of some kinds to all clusters in turns; `advice`: with cli_filter.
+
+    Returns:
+        Figures by the names of the kinds: times on each side, and of the filter and of the empty scripts over none
+        `ratio`, the median of the blocks' ratios of medians; the mean of these ratios with its 95 % interval; and the
+        ratio of the total times.
+    """
+    sides = clusters.sides(advice=advice)
+    series = {
+        kind.name: {name: _Series(*side, kind, filtered=name == "with") for name, side in sides.items()}
+        for kind in kinds
+    }
+    names = list(sides)
+    for number in range(math.ceil(submissions / block)):
+        for kind in kinds:
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                series[kind.name][name].block(block)
+    granted = clusters.filtered.run(["squeue", "-h", "-o", "%k"]).stdout.count("[mig:")
+    wanted = submissions * sum(kind.slices for kind in kinds)
+    if granted < wanted:
+        raise BenchError(f"the filter granted {granted} of {wanted} jobs a slice; what was timed is not its work")
+    return {name: _figures(found) for name, found in series.items()}
+
+
+def _figures(series: Mapping[str, _Series]) -> dict[str, Any]:
+    found: dict[str, Any] = {name: one.to_dict() for name, one in series.items()}
+    base = series["without"]
+    for name, over in (("with", "filter"), ("empty", "empty")):
+        ratios = [one / two for one, two in zip(series[name].medians, base.medians, strict=True)]
+        mean, low, high = mean_with_interval(ratios)
+        found[f"{over}_over_none"] = {
+            "ratio": statistics.median(ratios),
+            "mean": mean,
+            "interval_95": [low, high],
+            "total": sum(series[name].times) / sum(base.times),
+        }
+    return found
+
+
+def submit(
+    cluster: Cluster, options: Sequence[str], conf: Path, count: int, *, first: int = 0, user: str = "mbalice"
+) -> list[float]:
+    """Run sbatch `count` times as a user, numbered from `first`; the seconds of each."""
+    sbatch = str(cluster.root.locate("sbatch"))
+    argv = [sbatch, "--hold", "--output=/dev/null", *options, "--wrap=true"]
+    line = ["/usr/bin/python3", "-ISc", _SUBMIT, str(first), str(count), *argv]
+    done = cluster.run(line, user, check=False, env={"SLURM_CONF": str(conf)}, timeout=1200.0)
+    if done.returncode:
+        raise BenchError(f"sbatch failed: {done.stderr.strip()[-300:]}")
+    spent: list[float] = json.loads(done.stdout)
+    return spent
+
+
+def crowd(cluster: Cluster, each: int) -> dict[str, Any]:
+    """Have all users of the filtered cluster submit `each` jobs at once, every second user the same request again.
+
+    Returns:
+        Times of one sbatch, and how many jobs the compiled table decided on because the service did not answer: they
+        name no decision.
+    """
+    conf = _conf(cluster, advice=False)
+    users = [user.name for user in cluster.users]
+
+    def work(number: int) -> list[float]:
+        kind = (SAME, OTHER)[number % 2]
+        options = (*kind.asked, f"--job-name={_CROWD}")
+        return submit(cluster, options, conf, each, first=100_000 + number * each, user=users[number])
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(len(users)) as pool:
+        times = [spent for one in pool.map(work, range(len(users))) for spent in one]
+    seconds = time.monotonic() - began
+    comments = cluster.run(["squeue", "-h", "-n", _CROWD, "-o", "%k"]).stdout.splitlines()
+    if sum("[mig:" in comment for comment in comments) != len(times):
+        raise BenchError(f"{len(times)} jobs were submitted and {len(comments)} are in the queue with a slice")
+    return {
+        "users": len(users),
+        "submissions": len(times),
+        "by_table": sum("#auto]" in comment for comment in comments),
+        "seconds": round(seconds, 1),
+        "sbatch": Times.of(times).to_dict(),
+    }

@@ -1,0 +1,361 @@
+"""Lending as it ships (E7): migbatchd's whole decision on a simulated Slurm, beside simpler rules on the same.
+
+The jobs are those of `lendslices`. They go through Slurm's queue: supply plans what every node offers, Slurm starts and
+preempts, nodes take plans, make slices and report, and `decide.core.decide` is run as often as migbatchd runs it. The
+configuration is the shipped one with lending switched on (`config`), the speeds of training are known, and the record
+holds the days before. Training may be preempted by Slurm itself, as the documentation asks for.
+
+A run takes the training jobs that come within `WINDOW_S`, and the inference of as long a part of the day, which begins
+later with every seed, so that ten of them see the whole day. It goes on until the last job has ended; what is left when
+the window is over finds no inference any more, in every way alike.
+
+- *half*: training on slices of its own half. *ours*: as shipped. *not preempted*: the same where migbatchd alone ends
+  loans (PreemptMode=OFF for training's partition).
+- *idle*: the same with `horizon_s` 0: nothing is kept for inference that is expected, so whatever is idle is lent.
+- *servers*: whole nodes that are free of inference are lent, and called back as a whole (Lyra's loans; a
+  reconstruction, `WholeServers`).
+- Not a way to run a cluster: *free* is *idle* where checkpoints and restarts cost training nothing. It stands for a
+  bound; sizes, places and loans that end are decided as for the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.decide.lending.forecast import DAY_S
+from slurm_migbatch.decide.lending.ledger import Cause
+from slurm_migbatch.decide.snapshot import LendingPast, NoPredictions
+from slurm_migbatch.lab.bars import Bar
+from slurm_migbatch.lab.experiments import lending, lendslices
+from slurm_migbatch.lab.experiments.lending import Load
+from slurm_migbatch.lab.experiments.lendslices import LOADS, PROMISE_S, TRAINING
+from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.shipped import DECIDES, provenance
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
+from slurm_migbatch.lab.sim.run import SimulatedRun
+from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
+from slurm_migbatch.lab.slurm.records import SimulatedPartition, SlurmSettings
+from slurm_migbatch.lab.slurm.run import (
+    Controller,
+    ControllerInput,
+    RoundTiming,
+    SimulatedSite,
+    SiteNode,
+    SlurmSimulation,
+    Submission,
+)
+from slurm_migbatch.lab.slurm.tracejobs import Course, course_of
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.workload.loans import LoanHints
+
+WINDOW_S: Final = 2 * 3600.0
+TARGETS: Final[Mapping[str, float]] = {"slices, small": 0.55, "slices, middle": 0.62, "slices, large": 0.80}
+"""Mean completion time over that without lending."""
+INFERENCE: Final = "gpu"
+_BEGIN: Final = 100 * DAY_S
+"""Unix seconds of the day of a run: a whole number of days, as in the history of `lendslices`."""
+_SPREAD: Final = 10
+"""Seeds whose windows begin at equal distances over the day."""
+_IDLE_S: Final = 60.0
+"""Longest pause between rounds while nothing happens."""
+_GROWTH: Final = 2.0
+_TIERS: Final = (10, 1)
+_SETTLE_S: Final = 3.0
+"""From the end of the loans of a node that comes back until inference has been offered it."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How inference's nodes are lent.
+
+    Attributes:
+        lend: whether they are.
+        forecast: whether what inference is expected to need is kept.
+        servers: only whole nodes without inference are.
+        restarts_cost: whether training pays for checkpoints and restarts.
+        preempts: whether Slurm itself may preempt training, which frees slices while migbatchd is away.
+    """
+
+    lend: bool = True
+    forecast: bool = True
+    servers: bool = False
+    restarts_cost: bool = True
+    preempts: bool = True
+
+
+WAYS: Final[Mapping[str, Way]] = {
+    "half": Way(lend=False),
+    "idle": Way(forecast=False),
+    "servers": Way(forecast=False, servers=True),
+    "ours": Way(),
+    "not preempted": Way(preempts=False),
+    "free": Way(forecast=False, restarts_cost=False),
+}
+
+
+def config(way: Way = WAYS["ours"]) -> Config:
+    """Return the shipped configuration with lending switched on, and training's own half named as such."""
+    shipped = Config()
+    lent = replace(shipped.lending, enabled=True, partitions=(TRAINING,), training_only=(TRAINING,))
+    return replace(shipped, lending=lent if way.forecast else replace(lent, horizon_s=0.0))
+
+
+def settings() -> dict[str, str]:
+    """Return what decides, and the digest of the configuration that it has, as it is rendered."""
+    return provenance(DECIDES, config())
+
+
+def pace() -> RoundTiming:
+    """Return when rounds are run: as often as migbatchd's for as long as anything happens."""
+    return replace(pace_of(config()), idle_s=_IDLE_S, growth=_GROWTH)
+
+
+class KnownSpeeds(NoPredictions):
+    """Predictions of a site that has measured its training jobs."""
+
+    version = "measured"
+
+    def __init__(self, found: lendslices.Miso) -> None:
+        self._speeds = found.speeds
+
+    def training_speeds(self, hints: LoanHints, _partition: str, /) -> Mapping[Profile, float]:
+        """See Predictions."""
+        job = SimulatedJob(0, hints.model or "", 0.0, 1.0, app=hints.model or "", batch=hints.batch or 0)
+        profiles = [info.profile for info in self._speeds.geometry.profiles if not info.profile.suffix]
+        return {p: speed for p in profiles if (speed := self._speeds.relative(job, p)) > 0}
+
+
+@dataclass(frozen=True)
+class PlayedLoad:
+    """The jobs of a load and a seed that are played.
+
+    Attributes:
+        training, inference: those that come within the window; arrivals are seconds after its begin.
+        uses: of slices before, in seconds after the begin of their days; see `lendslices.inference`.
+        begin_s: when the window begins, seconds into the day.
+    """
+
+    training: Sequence[SimulatedJob]
+    inference: Sequence[SimulatedJob]
+    uses: Sequence[tuple[str, float, float | None]]
+    begin_s: float = 0.0
+
+    @classmethod
+    def of(
+        cls, load: Load, moments: lendslices.Moments, found: lendslices.Miso, seed: int, window_s: float
+    ) -> PlayedLoad:
+        """Return the jobs of `lendslices`, as far as they come within the window."""
+        begin_s = seed % _SPREAD / _SPREAD * max(0.0, lending.SPAN_S - window_s)
+        arrivals = lendslices.arrivals_of(load, moments.arrivals, seed)
+        jobs = lendslices.training(found, arrivals, seed, load.whole)
+        requests, uses = lendslices.inference(load, moments, seed)
+        days = lending.HISTORY_DAYS * DAY_S
+        earlier = [
+            (str(job.profile), days + job.arrival, days + min(begin_s, job.arrival + job.work + job.costs.cold_start_s))
+            for job in requests
+            if job.arrival < begin_s
+        ]
+        within = [
+            replace(job, arrival=job.arrival - begin_s)
+            for job in requests
+            if begin_s <= job.arrival < begin_s + window_s
+        ]
+        return cls([job for job in jobs if job.arrival < window_s], within, [*uses, *earlier], begin_s)
+
+
+def _submission(job: SimulatedJob, course: Course) -> Submission:
+    """Return one sbatch as the submit filter leaves it; nobody names a time limit."""
+    if job.kind == "infer":
+        return Submission(job.arrival, f"mig:{job.profile}:1", lambda: course, INFERENCE, name="infer")
+    least = "" if job.profile is None else f" min={job.profile.gres_type}"
+    hints = f"migbatch: role=train model={job.app} batch={job.batch}{least} signal=usr1 [mig:loan:1#loan0001]"
+    return Submission(job.arrival, "mig:loan:1", lambda: course, TRAINING, name="train", fields={"comment": hints})
+
+
+def site(way: Way) -> SimulatedSite:
+    """Return the cluster of `lendslices`: the first half of the nodes is training's."""
+    gpus = (geometry(lendslices.GPU),) * lendslices.PER_NODE
+    shared = (INFERENCE, TRAINING) if way.lend and not way.servers else (INFERENCE,)
+    half = lendslices.NODES // 2
+    nodes = [SiteNode(f"n{n + 1}", gpus, (TRAINING,) if n < half else shared) for n in range(lendslices.NODES)]
+    partitions = (
+        SimulatedPartition(INFERENCE, _TIERS[0]),
+        SimulatedPartition(TRAINING, _TIERS[1], preempted=way.preempts),
+    )
+    return SimulatedSite(tuple(nodes), partitions, SlurmSettings(listing_s=0.02, update_s=0.004))
+
+
+class WholeServers:
+    """Lends whole nodes that are free of inference and calls them back as a whole, beside another controller.
+
+    As a script beside migbatchd could: a node that is lent leaves inference's partition for that of training. Where
+    inference waits that the last plan has no place for, the lent node with the fewest loans comes back, one at a time.
+    """
+
+    def __init__(self, simulation: SlurmSimulation, service: ServiceController) -> None:
+        self._slurm, self._service = simulation.slurm, service
+        self._nodes = [name for name, node in self._slurm.machines.items() if node.partitions == (INFERENCE,)]
+        self._nodes = [name for name in self._nodes if self._slurm.machines[name].open]
+        self._settled = 0.0  # what a node that came back is worth is known from then on
+
+    def __call__(self, observation: ControllerInput) -> bool:
+        """Run one round of the other controller, then move nodes. See `run.Controller`."""
+        again = self._service(observation)
+        return self._move(observation.now) or again
+
+    def _move(self, now: float) -> bool:
+        inference, loans = self._active(INFERENCE), self._active(TRAINING)
+        lent = [name for name in self._nodes if self._slurm.machines[name].partitions == (TRAINING,)]
+        waiting = [row for row in self._slurm.queue.values() if row.pending and row.partition == INFERENCE]
+        if not waiting:
+            free = [name for name in self._nodes if name not in lent and not inference[name] and not loans[name]]
+            for name in free:
+                self._slurm.set_node(name, partitions=(TRAINING,))
+            return bool(free)
+        if any(loans[name] for name in self._nodes if name not in lent):
+            self._settled = now + _SETTLE_S
+        placed = self._placed()
+        if not lent or now < self._settled or all(row.job_id in placed or row.submit >= now for row in waiting):
+            return False
+        node = min(lent, key=lambda name: (len(loans[name]), name))
+        self._slurm.set_node(node, partitions=(INFERENCE,))
+        running = [row.job_id for row in loans[node] if row.state == "RUNNING"]
+        if running:
+            self._slurm.requeue_all(running)
+        self._settled = now + _SETTLE_S
+        return True
+
+    def _active(self, partition: str) -> dict[str, list[JobRow]]:
+        """Return the jobs of a partition that are on each of inference's nodes."""
+        rows = [row for row in self._slurm.queue.values() if row.active and row.partition == partition]
+        return {name: [row for row in rows if name in row.nodes] for name in self._nodes}
+
+    def _placed(self) -> Collection[int]:
+        """Return the jobs that the last plan has a place for."""
+        decision = self._service.controller.decision
+        return () if decision is None or decision.supply is None else decision.supply.plan.placed
+
+
+def play(case: PlayedLoad, found: lendslices.Miso, way: Way) -> dict[str, float]:
+    """Play it with migbatchd's controller; the figures of `lending.figures` and further ones.
+
+    Returns:
+        "requests": inference jobs; "preempted": loans that Slurm itself ended; "rounds" of the controller; and those of
+        `lending.figures`.
+
+    Raises:
+        Stuck: jobs are left that nothing will ever start.
+        NotMeasurable: a job was not done.
+    """
+    speeds = lendslices.speeds_of(found)
+    trainings = case.training
+    if not way.restarts_cost:
+        trainings = [replace(job, costs=JobCosts(cold_start_s=job.costs.cold_start_s)) for job in trainings]
+    jobs = sorted([*trainings, *case.inference], key=lambda job: (job.arrival, job.id))
+    courses = [course_of(job, speeds, speeds.geometry) for job in jobs]
+    begin = _BEGIN + case.begin_s
+    simulation = SlurmSimulation(site(way), [_submission(*pair) for pair in zip(jobs, courses, strict=True)], begin)
+    before = _BEGIN - lending.HISTORY_DAYS * DAY_S
+    uses = [(name, before + at, None if until is None else before + until) for name, at, until in case.uses]
+    service = ServiceController(simulation, config(way), KnownSpeeds(found), past=LendingPast(uses=uses))
+    controller: Controller = WholeServers(simulation, service) if way.servers else service
+    outcome = simulation.run(controller, pace())
+    runs = []
+    for job, course, number in zip(jobs, courses, outcome.submissions, strict=True):
+        ended = None if number is None else outcome.jobs.get(number)
+        run = SimulatedRun(job)
+        if ended is not None:
+            course.settle(ended.end)
+            run.ended, run.preempted = ended.end - begin, ended.restarts
+        run.began = None if course.began is None else course.began - begin
+        runs.append(run)
+    causes = service.record.ended
+    figures = lending.figures(
+        runs, max((run.ended for run in runs if run.ended is not None), default=0.0), causes[Cause.RECLAIM.value]
+    )
+    further = {
+        "requests": float(len(case.inference)), "preempted": causes[Cause.SLURM.value], "rounds": outcome.rounds
+    }  # fmt: skip
+    return {**further, **lending.complete(figures)}
+
+
+def measure(
+    found: lendslices.Miso,
+    moments: lendslices.Moments,
+    seeds: int,
+    loads: Sequence[Load] = LOADS,
+    ways: Mapping[str, Way] = WAYS,
+    say: Say = silent,
+    window_s: float = WINDOW_S,
+    processes: int = 1,
+) -> list[dict[str, Any]]:
+    """Play every load, seed and way; a site's load is left out where there are no jobs of one.
+
+    Args:
+        processes: how many simulations run at once.
+
+    Returns:
+        Results by load, as those of `lending`.
+    """
+    loads = [load for load in loads if moments.site or not load.site]
+    with _pool(processes) as submit:
+        runs = {
+            (load.name, seed, name): submit(_case, load, moments, found, seed, window_s, way)
+            for load in loads
+            for seed in range(seeds)
+            for name, way in ways.items()
+        }
+        figures = {}
+        for (load_name, seed, name), run in runs.items():
+            say(f"{load_name}: seed {seed}, {name}", len(runs))
+            figures[load_name, seed, name] = run()
+    results = []
+    for load in loads:
+        of = {name: [figures[load.name, seed, name] for seed in range(seeds)] for name in ways}
+        results.append({**lending.summary(load, of), **settings(), "promise_s": PROMISE_S, "window_s": window_s})
+    return results
+
+
+def _case(
+    load: Load, moments: lendslices.Moments, found: lendslices.Miso, seed: int, window_s: float, way: Way
+) -> dict[str, float]:
+    return play(PlayedLoad.of(load, moments, found, seed, window_s), found, way)
+
+
+@contextmanager
+def _pool(processes: int) -> Iterator[Callable[..., Callable[[], dict[str, float]]]]:
+    """Give a function that takes a call and returns a function that returns its result."""
+    if processes <= 1:
+        yield lambda call, *args: lambda: call(*args)
+        return
+    with ProcessPoolExecutor(min(processes, os.cpu_count() or 1)) as pool:
+
+        def submit(call: Callable[..., dict[str, float]], *args: Any) -> Callable[[], dict[str, float]]:
+            future: Future[dict[str, float]] = pool.submit(call, *args)
+            return future.result
+
+        yield submit
+
+
+def bars(result: Mapping[str, Any]) -> list[Bar]:
+    """Return what the shipped defaults are held to at one load."""
+    ours, half, servers = (result["ways"][name] for name in ("ours", "half", "servers"))
+    load, target = result["load"], TARGETS.get(result["load"])
+    over = ours["delay_p95_s"] - half["delay_p95_s"]
+    found = [
+        Bar(f"{load}: p95 start delay beyond a dedicated half [s]", over, lending.TARGET_DELAY_S),
+        Bar(f"{load}: restarts per training job", ours["restarts"], lending.TARGET_RESTARTS),
+        Bar(f"{load}: mean JCT over lending whole free servers", ours["jct_s"] / servers["jct_s"], 1.0),
+    ]
+    if target is not None:
+        found.insert(0, Bar(f"{load}: mean JCT over training half only", ours["jct_ratio"][0], target))
+    found.append(Bar(f"{load}: p95 start delay without lending [s]", half["delay_p95_s"], PROMISE_S))
+    return found

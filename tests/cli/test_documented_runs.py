@@ -1,0 +1,79 @@
+"""The measuring commands that the pages name are run as they stand there, with small inputs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_migbatch.cli.main import cli
+from tests.support.laboratory_tables import served, write_table
+from tests.support.shown_calls import PAGES, calls, inline, shell, told
+
+#: what is added to the words of the page
+SMALL: Final[dict[str, list[str]]] = {
+    "bench hooks": ["--rounds", "10"],
+    "bench learn": ["--runs", "100", "--models", "100"],
+    "bench reports": ["--runs", "1000", "--repeats", "1"],
+    "bench sampling": ["--rounds", "5"],
+    "bench scale": ["--nodes", "2", "--gpus", "1", "--pending", "5"],
+    "eval llm": ["--data", "{served}"],
+    "eval predictor": ["--data", "{sliced}", "--quick"],
+    "eval profiling": ["--data", "{sliced}"],
+}
+#: what takes minutes, and where its parts are tested
+LONG: Final = {
+    "bench all": "tests/cli/test_bench_all.py",
+    "bench dispatch": "tests/lab/test_bench_dispatch.py",
+    "bench fragmentation": "tests/lab/test_bench_fragmentation.py",
+    "bench lending": "tests/lab/test_bench_lending.py",
+    "bench live": "tests/lab/slurm",
+    "bench rounds": "tests/lab/slurm",
+    "bench sharing": "tests/lab/test_bench_sharing.py",
+    "bench study bsbf": "tests/lab/test_sharing_policies.py",
+    "bench study dstack": "tests/lab/test_study_pariselsa.py",
+    "bench study instances": "tests/lab/test_study_instances.py",
+    "bench study paris-elsa": "tests/lab/test_study_pariselsa.py",
+    "bench study placement": "tests/lab/test_study_placement.py",
+    "bench submit": "tests/cli/test_benchmarks.py",
+}
+
+
+def named() -> dict[str, list[list[str]]]:
+    """The measuring commands of the pages, each with the options that it is named with."""
+    lines = (words for page in PAGES for line in shell(page) for _, words in calls(line))
+    codes = (words for page in PAGES for code in inline(page) for _, words in told(code))
+    found: dict[str, list[list[str]]] = {}
+    for words in (*lines, *codes):
+        if words[:1] not in (["bench"], ["eval"]) or len(words) < 2 or (words[1] == "study" and len(words) < 3):
+            continue
+        last = 2 if words[1] == "study" else 1
+        for name in re.split(r"[|,]", words[last].strip("{}")):
+            options = [word for word in words[last + 1 :] if word != "DIR"]
+            kept = [word for word in options if word not in ("--data", "--plot", "--leave")]
+            found.setdefault(" ".join([*words[:last], name]), []).append(kept)
+    return found
+
+
+MODELS: Final = [("resnet50", 0.007, 5e-4), ("resnet101", 0.013, 8e-4), ("vgg16", 0.0015, 9e-4), ("vgg19", 0.002, 1e-3)]
+NAMED: Final = named()
+
+
+def test_every_one_is_run_or_is_known_to_take_long() -> None:
+    assert len(NAMED) > 12
+    assert sorted(NAMED.keys() - SMALL.keys() - LONG.keys()) == []
+    root = Path(__file__).parents[2]
+    assert [place for place in LONG.values() if not (root / place).exists()] == []
+
+
+@pytest.mark.parametrize("name", sorted(NAMED.keys() & SMALL.keys()))
+def test_it_ends_and_tells_something(name: str, tmp_path: Path) -> None:
+    folders = {"sliced": write_table(tmp_path / "sliced", MODELS), "served": served(tmp_path / "served")}
+    small = [word.format(**folders) for word in SMALL[name]]
+    for options in {tuple(options) for options in NAMED[name]}:
+        done = CliRunner().invoke(cli, [*name.split(), *options, *small], standalone_mode=False)
+        assert done.exception is None, done.exception
+        assert done.stdout.strip()

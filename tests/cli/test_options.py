@@ -1,0 +1,51 @@
+"""Command lines of migacct that are read without click mean what click says that they mean."""
+
+from __future__ import annotations
+
+import click
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.cli.migacct import OPTIONS
+from slurm_migbatch.cli.migacctclick import command
+from slurm_migbatch.cli.options import parse
+from tests.support.examples import examples
+
+FLAGS = [flag for option in OPTIONS for flag in option.flags]
+TEXTS = st.sampled_from(["", "12", "a,b", "-", "--", "=x", "-1", "now-1hour", "-j", "--json", "x y", "ü"])
+WORDS = st.one_of(
+    st.sampled_from(FLAGS),
+    TEXTS,
+    st.tuples(st.sampled_from(FLAGS), st.sampled_from(["", "="]), TEXTS).map("".join),
+    # several in one word: -nPX, -aj12
+    st.lists(st.sampled_from([flag[1] for flag in FLAGS if len(flag) == 2]), min_size=2, max_size=4).map(
+        lambda letters: f"-{''.join(letters)}"
+    ),
+    st.text(max_size=4),
+)
+
+
+@settings(max_examples=examples(2000))
+@given(arguments=st.lists(WORDS, max_size=5))
+@example(["-j12", "-uroot", "--user=bin,sys", "-nPX", "-o", "jobid,state%20", "--delimiter", ";"])
+@example(["-aS", "now-1day", "-E=now"])
+@example(["-j"])
+@example(["--jobs="])
+@example(["-a", "--"])
+@example(["--allusers=1"])
+def test_what_is_read_is_what_click_reads(arguments: list[str]) -> None:
+    ours = parse(OPTIONS, arguments)
+    try:
+        with command.make_context("migacct", list(arguments)) as context:
+            theirs = context.params
+    except (click.ClickException, click.exceptions.Exit):
+        assert ours is None
+        return
+    assert ours is None or ours == theirs
+
+
+def test_every_plain_command_line_is_read_without_click() -> None:
+    for option in OPTIONS:
+        for flag in option.flags:
+            found = parse(OPTIONS, [flag, "12"] if option.metavar else [flag])
+            assert (found is None) == option.instead, flag

@@ -1,0 +1,36 @@
+"""Packages bring the pages for users and administrators with everything that these link to."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def build() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("packages_build", ROOT / "packages/build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_page_for_people_comes_along_and_nothing_of_the_code(build: ModuleType) -> None:
+    pages = {str(page.relative_to(ROOT)) for page in build.documentation()}
+    assert {f"docs/{name}.md" for name in ("admin", "install", "measurements", "operate", "users")} <= pages
+    assert {"README.md", "SECURITY.md", "CHANGELOG.md", "docs/report.png"} <= pages
+    assert {Path(page).suffix for page in pages} == {".md", ".png"}
+
+
+def test_no_link_of_them_leads_nowhere(build: ModuleType) -> None:
+    pages = set(build.documentation())
+    for page in pages:
+        linked = build._LINK.findall(page.read_text(encoding="utf-8")) if page.suffix == ".md" else []
+        assert all((page.parent / name).resolve() in pages for name in linked), page

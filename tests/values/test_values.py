@@ -1,0 +1,103 @@
+"""Values that cost little to declare behave as frozen dataclasses do, and importing them imports nothing."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import subprocess
+import sys
+from typing import ClassVar
+
+import pytest
+
+from slurm_migbatch.values import Field, Pattern, Value, fields, replace
+
+
+class Place(Value):
+    """A value."""
+
+    kind: ClassVar[str] = "place"
+
+    node: str
+    gpu: int = 0
+    names: tuple[str, ...] = Field((), limit=3)  # type: ignore[assignment]
+
+    @property
+    def text(self) -> str:
+        return f"{self.node}:{self.gpu}"
+
+
+class Room(Place):
+    """One with more fields."""
+
+    free: bool = True
+
+
+class Call(Place, kw_only=True):
+    """One whose own field is given by name."""
+
+    loud: bool = False
+
+
+def test_fields_given_by_name_alone() -> None:
+    assert Call("n1", 2, loud=True).loud
+    with pytest.raises(TypeError):
+        Call("n1", 2, (), True)
+
+
+def test_fields_come_by_place_by_name_and_by_default() -> None:
+    assert (Place("n1").text, Place("n1", 2).text, Place(gpu=3, node="n2").text) == ("n1:0", "n1:2", "n2:3")
+    assert (Place("n1").names, Room("n1").free, Room("n1", 1, ("a",), False).free) == ((), True, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [((), {}), (("n1", 1, (), 4), {}), (("n1",), {"node": "n2"}), (("n1",), {"other": 1})]
+)
+def test_a_field_that_is_missing_unknown_or_given_twice_is_refused(
+    given: tuple[object, ...], named: dict[str, object]
+) -> None:
+    with pytest.raises(TypeError, match="Place"):
+        Place(*given, **named)
+
+
+def test_they_are_frozen_compared_and_hashed_by_their_fields() -> None:
+    place = Place("n1")
+    with pytest.raises(AttributeError):
+        place.node = "n2"
+    with pytest.raises(AttributeError):
+        del place.node
+    assert place == Place("n1") != Place("n2")
+    assert place != Room("n1")
+    assert len({place, Place("n1"), Place("n2")}) == 2
+    assert repr(place) == "Place(node='n1', gpu=0, names=())"
+    assert copy.deepcopy(place) == pickle.loads(pickle.dumps(place)) == place
+
+
+def test_a_changed_copy() -> None:
+    assert replace(Room("n1"), gpu=4) == Room("n1", 4)
+    with pytest.raises(TypeError):
+        replace(Room("n1"), nothing=4)
+
+
+def test_what_is_declared_of_fields() -> None:
+    assert [(name, dict(facts)) for name, facts in fields(Room)] == [
+        ("node", {"kind": "str"}),
+        ("gpu", {"kind": "int"}),
+        ("names", {"limit": 3, "kind": "tuple[str, ...]"}),
+        ("free", {"kind": "bool"}),
+    ]
+
+
+def test_patterns_are_those_of_re() -> None:
+    pattern = Pattern(r"\w+", "ASCII", "IGNORECASE")
+    assert pattern.made == re.compile(r"\w+", re.ASCII | re.IGNORECASE)
+    assert pattern.match("ab ") and not pattern.fullmatch("ab ")
+    assert not pattern.match(" ab") and pattern.match(" ab", 1)
+
+
+def test_nothing_is_imported() -> None:
+    check = "import sys; before = set(sys.modules); import slurm_migbatch.values; print(set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-S", "-c", check], capture_output=True, text=True, check=True)
+    names = {"slurm_migbatch", "slurm_migbatch.values", "__future__"}
+    assert eval(done.stdout) <= names
