@@ -74,10 +74,14 @@ class Standby:
             for api in self._apis:
                 await api.stop()
 
+    @property
+    def _why(self) -> str:
+        return self._activity.why or "it has become the active one, whose service starts in a moment"
+
     async def _healthz(self, _: Request) -> Response:
-        return as_json({"ok": True, "checks": {}, "standby": self._activity.why, "marks": dict(self._marks)})
+        return as_json({"ok": True, "checks": {}, "standby": self._why, "marks": dict(self._marks)})
 
     async def _elsewhere(self, _: Request) -> Response:
-        response = as_json({"error": f"this migbatchd stands by: {self._activity.why}"}, 503)
+        response = as_json({"error": f"this migbatchd stands by: {self._why}"}, 503)
         response.headers["Connection"] = "close"
         return response

@@ -30,6 +30,8 @@ _GAP = Pattern(r"[ \t]+|-|T")
 
 #: Slurm takes no smaller one
 _FIRST_UTS = 1_000_000
+#: a day before the year 10000, which no calendar of Python's has, in whatever time zone
+_LAST_S = 253_402_214_400.0
 
 _DURATION = Pattern(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?(\.\d+)?$")
 
@@ -45,7 +47,7 @@ class TimeFormError(ValueError):
 
 
 def parse_time(text: str, now: float | None = None) -> float:
-    """Parse a time into unix seconds.
+    """Parse a time into unix seconds; what lies before 1970 is 0, as nothing on record is older.
 
     Args:
         text: one of TIME_FORMS.
@@ -63,7 +65,7 @@ def parse_time(text: str, now: float | None = None) -> float:
     # as Slurm, which lets a later date or time of day take the place of an earlier one, and wants no gap between them
     while at < len(words):
         if match := _NOW.match(words, at):
-            return _from_now(match, now)
+            return _bounded(_from_now(match, now), words)
         if (match := _GAP.match(words, at)) and not _WORD.match(words, at):
             at = match.end()
             continue
@@ -76,11 +78,18 @@ def parse_time(text: str, now: float | None = None) -> float:
     year, month, day = date or (today.year, today.month, today.day)
     try:
         # the 30th of February is the 2nd of March, as mktime(3) has it
-        return (datetime(year, month, 1, *(clock or (0, 0, 0))) + timedelta(days=day - 1)).timestamp()
+        moment = (datetime(year, month, 1, *(clock or (0, 0, 0))) + timedelta(days=day - 1)).timestamp()
     except (ValueError, OverflowError) as error:
         raise TimeFormError(
             f"Invalid time specification: {words} names a moment that does not exist ({error})"
         ) from None
+    return _bounded(moment, words)
+
+
+def _bounded(moment: float, words: str) -> float:
+    if moment > _LAST_S:
+        raise TimeFormError(f"Invalid time specification: {words} lies after the year 9999")
+    return max(moment, 0.0)
 
 
 def _number(text: str, shortest: int, longest: int) -> bool:

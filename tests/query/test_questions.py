@@ -136,6 +136,8 @@ def answerer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answerer]:
 
 @settings(max_examples=examples(500))
 @given(given=ASKED)
+@example({"ask": "page", "start": "now-999999999weeks"})
+@example({"ask": "runs", "start": "0001-01-01", "end": "9999-12-30"})
 def test_every_question_has_an_answer_and_none_is_an_internal_error(answerer: Answerer, given: dict[str, Any]) -> None:
     answer = answerer.answer(ALICE, json.dumps(given).encode())
     assert "internal error" not in answer.error, answer.error
