@@ -135,9 +135,12 @@ def exec_(directory: Path | None, user: str | None, command: tuple[str, ...]) ->
 @testbed.command()
 @click.argument("suite", metavar="SUITE")
 @click.argument("target", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--mirror", default=None, help="Debian archive [default: the one in this machine's apt sources].")
+@click.option("--mirror", default=None, help="The archive [default: Debian: of apt's sources; Ubuntu: debootstrap's].")
 def root(suite: str, target: Path, mirror: str | None) -> None:
-    """Install Debian SUITE (trixie: Slurm 24.11, forky: 26.05) with Slurm into DIR, for --slurm-root."""
+    """Install a Debian or Ubuntu SUITE with Slurm into DIR, for --slurm-root.
+
+    Debian's trixie has Slurm 24.11, forky 26.05; Ubuntu's noble 23.11, resolute 25.11.
+    """
     make_root(suite, target.absolute(), mirror)
     click.echo(f"{target}: ready; migbatch testbed up --slurm-root {target}")
 

@@ -1,4 +1,4 @@
-"""Other Slurm releases: a minimal Debian of another suite by debootstrap, for --slurm-root."""
+"""Other Slurm releases: a minimal Debian or Ubuntu of another suite by debootstrap, for --slurm-root."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ PACKAGES = (
     *("slurmctld", "slurmd", "slurm-client", "slurmdbd", "munge", "slurm-wlm-basic-plugins"),
     *("slurmrestd", "slurm-wlm-jwt-plugin", "lua-posix", "python3"),
 )
-# Slurm's own reader of GPUs (contrib) is packaged for some suites only.
+# Slurm's own reader of GPUs (contrib) is packaged for some suites only; that of Ubuntu wants a driver.
 EXTRA = {"trixie": ("slurm-wlm-nvml-plugin",)}
+#: suites of Ubuntu; every other one is Debian's
+UBUNTU = frozenset({"noble", "resolute"})
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")
+_UBUNTU_SCRIPT = "gutsy"
+"""The script that all of Ubuntu's suites are made with; debootstrap has a link to it for those that it knows."""
 
 
 def mirror(etc: Path = Path("/etc/apt")) -> str:
@@ -46,22 +50,32 @@ def _sources(etc: Path) -> Iterator[str]:
 
 
 def make_root(suite: str, target: Path, url: str | None = None, log: Path | None = None) -> None:
-    """Install a minimal Debian `suite` with Slurm into `target` (about a minute and 350 MB).
+    """Install a minimal Debian or Ubuntu `suite` with Slurm into `target` (one to three minutes, 350 MB and more).
 
     The root appears at `target` complete or not at all.
+
+    Args:
+        suite: of Ubuntu where UBUNTU names it, else of Debian.
+        target: the directory to make.
+        url: of the archive; for Debian that of this machine's apt sources where not given, for Ubuntu debootstrap's.
+        log: where to write what debootstrap said.
+
+    Raises:
+        TestbedError: `target` exists, or debootstrap is missing or failed.
     """
     if target.exists():
         raise TestbedError(f"{target} exists; remove it first to make it again")
     if not shutil.which("debootstrap"):
         raise TestbedError("debootstrap is missing; apt-get install debootstrap")
-    script = next(path for path in (_SCRIPTS / suite, _SCRIPTS / "sid") if path.exists())
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     # A mount namespace of its own: what debootstrap mounts goes away with it, also after a kill.
     argv = ["unshare", "--mount", "--propagation", "private", "debootstrap", "--variant=minbase"]
-    argv += ["--components=main,contrib", f"--include={','.join([*PACKAGES, *EXTRA.get(suite, ())])}"]
-    done = subprocess.run([*argv, suite, partial, url or mirror(), script], check=False, capture_output=True, text=True)
+    argv += [f"--components={_components(suite)}", f"--include={','.join([*PACKAGES, *EXTRA.get(suite, ())])}"]
+    script = _script(suite)
+    archive = url or (_default_mirror(script) if suite in UBUNTU else mirror())
+    done = subprocess.run([*argv, suite, partial, archive, script], check=False, capture_output=True, text=True)
     if log:
         log.write_text(done.stdout + done.stderr)
     if done.returncode != 0:
@@ -70,3 +84,20 @@ def make_root(suite: str, target: Path, url: str | None = None, log: Path | None
         raise TestbedError(f"debootstrap {suite} failed:\n{ending}")
     shutil.rmtree(partial / "var/cache/apt/archives", ignore_errors=True)
     partial.rename(target)
+
+
+def _components(suite: str) -> str:
+    return "main,universe" if suite in UBUNTU else "main,contrib"
+
+
+def _script(suite: str) -> Path:
+    usual = _UBUNTU_SCRIPT if suite in UBUNTU else "sid"
+    return next(path for path in (_SCRIPTS / suite, _SCRIPTS / usual) if path.exists())
+
+
+def _default_mirror(script: Path) -> str:
+    """Return the archive that debootstrap's own script names for suites that are still kept up."""
+    found = re.search(r"\*\)\s+default_mirror\s+(\S+)", script.read_text())
+    if not found:
+        raise TestbedError(f"{script} names no archive; give one with --mirror")
+    return found[1]
