@@ -21,7 +21,7 @@ APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge slurm-wlm-basic-plu
 # Each process of a run imports every test: compiled anew, they take longer to import than most of them to run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv system driver demo test test-fast test-all test-engine lint bench soak kills test-matrix test-databases deb rpm clean
+.PHONY: help venv system driver demo test test-fast test-all test-engine lint bench soak kills pyslurm test-matrix test-databases deb rpm clean
 
 help: ## this list
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -83,10 +83,17 @@ $(ROOTS)/%/.done: | venv
 	$(BIN)/migbatch testbed root $* $(ROOTS)/$*
 	touch $@
 
-test-matrix: venv system $(ROOTS)/trixie/.done $(ROOTS)/forky/.done ## the tests on a real Slurm, with 22.05, 24.11 and 26.05
+$(ROOTS)/%/.pyslurm: $(ROOTS)/%/.done
+	$(BIN)/migbatch testbed pyslurm $(ROOTS)/$*
+	touch $@
+
+pyslurm: $(ROOTS)/resolute/.pyslurm ## a root with Slurm 25.11 and pyslurm built for it: pytest -m pyslurm --slurm-root=... (8 minutes)
+
+RELEASES := noble trixie resolute forky # Slurm 23.11, 24.11, 25.11 and 26.05; Debian 12 has 22.05
+
+test-matrix: venv system $(RELEASES:%=$(ROOTS)/%/.done) $(ROOTS)/resolute/.pyslurm ## the tests on a real Slurm, with 22.05, 23.11, 24.11, 25.11 (pyslurm too) and 26.05
 	$(PYTEST) -m slurm
-	$(PYTEST) -m slurm --slurm-root=$(ROOTS)/trixie
-	$(PYTEST) -m slurm --slurm-root=$(ROOTS)/forky
+	for release in $(RELEASES); do $(PYTEST) -m slurm --slurm-root=$(ROOTS)/$$release || exit; done
 
 test-databases: venv system ## the tests of the record and those on a real Slurm, with MariaDB and with PostgreSQL
 	$(PYTEST) -m 'slurm and not packages' --database=mariadb tests/e2e tests/daemon

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.testbed import restd
+from slurm_migbatch.testbed import pyslurmroot, restd
 from slurm_migbatch.testbed.autodetect import has_plugin
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.registry import unmount_below
@@ -84,6 +84,7 @@ def _not_offered(config: pytest.Config) -> dict[str, str]:
     root = Path(name) if (name := config.getoption("--slurm-root")) else None
     reasons = {
         "nvml_plugin": "" if has_plugin(root) else "has no NVML plugin",
+        "pyslurm": "" if pyslurmroot.offered(root) else "has no pyslurm (make pyslurm)",
         "slurmrestd": "" if restd.offered(root) else "has no slurmrestd with tokens and API v0.0.42",
     }
     missing = {

@@ -13,7 +13,7 @@ from typing import Any, Final
 from slurm_migbatch.config.schema import Config
 
 _OWN: Final[Mapping[str, frozenset[str]]] = {
-    "cluster": frozenset({"slurm_bin", "slurm_conf", "backend"}),
+    "cluster": frozenset({"slurm_bin", "slurm_conf", "backend", "pyslurm_python"}),
     "node_api": frozenset({"listen", "munge_socket"}),
     "query": frozenset({"listen", "munge_socket"}),
     "store": frozenset({"url"}),  # one database may be named in several ways: its identity is the key

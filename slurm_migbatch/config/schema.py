@@ -155,10 +155,16 @@ class ClusterConfig:
     slurm_conf: str = key("", "slurm.conf for those commands (SLURM_CONF); empty: Slurm's own rule.", absolute_or_empty)
     backend: str = key(
         "cli",
-        "What lists the queue: 'cli' (squeue), 'pyslurm' (needs Slurm 25.11 with its headers, which no Debian has: "
-        "pip install 'slurm-migbatch[pyslurm-25-11]'), 'slurmrestd' (the REST API, of which changes are asked too), or "
-        "'auto' (pyslurm where it can be used). All show the same; Slurm's commands do what the others cannot.",
+        "What lists the queue: 'cli' (squeue), 'pyslurm' (needs Slurm 25.11 with its headers, as Ubuntu 26.04 has "
+        "them: pip install 'slurm-migbatch[pyslurm-25-11]'), 'slurmrestd' (the REST API, of which changes are asked "
+        "too), or 'auto' (pyslurm where it can be used). All show the same; Slurm's commands do what the others "
+        "cannot.",
         one_of("cli", "pyslurm", "slurmrestd", "auto"),
+    )
+    pyslurm_python: str = key(
+        "",
+        "The Python that has pyslurm, such as the system's where migbatch has one of its own; empty: migbatchd's.",
+        absolute_or_empty,
     )
     slurmrestd: str = key(
         "unix:/run/slurmrestd.socket",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -69,7 +70,7 @@ def client_of(cluster: ClusterConfig) -> HistoryClient:
             log.info("slurmrestd at %s is asked, in version v0.0.%d of its API", cluster.slurmrestd, rest.api.version)
         return rest
     if cluster.backend != "cli":
-        client = PyslurmHistoryClient(*commands)
+        client = PyslurmHistoryClient(*commands, python=(cluster.pyslurm_python or sys.executable,))
         why = client.probe()
         if not why:
             log.info("pyslurm lists the queue")

@@ -1,9 +1,9 @@
 """SlurmClient over pyslurm, where its use does not change what is seen or done, and over Slurm's commands elsewhere.
 
 Written for pyslurm 25.11 (its `Jobs`, `Partitions` and `slurmctld.diag`). That can be built against Slurm 25.11 alone:
-25.11.2 refuses other releases, and without that check two of its 33 modules (`core/job/job`, `deprecated`) do not
-compile with the headers of 26.05.5, and nine not with those of 24.11.5. What pyslurm does not tell, or does otherwise
-than Slurm's own commands, is asked of those:
+25.11.2, tried with the Slurm of Ubuntu 26.04, refuses other releases, and without that check two of its 33 modules
+(`core/job/job`, `deprecated`) do not compile with the headers of 26.05.5, and nine not with those of 24.11.5. What
+pyslurm does not tell, or does otherwise than Slurm's own commands, is asked of those:
 
 - nodes: pyslurm shows what is in use of a GRES only where accounting tracks that GRES type, and no counts without it;
 - `gres` of jobs: pyslurm drops an entry with a type and no count (`mig:1g.10gb`). One squeue call for the GRES of jobs
@@ -24,7 +24,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -44,7 +43,11 @@ TRUST_S = 30.0
 #: questions after which the child is replaced
 ASKED_OFTEN = 5000
 
-_WORKER = ("-m", "slurm_migbatch.slurm.pyslurm_worker")
+# The package lies behind whatever the Python has by itself: one that has pyslurm need not have migbatch, and what lies
+# beside migbatch may be made for another release of Python.
+_PACKAGES = Path(__file__).parent.parent.parent
+_RUN = "import runpy, sys; sys.path.append({!r}); runpy.run_module({!r}, run_name='__main__')"
+_WORKER = ("-c", _RUN.format(str(_PACKAGES), "slurm_migbatch.slurm.pyslurm_worker"))
 
 
 class _NotShown(SlurmError):
@@ -162,7 +165,7 @@ class PyslurmClient(CliClient):
 
     Args:
         bin_dir, slurm_conf, timeout: as for `CliClient`; the time limit holds for pyslurm's answers too.
-        python: the Python, and its first arguments, that has pyslurm; this one where not given.
+        python: the Python, and its first arguments, that has pyslurm.
     """
 
     def __init__(
@@ -170,7 +173,8 @@ class PyslurmClient(CliClient):
         bin_dir: str | Path | None = None,
         slurm_conf: str | Path | None = None,
         timeout: float = 20.0,
-        python: Sequence[str] = (sys.executable,),
+        *,
+        python: Sequence[str],
     ) -> None:
         super().__init__(bin_dir, slurm_conf, timeout)
         self.worker = Worker(python, self._env)

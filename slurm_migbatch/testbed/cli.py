@@ -14,7 +14,7 @@ import click
 
 from slurm_migbatch.cli.common import HELP
 from slurm_migbatch.cli.ending import Failure
-from slurm_migbatch.testbed import registry
+from slurm_migbatch.testbed import pyslurmroot, registry
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.debian import make_root
 
@@ -143,6 +143,14 @@ def root(suite: str, target: Path, mirror: str | None) -> None:
     """
     make_root(suite, target.absolute(), mirror)
     click.echo(f"{target}: ready; migbatch testbed up --slurm-root {target}")
+
+
+@testbed.command()
+@click.argument("root", metavar="DIR", type=click.Path(path_type=Path, exists=True))
+def pyslurm(root: Path) -> None:
+    """Build pyslurm in DIR, which `testbed root resolute DIR` has made, for the Slurm there."""
+    pyslurmroot.build(root.absolute())
+    click.echo(f"{root}: pyslurm {pyslurmroot.VERSION} is in it; pytest --slurm-root={root} -m pyslurm")
 
 
 def _default() -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ import pytest
 from slurm_migbatch.config.schema import ClusterConfig
 from slurm_migbatch.daemon.compose import client_of
 from slurm_migbatch.daemon.ended import HistoryClient, PyslurmHistoryClient
-from slurm_migbatch.slurm import pyslurm as backend
 from slurm_migbatch.testbed.cluster import Cluster
 
 STANDIN = Path(__file__).parent / "standin"
@@ -23,14 +23,16 @@ def here(cluster: Cluster) -> Iterator[ClusterConfig]:
     yield ClusterConfig(slurm_bin=str(cluster.bin), slurm_conf=str(cluster.slurm_conf), timeout_s=60.0)
 
 
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
-    command = ("env", f"PYTHONPATH={STANDIN}", f"STANDIN_BIN={cluster.bin}", sys.executable)
-    monkeypatch.setattr(backend.PyslurmClient.__init__, "__defaults__", (None, None, 20.0, command))
+def python(tmp_path: Path, command: str) -> str:
+    """Write a program that stands for the Python that has pyslurm."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{command}\n")
+    program.chmod(0o755)
+    return str(program)
 
 
-def chosen(config: ClusterConfig, backend: str) -> HistoryClient:
-    return client_of(ClusterConfig(**{**vars(config), "backend": backend}))
+def chosen(config: ClusterConfig, backend: str, program: str) -> HistoryClient:
+    return client_of(replace(config, backend=backend, pyslurm_python=program))
 
 
 def test_commands_are_the_default(here: ClusterConfig) -> None:
@@ -39,12 +41,11 @@ def test_commands_are_the_default(here: ClusterConfig) -> None:
 
 @pytest.mark.parametrize(("name", "level"), [("auto", logging.INFO), ("pyslurm", logging.WARNING)])
 def test_without_pyslurm_the_service_goes_by_commands_and_says_why(
-    here: ClusterConfig, name: str, level: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    here: ClusterConfig, name: str, level: int, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    command = (sys.executable, "-c", "raise SystemExit('no module named pyslurm')")
-    monkeypatch.setattr(backend.PyslurmClient.__init__, "__defaults__", (None, None, 20.0, command))
+    program = python(tmp_path, "echo no module named pyslurm >&2; exit 1")
     with caplog.at_level(logging.INFO):
-        client = chosen(here, name)
+        client = chosen(here, name, program)
     assert type(client) is HistoryClient
     assert client.jobs() == []
     (record,) = [r for r in caplog.records if "pyslurm" in r.getMessage()]
@@ -52,11 +53,12 @@ def test_without_pyslurm_the_service_goes_by_commands_and_says_why(
 
 
 @pytest.mark.parametrize("name", ["auto", "pyslurm"])
-def test_with_pyslurm_it_sees_the_same(here: ClusterConfig, name: str, installed: None, cluster: Cluster) -> None:
+def test_with_pyslurm_it_sees_the_same(here: ClusterConfig, name: str, tmp_path: Path, cluster: Cluster) -> None:
+    program = python(tmp_path, f'PYTHONPATH={STANDIN} STANDIN_BIN={cluster.bin} exec {sys.executable} "$@"')
     job = cluster.submit("--gres=mig:3g.40gb:1", "-H", wrap="true")
     ended = cluster.submit("--output=/dev/null", wrap="exit 3")
     cluster.wait_job(ended)
-    client, commands = chosen(here, name), client_of(here)
+    client, commands = chosen(here, name, program), client_of(here)
     assert isinstance(client, PyslurmHistoryClient)
     try:
         assert [row.job_id for row in client.jobs()] == [job]

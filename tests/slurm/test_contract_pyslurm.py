@@ -1,14 +1,10 @@
 """pyslurm keeps the contract and shows the rows of Slurm's commands: a stand-in everywhere, the real one where it is.
 
-MIGBATCH_PYSLURM names a Python that has pyslurm for the Slurm of the cluster, with its arguments (such as `chroot DIR
-env PYTHONPATH=... python3`, with --slurm-root); without it the real one is tried where it can be imported here.
+`make pyslurm` builds the real one in a --slurm-root with Slurm 25.11.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,26 +13,25 @@ import pytest
 
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.pyslurm import PyslurmClient
+from slurm_migbatch.testbed import pyslurmroot
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.compared_world import ComparedWorld, rows_are_those_of_the_commands
 from tests.support.contract import Arrays, Changing, Looking, Order
 from tests.support.real_slurm import Control
 
-PYTHONS = {"stand-in": ["env", f"PYTHONPATH={Path(__file__).parent / 'standin'}", sys.executable]}
-if os.environ.get("MIGBATCH_PYSLURM"):
-    PYTHONS["pyslurm"] = shlex.split(os.environ["MIGBATCH_PYSLURM"])
-elif importlib.util.find_spec("pyslurm"):
-    PYTHONS["pyslurm"] = [sys.executable]
+STANDIN = ("env", f"PYTHONPATH={Path(__file__).parent / 'standin'}", sys.executable)
+KINDS = ["stand-in", pytest.param("pyslurm", marks=pytest.mark.pyslurm)]
 
 
 class PyslurmWorld(ComparedWorld):
     client: PyslurmClient
 
 
-@pytest.fixture(params=sorted(PYTHONS))
+@pytest.fixture(params=KINDS)
 def world(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[PyslurmWorld]:
-    python = ("env", f"STANDIN_BIN={cluster.bin}", *PYTHONS[request.param])
-    client = PyslurmClient(cluster.bin, cluster.slurm_conf, 60.0, python)
+    real = request.param == "pyslurm"
+    python = (str(pyslurmroot.python(cluster)),) if real else ("env", f"STANDIN_BIN={cluster.bin}", *STANDIN)
+    client = PyslurmClient(cluster.bin, cluster.slurm_conf, 60.0, python=python)
     assert client.probe() == ""
     world = PyslurmWorld(cluster, client)
     yield world
@@ -71,7 +66,7 @@ def test_a_job_that_pyslurm_fails_over_hides_no_other(world: PyslurmWorld) -> No
 
 
 def test_a_slurm_that_is_not_there_is_an_error_and_not_an_empty_queue(tmp_path: Path) -> None:
-    client = PyslurmClient(tmp_path, tmp_path / "nowhere", 60.0, PYTHONS["stand-in"])
+    client = PyslurmClient(tmp_path, tmp_path / "nowhere", 60.0, python=STANDIN)
     assert "Unable to process configuration file" in client.probe()
     with pytest.raises(SlurmError, match="ended with exit code 1"):
         client.jobs()

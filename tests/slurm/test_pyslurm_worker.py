@@ -44,7 +44,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         for name in ("squeue", "scontrol"):
             (tmp_path / name).write_text("#!/bin/sh\nexit 0\n")
             (tmp_path / name).chmod(0o755)
-        made.append(PyslurmClient(tmp_path, None, timeout, ("env", f"PYTHONPATH={tmp_path}", sys.executable)))
+        made.append(PyslurmClient(tmp_path, None, timeout, python=("env", f"PYTHONPATH={tmp_path}", sys.executable)))
         return made[-1]
 
     yield client
@@ -127,9 +127,9 @@ def test_the_probe_says_why_it_cannot_be_used(make: Make, more: str, said: str) 
 
 
 def test_without_pyslurm_the_probe_says_so(tmp_path: Path) -> None:
-    client = PyslurmClient(tmp_path, None, 60.0, ("env", "PYTHONSAFEPATH=1", sys.executable, "-S"))
+    client = PyslurmClient(tmp_path, None, 60.0, python=("env", "PYTHONSAFEPATH=1", sys.executable, "-S"))
     assert "No module named" in client.probe()
-    assert "cannot be started" in PyslurmClient(tmp_path, None, 60.0, (str(tmp_path / "none"),)).probe()
+    assert "cannot be started" in PyslurmClient(tmp_path, None, 60.0, python=(str(tmp_path / "none"),)).probe()
 
 
 def test_what_it_prints_itself_is_no_answer(make: Make) -> None:
