@@ -152,8 +152,8 @@ def test_others_submit_meanwhile(stack: Cluster, send: Send) -> None:
     stop = []
 
     def flood(number: int) -> int:
-        refused = 0
-        while not stop:
+        refused, first = 0, number
+        while not stop or number < first + len(READ):  # each of them at least once
             old, unit, tail, options = READ[number % len(READ)]
             refused += "bytes long" in send(old, unit, tail, "sbatch", "--hold", *options, "--wrap=true").stderr
             number += 1

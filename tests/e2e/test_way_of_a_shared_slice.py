@@ -74,6 +74,11 @@ def actions(bed: Cluster, job: int) -> list[dict[str, Any]]:
         return store.actions([job])
 
 
+def reported(bed: Cluster, jobs: list[int]) -> set[int]:
+    with open_store(bed.product.record, readonly=True) as store:
+        return {row.job for row in store.job_progress(jobs) if row.reported is not None}
+
+
 def misfits(bed: Cluster) -> list[str]:
     with open_store(bed.product.record, readonly=True) as store:
         return [str(row.run["reason"]) for row in store.runs() if "misfit" in str(row.run["reason"])]
@@ -89,6 +94,9 @@ def pair(bed: Cluster, guest_steps: int = 150) -> tuple[int, int] | None:
         assert holders(bed) == [host] and bed.job_state(guest) == "PENDING" and not actions(bed, guest)
         return None
     bed.wait("both on it", lambda: holders(bed) == [host, guest], PATIENCE_S)
+    # one that has not is requeued without being asked to save first
+    bed.wait("reports of both", lambda: reported(bed, [host, guest]) == {host, guest}, PATIENCE_S)
+    more_rounds(bed, "lending", 2)
     return host, guest
 
 

