@@ -10,7 +10,7 @@ import importlib
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -26,6 +26,7 @@ pytest.register_assert_rewrite("tests.support")
 from tests.support.databases import KINDS, Databases, chosen  # noqa: E402 - after what it is rewritten by
 from tests.support.directories import open_to_users  # noqa: E402 - after what it is rewritten by
 from tests.support.examples import register as register_examples  # noqa: E402 - after what it is rewritten by
+from tests.support.order import give_way, interleaved  # noqa: E402 - after what it is rewritten by
 from tests.support.recordings import assert_decided_alike  # noqa: E402 - after what it is rewritten by
 
 # CI sees the same examples every time; whoever works on the code sees new ones.
@@ -56,18 +57,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what uses a cluster and begin with it; leave out what this Slurm release has no plugin for."""
+    """Mark what uses a cluster and spread it over the run; leave out what this Slurm release has no plugin for."""
     for item in items:
         if {"cluster", "new_cluster", "stack", "slurm_root"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slurm)
         if item.get_closest_marker("slurm") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(CLUSTER_TIME_OUT_S))
-    # Tests on a cluster wait for Slurm most of the time, so they come first; those that need the processors fill
-    # the end of the run. Files are handed out whole, those that take long first.
+    # Tests on a cluster wait for Slurm most of the time, the others need the processors: both at any time of the run.
+    # Files are handed out whole, those that take long first.
     size: Counter[Path] = Counter()
     for item in items:
         size[item.path] += OWN_CLUSTER if "new_cluster" in getattr(item, "fixturenames", ()) else 1
-    items.sort(key=lambda item: (item.get_closest_marker("slurm") is None, -size[item.path]))
+    waiting = {item.path for item in items if item.get_closest_marker("slurm")}
+    order = interleaved(*({path: size[path] for path in size if (path in waiting) is kind} for kind in (True, False)))
+    position = {path: number for number, path in enumerate(order)}
+    items.sort(key=lambda item: position[item.path])
     for marker in _not_offered(config):
         without = [item for item in items if item.get_closest_marker(marker)]
         config.hook.pytest_deselected(items=without)
@@ -112,6 +116,17 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let tests without a cluster give way to those on one, which run beside them."""
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    give_way(nice, to_clusters=item.get_closest_marker("slurm") is None)
+    try:
+        return (yield)
+    finally:
+        give_way(nice, to_clusters=False)
 
 
 @pytest.fixture

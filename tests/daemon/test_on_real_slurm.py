@@ -6,7 +6,7 @@ import pytest
 
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.runquery import JobId, RunFilter
-from slurm_migbatch.testbed.errors import TestbedError
+from tests.support.commands import migbatch
 
 pytestmark = pytest.mark.slurm
 
@@ -81,8 +81,8 @@ def test_commands_tell_of_a_job(bed):
 def healthy(bed):
     """Whether doctor finds nothing to correct; what nodes found when they were started is told for a minute."""
     try:
-        return " 0 to correct" in bed.product.migbatch("doctor")
-    except TestbedError:
+        return " 0 to correct" in migbatch(bed, "doctor")
+    except AssertionError:
         return False
 
 
@@ -93,9 +93,10 @@ def test_why_tells_of_a_job_that_waits(bed):
     waiting = bed.submit("--gres=mig:3g.40gb:1", wrap="true", user=USER)
 
     def told():
-        return bed.product.migbatch("why", str(waiting))
+        said = migbatch(bed, "why", str(waiting))
+        return all(words in said for words in ("reserved: 3g.40gb", "nowhere at the"))
 
-    wait(bed, "a reservation", lambda: all(words in told() for words in ("reserved: 3g.40gb", "nowhere at the")))
+    wait(bed, "a reservation", told)
     bed.run(["scancel", *map(str, fill)])
     assert bed.wait_job(waiting) == "COMPLETED"
 

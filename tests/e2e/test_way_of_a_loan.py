@@ -5,6 +5,7 @@ The training jobs are `sbatch_examples/elastic_bash.sh` as it is shipped.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 
@@ -48,6 +49,8 @@ def test_training_is_lent_what_is_idle(bed: Cluster) -> None:
     assert over[jobs[1]]["profile"] in ("3g.40gb", "4g.40gb")
     assert all((over[job]["node"], over[job]["gpu"], over[job]["user"]) == ("n1", "0", "mbalice") for job in jobs)
     assert [row["kind"] for row in actions(bed, jobs[0])] == ["release"]
+    said = bed.product.migbatch("loans", "-c", str(bed.product.config), "--json", "--all")  # the program
+    assert set(jobs) <= {one["job"] for one in json.loads(said)["loans"]}
     assert marked(bed, jobs[0])[1] == over[jobs[0]]["profile"] + ":1"
 
 
@@ -71,7 +74,8 @@ def test_three_loans_end_for_one_large_slice_and_lose_nothing(bed: Cluster) -> N
     assert bed.wait_job(inference) == "COMPLETED"
     until("the return of the three", lambda: all(len(begun(bed, job)) == 2 for job in jobs))
     assert {job: begun(bed, job)[1] for job in jobs} == steps
-    assert [row["kind"] for row in actions(bed, jobs[0])][-4:] == ["signal", "requeue", "retype", "release"]
+    way = ["signal", "requeue", "retype", "release"]
+    until("all of it in the record", lambda: [row["kind"] for row in actions(bed, jobs[0])][-4:] == way)
     assert bed.job_state(held) == "RUNNING"
 
 

@@ -1,7 +1,5 @@
 """Which migbatchd is active, on each kind of database: one at a time, and one that was deposed writes nothing."""
 
-import subprocess
-import sys
 import tempfile
 import threading
 from contextlib import suppress
@@ -15,6 +13,7 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.engines import make_engine
 from slurm_migbatch.store.terms import TermOverError, TermState, check_term
+from tests.support.processes import at_once
 from tests.support.servers import KINDS, START
 
 pytestmark = pytest.mark.slurm
@@ -102,13 +101,11 @@ def test_it_is_not_taken_while_its_holder_writes(store, url):
 
 def test_many_at_once_and_one_gets_it(store, url):
     code = (
-        "import sys; from slurm_migbatch.store.db import open_store\n"
-        "with open_store(sys.argv[1]) as s: print(s.take_term(sys.argv[2], 600.0).own)"
+        "from slurm_migbatch.store.db import open_store\n"
+        "def work(n, url):\n"
+        "    with open_store(url) as s: print(s.take_term(f'ctl{n}', 600.0).own)\n"
     )
-    argv = [sys.executable, "-c", code, url]
-    started = [subprocess.Popen([*argv, f"ctl{n}"], stdout=subprocess.PIPE, text=True) for n in range(4)]
-    said = [process.communicate()[0].strip() for process in started]
-    assert sorted(said) == ["False", "False", "False", "True"]
+    assert sorted(at_once(4, code, url)) == ["False", "False", "False", "True"]
 
 
 @pytest.mark.parametrize("server", KINDS, indirect=True)
