@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -146,6 +147,13 @@ def test_a_dry_run_touches_nothing_and_decides_the_same(bed: Cluster) -> None:
     assert {name: did[name] for name in same} == {name: would[name] for name in same}
 
 
+def placed(bed: Cluster) -> dict[str, Any]:
+    """The only loan, once it is told where it is: its state comes from slurmctld, its slice from the node."""
+    until("its node", lambda: all(one["node"] for one in loans(bed)))
+    (found,) = loans(bed)
+    return found
+
+
 def test_a_job_that_comes_back_is_started_where_slurmd_does_not_take_it_for_its_last_run(
     new_cluster: Callable[..., Cluster],
 ) -> None:
@@ -154,10 +162,10 @@ def test_a_job_that_comes_back_is_started_where_slurmd_does_not_take_it_for_its_
     job = train(bed, "signal=usr1 min=3g.40gb max=3g.40gb")
     until("the loan", lambda: job in running(bed))
     until("some steps", lambda: begun(bed, job) == [0])
-    (before,) = loans(bed)
+    before = placed(bed)
     bed.run(["scontrol", "requeue", str(job)])
     until("its return", lambda: len(begun(bed, job)) == 2 and job in running(bed))
-    (after,) = loans(bed)
+    after = placed(bed)
     assert after["restarts"] == 1, "no run came straight back"
     if not forgets(bed.run(["squeue", "-h", "-j", str(job), "-o", "%b"]).stdout.strip()):
         excluded = bed.run(["squeue", "-h", "-j", str(job), "-o", "%x"]).stdout.strip()
