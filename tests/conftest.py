@@ -8,7 +8,9 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shutil
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
@@ -37,6 +39,8 @@ _TESTS = Path(__file__).parent
 CLUSTER_TIME_OUT_S = 900
 #: how many tests on a shared cluster take as long as one that makes a cluster for itself
 OWN_CLUSTER = 8
+#: what the tests of this run write, where nobody has said which directory that is
+_OWN_DIRECTORY = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,10 +54,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills-first", type=int, default=0, metavar="K", help="begin with the Kth call (0 to N-1)")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    """Give the run a directory of its own, and a SIGINT that programs under test take.
+
+    pytest has one directory for all runs of a user, and closes it to other users whenever one begins: tests of another
+    run that let users into theirs would fail.
+    """
+    if not config.option.basetemp:  # that of a run's processes is in it
+        config.option.basetemp = config.stash[_OWN_DIRECTORY] = tempfile.mkdtemp(prefix="migbatch-tests-")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Shells start what they put in the background so, and programs under test would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Remove the run's directory where nothing has failed in it."""
+    if exitstatus == pytest.ExitCode.OK and (directory := session.config.stash.get(_OWN_DIRECTORY, "")):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
