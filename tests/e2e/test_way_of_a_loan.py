@@ -36,6 +36,11 @@ def bed(site: Cluster) -> Iterator[Cluster]:
     settled(site)
 
 
+def ended(bed: Cluster) -> list[dict[str, Any]]:
+    """The loans that the record has as ended."""
+    return [one for one in loans(bed, "--all") if one["state"] == "ended"]
+
+
 def test_training_is_lent_what_is_idle(bed: Cluster) -> None:
     jobs = [
         train(bed, "signal=usr1 max=2g.20gb", steps=50),
@@ -67,9 +72,11 @@ def test_three_loans_end_for_one_large_slice_and_lose_nothing(bed: Cluster) -> N
     inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:3g.40gb", wrap="sleep 5", user="mbbob")
     assert inference, said
     assert bed.wait_job(inference, "RUNNING", "COMPLETED", timeout=PATIENCE_S) in ("RUNNING", "COMPLETED")
-    ended = [loan for loan in loans(bed, "--all") if loan["state"] == "ended" and loan["job"] in jobs]
-    reclaimed = [loan["job"] for loan in ended if f"inference job {inference} needs 3g.40gb" in loan["why"]]
-    assert sorted(reclaimed) == jobs, ended
+    why = f"inference job {inference} needs 3g.40gb"
+    until(
+        "the end of the three in the record",
+        lambda: sorted(one["job"] for one in ended(bed) if why in one["why"]) == jobs,
+    )
     steps = {job: saved(bed, job) for job in jobs}
     assert all(steps.values()), "each wrote a checkpoint when it was told"
     assert bed.wait_job(inference) == "COMPLETED"
@@ -98,8 +105,7 @@ def test_a_service_that_dies_between_signal_and_requeue_goes_on(bed: Cluster) ->
     assert bed.wait_job(inference, timeout=PATIENCE_S) == "COMPLETED"
     until("the requeue in the record", lambda: "retype" in [row["kind"] for row in actions(bed, deaf)])
     assert [row["kind"] for row in actions(bed, deaf)][:4] == ["release", "signal", "requeue", "retype"]
-    (over,) = (one for one in loans(bed, "--all") if one["state"] == "ended" and one["job"] == deaf)
-    assert over["restarts"] == 0
+    until("its end in the record", lambda: [one["restarts"] for one in ended(bed) if one["job"] == deaf] == [0])
     until("the return of the job", lambda: running(bed) == {deaf: "7g.80gb"})
 
 
@@ -119,12 +125,12 @@ def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
     step = saved(bed, job)
     bed.restart("migbatchd")
     until("the return of the job", lambda: running(bed) == {job: "7g.80gb"} and len(begun(bed, job)) == 2)
-    ended = [one["why"] for one in loans(bed, "--all") if one["state"] == "ended"]
-    late = [why for why in ended if "has not started within" in why]  # a return that a busy machine held up
-    assert len(ended) - len(late) == 1 and any("preemption" in why for why in ended), ended
+    over = [one["why"] for one in ended(bed)]
+    late = [why for why in over if "has not started within" in why]  # a return that a busy machine held up
+    assert len(over) - len(late) == 1 and any("preemption" in why for why in over), over
     assert begun(bed, job)[1] == step > 0
     again = ["withdraw", "release"] * len(late)
-    assert [row["kind"] for row in actions(bed, job)] == ["release", "retype", "release", *again], ended
+    assert [row["kind"] for row in actions(bed, job)] == ["release", "retype", "release", *again], over
     cancel(bed)
     settled(bed)
 
