@@ -39,6 +39,8 @@ _TESTS = Path(__file__).parent
 CLUSTER_TIME_OUT_S = 900
 #: how many tests on a shared cluster take as long as one that makes a cluster for itself
 OWN_CLUSTER = 8
+#: nice value that this process was started with
+_NICE = os.getpriority(os.PRIO_PROCESS, 0)
 #: what the tests of this run write, where nobody has said which directory that is
 _OWN_DIRECTORY = pytest.StashKey[str]()
 
@@ -140,12 +142,8 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Let tests without a cluster give way to those on one, which run beside them."""
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    give_way(nice, to_clusters=item.get_closest_marker("slurm") is None)
-    try:
-        return (yield)
-    finally:
-        give_way(nice, to_clusters=False)
+    give_way(_NICE, to_clusters=item.get_closest_marker("slurm") is None)
+    return (yield)
 
 
 @pytest.fixture
