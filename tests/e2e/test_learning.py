@@ -23,7 +23,7 @@ FACTS = {
     "weight_bytes": 4,
 }
 MODELS = {"heavier": {**FACTS, "gflops": 440.0}, "lighter": {**FACTS, "gflops": 1.1, "activation_mib": 2.0}}
-LEARNING = {"every_s": 0.5, "min_new": 1, "keep": 50}
+LEARNING = {"every_s": 2.0, "min_new": 1, "keep": 50}
 #: milliseconds of a batch of 32 by profile: 3 of the host, 6 of all the 132 SMs
 TRUTH = {"1g.10gb": 52.5, "1g.20gb": 33.5, "2g.20gb": 27.75, "3g.40gb": 16.2, "4g.40gb": 15.4, "7g.80gb": 9.0}
 SLO_MS = {"heavier": 80, "lighter": 40}
