@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,24 +16,21 @@ from slurm_migbatch.store.models import Base
 from slurm_migbatch.store.reader import open_reader
 from slurm_migbatch.store.runquery import RETYPED_FIELDS, RUN_FIELDS, JobId, RunFilter
 from tests.support.processes import at_once
-from tests.support.servers import KINDS, START, empty
+from tests.support.servers import KINDS, empty
 from tests.support.store_events import Node, job, piece, run_of, states
 
 pytestmark = pytest.mark.slurm
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def server(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest, server_of: Callable[[str], str]) -> str:
     """URL of an empty database on a running server."""
-    start = START[request.param]
-    with tempfile.TemporaryDirectory(prefix="migbatch-db-") as directory, start(Path(directory)) as url:
-        yield url
+    return server_of(request.param)
 
 
 @pytest.fixture
 def store(server: str) -> Iterator[Store]:
     """A store that holds nothing."""
-    empty(server)
     with open_store(server) as opened:
         yield opened
 

@@ -1,45 +1,30 @@
 """Which migbatchd is active, on each kind of database: one at a time, and one that was deposed writes nothing."""
 
-import tempfile
 import threading
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from sqlalchemy import MetaData
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.engines import make_engine
 from slurm_migbatch.store.terms import TermOverError, TermState, check_term
 from tests.support.processes import at_once
-from tests.support.servers import KINDS, START
+from tests.support.servers import KINDS
 
 pytestmark = pytest.mark.slurm
 
 EVENT = {"seq": 1, "ts": 1.0, "kind": "fault"}
 
 
-@pytest.fixture(scope="module", params=["sqlite", *KINDS])
-def server(request):
-    """URL of a database."""
-    with tempfile.TemporaryDirectory(prefix="migbatch-db-") as directory:
-        if request.param == "sqlite":
-            yield f"sqlite:///{directory}/migbatch.db"
-        else:
-            with START[request.param](Path(directory)) as url:
-                yield url
+@pytest.fixture(params=["sqlite", *KINDS])
+def server(request, tmp_path, server_of):
+    """URL of an empty database."""
+    return f"sqlite:///{tmp_path}/migbatch.db" if request.param == "sqlite" else server_of(request.param)
 
 
 @pytest.fixture
 def url(server):
-    """The same, emptied."""
-    engine = make_engine(server, readonly=False)
-    everything = MetaData()
-    everything.reflect(engine)
-    everything.drop_all(engine)
-    engine.dispose()
     return server
 
 
