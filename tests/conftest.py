@@ -37,8 +37,8 @@ register_examples(repeatable="CI" in os.environ)
 _TESTS = Path(__file__).parent
 #: for a test on a Slurm cluster with the fixtures that it is the first to use; pyproject.toml has that of all others
 CLUSTER_TIME_OUT_S = 900
-#: how many tests on a shared cluster take as long as one that makes a cluster for itself
-OWN_CLUSTER = 8
+#: how many tests on a shared cluster take as long as one with a cluster of its own, and as one of the whole product
+OWN_CLUSTER, WHOLE_PRODUCT = 8, 4
 #: nice value that this process was started with
 _NICE = os.getpriority(os.PRIO_PROCESS, 0)
 #: what the tests of this run write, where nobody has said which directory that is
@@ -88,7 +88,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # Files are handed out whole, those that take long first.
     size: Counter[Path] = Counter()
     for item in items:
-        size[item.path] += OWN_CLUSTER if "new_cluster" in getattr(item, "fixturenames", ()) else 1
+        whole = WHOLE_PRODUCT if item.path.parent.name in ("e2e", "site") else 1
+        size[item.path] += OWN_CLUSTER if "new_cluster" in getattr(item, "fixturenames", ()) else whole
     waiting = {item.path for item in items if item.get_closest_marker("slurm")}
     order = interleaved(*({path: size[path] for path in size if (path in waiting) is kind} for kind in (True, False)))
     position = {path: number for number, path in enumerate(order)}
