@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
@@ -41,6 +42,9 @@ CLUSTER_TIME_OUT_S = 900
 OWN_CLUSTER, WHOLE_PRODUCT = 8, 4
 #: nice value that this process was started with
 _NICE = os.getpriority(os.PRIO_PROCESS, 0)
+#: how long the directory of a run stays in which something has failed
+KEPT_S = 3 * 86400
+_PREFIX = "migbatch-tests-"
 #: what the tests of this run write, where nobody has said which directory that is
 _OWN_DIRECTORY = pytest.StashKey[str]()
 
@@ -64,7 +68,11 @@ def pytest_configure(config: pytest.Config) -> None:
     run that let users into theirs would fail.
     """
     if not config.option.basetemp:  # that of a run's processes is in it
-        config.option.basetemp = config.stash[_OWN_DIRECTORY] = tempfile.mkdtemp(prefix="migbatch-tests-")
+        for old in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            with suppress(FileNotFoundError):  # a run beside this one removes it too
+                if old.stat().st_mtime < time.time() - KEPT_S:
+                    shutil.rmtree(old, ignore_errors=True)
+        config.option.basetemp = config.stash[_OWN_DIRECTORY] = tempfile.mkdtemp(prefix=_PREFIX)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Shells start what they put in the background so, and programs under test would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
