@@ -9,8 +9,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: nice value of tests without a cluster: those on one wait for its daemons and have time-outs
-_NICE = 5
+#: nice value of tests without a cluster, half the share of those on one: these wait for daemons that have time-outs
+_NICE = 3
 
 
 def interleaved(*kinds: Mapping[T, int]) -> list[T]:

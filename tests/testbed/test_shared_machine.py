@@ -22,7 +22,7 @@ def test_what_gives_way_comes_first_again_where_that_is_allowed() -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0)
     give_way(before, to_clusters=True)
     lower = os.getpriority(os.PRIO_PROCESS, 0)
-    assert lower == min(19, before + 5)
+    assert lower == min(19, before + 3)
     give_way(before, to_clusters=False)
     assert os.getpriority(os.PRIO_PROCESS, 0) in (before, lower)
 
