@@ -8,9 +8,12 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shutil
 import signal
+import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -26,6 +29,7 @@ pytest.register_assert_rewrite("tests.support")
 from tests.support.databases import KINDS, Databases, chosen  # noqa: E402 - after what it is rewritten by
 from tests.support.directories import open_to_users  # noqa: E402 - after what it is rewritten by
 from tests.support.examples import register as register_examples  # noqa: E402 - after what it is rewritten by
+from tests.support.order import give_way, interleaved  # noqa: E402 - after what it is rewritten by
 from tests.support.recordings import assert_decided_alike  # noqa: E402 - after what it is rewritten by
 
 # CI sees the same examples every time; whoever works on the code sees new ones.
@@ -34,8 +38,15 @@ register_examples(repeatable="CI" in os.environ)
 _TESTS = Path(__file__).parent
 #: for a test on a Slurm cluster with the fixtures that it is the first to use; pyproject.toml has that of all others
 CLUSTER_TIME_OUT_S = 900
-#: how many tests on a shared cluster take as long as one that makes a cluster for itself
-OWN_CLUSTER = 8
+#: how many tests on a shared cluster take as long as one with a cluster of its own, and as one of the whole product
+OWN_CLUSTER, WHOLE_PRODUCT = 8, 4
+#: nice value that this process was started with
+_NICE = os.getpriority(os.PRIO_PROCESS, 0)
+#: how long the directory of a run stays in which something has failed
+KEPT_S = 3 * 86400
+_PREFIX = "migbatch-tests-"
+#: what the tests of this run write, where nobody has said which directory that is
+_OWN_DIRECTORY = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,25 +60,48 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills-first", type=int, default=0, metavar="K", help="begin with the Kth call (0 to N-1)")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    """Give the run a directory of its own, and a SIGINT that programs under test take.
+
+    pytest has one directory for all runs of a user, and closes it to other users whenever one begins: tests of another
+    run that let users into theirs would fail.
+    """
+    if not config.option.basetemp:  # that of a run's processes is in it
+        for old in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            with suppress(FileNotFoundError):  # a run beside this one removes it too
+                if old.stat().st_mtime < time.time() - KEPT_S:
+                    shutil.rmtree(old, ignore_errors=True)
+        config.option.basetemp = config.stash[_OWN_DIRECTORY] = tempfile.mkdtemp(prefix=_PREFIX)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Shells start what they put in the background so, and programs under test would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Remove the run's directory where nothing has failed in it."""
+    if exitstatus == pytest.ExitCode.OK and (directory := session.config.stash.get(_OWN_DIRECTORY, "")):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what uses a cluster and begin with it; leave out what this Slurm release has no plugin for."""
+    """Mark what uses a cluster and spread it over the run; leave out what this Slurm release has no plugin for."""
     for item in items:
         if {"cluster", "new_cluster", "stack", "slurm_root"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slurm)
         if item.get_closest_marker("slurm") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(CLUSTER_TIME_OUT_S))
-    # Tests on a cluster wait for Slurm most of the time, so they come first; those that need the processors fill
-    # the end of the run. Files are handed out whole, those that take long first.
+    # Tests on a cluster wait for Slurm most of the time, the others need the processors: both at any time of the run.
+    # Files are handed out whole, those that take long first.
     size: Counter[Path] = Counter()
     for item in items:
-        size[item.path] += OWN_CLUSTER if "new_cluster" in getattr(item, "fixturenames", ()) else 1
-    items.sort(key=lambda item: (item.get_closest_marker("slurm") is None, -size[item.path]))
+        whole = WHOLE_PRODUCT if item.path.parent.name in ("e2e", "site") else 1
+        size[item.path] += OWN_CLUSTER if "new_cluster" in getattr(item, "fixturenames", ()) else whole
+    waiting = {item.path for item in items if item.get_closest_marker("slurm")}
+    order = interleaved(*({path: size[path] for path in size if (path in waiting) is kind} for kind in (True, False)))
+    position = {path: number for number, path in enumerate(order)}
+    items.sort(key=lambda item: position[item.path])
     for marker in _not_offered(config):
         without = [item for item in items if item.get_closest_marker(marker)]
         config.hook.pytest_deselected(items=without)
@@ -113,6 +147,13 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let tests without a cluster give way to those on one, which run beside them."""
+    give_way(_NICE, to_clusters=item.get_closest_marker("slurm") is None)
+    return (yield)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .errors import TestbedError
 
-_PAUSE_PER_CALL = 9.0
+_PAUSE_PER_CALL = 14.0
 _LONGEST_PAUSE_S = 1.0
 
 

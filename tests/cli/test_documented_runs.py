@@ -17,20 +17,20 @@ from tests.support.shown_calls import PAGES, calls, inline, shell, told
 SMALL: Final[dict[str, list[str]]] = {
     "bench hooks": ["--rounds", "10"],
     "bench learn": ["--runs", "100", "--models", "100"],
-    "bench reports": ["--runs", "1000", "--repeats", "1"],
     "bench sampling": ["--rounds", "5"],
     "bench scale": ["--nodes", "2", "--gpus", "1", "--pending", "5"],
     "eval llm": ["--data", "{served}"],
     "eval predictor": ["--data", "{sliced}", "--quick"],
     "eval profiling": ["--data", "{sliced}"],
 }
-#: what takes minutes, and where its parts are tested
+#: what takes minutes, and where it is tested with less to do, or its parts are
 LONG: Final = {
     "bench all": "tests/cli/test_bench_all.py",
     "bench dispatch": "tests/lab/test_bench_dispatch.py",
     "bench fragmentation": "tests/lab/test_bench_fragmentation.py",
     "bench lending": "tests/lab/test_bench_lending.py",
     "bench live": "tests/lab/slurm",
+    "bench reports": "tests/report/test_report_parts.py",
     "bench rounds": "tests/lab/slurm",
     "bench sharing": "tests/lab/test_bench_sharing.py",
     "bench study bsbf": "tests/lab/test_sharing_policies.py",

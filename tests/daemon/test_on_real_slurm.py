@@ -6,7 +6,8 @@ import pytest
 
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.runquery import JobId, RunFilter
-from slurm_migbatch.testbed.errors import TestbedError
+from slurm_migbatch.testbed.proc import wait_until
+from tests.support.commands import migbatch
 
 pytestmark = pytest.mark.slurm
 
@@ -18,7 +19,7 @@ PATIENCE_S = 180.0  # machines that do much else at the same time are slow
 def bed(slurm_root):
     from slurm_migbatch.testbed.cluster import Cluster
 
-    with Cluster(nodes=2, gpus=1, slurm_root=slurm_root, migbatch="all") as bed:
+    with Cluster(nodes=2, gpus=1, slurm_root=slurm_root, migbatch="all", node_conf={"CheckEvery": "1"}) as bed:
         yield bed
 
 
@@ -55,11 +56,8 @@ def _types(line):
             yield pieces[1], pieces[2]
 
 
-def wait(bed, what, check, timeout=PATIENCE_S):
-    end = time.monotonic() + timeout
-    while not check():
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
+def wait(what, check, timeout=PATIENCE_S):
+    wait_until(check, timeout, what, every=0.1)
 
 
 def test_commands_tell_of_a_job(bed):
@@ -67,7 +65,7 @@ def test_commands_tell_of_a_job(bed):
         "--gres=mig:auto", "--comment=migbatch: model=bert-large batch=32 slo=500ms", wrap="true", user=USER
     )
     assert bed.wait_job(job) == "COMPLETED"
-    wait(bed, "the decision", lambda: run_of(bed, job).run["bucket"])
+    wait("the decision", lambda: run_of(bed, job).run["bucket"])
     run = run_of(bed, job)
     assert run.run["bucket"].startswith("bert-large/infer/b32/")
     assert run.run["exit_code"] == 0
@@ -75,14 +73,14 @@ def test_commands_tell_of_a_job(bed):
     assert "mig:auto" in shown
     assert run.slices[0]["mig_uuid"] in shown
     assert "n1" in bed.product.migbatch("nodes")
-    wait(bed, "a healthy site", lambda: healthy(bed))
+    wait("a healthy site", lambda: healthy(bed))
 
 
 def healthy(bed):
-    """Whether doctor finds nothing to correct; what nodes found when they were started is told for a minute."""
+    """Whether doctor finds nothing to correct; what nodes found at their start is told until they look again."""
     try:
-        return " 0 to correct" in bed.product.migbatch("doctor")
-    except TestbedError:
+        return " 0 to correct" in migbatch(bed, "doctor")
+    except AssertionError:
         return False
 
 
@@ -93,9 +91,10 @@ def test_why_tells_of_a_job_that_waits(bed):
     waiting = bed.submit("--gres=mig:3g.40gb:1", wrap="true", user=USER)
 
     def told():
-        return bed.product.migbatch("why", str(waiting))
+        said = migbatch(bed, "why", str(waiting))
+        return all(words in said for words in ("reserved: 3g.40gb", "nowhere at the"))
 
-    wait(bed, "a reservation", lambda: all(words in told() for words in ("reserved: 3g.40gb", "nowhere at the")))
+    wait("a reservation", told)
     bed.run(["scancel", *map(str, fill)])
     assert bed.wait_job(waiting) == "COMPLETED"
 
@@ -113,19 +112,19 @@ def test_without_migbatchd_jobs_are_submitted_run_and_end_and_the_record_catches
     bed.product.start_daemon()
     assert run_of(bed, running).run["profile"] == "1g.10gb"
     assert run_of(bed, new).slices[0]["profile"] == "1g.10gb"
-    wait(bed, "idle nodes", lambda: set(bed.node_states().values()) == {"idle"})
+    wait("idle nodes", lambda: set(bed.node_states().values()) == {"idle"})
 
 
 def test_slurmctld_restarted_under_a_running_job_drains_nothing_and_is_told_again(bed):
     job = bed.submit("--gres=mig:3g.40gb:1", wrap="sleep 600", user=USER)
     bed.wait_job(job, "RUNNING")
     bed.restart("slurmctld")
-    wait(bed, "the offer", lambda: offered(bed, "3g.40gb") >= 1)
+    wait("the offer", lambda: offered(bed, "3g.40gb") >= 1)
     bed.run(["scontrol", "reconfigure"])
-    wait(bed, "the offer", lambda: offered(bed, "3g.40gb") >= 1)
+    wait("the offer", lambda: offered(bed, "3g.40gb") >= 1)
     assert bed.job_state(job) == "RUNNING"
     bed.run(["scancel", str(job)])
-    wait(bed, "idle nodes", lambda: set(bed.node_states().values()) == {"idle"})
+    wait("idle nodes", lambda: set(bed.node_states().values()) == {"idle"})
 
 
 def test_a_job_that_got_past_the_filter_with_a_larger_marker_is_cancelled(bed):
@@ -133,6 +132,6 @@ def test_a_job_that_got_past_the_filter_with_a_larger_marker_is_cancelled(bed):
     # only root can: the filter lets root's changes pass
     bed.run(["scontrol", "update", f"JobId={job}", "Comment=[mig:2g.20gb:1]"])
     bed.run(["scontrol", "release", str(job)])
-    wait(bed, "the end of the job", lambda: bed.job_state(job) not in ("PENDING", "RUNNING", "COMPLETING"))
+    wait("the end of the job", lambda: bed.job_state(job) not in ("PENDING", "RUNNING", "COMPLETING"))
     assert bed.job_state(job).startswith("CANCELLED")
-    wait(bed, "idle nodes", lambda: set(bed.node_states().values()) == {"idle"})
+    wait("idle nodes", lambda: set(bed.node_states().values()) == {"idle"})

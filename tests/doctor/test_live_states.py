@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 
 from slurm_migbatch.install.scripts import SEVERAL
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.commands import said_on
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slurm
@@ -31,11 +30,7 @@ def doctor(bed: Cluster, *options: str, code: int | None = None) -> dict[str, An
     """What doctor says on the controller, or with `--role`; its exit code is held against it."""
     if "--role" not in options:
         options = ("-c", str(bed.product.config), *options)
-    line = [sys.executable, "-m", "slurm_migbatch.cli", "doctor", "--json", *options]
-    done = subprocess.run(
-        bed.daemons.group.enter(line), env=bed.client_env(inside=False), cwd="/", capture_output=True, text=True,
-        timeout=120,
-    )  # fmt: skip
+    done = said_on(bed, "doctor", "--json", *options)
     said: dict[str, Any] = json.loads(done.stdout)
     levels = {each["level"] for each in said["findings"]}
     assert done.returncode == (1 if "FAIL" in levels else 2 if "unknown" in levels else 0), done.stderr
@@ -93,6 +88,7 @@ def test_a_healthy_site(bed: Cluster) -> None:
     said = doctor(bed, "--nodes", code=0)
     assert said["roles"] == ["controller"] and said["version"] == 1
     assert on_node(bed) == []
+    assert " 0 to correct" in bed.product.migbatch("doctor")  # the program
 
 
 @pytest.mark.parametrize("name", ["job_submit.lua", "cli_filter.lua"])

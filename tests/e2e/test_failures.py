@@ -20,6 +20,7 @@ from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.registry import unmount_below
 from slurm_migbatch.testbed.watch import HandoffWatch
+from tests.support.commands import migbatch
 from tests.support.end_to_end import (
     SHOW,
     account,
@@ -353,7 +354,7 @@ def test_a_leaked_process_costs_its_slot_only(single: Cluster) -> None:
     stuck = instances(bed, "n1")[0]["compute_instances"][0]["uuid"]
     machine.start_process(stuck, 4_000_000, sticky=True)
     until("the zombie", lambda: zombies(bed, "n1") == 1)
-    until("its report", lambda: "zombie" in bed.product.migbatch("nodes", "-R"))
+    until("its report", lambda: "zombie" in migbatch(bed, "nodes", "-R"))
     for kind in ("2g.20gb", "3g.40gb", "1g.10gb"):
         job, _ = sbatch(bed, f"--gres=mig:{kind}:1")
         assert bed.wait_job(job) == "COMPLETED", kind
@@ -367,7 +368,7 @@ def test_a_leaked_process_costs_its_slot_only(single: Cluster) -> None:
     machine.end_process(4_000_000)
     until("the end of the zombie", lambda: zombies(bed, "n1") == 0)
     assert bed.wait_job(whole) == "COMPLETED"
-    until("its report", lambda: "zombie" not in bed.product.migbatch("nodes", "-R"))
+    until("its report", lambda: "zombie" not in migbatch(bed, "nodes", "-R"))
     settled(bed)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.commands import migbatch
 from tests.support.end_to_end import PATIENCE_S, account, sbatch, until
 
 #: what the site says of its models; each is right in truth with 22 gflops (`TRUTH`)
@@ -22,7 +23,7 @@ FACTS = {
     "weight_bytes": 4,
 }
 MODELS = {"heavier": {**FACTS, "gflops": 440.0}, "lighter": {**FACTS, "gflops": 1.1, "activation_mib": 2.0}}
-LEARNING = {"every_s": 0.5, "min_new": 1, "keep": 50}
+LEARNING = {"every_s": 2.0, "min_new": 1, "keep": 50}
 #: milliseconds of a batch of 32 by profile: 3 of the host, 6 of all the 132 SMs
 TRUTH = {"1g.10gb": 52.5, "1g.20gb": 33.5, "2g.20gb": 27.75, "3g.40gb": 16.2, "4g.40gb": 15.4, "7g.80gb": 9.0}
 SLO_MS = {"heavier": 80, "lighter": 40}
@@ -41,7 +42,7 @@ def bed(slurm_root: str) -> Iterator[Cluster]:
 
 
 def model(bed: Cluster, *arguments: str) -> str:
-    return bed.product.migbatch("model", *arguments, "-c", str(bed.product.config))
+    return migbatch(bed, "model", *arguments, "-c", str(bed.product.config))
 
 
 def listed(bed: Cluster) -> dict:
@@ -56,7 +57,7 @@ def explained(bed: Cluster, name: str) -> dict:
     """What `migbatch explain` says, with the answer of the running service beside it."""
     socket = str(bed.product.state / "submit.sock")
     options = ("-c", str(bed.product.config), "--service", socket, "--json", "-p", "gpu", "--gres=mig:auto")
-    return json.loads(bed.product.migbatch("explain", *options, f"--comment={asking(name)}"))
+    return json.loads(migbatch(bed, "explain", *options, f"--comment={asking(name)}"))
 
 
 def answered_with(bed: Cluster, version: int | None, name: str) -> None:
@@ -113,7 +114,7 @@ def test_the_choice_moves_to_the_right_slice(bed: Cluster, name: str) -> None:
     shown = json.loads(model(bed, "show", "--json"))
     assert shown["version"] == shown["current"] > 0
     assert 0.8 < shown["report"]["trained"][f"{name}/infer/h100-80gb"]["time"]["ratio"] < 1.25
-    assert f"{name}/infer/h100-80gb" in model(bed, "show")
+    assert f"{name}/infer/h100-80gb" in bed.product.migbatch("model", "show", "-c", str(bed.product.config))
 
 
 def test_going_back_at_run_time_and_restarts(bed: Cluster) -> None:

@@ -5,8 +5,10 @@ The training jobs are `sbatch_examples/elastic_bash.sh` as it is shipped.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,11 @@ def bed(site: Cluster) -> Iterator[Cluster]:
     settled(site)
 
 
+def ended(bed: Cluster) -> list[dict[str, Any]]:
+    """The loans that the record has as ended."""
+    return [one for one in loans(bed, "--all") if one["state"] == "ended"]
+
+
 def test_training_is_lent_what_is_idle(bed: Cluster) -> None:
     jobs = [
         train(bed, "signal=usr1 max=2g.20gb", steps=50),
@@ -48,6 +55,8 @@ def test_training_is_lent_what_is_idle(bed: Cluster) -> None:
     assert over[jobs[1]]["profile"] in ("3g.40gb", "4g.40gb")
     assert all((over[job]["node"], over[job]["gpu"], over[job]["user"]) == ("n1", "0", "mbalice") for job in jobs)
     assert [row["kind"] for row in actions(bed, jobs[0])] == ["release"]
+    said = bed.product.migbatch("loans", "-c", str(bed.product.config), "--json", "--all")  # the program
+    assert set(jobs) <= {one["job"] for one in json.loads(said)["loans"]}
     assert marked(bed, jobs[0])[1] == over[jobs[0]]["profile"] + ":1"
 
 
@@ -63,15 +72,18 @@ def test_three_loans_end_for_one_large_slice_and_lose_nothing(bed: Cluster) -> N
     inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:3g.40gb", wrap="sleep 5", user="mbbob")
     assert inference, said
     assert bed.wait_job(inference, "RUNNING", "COMPLETED", timeout=PATIENCE_S) in ("RUNNING", "COMPLETED")
-    ended = [loan for loan in loans(bed, "--all") if loan["state"] == "ended" and loan["job"] in jobs]
-    reclaimed = [loan["job"] for loan in ended if f"inference job {inference} needs 3g.40gb" in loan["why"]]
-    assert sorted(reclaimed) == jobs, ended
+    why = f"inference job {inference} needs 3g.40gb"
+    until(
+        "the end of the three in the record",
+        lambda: sorted(one["job"] for one in ended(bed) if why in one["why"]) == jobs,
+    )
     steps = {job: saved(bed, job) for job in jobs}
     assert all(steps.values()), "each wrote a checkpoint when it was told"
     assert bed.wait_job(inference) == "COMPLETED"
     until("the return of the three", lambda: all(len(begun(bed, job)) == 2 for job in jobs))
     assert {job: begun(bed, job)[1] for job in jobs} == steps
-    assert [row["kind"] for row in actions(bed, jobs[0])][-4:] == ["signal", "requeue", "retype", "release"]
+    way = ["signal", "requeue", "retype", "release"]
+    until("all of it in the record", lambda: [row["kind"] for row in actions(bed, jobs[0])][-4:] == way)
     assert bed.job_state(held) == "RUNNING"
 
 
@@ -93,8 +105,7 @@ def test_a_service_that_dies_between_signal_and_requeue_goes_on(bed: Cluster) ->
     assert bed.wait_job(inference, timeout=PATIENCE_S) == "COMPLETED"
     until("the requeue in the record", lambda: "retype" in [row["kind"] for row in actions(bed, deaf)])
     assert [row["kind"] for row in actions(bed, deaf)][:4] == ["release", "signal", "requeue", "retype"]
-    (over,) = (one for one in loans(bed, "--all") if one["state"] == "ended" and one["job"] == deaf)
-    assert over["restarts"] == 0
+    until("its end in the record", lambda: [one["restarts"] for one in ended(bed) if one["job"] == deaf] == [0])
     until("the return of the job", lambda: running(bed) == {deaf: "7g.80gb"})
 
 
@@ -114,12 +125,12 @@ def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
     step = saved(bed, job)
     bed.restart("migbatchd")
     until("the return of the job", lambda: running(bed) == {job: "7g.80gb"} and len(begun(bed, job)) == 2)
-    ended = [one["why"] for one in loans(bed, "--all") if one["state"] == "ended"]
-    late = [why for why in ended if "has not started within" in why]  # a return that a busy machine held up
-    assert len(ended) - len(late) == 1 and any("preemption" in why for why in ended), ended
+    over = [one["why"] for one in ended(bed)]
+    late = [why for why in over if "has not started within" in why]  # a return that a busy machine held up
+    assert len(over) - len(late) == 1 and any("preemption" in why for why in over), over
     assert begun(bed, job)[1] == step > 0
     again = ["withdraw", "release"] * len(late)
-    assert [row["kind"] for row in actions(bed, job)] == ["release", "retype", "release", *again], ended
+    assert [row["kind"] for row in actions(bed, job)] == ["release", "retype", "release", *again], over
     cancel(bed)
     settled(bed)
 
@@ -142,6 +153,13 @@ def test_a_dry_run_touches_nothing_and_decides_the_same(bed: Cluster) -> None:
     assert {name: did[name] for name in same} == {name: would[name] for name in same}
 
 
+def placed(bed: Cluster) -> dict[str, Any]:
+    """The only loan, once it is told where it is: its state comes from slurmctld, its slice from the node."""
+    until("its node", lambda: all(one["node"] for one in loans(bed)))
+    (found,) = loans(bed)
+    return found
+
+
 def test_a_job_that_comes_back_is_started_where_slurmd_does_not_take_it_for_its_last_run(
     new_cluster: Callable[..., Cluster],
 ) -> None:
@@ -150,10 +168,10 @@ def test_a_job_that_comes_back_is_started_where_slurmd_does_not_take_it_for_its_
     job = train(bed, "signal=usr1 min=3g.40gb max=3g.40gb")
     until("the loan", lambda: job in running(bed))
     until("some steps", lambda: begun(bed, job) == [0])
-    (before,) = loans(bed)
+    before = placed(bed)
     bed.run(["scontrol", "requeue", str(job)])
     until("its return", lambda: len(begun(bed, job)) == 2 and job in running(bed))
-    (after,) = loans(bed)
+    after = placed(bed)
     assert after["restarts"] == 1, "no run came straight back"
     if not forgets(bed.run(["squeue", "-h", "-j", str(job), "-o", "%b"]).stdout.strip()):
         excluded = bed.run(["squeue", "-h", "-j", str(job), "-o", "%x"]).stdout.strip()

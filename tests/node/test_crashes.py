@@ -199,23 +199,25 @@ DRIVER_CALLS = [
 ]
 
 
+MOMENTS = ["before", "during", "after"]
+
+
 @pytest.mark.parametrize("after", [next_hook, reconcile])
-@pytest.mark.parametrize("moment", ["before", "during", "after"])
+@pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("scene", [cold, evicting, replacing, joining_alone])
 def test_killed_inside_a_driver_call(many_nodes, scene, moment, after):
     counted = many_nodes(name="count")
     effects_of(counted, scene)
     calls = counted.machine.calls()
-    changing = {name: calls[name] for name in DRIVER_CALLS if calls[name]}
+    changing = [(name, nth) for name in DRIVER_CALLS for nth in range(1, calls[name] + 1)]
     assert changing
-    for name, times in changing.items():
-        for nth in range(1, times + 1):
-            node = many_nodes(name=f"{name}{nth}")
-            work = scene(node)
-            node.forget_executor()
-            node.machine.fail(name, nth=nth, kill=True, moment=moment)
-            status, _ = in_child(work)
-            assert os.WIFSIGNALED(status), name
-            node.machine.reset_faults()
-            after(node)
-            node.close()
+    for name, nth in thinned(changing, MOMENTS.index(moment) + AFTER.index(after)):
+        node = many_nodes(name=f"{name}{nth}")
+        work = scene(node)
+        node.forget_executor()
+        node.machine.fail(name, nth=nth, kill=True, moment=moment)
+        status, _ = in_child(work)
+        assert os.WIFSIGNALED(status), name
+        node.machine.reset_faults()
+        after(node)
+        node.close()

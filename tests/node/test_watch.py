@@ -338,10 +338,13 @@ def test_while_nobody_reports_nothing_is_done(new_node, monkeypatch):
     node.prolog(1, "[mig:1g.10gb:1]")
 
     def work(calls):
-        time.sleep(2 * READ_EVERY_S)  # for what was written last
-        calls.clear()
-        path(node).read_text()
-        time.sleep(2 * READ_EVERY_S)
+        def quiet():  # not yet, where what was written last is still being read
+            calls.clear()
+            path(node).read_text()
+            time.sleep(2 * READ_EVERY_S)
+            return not calls
+
+        wait_until(quiet, 60.0, "a time without a look")
 
     assert looking(node, monkeypatch, work) == []
 

@@ -23,6 +23,7 @@ from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
 from tests.support.daemon_fakes import gpu
+from tests.support.stores import prepared
 
 NOW = time.time()
 TRAIN = "migbatch: role=train items=1000 signal=usr1 [mig:%s:1#loan0001]"
@@ -70,7 +71,7 @@ def site(tmp_path: Path) -> PlayedSite:
     node = MigNode("n1", (kind.name,), frozenset({"gpu"}))
     catalog = SiteCatalog({"gpu": Partition("gpu", (kind,))}, {"n1": node})
     (tmp_path / "catalog.json").write_text(json.dumps(catalog.to_dict()))
-    with open_store(url) as store:
+    with open_store(prepared(url)) as store:
         for node, first in (("n1", 11), ("n2", 0)):
             events: list[dict[str, Any]] = [{"kind": "inventory", "gpus": [gpu(0, uuid=f"GPU-{node}")]}]
             for number, row in enumerate(QUEUE[:2] if first else ()):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.cli.main import cli
 from slurm_migbatch.lab.bench import reports as bench
 from slurm_migbatch.report.columns import BRIEF, COLUMNS, DEFAULT, LONG
 from slurm_migbatch.report.errors import ReportError
@@ -123,11 +126,14 @@ def test_windows_are_sacct_s(jobs: bool, states: bool, start: str, end: str, exp
 
 
 def test_the_measure_of_time_measures(tmp_path: Path) -> None:
+    """By the command, as the pages name it (`tests/cli/test_documented_runs.py`)."""
     url = f"sqlite:///{tmp_path}/x.db"
     with open_store(url) as store:
         bench.fill(store, 300, 10.0, NOW)
         assert len(store.runs()) == 300
         assert 0 < len(store.runs(RunFilter(start=NOW - 86400, end=NOW))) < 300
-    result = bench.measure(200, 10.0, 1)
-    assert [set(bar) for bar in result["bars"]] == [{"name", "value", "target", "ok"}] * 5
-    assert [query["lines"] > 0 for query in result["queries"]][1:4] == [True] * 3
+    done = CliRunner().invoke(cli, ["bench", "reports", "--runs", "1000", "--repeats", "1"], standalone_mode=False)
+    assert done.exception is None, done.exception
+    assert len(re.findall(r"^(?:ok|MISSED) +migacct, |^(?:ok|MISSED) +migbatch report, ", done.stdout, re.M)) == 5
+    lines = {name: int(count) for name, count in re.findall(r"^  (\S.*?)  +[0-9.]+ s, (\d+) lines", done.stdout, re.M)}
+    assert min(lines[name] for name in ("one job", "one array", "last day")) > 0

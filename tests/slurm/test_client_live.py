@@ -66,12 +66,13 @@ def test_a_requeued_run_keeps_its_restart_count_until_it_has_ended(
     cluster: Cluster, client: CliClient, limit: str
 ) -> None:
     """It takes three seconds for it, in which Slurm already shows the next run's count."""
-    job = cluster.submit("--requeue", limit, wrap="trap 'sleep 3; exit 0' TERM; while :; do sleep 0.1; done")
+    trap = "trap 'sleep 3; exit 0' TERM; touch trap-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"
+    job = cluster.submit("--requeue", limit, wrap=f"{trap}; while :; do sleep 0.1; done")
     ending: list[JobRow] = []
     runs = 0
     while not ending and runs < 5:  # a busy machine may look too seldom to see a run's end
         submitted = until(client, job, "RUNNING").submit
-        time.sleep(1.0)  # the trap
+        cluster.wait("the trap", (cluster.home("mbalice") / f"trap-{job}-{runs}").exists)
         client.requeue(job)
         while (found := row(client, job)) is None or not found.pending:
             ending += [found] if found is not None and found.state == "COMPLETING" else []

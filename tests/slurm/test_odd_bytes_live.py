@@ -11,11 +11,14 @@ from slurm_migbatch.daemon.ended import HistoryClient, SlurmrestdHistoryClient
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.testbed import restd
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.examples import thinned
 from tests.support.real_world import RealWorld
 
 pytestmark = pytest.mark.slurm
 
 ALL = bytes(range(1, 256))
+#: what separates fields, lines or words somewhere, or is no UTF-8
+SEPARATORS = b"\t\n\r\x1f \"%',:;=[\\]|\x80\xff"
 #: runs commands, one argument list each, and tells how each ended
 RUN = """
 import json, os, subprocess, sys
@@ -79,9 +82,9 @@ def filled(pattern: str, raw: bytes) -> str:
     return before + text(raw) + behind
 
 
-def each(pattern: str) -> list[str]:
-    """A value for each byte."""
-    return [filled(pattern, ALL[number : number + 1]) for number in range(len(ALL))]
+def each(pattern: str, turn: int) -> list[str]:
+    """A value for each separator and for each other byte, of which a turn may have a third."""
+    return [filled(pattern, bytes([value])) for value in sorted({*SEPARATORS, *thinned(ALL, turn)})]
 
 
 class Bench(RealWorld):
@@ -144,7 +147,7 @@ def test_every_byte_in_what_is_submitted(bench: Bench, option: str) -> None:
     pattern = SUBMITTED[option]
     taken = bench.held([f"{option}={filled(pattern, ALL)}"])
     if not taken:  # at least one of them is refused
-        taken = bench.held([f"{option}={value}" for value in each(pattern)])
+        taken = bench.held([f"{option}={value}" for value in each(pattern, list(SUBMITTED).index(option))])
     shown = bench.looked_at()
     assert shown[str(plain)] == "plain"
     assert set(map(str, taken)) <= shown.keys()
@@ -155,15 +158,14 @@ def test_every_byte_in_what_is_submitted(bench: Bench, option: str) -> None:
 def test_every_byte_in_what_is_changed_later(bench: Bench) -> None:
     plain = bench.submit("mig:1g.10gb:1", hold=True, comment="plain")
     taken = 0
-    for key, pattern in UPDATED.items():
+    for turn, (key, pattern) in enumerate(UPDATED.items()):
         (array,) = bench.held(["--array=1-255"])
         user = None if key in BY_ROOT else "mbbob"
         update = ["scontrol", "update"]
         (whole,) = bench.commands([[*update, f"JobId={array}", f"{key}={filled(pattern, ALL)}"]], user)
         if whole[0]:
-            asked = [
-                [*update, f"JobId={array}_{number}", f"{key}={value}"] for number, value in enumerate(each(pattern), 1)
-            ]
+            values = enumerate(each(pattern, turn), 1)
+            asked = [[*update, f"JobId={array}_{number}", f"{key}={value}"] for number, value in values]
             answers = bench.commands(asked, user)
             taken += sum(not code for code, _ in answers)
         else:

@@ -12,6 +12,7 @@ import pytest
 from slurm_migbatch.store.db import Store, open_store
 from tests.support.databases import Databases
 from tests.support.servers import KINDS, START, empty
+from tests.support.stores import prepared
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def url(tmp_path: Path, databases: Databases | None) -> str:
 @pytest.fixture
 def store(url: str) -> Iterator[Store]:
     """An empty store."""
-    with open_store(url) as opened:
+    with open_store(prepared(url)) as opened:
         yield opened
 
 

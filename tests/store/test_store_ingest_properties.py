@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.store.db import Store, open_store
 from tests.support.store_events import piece
+from tests.support.stores import prepared
 
 SIZES = {1: "1g.10gb", 2: "2g.20gb", 4: "3g.40gb"}
 
@@ -75,7 +76,7 @@ def record(store: Store) -> list[Any]:
 
 
 def ship(batches: Sequence[Sequence[dict[str, Any]]]) -> tuple[list[Any], list[int]]:
-    with tempfile.TemporaryDirectory() as directory, open_store(f"sqlite:///{directory}/s.db") as store:
+    with tempfile.TemporaryDirectory() as directory, open_store(prepared(f"sqlite:///{directory}/s.db")) as store:
         acks = [store.ingest("n1", "aa", "b", batch).acked for batch in batches]
         for lease, after in pairwise(store.leases()):
             assert lease.gpu != after.gpu or lease.start + lease.size <= after.start, "a slot is held twice"
@@ -115,7 +116,7 @@ def test_lost_doubled_and_swapped_batches_change_nothing(events: list[dict[str, 
     )
 )  # fmt: skip
 def test_no_event_breaks_the_store(events: list[dict[str, Any]]) -> None:
-    with tempfile.TemporaryDirectory() as directory, open_store(f"sqlite:///{directory}/s.db") as store:
+    with tempfile.TemporaryDirectory() as directory, open_store(prepared(f"sqlite:///{directory}/s.db")) as store:
         store.ingest("n1", "aa", "b", events)
         start = {"seq": 1, "ts": 5.0, "kind": "start", "job": 77, "slices": [piece()]}
         assert store.ingest("n1", "bb", "b", [start]).acked == 1

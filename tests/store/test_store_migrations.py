@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from slurm_migbatch.store.errors import NewerDatabaseError, OlderDatabaseError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import Migration, migrate, pending
 from slurm_migbatch.store.models import Base
+from tests.support.processes import at_once
 from tests.support.store_events import Node, run_of
 
 
@@ -112,9 +111,6 @@ def test_a_reader_does_not_migrate(url: str) -> None:
 def test_many_starters_at_once(url: str, tmp_path: Path) -> None:
     """Eight processes open an empty database; all succeed and each step was done once."""
     (tmp_path / "store").mkdir()
-    code = f"from slurm_migbatch.store.db import open_store; open_store({url!r}).close()"
-    started = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(8)]
-    errors = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started] == [0] * 8, errors
+    at_once(8, "from slurm_migbatch.store.db import open_store\ndef work(n, url): open_store(url).close()\n", url)
     with open_store(url) as store, store.reading() as connection:
         assert connection.execute(text("SELECT count(*) FROM schema_migrations")).scalar() == len(HISTORY)

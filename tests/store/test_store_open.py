@@ -96,7 +96,8 @@ def test_what_is_no_database_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.sqlite
-def test_file_and_directory_are_not_for_everyone(store: Store, url: str) -> None:
+def test_file_and_directory_are_not_for_everyone(url: str) -> None:
+    open_store(url).close()
     file = Path(url.removeprefix("sqlite:///"))
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o750

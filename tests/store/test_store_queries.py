@@ -15,6 +15,7 @@ from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.models import Run, span_class
 from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, JobId, RunFilter, statement_of
 from tests.support.store_events import Node, job, piece, states
+from tests.support.stores import prepared
 
 moments = st.floats(min_value=0, max_value=5e8) | st.sampled_from([0.0, 1.0, 4.0, 16.0, 64.0, 4.0**14, 4.0**15])
 
@@ -35,7 +36,7 @@ def test_a_span_class_bounds_the_length(began: float, length: float) -> None:
 def test_windows_find_exactly_what_overlaps_them(
     spans: list[tuple[float, float | None]], windows: list[tuple[float, float]]
 ) -> None:
-    with tempfile.TemporaryDirectory() as directory, open_store(f"sqlite:///{directory}/s.db") as store:
+    with tempfile.TemporaryDirectory() as directory, open_store(prepared(f"sqlite:///{directory}/s.db")) as store:
         with Session(store.engine) as session, session.begin():
             for number, (began, length) in enumerate(spans, 1):
                 session.add(

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,24 +15,22 @@ from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.models import Base
 from slurm_migbatch.store.reader import open_reader
 from slurm_migbatch.store.runquery import RETYPED_FIELDS, RUN_FIELDS, JobId, RunFilter
-from tests.support.servers import KINDS, START, empty
+from tests.support.processes import at_once
+from tests.support.servers import KINDS, empty
 from tests.support.store_events import Node, job, piece, run_of, states
 
 pytestmark = pytest.mark.slurm
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def server(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest, server_of: Callable[[str], str]) -> str:
     """URL of an empty database on a running server."""
-    start = START[request.param]
-    with tempfile.TemporaryDirectory(prefix="migbatch-db-") as directory, start(Path(directory)) as url:
-        yield url
+    return server_of(request.param)
 
 
 @pytest.fixture
 def store(server: str) -> Iterator[Store]:
     """A store that holds nothing."""
-    empty(server)
     with open_store(server) as opened:
         yield opened
 
@@ -116,18 +109,15 @@ def test_starters_at_once_and_writers_of_one_node(store: Store, server: str) -> 
     """Four processes find an empty database, and then send the same events: two controllers after a fail-over."""
     empty(server)
     code = (
-        "import sys; from slurm_migbatch.store.db import open_store; s = open_store(sys.argv[1])\n"
-        "for n in range(1, 21):\n"
-        "    e = {'seq': n, 'ts': 100.0 + n, 'kind': 'start', 'job': n, 'restart': 0, 'slices': []}\n"
-        "    assert s.ingest('n1', 'aa', 'b', [e]).acked >= n\n"
-        "s.close()"
+        "from slurm_migbatch.store.db import open_store\n"
+        "def work(number, url):\n"
+        "    s = open_store(url)\n"
+        "    for n in range(1, 21):\n"
+        "        e = {'seq': n, 'ts': 100.0 + n, 'kind': 'start', 'job': n, 'restart': 0, 'slices': []}\n"
+        "        assert s.ingest('n1', 'aa', 'b', [e]).acked >= n\n"
+        "    s.close()\n"
     )
-    started = [
-        subprocess.Popen([sys.executable, "-c", code, server], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
-        for _ in range(4)
-    ]
-    errors = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started] == [0] * 4, errors
+    at_once(4, code, server)
     assert [id for id, _, _ in states(store)] == list(range(1, 21))
     with store.reading() as connection:
         assert connection.execute(text("SELECT count(*) FROM schema_migrations")).scalar() == len(HISTORY)

@@ -1,46 +1,30 @@
 """Which migbatchd is active, on each kind of database: one at a time, and one that was deposed writes nothing."""
 
-import subprocess
-import sys
-import tempfile
 import threading
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from sqlalchemy import MetaData
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.engines import make_engine
 from slurm_migbatch.store.terms import TermOverError, TermState, check_term
-from tests.support.servers import KINDS, START
+from tests.support.processes import at_once
+from tests.support.servers import KINDS
 
 pytestmark = pytest.mark.slurm
 
 EVENT = {"seq": 1, "ts": 1.0, "kind": "fault"}
 
 
-@pytest.fixture(scope="module", params=["sqlite", *KINDS])
-def server(request):
-    """URL of a database."""
-    with tempfile.TemporaryDirectory(prefix="migbatch-db-") as directory:
-        if request.param == "sqlite":
-            yield f"sqlite:///{directory}/migbatch.db"
-        else:
-            with START[request.param](Path(directory)) as url:
-                yield url
+@pytest.fixture(params=["sqlite", *KINDS])
+def server(request, tmp_path, server_of):
+    """URL of an empty database."""
+    return f"sqlite:///{tmp_path}/migbatch.db" if request.param == "sqlite" else server_of(request.param)
 
 
 @pytest.fixture
 def url(server):
-    """The same, emptied."""
-    engine = make_engine(server, readonly=False)
-    everything = MetaData()
-    everything.reflect(engine)
-    everything.drop_all(engine)
-    engine.dispose()
     return server
 
 
@@ -102,13 +86,11 @@ def test_it_is_not_taken_while_its_holder_writes(store, url):
 
 def test_many_at_once_and_one_gets_it(store, url):
     code = (
-        "import sys; from slurm_migbatch.store.db import open_store\n"
-        "with open_store(sys.argv[1]) as s: print(s.take_term(sys.argv[2], 600.0).own)"
+        "from slurm_migbatch.store.db import open_store\n"
+        "def work(n, url):\n"
+        "    with open_store(url) as s: print(s.take_term(f'ctl{n}', 600.0).own)\n"
     )
-    argv = [sys.executable, "-c", code, url]
-    started = [subprocess.Popen([*argv, f"ctl{n}"], stdout=subprocess.PIPE, text=True) for n in range(4)]
-    said = [process.communicate()[0].strip() for process in started]
-    assert sorted(said) == ["False", "False", "False", "True"]
+    assert sorted(at_once(4, code, url)) == ["False", "False", "False", "True"]
 
 
 @pytest.mark.parametrize("server", KINDS, indirect=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.commands import migbatch
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "sbatch_examples/elastic_bash.sh"
 
@@ -38,7 +39,7 @@ def train(bed: Cluster, hints: str = "signal=usr1", steps: int = 2000, user: str
 
 
 def loans(bed: Cluster, *arguments: str) -> list[dict[str, Any]]:
-    text = bed.product.migbatch("loans", "-c", str(bed.product.config), "--json", *arguments)
+    text = migbatch(bed, "loans", "-c", str(bed.product.config), "--json", *arguments)
     found: list[dict[str, Any]] = json.loads(text)["loans"]
     return found
 

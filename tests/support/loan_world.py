@@ -25,6 +25,7 @@ from slurm_migbatch.lab.slurm.records import SlurmSettings
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.store.db import Store, open_store
+from tests.support.stores import prepared
 from tests.support.supply_world import SteppedSlurm, World
 
 PATIENCE_S = 60.0
@@ -111,7 +112,7 @@ class LoanWorld(World):
 
     def start_service(self) -> None:
         """migbatchd is started (again)."""
-        self.writer = StoreWriter(lambda: open_store(self.url), 1000)
+        self.writer = StoreWriter(lambda: open_store(prepared(self.url)), 1000)
         self.writer.start()
         config = LendingConfig(**self.config)
         self.advertiser = Advertiser(self.slurm, self.nodes)

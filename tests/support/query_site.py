@@ -20,6 +20,7 @@ from slurm_migbatch.store.db import open_store
 from slurm_migbatch.testbed.ports import PortBook
 from tests.support.directories import open_to_users
 from tests.support.munge import private_munged
+from tests.support.stores import prepared
 from tests.support.waiting import eventually
 
 #: words that only the user who wrote them may read
@@ -35,7 +36,7 @@ cat {home}/config
 def fill(url: str) -> None:
     """Make a record in which job 7 and the running job 9 are Alice's and job 8 is Bob's."""
     now = time.time()
-    with open_store(url) as store:
+    with open_store(prepared(url)) as store:
         for number, uid, user in ((7, ALICE, "daemon"), (8, BOB, "bin"), (9, ALICE, "daemon")):
             decision = {
                 "id": f"d{number}", "ts": now, "uid": uid, "user": user, "partition": "gpu",

@@ -1,0 +1,45 @@
+"""Processes that do the same thing at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+#: each child begins once all have been made, and its parent has imported everything by then
+_FORK = """
+import os, sys, traceback
+read, write = os.pipe()
+children = []
+for number in range({count}):
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)
+        try:
+            work(number, *sys.argv[1:])
+            sys.stdout.flush()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    children.append(child)
+os.close(write)
+sys.exit(sum(os.waitpid(child, 0)[1] != 0 for child in children))
+"""
+
+
+def at_once(count: int, program: str, *arguments: str) -> list[str]:
+    """Run `work(number, *arguments)` in `count` processes at once; return the lines that they wrote.
+
+    Args:
+        count: the processes, numbered from 0.
+        program: what defines `work`; each process is a fork of one that has run this.
+        arguments: the further arguments of `work`.
+
+    Raises:
+        AssertionError: one has failed; with what all wrote to stderr.
+    """
+    argv = [sys.executable, "-c", program + _FORK.format(count=count), *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()

@@ -1,0 +1,37 @@
+"""The order in which a run of the tests hands out its files, and runs beside each other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.order import give_way, interleaved
+
+
+def test_each_kind_is_spread_over_the_whole_the_largest_first() -> None:
+    slow = {"failures": 40, "loan": 10, "asked": 30}
+    quick = {"parsing": 500, "hints": 300, "paths": 200}
+    assert interleaved(slow, quick) == ["failures", "parsing", "asked", "hints", "paths", "loan"]
+    assert interleaved(slow, {}) == ["failures", "asked", "loan"]
+    assert interleaved({}, {}) == []
+
+
+def test_what_gives_way_comes_first_again_where_that_is_allowed() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    give_way(before, to_clusters=True)
+    lower = os.getpriority(os.PRIO_PROCESS, 0)
+    assert lower == min(19, before + 3)
+    give_way(before, to_clusters=False)
+    assert os.getpriority(os.PRIO_PROCESS, 0) in (before, lower)
+
+
+def test_another_run_closes_no_directory_of_this_one(open_tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "spread", __file__]
+    done = subprocess.run(line, cwd=root, env=env, capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    above = [place for place in open_tmp_path.parents if place.stat().st_uid == os.geteuid()]
+    assert [place for place in (open_tmp_path, *above) if not place.stat().st_mode & 0o001] == []
