@@ -1,7 +1,7 @@
 """How many tasks of an elastic array may run at once: what it needs, and what there is for it.
 
 An array is elastic by its hints. With `items=` and `deadline=` each task does `items`, and all of them are to be done
-`deadline` after the first of them started. With `role=serve` and `rate=` each task is an instance of a service, and all
+`deadline` after the first of them started, unless they are a job of a pipeline, whose deadline it is. With `role=serve` and `rate=` each task is an instance of a service, and all
 of them get `rate` items or requests a second. Slurm starts the tasks; what follows the load here is its
 ArrayTaskThrottle. It is the fewest with which the array ends in time (`decide.dispatch.elasticity.at_once`), or which
 carry the service's load (`decide.dispatch.instances`), after ElasticBatch: as few instances as the load needs, more at
@@ -176,7 +176,7 @@ def elastic_hints(comment: str) -> ElasticHints | None:
     if hints.role == hinting.SERVE:
         limit_ms = None if hints.slo_us is None else hints.slo_us / 1000
         return None if hints.llm.rate is None else ElasticHints(rate=hints.llm.rate / 1000, limit_ms=limit_ms)
-    if hints.deadline_s is None or hints.items is None or hints.role == "train":
+    if hints.deadline_s is None or hints.items is None or hints.role == "train" or hints.pipeline is not None:
         return None
     return ElasticHints(hints.deadline_s, hints.items)
 

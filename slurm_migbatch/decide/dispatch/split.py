@@ -60,6 +60,13 @@ class Split:
     price: float
     kept: bool
 
+    @classmethod
+    def of(cls, stages: Sequence[Stage], chosen: Sequence[int], left_s: float) -> Split:
+        """Return what these choices come to."""
+        seconds = path_s(stages, chosen)
+        price = sum(stage.choices[number].price for stage, number in zip(stages, chosen, strict=True))
+        return cls(tuple(chosen), seconds, price, seconds <= left_s)
+
 
 class _Point(NamedTuple):
     """A point of a front; `of` leads back to how it came about."""
@@ -79,9 +86,9 @@ def split(stages: Sequence[Stage], left_s: float) -> Split:
     fastest = tuple(_first(stage.choices, key=lambda c: (c.seconds, c.price)) for stage in stages)
     if path_s(stages, fastest) > left_s:
         sensible = tuple(_sensible(stage.choices) for stage in stages)
-        return _made(stages, sensible, left_s)
+        return Split.of(stages, sensible, left_s)
     levels = _levels(stages)
-    return _made(stages, _relaxed(stages, _by_fronts(stages, levels, left_s) or fastest, left_s), left_s)
+    return Split.of(stages, _relaxed(stages, _by_fronts(stages, levels, left_s) or fastest, left_s), left_s)
 
 
 def path_s(stages: Sequence[Stage], chosen: Sequence[int]) -> float:
@@ -91,12 +98,6 @@ def path_s(stages: Sequence[Stage], chosen: Sequence[int]) -> float:
         begin = max((ends[before] for before in stage.after), default=0.0)
         ends.append(begin + stage.choices[number].seconds)
     return max(ends, default=0.0)
-
-
-def _made(stages: Sequence[Stage], chosen: Sequence[int], left_s: float) -> Split:
-    seconds = path_s(stages, chosen)
-    price = sum(stage.choices[number].price for stage, number in zip(stages, chosen, strict=True))
-    return Split(tuple(chosen), seconds, price, seconds <= left_s)
 
 
 def _first(choices: Sequence[Choice], key: Callable[[Choice], Any]) -> int:

@@ -1,7 +1,7 @@
 """Decide what waiting jobs are changed to: another profile, or another throttle of an array: the dispatch stage.
 
 `decide.dispatch.retype` chooses profiles and `decide.dispatch.arrays` throttles, both from room that supply's plan
-leaves. What a job may become is known from the submit filter's decision on it, which the record holds: what is not
+leaves; `decide.dispatch.pipelines` chooses profiles of jobs that have a deadline together, whatever room there is now. What a job may become is known from the submit filter's decision on it, which the record holds: what is not
 known yet is asked for (`Questions`), and the job waits as it is until the answer comes.
 """
 
@@ -32,6 +32,7 @@ from slurm_migbatch.decide.dispatch.arrays import (
     throttles,
 )
 from slurm_migbatch.decide.dispatch.instances import LoadHistory
+from slurm_migbatch.decide.dispatch.pipelines import KnownPipeline, PipelineKey, hints_of, plan_pipelines
 from slurm_migbatch.decide.dispatch.retype import (
     UNNAMED,
     Pending,
@@ -50,10 +51,7 @@ from slurm_migbatch.decide.dispatch.shares import ServedTime
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.excluded import user_text
-from slurm_migbatch.workload.hints import Hints
-from slurm_migbatch.workload.refusal import Refusal
 
 _ABSENT_S: Final = (1.0, 60.0)
 """A decision that the record does not hold may be on its way: it is asked for again so soon, then ever later."""
@@ -97,6 +95,7 @@ class DispatchMemory:
         replayed: arrays of which it is known what throttles were set before.
         looked_after: arrays that were re-typed, and until when their tasks are looked after.
         unsure: changes of which Slurm did not say whether it made them, with its words.
+        pipelines: what is known of each pipeline that has jobs in the queue.
         refused: arrays whose new throttle Slurm refused, and until when it is not tried again.
         last: when it was last decided.
     """
@@ -112,6 +111,7 @@ class DispatchMemory:
     looked_after: dict[int, float] = field(default_factory=dict)
     unsure: list[tuple[Retype | Throttle, str]] = field(default_factory=list)
     refused: dict[int, float] = field(default_factory=dict)
+    pipelines: dict[PipelineKey, KnownPipeline] = field(default_factory=dict)
     last: float | None = None
     predicted_by: str = ""
 
@@ -225,12 +225,30 @@ def plan_dispatch(
         if pending.row.array_job not in unsettled
     )
     changes = undone(view.jobs.values(), memory.turns)
-    changes += retypes(view.now, waiting, promises.of, view.space, memory.turns)
+    changes += _retypes(view, waiting, promises, changes, memory)
     if not settings.dry_run:
         changes = [change for change in changes if _note(change, memory, view.now)]
     repairs = _repairs(view, changes, limits, memory) if not settings.dry_run else {}
     unknown = tuple(list(promises.missing)[:_AT_ONCE])  # the first in Slurm's order
     return DispatchDecision(tuple(changes), tuple(limits), repairs, unknown, settled)
+
+
+def _retypes(
+    view: _View, waiting: Iterable[Pending], promises: _Promises, before: Sequence[Retype], memory: DispatchMemory
+) -> list[Retype]:
+    """Return jobs that get another profile: those of pipelines first, and none twice in a round."""
+    settled = {change.pending.row.job_id for change in before}
+    queue = (row for row in view.jobs.values() if row.job_id not in settled)
+    rates = view.snapshot.predictions.rates
+    tied = plan_pipelines(view.now, queue, promises.of, rates, memory.turns, memory.pipelines)
+    settled.update(change.pending.row.job_id for change in tied.changes)
+
+    def allowed(pending: Pending) -> ServiceGuarantee | None:
+        promise, limit_s = promises.of(pending), tied.limits.get(pending.row.job_id)
+        return promise if promise is None or limit_s is None else promise.within(limit_s, pending.slice_count)
+
+    rest = (pending for pending in waiting if pending.row.job_id not in settled)
+    return [*tied.changes, *retypes(view.now, rest, allowed, view.space, memory.turns)]
 
 
 def _note(change: Retype, memory: DispatchMemory, now: float) -> bool:
@@ -310,7 +328,7 @@ class _Promises:
 
     def _chosen_again(self, row: JobRow) -> ServiceGuarantee | None:
         """Return what the compiled table's choice left open; the table answers as the service does."""
-        hints = _hints(row.comment)
+        hints = hints_of(row.comment)
         choice = None if hints is None else self._predictions.candidates(hints, row.partition)
         if hints is None or choice is None:
             return None
@@ -345,13 +363,6 @@ def _learn(answers: Answers, memory: DispatchMemory, now: float) -> None:
         memory.replayed |= fresh
 
 
-def _hints(comment: str) -> Hints | None:
-    try:
-        return hinting.parse(user_text(comment))
-    except Refusal:
-        return None
-
-
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
 
@@ -375,7 +386,7 @@ def _placeable(
     memory.loads.forget_but(starts)
     arrays = []
     for array, row in zip(waiting_arrays, rows, strict=True):
-        hints = _hints(array.comment)
+        hints = hints_of(array.comment)
         rate = None if hints is None else predictions.rates(hints, row.partition).get(array.profile)
         instances = starts.get(array.array, {})  # of a service; an array with a deadline has none
         arrays.append(

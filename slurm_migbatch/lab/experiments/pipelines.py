@@ -1,0 +1,247 @@
+"""Pipelines with one deadline as they ship (E8): promises kept, and the slices that this took.
+
+Each pipeline is three or four jobs of Slurm, tied by --dependency, of measured models; a deadline for the whole counts
+from its submission. Pipelines come at random times (Poisson). The submit filter's rule grants each job the smallest
+slice that keeps the limit that its hints tell; here from the measured table, no predictor takes part. All ways run
+`decide.core.decide` with the shipped configuration on the simulated Slurm, every delay charged:
+
+- **migbatchd**: jobs name their pipeline and its deadline; `decide.dispatch.pipelines` splits what is left of it. The
+  first job is submitted with --begin=now+15, as the documentation asks for, so that it starts on its share.
+- *equal split*: the user gives each job the same part of the deadline as its own (`deadline=`), in as many parts as the
+  longest path has jobs.
+- *proportional split*: parts as long as the jobs are predicted to take on the slice that each would be granted alone.
+- *each alone*: no job knows of the others; each has the whole deadline, so that it gets the smallest slice that keeps
+  that by itself.
+- Not a way to run a cluster: *oracle*, the cheapest split by true times with nobody else there; where no split keeps the
+  deadline, what migbatchd would take then. A bound for the slices that the others take.
+
+Users who split the deadline themselves leave the same time for starts as migbatchd does (`START_S`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.dispatch.pipelines import START_S
+from slurm_migbatch.decide.dispatch.split import Choice, Stage, path_s, split
+from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
+from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval, quantile
+from slurm_migbatch.lab.experiments.dispatch import MeasuredTable, OnSlice, Seconds, table
+from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.slurm.controller import ServiceController
+from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
+from slurm_migbatch.lab.studies.pariselsa import GPU
+from slurm_migbatch.mig.grant import Grant
+from slurm_migbatch.mig.profile import Profile
+
+NODES: Final = 2
+PER_NODE: Final = 4
+PIPELINES: Final = 60
+LOAD: Final = 0.5
+"""Slice-seconds of all jobs on the slices that *each alone* grants, over what the GPUs have."""
+MEDIAN_S: Final = 60.0
+SPREAD: Final = 0.7
+"""A job takes so long on the whole GPU: log-normal, with this sigma."""
+SLACK: Final = (1.2, 5.0)
+"""A deadline is so many times the longest path on whole GPUs, at random (uniform in the logarithm), and the starts."""
+WRONG: Final = 2.0
+"""By so much a prediction may be wrong, up or down (uniform in the logarithm, by model and batch)."""
+BEGIN_S: Final = 15.0
+IDLE_S: Final = 30.0
+SAVED, LOST = 0.85, 0.02
+OURS, EQUAL, PROPORTIONAL, ALONE, ORACLE = "migbatchd", "equal split", "proportional split", "each alone", "oracle"
+WAYS: Final = (OURS, EQUAL, PROPORTIONAL, ALONE)
+
+KINDS: Final[Mapping[str, tuple[tuple[str, int, tuple[int, ...]], ...]]] = {
+    "detect, classify, caption": (("inception-v3", 32, ()), ("densenet121", 32, (0,)), ("bert-large", 8, (1,))),
+    "preprocess, summarise, embed": (("mobilenet-v2", 32, ()), ("bert-large", 32, (0,)), ("bert-large", 16, (1,))),
+    "decode, track, detect, caption": (
+        ("vgg19", 32, ()),
+        ("resnet101", 32, (0,)),
+        ("mobilenet-v2", 32, (1,)),
+        ("bert-large", 8, (2,)),
+    ),
+    "detect, classify beside caption, index": (
+        ("resnet50", 32, ()),
+        ("densenet201", 32, (0,)),
+        ("bert-large", 16, (0,)),
+        ("mobilenet-v2", 32, (1, 2)),
+    ),
+}
+"""Models, batches, and the places of the jobs that each waits for. bert-large stands for what makes or reads text: of
+the models that were measured on every size of slices it is the one that gains least by a large one."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A job of a pipeline: model, batch, items, and the places of those it waits for; `seconds` it truly takes."""
+
+    model: str
+    batch: int
+    items: int
+    after: tuple[int, ...]
+    seconds: Mapping[Profile, float]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline: when it comes (s), its jobs, and its deadline (s)."""
+
+    at: float
+    parts: tuple[Part, ...]
+    deadline_s: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a pipeline: seconds from its submission to the end of its last job, and compute slices x seconds."""
+
+    seconds: float
+    slice_seconds: float
+
+
+def draw(seconds: Seconds, load: float, seed: int) -> list[Pipeline]:
+    """Pipelines of one seed in the order of their arrival."""
+    chance = np.random.Generator(np.random.PCG64(seed))
+    full = geometry(GPU).full.profile
+    found = []
+    for _ in range(PIPELINES):
+        kind = list(KINDS.values())[int(chance.integers(len(KINDS)))]
+        parts = []
+        for model, batch, after in kind:
+            of = seconds[model, batch]
+            items = max(batch, round(MEDIAN_S * math.exp(SPREAD * float(chance.standard_normal())) / of[full] * batch))
+            parts.append(Part(model, batch, items, after, {p: items / batch * s for p, s in of.items()}))
+        stages = [Stage((Choice(part.seconds[full], 0.0),), part.after) for part in parts]
+        slack = math.exp(float(chance.uniform(*np.log(SLACK))))
+        starts = [Stage((Choice(START_S, 0.0),), part.after) for part in parts]
+        deadline = slack * path_s(stages, [0] * len(stages)) + path_s(starts, [0] * len(starts)) + BEGIN_S
+        found.append(Pipeline(0.0, tuple(parts), math.ceil(deadline)))
+    work = statistics.fmean(
+        sum(profile.compute * part.seconds[profile] for part in one.parts for profile in [_granted(part, one.deadline_s)])
+        for one in found
+    )
+    rate = load * NODES * PER_NODE * geometry(GPU).compute_slices / work
+    moments = np.cumsum(chance.exponential(1.0 / rate, PIPELINES)).tolist()
+    return [replace(one, at=at) for at, one in zip(moments, found, strict=True)]
+
+
+def _granted(part: Part, limit_s: float, factor: float = 1.0) -> Profile:
+    """Return what the filter grants: the smallest slice that keeps the limit, else the fastest."""
+    kept = [profile for profile, seconds in part.seconds.items() if seconds / factor <= limit_s]
+    return min(kept) if kept else min(part.seconds, key=lambda profile: part.seconds[profile])
+
+
+Factors = Mapping[tuple[str, int], float]
+"""How many times too fast each model is predicted at a batch."""
+
+
+def limits(way: str, one: Pipeline, factors: Factors) -> list[float]:
+    """Return the deadline of its own that each job is given, seconds."""
+    whole = float(one.deadline_s)
+    if way in (OURS, ALONE):
+        return [whole] * len(one.parts)
+    if way == EQUAL:
+        lengths = [1.0] * len(one.parts)
+    else:
+        lengths = []
+        for part in one.parts:
+            factor = factors[part.model, part.batch]
+            lengths.append(part.seconds[_granted(part, whole, factor)] / factor)
+    longest = path_s([Stage((Choice(s, 0.0),), part.after) for s, part in zip(lengths, one.parts, strict=True)], [0] * len(lengths))
+    steps = path_s([Stage((Choice(START_S, 0.0),), part.after) for part in one.parts], [0] * len(lengths))
+    return [max(1.0, math.floor((whole - steps) * length / longest)) for length in lengths]
+
+
+def workload(way: str, drawn: Sequence[Pipeline], factors: Factors) -> list[Submission]:
+    """Return every job of every pipeline as the submit filter leaves it."""
+    found: list[Submission] = []
+    for number, one in enumerate(drawn):
+        first = len(found)
+        for part, limit_s in zip(one.parts, limits(way, one, factors), strict=True):
+            grant = Grant([(_granted(part, limit_s, factors[part.model, part.batch]), 1)], "auto")
+            named = f" pipeline=p{number}" if way == OURS else ""
+            hints = f"migbatch: model={part.model} batch={part.batch} items={part.items} deadline={limit_s:.0f}s{named}"
+            longest = max(part.seconds.values())
+            found.append(
+                Submission(
+                    one.at + 1e-3 * (len(found) - first),
+                    grant.gres,
+                    partial(OnSlice, longest, by_profile=part.seconds),
+                    limit_s=2 * math.ceil(longest) + 60,
+                    after=tuple(first + before for before in part.after),
+                    begin_s=BEGIN_S if way == OURS and not part.after else 0.0,
+                    fields={"comment": grant.attach(hints), "cpus": 1, "user": "ann", "uid": 1001},
+                )
+            )
+    return found
+
+
+def played(way: str, drawn: Sequence[Pipeline], seconds: Seconds, factors: Factors, config: Config) -> list[Ended]:
+    """Run one way on the simulated Slurm."""
+    gpu = geometry(GPU)
+    site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
+    simulation = SlurmSimulation(site, workload(way, drawn, factors))
+    predicted = {key: {p: s / factors[key] for p, s in of.items()} for key, of in seconds.items()}
+    outcome = simulation.run(
+        ServiceController(simulation, config, MeasuredTable(predicted)), replace(pace(config), idle_s=IDLE_S)
+    )
+    ids = iter(outcome.submissions)
+    found = []
+    for one in drawn:
+        jobs = [outcome.jobs[job] for _ in one.parts if (job := next(ids)) is not None]
+        if len(jobs) < len(one.parts):
+            raise NotMeasurable("the simulated Slurm refuses a job of a pipeline")
+        spent = sum(
+            profile.compute * (job.end - (job.start or job.end)) for job in jobs for profile in slices(job.row.gres)
+        )
+        found.append(Ended(max(job.end for job in jobs) - outcome.begin - one.at, spent))
+    return found
+
+
+def oracle(drawn: Sequence[Pipeline]) -> list[Ended]:
+    """Return the cheapest splits by true times, with nobody else there."""
+    found = []
+    for one in drawn:
+        stages = [
+            Stage(tuple(Choice(s + START_S * bool(p.after), k.compute * s) for k, s in p.seconds.items()), p.after)
+            for p in one.parts
+        ]
+        best = split(stages, one.deadline_s)
+        found.append(Ended(best.seconds, best.price))
+    return found
+
+
+def config_of(drawn: Sequence[Pipeline]) -> Config:
+    """What ships, on a site to which these jobs came for a while, as each would be granted alone."""
+    by: dict[Profile, list[float]] = {}
+    for one in drawn:
+        for part in one.parts:
+            profile = _granted(part, one.deadline_s)
+            by.setdefault(profile, []).append(part.seconds[profile])
+    span = drawn[-1].at - drawn[0].at
+    classes = [Class(len(times) * HORIZON_S / span, statistics.fmean(times), kind) for kind, times in by.items()]
+    return learned({geometry(GPU): NODES * PER_NODE}, classes)
+
+
+def exact(seconds: Seconds) -> Factors:
+    """Return the factors of predictions that are right."""
+    return dict.fromkeys(seconds, 1.0)
+
+
+def wrong(seconds: Seconds, seed: int) -> Factors:
+    """Return factors at random."""
+    chance = np.random.Generator(np.random.PCG64([seed, 1]))
+    return {key: WRONG ** float(chance.uniform(-1.0, 1.0)) for key in sorted(seconds)}
