@@ -9,8 +9,8 @@ whenever a job starts, ends or comes, and as soon as what is predicted does not 
 counts from its end on.
 
 A job that waits for others alone has its profile from here only. One that waits for room may be moved by
-`decide.dispatch.retype` as well, among profiles that are not slower than what it has by the split (`Plan.limits`), and
-never in a round in which it was moved here.
+`decide.dispatch.retype` as well, among profiles with which the split still keeps the deadline
+(`Plan.limits`), and never in a round in which it was moved here.
 
 Slurm up to 23.02 does not forget what a pending job asked for before, so there nothing is re-typed.
 """
@@ -50,6 +50,8 @@ Rates = Callable[[Hints, str], Mapping[Profile, float]]
 START_S: Final = 10.0
 """From the end of one job to the start of the next, where there is room: Epilog, migbatchd's plan, Slurm's scheduling
 cycle, Prolog."""
+LATE: Final = 1.5
+"""Where the deadline is lost, a job that waits for room may go where it takes so many times as long."""
 MOST_JOBS: Final = 64
 """A pipeline with more jobs that have not ended is left as it is."""
 MOST_WEIGHED: Final = 1024
@@ -92,7 +94,7 @@ class Plan:
 
     Attributes:
         changes: jobs that get another profile.
-        limits: the seconds that a job of a split pipeline may take, by job id.
+        limits: the seconds that a job of a pipeline may take where it is moved for want of room, by job id.
     """
 
     changes: tuple[Retype, ...] = ()
@@ -228,9 +230,10 @@ class _Round:
             if _better(best, current):
                 chosen = best
                 self._retype(known, jobs, best, left_s)
+        spare_s = max(0.0, left_s - chosen.seconds)
         for job, number in zip(jobs, chosen.chosen, strict=True):
             for row in job.rows:
-                self.limits[row.job_id] = job.choices[number].seconds
+                self.limits[row.job_id] = job.choices[number].seconds * (1.0 if chosen.kept else LATE) + spare_s
         numbers = tuple(job.job for job in jobs)
         return replace(known, jobs=numbers, seconds=chosen.seconds, left_s=left_s, why_not="")
 

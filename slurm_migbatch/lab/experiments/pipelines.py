@@ -49,7 +49,7 @@ from slurm_migbatch.mig.profile import Profile
 NODES: Final = 2
 PER_NODE: Final = 4
 PIPELINES: Final = 60
-LOAD: Final = 0.5
+LOADS: Final = (0.5, 0.75)
 """Slice-seconds of all jobs on the slices that *each alone* grants, over what the GPUs have."""
 MEDIAN_S: Final = 60.0
 SPREAD: Final = 0.7
@@ -59,8 +59,13 @@ SLACK: Final = (1.2, 5.0)
 WRONG: Final = 2.0
 """By so much a prediction may be wrong, up or down (uniform in the logarithm, by model and batch)."""
 BEGIN_S: Final = 15.0
-IDLE_S: Final = 30.0
-SAVED, LOST = 0.85, 0.02
+"""--begin of a pipeline's first job, from its submission."""
+IDLE_S: Final = 5.0
+"""Between two rounds while nothing happens; the service's own are more frequent."""
+SAVED: Final = 0.85
+LOST: Final = 0.02
+TIGHTNESS: Final = {"tight": (1.2, 1.6), "middle": (1.6, 2.5), "loose": (2.5, 5.0)}
+"""Deadlines by how many times the longest path they are."""
 OURS, EQUAL, PROPORTIONAL, ALONE, ORACLE = "migbatchd", "equal split", "proportional split", "each alone", "oracle"
 WAYS: Final = (OURS, EQUAL, PROPORTIONAL, ALONE)
 
@@ -97,11 +102,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline: when it comes (s), its jobs, and its deadline (s)."""
+    """A pipeline: when it comes (s), its jobs, its deadline (s), and how many times the longest path that is."""
 
     at: float
     parts: tuple[Part, ...]
     deadline_s: int
+    slack: float
 
 
 @dataclass(frozen=True)
@@ -124,18 +130,27 @@ def draw(seconds: Seconds, load: float, seed: int) -> list[Pipeline]:
             of = seconds[model, batch]
             items = max(batch, round(MEDIAN_S * math.exp(SPREAD * float(chance.standard_normal())) / of[full] * batch))
             parts.append(Part(model, batch, items, after, {p: items / batch * s for p, s in of.items()}))
-        stages = [Stage((Choice(part.seconds[full], 0.0),), part.after) for part in parts]
         slack = math.exp(float(chance.uniform(*np.log(SLACK))))
-        starts = [Stage((Choice(START_S, 0.0),), part.after) for part in parts]
-        deadline = slack * path_s(stages, [0] * len(stages)) + path_s(starts, [0] * len(starts)) + BEGIN_S
-        found.append(Pipeline(0.0, tuple(parts), math.ceil(deadline)))
+        deadline = slack * _longest(parts, [part.seconds[full] for part in parts]) + _starts_s(parts) + BEGIN_S
+        found.append(Pipeline(0.0, tuple(parts), math.ceil(deadline), slack))
     work = statistics.fmean(
-        sum(profile.compute * part.seconds[profile] for part in one.parts for profile in [_granted(part, one.deadline_s)])
+        sum((profile := _granted(part, one.deadline_s)).compute * part.seconds[profile] for part in one.parts)
         for one in found
     )
     rate = load * NODES * PER_NODE * geometry(GPU).compute_slices / work
     moments = np.cumsum(chance.exponential(1.0 / rate, PIPELINES)).tolist()
     return [replace(one, at=at) for at, one in zip(moments, found, strict=True)]
+
+
+def _longest(parts: Sequence[Part], seconds: Sequence[float]) -> float:
+    """Return the seconds of the longest path."""
+    stages = [Stage((Choice(s, 0.0),), part.after) for s, part in zip(seconds, parts, strict=True)]
+    return path_s(stages, [0] * len(stages))
+
+
+def _starts_s(parts: Sequence[Part]) -> float:
+    """Return what is left for starts."""
+    return _longest(parts, [START_S] * len(parts))
 
 
 def _granted(part: Part, limit_s: float, factor: float = 1.0) -> Profile:
@@ -153,16 +168,12 @@ def limits(way: str, one: Pipeline, factors: Factors) -> list[float]:
     whole = float(one.deadline_s)
     if way in (OURS, ALONE):
         return [whole] * len(one.parts)
-    if way == EQUAL:
-        lengths = [1.0] * len(one.parts)
-    else:
-        lengths = []
-        for part in one.parts:
-            factor = factors[part.model, part.batch]
-            lengths.append(part.seconds[_granted(part, whole, factor)] / factor)
-    longest = path_s([Stage((Choice(s, 0.0),), part.after) for s, part in zip(lengths, one.parts, strict=True)], [0] * len(lengths))
-    steps = path_s([Stage((Choice(START_S, 0.0),), part.after) for part in one.parts], [0] * len(lengths))
-    return [max(1.0, math.floor((whole - steps) * length / longest)) for length in lengths]
+    factor_of = [factors[part.model, part.batch] for part in one.parts]
+    lengths = [1.0] * len(one.parts)
+    if way == PROPORTIONAL:
+        lengths = [p.seconds[_granted(p, whole, f)] / f for p, f in zip(one.parts, factor_of, strict=True)]
+    shared = (whole - _starts_s(one.parts)) / _longest(one.parts, lengths)
+    return [max(1.0, math.floor(shared * length)) for length in lengths]
 
 
 def workload(way: str, drawn: Sequence[Pipeline], factors: Factors) -> list[Submission]:
@@ -245,3 +256,104 @@ def wrong(seconds: Seconds, seed: int) -> Factors:
     """Return factors at random."""
     chance = np.random.Generator(np.random.PCG64([seed, 1]))
     return {key: WRONG ** float(chance.uniform(-1.0, 1.0)) for key in sorted(seconds)}
+
+
+# -- the whole experiment ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A load, and whether predictions are wrong."""
+
+    name: str
+    load: float
+    wrong: bool = False
+
+
+def scenarios() -> list[Scenario]:
+    """Return what is measured."""
+    found = [Scenario(f"load {load:g}", load) for load in LOADS]
+    return [*found, Scenario(f"load {LOADS[0]:g}, predictions wrong by up to {WRONG:g} times", LOADS[0], wrong=True)]
+
+
+def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
+    """The whole experiment on a folder with measured tables. Raises NotMeasurable, TableError, OSError."""
+    seconds = table(data)
+    lacking = sorted({f"{m} at {b}" for kind in KINDS.values() for m, b, _ in kind if (m, b) not in seconds})
+    if lacking:
+        raise NotMeasurable(f"{data} lacks measurements of {', '.join(lacking)}")
+    results = [_scenario(one, seconds, seeds, say) for one in scenarios()]
+    return {
+        "bench": "pipelines",
+        "data": str(data),
+        "gpu": GPU,
+        "gpus": NODES * PER_NODE,
+        "seeds": seeds,
+        "notes": [
+            f"{PIPELINES} pipelines of {len(KINDS)} kinds in each stream, models as measured, one process on a slice",
+            "bert-large stands for language models: of those measured on all sizes of slices it gains least by a large one",
+            "the oracle knows true times and has the GPUs for itself; its slice-seconds bound what any split can save",
+        ],
+        "results": results,
+        "bars": [bar.to_dict() for result in results for bar in bars(result)],
+    }
+
+
+def _scenario(one: Scenario, seconds: Seconds, seeds: int, say: Say) -> dict[str, Any]:
+    drawn = [draw(seconds, one.load, seed) for seed in range(seeds)]
+    config = config_of(drawn[0])
+    of: dict[str, list[list[Ended]]] = {}
+    for way in WAYS:
+        for seed, pipelines in enumerate(drawn):
+            say(f"{one.name}: seed {seed}, {way}", len(scenarios()) * len(WAYS) * seeds)
+            factors = wrong(seconds, seed) if one.wrong else exact(seconds)
+            of.setdefault(way, []).append(played(way, pipelines, seconds, factors, config))
+    of[ORACLE] = [oracle(pipelines) for pipelines in drawn]
+    base = {way: [_spent(ended) for ended in of[way]] for way in (EQUAL, PROPORTIONAL)}
+    cheaper = min(base, key=lambda way: statistics.fmean(base[way]))
+    return {
+        "scenario": one.name,
+        "load": one.load,
+        "wrong": one.wrong,
+        **provenance(DECIDES, config),
+        "cheaper": cheaper,
+        "ways": {way: _row(runs, drawn, base[cheaper]) for way, runs in of.items()},
+    }
+
+
+def _row(runs: Sequence[Sequence[Ended]], drawn: Sequence[Sequence[Pipeline]], base: Sequence[float]) -> dict[str, Any]:
+    pairs = [pair for run, some in zip(runs, drawn, strict=True) for pair in zip(run, some, strict=True)]
+    spent = [_spent(run) for run in runs]
+    found: dict[str, Any] = {
+        **_kept(pairs),
+        "late_p95_s": round(quantile([max(0.0, end.seconds - one.deadline_s) for end, one in pairs], 0.95), 1),
+        "over_cheaper": [round(x, 4) for x in mean_with_interval([a / b for a, b in zip(spent, base, strict=True)])],
+    }
+    for name, (low, high) in TIGHTNESS.items():
+        some = [pair for pair in pairs if low <= pair[1].slack < high]
+        found[name] = _kept(some) if some else None
+    return found
+
+
+def _kept(pairs: Sequence[tuple[Ended, Pipeline]]) -> dict[str, float]:
+    return {
+        "kept": round(statistics.fmean(end.seconds <= one.deadline_s for end, one in pairs), 4),
+        "slice_s": round(statistics.fmean(end.slice_seconds for end, _ in pairs), 1),
+    }
+
+
+def _spent(run: Sequence[Ended]) -> float:
+    return sum(ended.slice_seconds for ended in run)
+
+
+def bars(result: Mapping[str, Any]) -> list[Bar]:
+    """What ships against both splits by users, and where predictions are wrong against jobs that know of no others."""
+    ways, name = result["ways"], result["scenario"]
+    ours = ways[OURS]
+    if result["wrong"]:
+        return [Bar(f"{name}: promises kept less {ALONE}", ours["kept"] - ways[ALONE]["kept"], -LOST, at_least=True)]
+    more = max((EQUAL, PROPORTIONAL), key=lambda way: ways[way]["kept"])
+    return [
+        Bar(f"{name}: promises kept less {more}", ours["kept"] - ways[more]["kept"], 0.0, at_least=True),
+        Bar(f"{name}: slice-seconds over {result['cheaper']}", ours["over_cheaper"][0], SAVED),
+    ]
