@@ -80,8 +80,8 @@ NO_LLM: Final = LlmHints()
 class Hints:
     """What a user told about the job. None: not told.
 
-    `model`, `pipeline` and profiles are in lower case, profiles in GRES spelling (`1g.10gb.me`); `input_unit` is `tok`, `px` or
-    empty; `slo_us` in microseconds, `deadline_s` in whole seconds, `mem_mib` in MiB.
+    `model`, `pipeline` and profiles are in lower case, profiles in GRES spelling (`1g.10gb.me`); `input_unit` is `tok`,
+    `px` or empty; `slo_us` in microseconds, `deadline_s` in whole seconds, `mem_mib` in MiB.
     """
 
     model: str | None = None

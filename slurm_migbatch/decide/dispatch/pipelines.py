@@ -9,8 +9,8 @@ whenever a job starts, ends or comes, and as soon as what is predicted does not 
 counts from its end on.
 
 A job that waits for others alone has its profile from here only. One that waits for room may be moved by
-`decide.dispatch.retype` as well, among profiles with which the split still keeps the deadline
-(`Plan.limits`), and never in a round in which it was moved here.
+`decide.dispatch.retype` as well, among profiles with which the split still keeps the deadline (`Plan.limits`), and
+never in a round in which it was moved here.
 
 Slurm up to 23.02 does not forget what a pending job asked for before, so there nothing is re-typed.
 """
@@ -25,6 +25,7 @@ from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.dispatch.retype import (
+    MOST,
     Option,
     Pending,
     Retype,
@@ -206,12 +207,12 @@ class _Round:
         if self._weighed + len(by_job) > MOST_WEIGHED:
             return known
         self._weighed += len(by_job)
-        known = replace(known, at=self._now)
         jobs, after = [], _order(by_job)
         for number in after:
             job = self._job(number, by_job[number])
             if job is None:
-                return replace(known, jobs=(), why_not=f"nobody knows how long job {number} takes: add items= or --time")
+                why = f"nobody knows how long job {number} takes: add items= or --time"
+                return replace(known, at=self._now, jobs=(), why_not=why)
             jobs.append(job)
         return self._weigh(known, jobs, list(after.values()))
 
@@ -223,9 +224,11 @@ class _Round:
         current = Split.of(stages, has, left_s)
         split_for = tuple((job.job, job.started, len(job.choices)) for job in jobs)
         chosen = current
-        if (split_for != known.split_for or not current.kept) and self._splits < MOST_SPLIT:
-            self._splits += 1
+        if split_for != known.split_for or not current.kept:
+            if self._splits == MOST_SPLIT or len(self.changes) >= MOST:
+                return known
             best = split(stages, left_s)
+            self._splits += best.kept  # that no split keeps the deadline is seen at once
             known = replace(known, split_for=split_for)
             if _better(best, current):
                 chosen = best
@@ -235,7 +238,8 @@ class _Round:
             for row in job.rows:
                 self.limits[row.job_id] = job.choices[number].seconds * (1.0 if chosen.kept else LATE) + spare_s
         numbers = tuple(job.job for job in jobs)
-        return replace(known, jobs=numbers, seconds=chosen.seconds, left_s=left_s, why_not="")
+        found = replace(known, at=self._now, jobs=numbers, why_not="")
+        return replace(found, seconds=chosen.seconds, left_s=left_s)
 
     def _retype(self, known: KnownPipeline, jobs: Sequence[_Job], best: Split, left_s: float) -> None:
         kept = "keeps" if best.kept else "comes nearest to"
@@ -271,9 +275,7 @@ class _Round:
     ) -> _Job | None:
         pending, options, items = movable
         row = pending.row
-        lasts = {
-            option.profile: items / (option.rate * pending.slice_count) for option in options if option.rate
-        }
+        lasts = {option.profile: items / (option.rate * pending.slice_count) for option in options if option.rate}
         if pending.profile not in lasts:
             return None
         limit_s = math.inf if row.time_limit_s is None else row.time_limit_s
@@ -304,7 +306,7 @@ class _Round:
         hints, has = hints_of(row.comment), slices(row.gres)
         if hints is not None and hints.items is not None and len(has) == 1:
             ((profile, count),) = has.items()
-            rate = self._rates(hints, row.partition).get(profile)
+            rate = self._rates(replace(hints, pipeline=None), row.partition).get(profile)  # its name changes no answer
             if rate:
                 return hints.items / (rate * count)
         return None if row.time_limit_s is None else float(row.time_limit_s)
@@ -347,7 +349,7 @@ def _order(by_job: Mapping[int, Sequence[JobRow]]) -> dict[int, tuple[int, ...]]
     return ordered
 
 
-def sentence(row: JobRow, known: Mapping[PipelineKey, KnownPipeline]) -> str:
+def why_pipeline(row: JobRow, known: Mapping[PipelineKey, KnownPipeline]) -> str:
     """Say what becomes of the pipeline of a job; empty where it is in none."""
     key = pipeline_of(row)
     pipeline = None if key is None else known.get(key)
@@ -358,7 +360,9 @@ def sentence(row: JobRow, known: Mapping[PipelineKey, KnownPipeline]) -> str:
         return f"the deadline of {head} is not split: {pipeline.why_not}"
     if not pipeline.jobs:
         return ""
-    takes = f"{len(pipeline.jobs)} of its jobs have not ended and are predicted to take {_time(pipeline.seconds)} at most"
+    takes = (
+        f"{len(pipeline.jobs)} of its jobs have not ended and are predicted to take {_time(pipeline.seconds)} at most"
+    )
     if pipeline.left_s <= 0:
         return f"the deadline of {head} has passed by {_time(-pipeline.left_s)}: {takes}"
     until = f"of {_time(pipeline.left_s)} until its deadline"

@@ -83,7 +83,6 @@ class ServiceGuarantee:
         rate = next((option.rate for option in self.options if option.profile == profile), None)
         return None if not rate or self.items is None else self.items / (rate * slice_count)
 
-
     def within(self, seconds: float, slice_count: int = 1) -> ServiceGuarantee:
         """Return the promise of a job that has to be done in so many seconds, on `slice_count` slices."""
         options = (o for o in self.options if (takes := self.seconds(o.profile, slice_count)) and takes <= seconds)

@@ -1,8 +1,9 @@
 """Decide what waiting jobs are changed to: another profile, or another throttle of an array: the dispatch stage.
 
 `decide.dispatch.retype` chooses profiles and `decide.dispatch.arrays` throttles, both from room that supply's plan
-leaves; `decide.dispatch.pipelines` chooses profiles of jobs that have a deadline together, whatever room there is now. What a job may become is known from the submit filter's decision on it, which the record holds: what is not
-known yet is asked for (`Questions`), and the job waits as it is until the answer comes.
+leaves; `decide.dispatch.pipelines` chooses profiles of jobs that have a deadline together, whatever room there is now.
+What a job may become is known from the submit filter's decision on it, which the record holds: what is not known yet is
+asked for (`Questions`), and the job waits as it is until the answer comes.
 """
 
 from __future__ import annotations
@@ -329,7 +330,9 @@ class _Promises:
     def _chosen_again(self, row: JobRow) -> ServiceGuarantee | None:
         """Return what the compiled table's choice left open; the table answers as the service does."""
         hints = hints_of(row.comment)
-        choice = None if hints is None else self._predictions.candidates(hints, row.partition)
+        # the name of a pipeline changes no answer
+        asked = None if hints is None else replace(hints, pipeline=None)
+        choice = None if asked is None else self._predictions.candidates(asked, row.partition)
         if hints is None or choice is None:
             return None
         return promise_of(choice[0], choice[1], hints.items, hints.deadline_s)

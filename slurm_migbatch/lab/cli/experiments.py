@@ -202,7 +202,7 @@ def sharing(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
 @click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Streams of arrivals.")
 @json_option
 def pipelines(data: Path, seeds: int, as_json: bool) -> None:
-    """Promises that pipelines of jobs keep, and slices they take: migbatchd's split of a deadline, against simple ones."""
+    """Deadlines that pipelines of jobs keep, and the slices this takes: migbatchd's split, against simple ones."""
     from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.experiments.pipelines import TIGHTNESS, measure
 

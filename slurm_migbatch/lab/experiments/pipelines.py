@@ -12,8 +12,8 @@ slice that keeps the limit that its hints tell; here from the measured table, no
 - *proportional split*: parts as long as the jobs are predicted to take on the slice that each would be granted alone.
 - *each alone*: no job knows of the others; each has the whole deadline, so that it gets the smallest slice that keeps
   that by itself.
-- Not a way to run a cluster: *oracle*, the cheapest split by true times with nobody else there; where no split keeps the
-  deadline, what migbatchd would take then. A bound for the slices that the others take.
+- Not a way to run a cluster: *oracle*, the cheapest split by true times with nobody else there; where no split keeps
+  the deadline, what migbatchd would take then. A bound for the slices that the others take.
 
 Users who split the deadline themselves leave the same time for starts as migbatchd does (`START_S`).
 """
@@ -112,7 +112,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a pipeline: seconds from its submission to the end of its last job, and compute slices x seconds."""
+    """What became of a pipeline: seconds from its submission to its last job's end, and compute slices x seconds."""
 
     seconds: float
     slice_seconds: float
@@ -291,7 +291,7 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
         "seeds": seeds,
         "notes": [
             f"{PIPELINES} pipelines of {len(KINDS)} kinds in each stream, models as measured, one process on a slice",
-            "bert-large stands for language models: of those measured on all sizes of slices it gains least by a large one",
+            "bert-large stands for language models: of those measured it gains least by a large slice",
             "the oracle knows true times and has the GPUs for itself; its slice-seconds bound what any split can save",
         ],
         "results": results,

@@ -18,7 +18,8 @@ What it does as the real one (tests/support/contract.py holds both to it):
   otherwise it waits for ever (DependencyNeverSatisfied).
 - A request for what no node lists, DOWN ones included, is refused.
 
-Not modelled: licenses, QOS and association limits, other kinds of dependencies, advance reservations, memory, job steps.
+Not modelled: licenses, QOS and association limits, other kinds of dependencies, advance reservations, memory, job
+steps.
 """
 
 from __future__ import annotations
