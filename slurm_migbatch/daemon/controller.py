@@ -426,12 +426,14 @@ class Controller:
         lending = why_not_lent(job, self.memory.lending, now) if self.settings.lending is not None else None
         if lending is not None:
             return lending
-        if self.settings.supply is None:
-            return "supply is not managed ([supply] enabled = false)"
-        decided = self.decision.supply if self.decision is not None else None
         row = next((row for row in self._jobs if row.job_id == job), None)
+        if self.settings.supply is None:
+            supply = "supply is not managed ([supply] enabled = false)"
+        else:
+            decided = self.decision.supply if self.decision is not None else None
+            supply = why_not_started(job, row, decided, now)
         tied = "" if row is None else why_pipeline(row, self.memory.dispatch.pipelines)
-        return "; ".join(filter(None, (why_not_started(job, row, decided, now), tied)))
+        return f"{supply}; {tied}" if tied else supply
 
     def waiting_for_loans(self) -> dict[int, str]:
         """Return every elastic training job that waits, and why."""

@@ -58,7 +58,7 @@ def row(number: int, model: str, *after: int, hints: str = "pipeline=p deadline=
 
 
 def weighed(model: str) -> list[WeighedProfile]:
-    return [WeighedProfile(P(name), 10_000 * P(name).compute, rate, True) for name, rate in RATES[model].items()]
+    return [WeighedProfile(P(name), 1000 * P(name).memory_gb, rate, True) for name, rate in RATES[model].items()]
 
 
 def hints_in(comment: str) -> Mapping[str, str]:
@@ -74,6 +74,10 @@ def rates(hints: Hints, _partition: str) -> Mapping[Profile, float]:
     return {P(name): rate for name, rate in RATES.get(hints.model or "", {}).items()}
 
 
+def equivalent(profile: Profile) -> float:
+    return profile.compute / 7
+
+
 @dataclass
 class Site:
     """A queue, and what is remembered of it."""
@@ -85,7 +89,7 @@ class Site:
 
     def look(self, seconds: float = 1.0, apply: bool = True) -> Plan:
         self.now += seconds
-        found = plan_pipelines(self.now, self.rows.values(), promises, rates, self.turns, self.known)
+        found = plan_pipelines(self.now, self.rows.values(), promises, rates, self.turns, self.known, equivalent)
         for change in found.changes if apply else ():
             self.turns.note(change, self.now)
             fields = change.fields()
@@ -157,6 +161,15 @@ def test_the_rest_is_split_again_by_what_a_job_really_took() -> None:
     here.end(1)  # much sooner than predicted
     here.look()
     assert here.profiles == {2: "1g.10gb"}
+
+
+def test_a_first_job_that_may_not_begin_yet_has_so_much_less_time() -> None:
+    here = chain(2 * WHOLE_S + START_S + 30)
+    here.rows[1] = replace(here.rows[1], reason="BeginTime", eligible=NOW + 20)
+    assert not here.look().changes and here.known[1001, "p"].seconds == 2 * WHOLE_S + START_S + 19
+    here.rows[1] = replace(here.rows[1], eligible=NOW + 40)
+    here.look()
+    assert here.profiles == {1: "2g.20gb", 2: "1g.10gb"}
 
 
 def test_a_running_job_that_overruns_makes_those_behind_it_faster_before_it_ends() -> None:
@@ -342,9 +355,33 @@ def test_no_profile_comes_twice_that_slurm_refused_and_none_before_its_turn() ->
     assert 1 not in changed
 
 
+def test_what_was_moved_for_want_of_room_is_not_moved_back() -> None:
+    here = chain(2 * WHOLE_S + START_S + 100)
+    here.turns = RetypeHistory(30.0)
+    here.look()
+    moved = row(1, "steep", hints="pipeline=p deadline=1310s", profile="3g.40gb")
+    here.rows[1] = moved
+    here.turns.last["1"] = (here.now, P("1g.10gb"))
+    assert not here.look(5).changes
+    assert not here.look(60).changes, "nothing has happened but that it may be moved again"
+
+
+def test_a_slice_costs_the_share_of_a_gpu_that_nobody_else_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1g.20gb has as much compute as 1g.10gb, and twice the memory."""
+    monkeypatch.setitem(RATES, "wide", {"1g.10gb": 1.0, "1g.20gb": 1.2, "2g.20gb": 1.4})
+    weights = {"1g.10gb": 1 / 7, "1g.20gb": 2 / 8, "2g.20gb": 2 / 7}
+    known: dict[PipelineKey, KnownPipeline] = {}
+    rows = [row(1, "wide", hints="pipeline=p deadline=450s")]
+    plan = plan_pipelines(NOW, rows, promises, rates, RetypeHistory(), known, lambda p: weights[p.name])
+    assert [change.after for change in plan.changes] == [P("2g.20gb")]
+    rows = [row(1, "wide", hints="pipeline=p deadline=600s", profile="1g.20gb")]
+    plan = plan_pipelines(NOW, rows, promises, rates, RetypeHistory(), {}, lambda p: weights[p.name])
+    assert [change.after for change in plan.changes] == [P("1g.10gb")]
+
+
 def test_a_job_that_waits_for_room_may_go_where_the_deadline_is_kept() -> None:
     here = chain(WHOLE_S + 215 + START_S + 51)
     plan = here.look()
-    assert plan.limits[1] == pytest.approx(265) and plan.limits[2] == pytest.approx(WHOLE_S + START_S + 50)
+    assert plan.limits[1] == pytest.approx(265) and plan.limits[2] == pytest.approx(WHOLE_S + 50)
     lost = chain(100).look()
     assert lost.limits[1] == pytest.approx(LATE * 110)

@@ -3,8 +3,8 @@
 The jobs of a pipeline are those of one user that name it in their hints (`pipeline=`), pending or running, in the order
 of Slurm's dependencies. Its deadline counts from the submission of its first job. The submit filter sees one job at a
 time and grants each the smallest slice that keeps the whole deadline alone; here, once the others are in the queue,
-`decide.dispatch.split` divides what is left of it over the jobs that have not started, by predicted seconds and compute
-slices times seconds (ESG: Hui et al., HPDC 2024; one job here is a stage of a workflow there). It is divided again
+`decide.dispatch.split` divides what is left of it over the jobs that have not started, by predicted seconds and GPU
+equivalents times seconds (ESG: Hui et al., HPDC 2024; one job here is a stage of a workflow there). It is divided again
 whenever a job starts, ends or comes, and as soon as what is predicted does not fit any more; so what a job really took
 counts from its end on.
 
@@ -47,6 +47,7 @@ PipelineKey = tuple[int, str]
 """A user's number and the name of his pipeline."""
 Promises = Callable[[Pending], "ServiceGuarantee | None"]
 Rates = Callable[[Hints, str], Mapping[Profile, float]]
+Equivalent = Callable[[Profile], float]
 
 START_S: Final = 10.0
 """From the end of one job to the start of the next, where there is room: Epilog, migbatchd's plan, Slurm's scheduling
@@ -110,6 +111,8 @@ class _Job:
         job: its id, an array's own.
         rows: of it; one but for arrays.
         pending: what is re-typed; None: nothing.
+        start_s: of each choice's seconds those before it can start.
+        open: from how many profiles there is to choose, also while it has to keep what it was given last.
         profiles: what it may have, at least one; those of `choices`. `now`: which it has.
     """
 
@@ -119,6 +122,8 @@ class _Job:
     pending: Pending | None = None
     profiles: tuple[Profile, ...] = ()
     now: int = 0
+    start_s: float = 0.0
+    open: int = 1
 
     @property
     def started(self) -> bool:
@@ -149,6 +154,7 @@ def plan_pipelines(
     rates: Rates,
     turns: RetypeHistory,
     known: dict[PipelineKey, KnownPipeline],
+    equivalent: Equivalent,
 ) -> Plan:
     """Return which jobs of pipelines get another profile now.
 
@@ -159,6 +165,7 @@ def plan_pipelines(
         rates: items a second that can be counted on, by profile.
         turns: what was re-typed before.
         known: what is remembered of each pipeline; brought up to the queue.
+        equivalent: how much of a GPU a slice is.
     """
     found: dict[PipelineKey, list[JobRow]] = {}
     for row in queue:
@@ -169,7 +176,7 @@ def plan_pipelines(
         del known[key]
     for key, rows in found.items():
         known[key] = _noted(known.get(key), rows)
-    round_ = _Round(now, promises, rates, turns)
+    round_ = _Round(now, promises, rates, turns, equivalent)
     for key in sorted(found, key=lambda key: (known[key].at, key)):
         known[key] = round_.look(known[key], found[key])
     return Plan(tuple(round_.changes), round_.limits)
@@ -188,8 +195,11 @@ def _noted(before: KnownPipeline | None, rows: Sequence[JobRow]) -> KnownPipelin
 class _Round:
     """One round over all pipelines."""
 
-    def __init__(self, now: float, promises: Promises, rates: Rates, turns: RetypeHistory) -> None:
+    def __init__(
+        self, now: float, promises: Promises, rates: Rates, turns: RetypeHistory, equivalent: Equivalent
+    ) -> None:
         self._now, self._promises, self._rates, self._turns = now, promises, rates, turns
+        self._equivalent = equivalent
         self._weighed = self._splits = 0
         self.changes: list[Retype] = []
         self.limits: dict[int, float] = {}
@@ -222,7 +232,7 @@ class _Round:
         stages = [Stage(job.choices, before) for job, before in zip(jobs, after, strict=True)]
         has = [job.now for job in jobs]
         current = Split.of(stages, has, left_s)
-        split_for = tuple((job.job, job.started, len(job.choices)) for job in jobs)
+        split_for = tuple((job.job, job.started, job.open) for job in jobs)
         chosen = current
         if split_for != known.split_for or not current.kept:
             if self._splits == MOST_SPLIT or len(self.changes) >= MOST:
@@ -236,7 +246,8 @@ class _Round:
         spare_s = max(0.0, left_s - chosen.seconds)
         for job, number in zip(jobs, chosen.chosen, strict=True):
             for row in job.rows:
-                self.limits[row.job_id] = job.choices[number].seconds * (1.0 if chosen.kept else LATE) + spare_s
+                takes_s = job.choices[number].seconds - job.start_s
+                self.limits[row.job_id] = takes_s * (1.0 if chosen.kept else LATE) + spare_s
         numbers = tuple(job.job for job in jobs)
         found = replace(known, at=self._now, jobs=numbers, why_not="")
         return replace(found, seconds=chosen.seconds, left_s=left_s)
@@ -260,7 +271,8 @@ class _Round:
             left = [self._rest_s(row) for row in rows]
             known = [seconds for seconds in left if seconds is not None]
             return _Job(number, tuple(rows), (Choice(max(known), 0.0),)) if len(known) == len(left) else None
-        start_s = START_S if any(row.after for row in waiting) else 0.0
+        start_s = max(START_S if row.after else (row.eligible or 0.0) - self._now for row in waiting)
+        start_s = max(0.0, start_s)
         movable = self._movable(waiting[0]) if len(waiting) == 1 else None
         if movable is not None:
             return self._with_choices(number, rows, movable, start_s)
@@ -280,10 +292,14 @@ class _Round:
             return None
         limit_s = math.inf if row.time_limit_s is None else row.time_limit_s
         profiles = tuple(sorted(p for p, s in lasts.items() if s <= limit_s or p == pending.profile))
+        opened = len(profiles)
+        if not self._turns.free(row, self._now):
+            profiles = (pending.profile,)
         waves = 1 if row.throttle is None else math.ceil(row.tasks / max(1, row.throttle))
-        slices_each = pending.slice_count * row.tasks
-        choices = tuple(Choice(start_s + waves * lasts[p], p.compute * slices_each * lasts[p]) for p in profiles)
-        return _Job(number, tuple(rows), choices, pending, profiles, profiles.index(pending.profile))
+        count = pending.slice_count * row.tasks
+        prices = {p: self._equivalent(p) * count * lasts[p] for p in profiles}
+        choices = tuple(Choice(start_s + waves * lasts[p], prices[p]) for p in profiles)
+        return _Job(number, tuple(rows), choices, pending, profiles, profiles.index(pending.profile), start_s, opened)
 
     def _movable(self, row: JobRow) -> tuple[Pending, tuple[Option, ...], int] | None:
         """Return what may be re-typed of a job, and what it may become; None for nothing."""
@@ -293,7 +309,7 @@ class _Round:
             return None
         pending = Pending(row, grant, frozenset(), row.tasks)
         promise = self._promises(pending)
-        if promise is None or promise.items is None or not self._turns.free(row, self._now):
+        if promise is None or promise.items is None:
             return None
         barred = self._turns.barred.get(name_of(row), frozenset())
         # what runs again because its slice was too small asks for what holds it

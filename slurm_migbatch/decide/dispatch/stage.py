@@ -51,6 +51,7 @@ from slurm_migbatch.decide.dispatch.retype import (
 from slurm_migbatch.decide.dispatch.shares import ServedTime
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions
 from slurm_migbatch.decide.supply.stage import SupplyDecision
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.excluded import user_text
 
@@ -60,6 +61,8 @@ _LOOKED_AFTER_S: Final = 60.0
 """For so long tasks of an array that was re-typed may turn out to have started in that moment."""
 _REMEMBERED: Final = 100_000
 """Decisions kept in memory."""
+_COMPUTE_SLICES: Final = 7
+"""Of most GPUs that have MIG."""
 _AT_ONCE: Final = 256
 """Decisions asked for at a time."""
 
@@ -241,7 +244,8 @@ def _retypes(
     settled = {change.pending.row.job_id for change in before}
     queue = (row for row in view.jobs.values() if row.job_id not in settled)
     rates = view.snapshot.predictions.rates
-    tied = plan_pipelines(view.now, queue, promises.of, rates, memory.turns, memory.pipelines)
+    shares = _shares(view.snapshot)
+    tied = plan_pipelines(view.now, queue, promises.of, rates, memory.turns, memory.pipelines, shares)
     settled.update(change.pending.row.job_id for change in tied.changes)
 
     def allowed(pending: Pending) -> ServiceGuarantee | None:
@@ -250,6 +254,24 @@ def _retypes(
 
     rest = (pending for pending in waiting if pending.row.job_id not in settled)
     return [*tied.changes, *retypes(view.now, rest, allowed, view.space, memory.turns)]
+
+
+def _shares(snapshot: ClusterSnapshot) -> Callable[[Profile], float]:
+    """Return how much of a GPU a slice is, the largest share where kinds of GPUs differ; by its name where none has it.
+
+    The larger of its shares of compute and of memory slices.
+    """
+    found = {id(gpu.geometry): gpu.geometry for facts in snapshot.inventory.values() for gpu in facts.gpus}
+
+    def share(profile: Profile) -> float:
+        shares = [
+            max(info.compute_slices / geometry.compute_slices, info.memory_slices / geometry.memory_slices)
+            for geometry in found.values()
+            if profile in geometry and (info := geometry.info(profile))
+        ]
+        return max(shares, default=profile.compute / _COMPUTE_SLICES)
+
+    return share
 
 
 def _note(change: Retype, memory: DispatchMemory, now: float) -> bool:
