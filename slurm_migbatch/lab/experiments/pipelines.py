@@ -15,6 +15,9 @@ slice that keeps the limit that its hints tell; here from the measured table, no
 - Not a way to run a cluster: *oracle*, the cheapest split by true times with nobody else there; where no split keeps
   the deadline, what migbatchd would take then. A bound for the slices that the others take.
 
+Slice-seconds are GPU equivalents times seven, so that a slice counts with the larger of its shares of compute and of
+memory: 3g.40gb, which takes half of the memory, as three and a half.
+
 Users who split the deadline themselves leave the same time for starts as migbatchd does (`START_S`).
 """
 
@@ -45,6 +48,7 @@ from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulatio
 from slurm_migbatch.lab.studies.pariselsa import GPU
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.report.equivalents import WHOLE, gpu_equivalent
 
 NODES: Final = 2
 PER_NODE: Final = 4
@@ -112,10 +116,15 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a pipeline: seconds from its submission to its last job's end, and compute slices x seconds."""
+    """What became of a pipeline: seconds from its submission to its last job's end, and slice-seconds."""
 
     seconds: float
     slice_seconds: float
+
+
+def _slices(profile: Profile) -> float:
+    """Return what a slice is worth: GPU equivalents, in compute slices."""
+    return WHOLE[0] * gpu_equivalent(profile.name)
 
 
 def draw(seconds: Seconds, load: float, seed: int) -> list[Pipeline]:
@@ -134,7 +143,7 @@ def draw(seconds: Seconds, load: float, seed: int) -> list[Pipeline]:
         deadline = slack * _longest(parts, [part.seconds[full] for part in parts]) + _starts_s(parts) + BEGIN_S
         found.append(Pipeline(0.0, tuple(parts), math.ceil(deadline), slack))
     work = statistics.fmean(
-        sum((profile := _granted(part, one.deadline_s)).compute * part.seconds[profile] for part in one.parts)
+        sum(_slices(profile := _granted(part, one.deadline_s)) * part.seconds[profile] for part in one.parts)
         for one in found
     )
     rate = load * NODES * PER_NODE * geometry(GPU).compute_slices / work
@@ -216,7 +225,7 @@ def played(way: str, drawn: Sequence[Pipeline], seconds: Seconds, factors: Facto
         if len(jobs) < len(one.parts):
             raise NotMeasurable("the simulated Slurm refuses a job of a pipeline")
         spent = sum(
-            profile.compute * (job.end - (job.start or job.end)) for job in jobs for profile in slices(job.row.gres)
+            _slices(profile) * (job.end - (job.start or job.end)) for job in jobs for profile in slices(job.row.gres)
         )
         found.append(Ended(max(job.end for job in jobs) - outcome.begin - one.at, spent))
     return found
@@ -227,7 +236,7 @@ def oracle(drawn: Sequence[Pipeline]) -> list[Ended]:
     found = []
     for one in drawn:
         stages = [
-            Stage(tuple(Choice(s + START_S * bool(p.after), k.compute * s) for k, s in p.seconds.items()), p.after)
+            Stage(tuple(Choice(s + START_S * bool(p.after), _slices(k) * s) for k, s in p.seconds.items()), p.after)
             for p in one.parts
         ]
         best = split(stages, one.deadline_s)
