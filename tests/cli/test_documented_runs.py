@@ -31,6 +31,7 @@ LONG: Final = {
     "bench fragmentation": "tests/lab/test_bench_fragmentation.py",
     "bench lending": "tests/lab/test_bench_lending.py",
     "bench live": "tests/lab/slurm",
+    "bench pipelines": "tests/lab/test_bench_pipelines.py",
     "bench rounds": "tests/lab/slurm",
     "bench sharing": "tests/lab/test_bench_sharing.py",
     "bench study bsbf": "tests/lab/test_sharing_policies.py",
