@@ -262,6 +262,7 @@ def test_a_job_of_which_nobody_knows_how_long_it_takes_counts_with_its_time_limi
         {"num_nodes": 2},
         {"het_job": 1},
         {"requested_nodes": "h1"},
+        {"features": "a30"},
         {"reservation": "maintenance"},
         {"comment": f"migbatch: model=flat items={ITEMS} pipeline=p deadline=900s"},  # not of the filter's choice
     ],

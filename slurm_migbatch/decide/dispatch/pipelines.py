@@ -304,8 +304,11 @@ class _Round:
     def _movable(self, row: JobRow) -> tuple[Pending, tuple[Option, ...], int] | None:
         """Return what may be re-typed of a job, and what it may become; None for nothing."""
         grant = marked(row.comment)
-        bound = row.num_nodes != 1 or row.het_job is not None or row.requested_nodes or row.reservation
-        if grant is None or bound or not forgets(row.gres) or dict(grant.parts) != dict(slices(row.gres)):
+        # nodes that a job may have by name, feature or reservation need not have what others of its partition have
+        chosen_nodes = row.requested_nodes or row.features or row.reservation
+        if row.num_nodes != 1 or row.het_job is not None or chosen_nodes:
+            return None
+        if grant is None or not forgets(row.gres) or dict(grant.parts) != dict(slices(row.gres)):
             return None
         pending = Pending(row, grant, frozenset(), row.tasks)
         promise = self._promises(pending)
