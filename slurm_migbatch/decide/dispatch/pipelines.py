@@ -335,7 +335,10 @@ class _Round:
         if row.state == "COMPLETING":
             return 0.0
         whole_s = self._whole_s(row)
-        return None if whole_s is None else max(0.0, whole_s - (self._now - (row.start or self._now)))
+        if whole_s is None:
+            return None
+        # one that is late is taken to become as late once more
+        return abs(whole_s - (self._now - (row.start or self._now)))
 
 
 def _better(best: Split, current: Split) -> bool:
