@@ -1,6 +1,8 @@
 #!/bin/bash
 # Jobs that depend on each other, each on a slice of the size that it needs: nobody holds the large one while data is
 # prepared or results are counted. Run it on a login node, not by sbatch: bash pipeline.sh
+# With DEADLINE=4h all of it is to be done within four hours: jobs get larger slices where that is needed. Those of
+# which nobody knows how long they take count with --time.
 #SBATCH --cpus-per-task=2
 #SBATCH --time=02:00:00
 #SBATCH --output=%x-%j.out
@@ -27,12 +29,18 @@ evaluate) # pip install "lm_eval[hf]"
 	# afterok: a job starts when the one before it has succeeded. Where that fails, those after it are cancelled
 	# (--kill-on-invalid-dep), and no slice is kept free for any of them meanwhile.
 	submit() { sbatch --parsable --kill-on-invalid-dep=yes "$@"; }
+	name=run-${run##*/}
+	name=${name//[^A-Za-z0-9._-]/-}
+	tied=${DEADLINE:+pipeline=${name:0:64} deadline=$DEADLINE}
 	tuning="model=$model method=lora dtype=bf16 seq=2k micro_batch=2 checkpointing=on"
-	first=$(submit --job-name=prepare --gres=mig:1g.10gb "$0" prepare "$run")
+	# the first waits until migbatchd has seen the others
+	first=$(submit --job-name=prepare --gres=mig:1g.10gb --time=00:30:00 --comment="migbatch: $tied" \
+		${DEADLINE:+--begin=now+15} "$0" prepare "$run")
 	second=$(submit --job-name=train --dependency="afterok:$first" --gres=mig:auto \
-		--comment="migbatch: $tuning" "$0" train "$run")
+		--comment="migbatch: $tuning $tied" "$0" train "$run")
 	third=$(submit --job-name=evaluate --dependency="afterok:$second" --gres=mig:auto \
-		--comment="migbatch: model=$model engine=transformers dtype=bf16 max_model_len=2k batch=4" "$0" evaluate "$run")
+		--comment="migbatch: model=$model engine=transformers dtype=bf16 max_model_len=2k batch=4 items=40k $tied" \
+		"$0" evaluate "$run")
 	echo "jobs $first (prepare), $second (train), $third (evaluate); results in $run"
 	;;
 *)

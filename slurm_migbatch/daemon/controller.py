@@ -21,6 +21,7 @@ from slurm_migbatch.decide.capacity.model import Reservation
 from slurm_migbatch.decide.core import Decision, DecisionMemory, Outcomes, Settings, Settled, decide, needed, settle
 from slurm_migbatch.decide.dispatch import stage as dispatching
 from slurm_migbatch.decide.dispatch.arrays import Throttle
+from slurm_migbatch.decide.dispatch.pipelines import why_pipeline
 from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchDecision, DispatchOutcome
 from slurm_migbatch.decide.explain import why_not_started
@@ -425,10 +426,14 @@ class Controller:
         lending = why_not_lent(job, self.memory.lending, now) if self.settings.lending is not None else None
         if lending is not None:
             return lending
+        row = next((row for row in self._jobs if row.job_id == job), None)
         if self.settings.supply is None:
-            return "supply is not managed ([supply] enabled = false)"
-        decided = self.decision.supply if self.decision is not None else None
-        return why_not_started(job, next((row for row in self._jobs if row.job_id == job), None), decided, now)
+            supply = "supply is not managed ([supply] enabled = false)"
+        else:
+            decided = self.decision.supply if self.decision is not None else None
+            supply = why_not_started(job, row, decided, now)
+        tied = "" if row is None else why_pipeline(row, self.memory.dispatch.pipelines)
+        return f"{supply}; {tied}" if tied else supply
 
     def waiting_for_loans(self) -> dict[int, str]:
         """Return every elastic training job that waits, and why."""

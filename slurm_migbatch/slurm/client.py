@@ -126,6 +126,7 @@ class JobRow:
     gid: int | None = None
     qos: str = ""
     wckey: str = ""
+    after: tuple[int, ...] = ()  # jobs that it still waits for (--dependency), ascending; of arrays their own ids
 
     @property
     def pending(self) -> bool:

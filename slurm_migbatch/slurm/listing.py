@@ -53,6 +53,7 @@ SQUEUE_FIELDS = (
     "GroupID",
     "QOS",
     "WCKey",
+    "Dependency",
 )
 
 #: States in which a job waits for resources, holds them or gives them back.
@@ -70,6 +71,8 @@ _NODE_KEY = re.compile(
 )
 _WHO_WHEN = re.compile(r"\s*\[[^\[\]]*@[^\[\]]*\]\s*\Z")
 _THROTTLE = re.compile(r"%(\d+)\Z")
+#: afterok:12(unfulfilled), after:12+5, afterany:12_*:13_4, with , or ? between several
+_WAITED_FOR = re.compile(r"(?<=:)([0-9]{1,10})(?![0-9])")
 
 
 def new_mark() -> str:
@@ -181,6 +184,7 @@ def _job(job_id: int, row: Mapping[str, str]) -> JobRow:
         gid=_number(row["GroupID"]),
         qos=_text(row["QOS"]) or "",
         wckey=_text(row["WCKey"]) or "",
+        after=jobs_waited_for(row["Dependency"]),
     )
 
 
@@ -195,6 +199,11 @@ def count_tasks(expression: str) -> int:
         low, dash, high = span.partition("-")
         total += (int(high) - int(low)) // int(step or 1) + 1 if dash else int(low) >= 0
     return total
+
+
+def jobs_waited_for(text: str) -> tuple[int, ...]:
+    """Return the ids of the jobs in a dependency as Slurm writes it, ascending."""
+    return tuple(sorted({int(job) for job in _WAITED_FOR.findall(text)}))
 
 
 def parse_nodes(output: str, unread: Callable[[str, str], object] = lambda name, why: None) -> list[NodeRow]:

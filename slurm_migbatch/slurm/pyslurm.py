@@ -33,7 +33,7 @@ from typing import IO, Any
 
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import UNREAD, Diag, JobRow, RpcCount, SlurmError
-from slurm_migbatch.slurm.listing import count_tasks
+from slurm_migbatch.slurm.listing import count_tasks, jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.order import NO_TASK, in_order
 from slurm_migbatch.slurm.pyslurm_worker import JOB
@@ -298,7 +298,14 @@ def _row(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float
         gid=job["group_id"],
         qos=job["qos"] or "",
         wckey=job["wckey"] or "",
+        after=_after(job["dependencies"]),
     )
+
+
+def _after(dependencies: Mapping[str, Any] | None) -> tuple[int, ...]:
+    """Return the jobs in pyslurm's dependencies: lists of ids, or of texts where Slurm writes more, by kind."""
+    lists = (found for found in (dependencies or {}).values() if isinstance(found, list))
+    return jobs_waited_for("".join(f":{job}" for found in lists for job in found))
 
 
 def _task(job: Mapping[str, Any]) -> tuple[str | None, int | None]:

@@ -48,6 +48,7 @@ JOB = (
     "group_id",
     "qos",
     "wckey",
+    "dependencies",
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import UNREAD, Diag, JobRow, NodeRow, RpcCount, SlurmError
-from slurm_migbatch.slurm.listing import JOB_STATES, count_tasks
+from slurm_migbatch.slurm.listing import JOB_STATES, count_tasks, jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.reservations import NodeReservation
 
@@ -112,6 +112,7 @@ def _job(job_id: int, job: Mapping[str, Any], states: Sequence[str], now: float,
         gid=int(job["group_id"]),
         qos=job["qos"],
         wckey=job["wckey"],
+        after=jobs_waited_for(job["dependency"]),
     )
 
 

@@ -12,6 +12,7 @@ of a slice and never more: they reach no shell, no file name and no SQL text.
 | items | items in the whole job | 50000, 50k, 1.5m, 1e6 |
 | slo | longest time for one batch | 200ms, 0.2s |
 | deadline | longest time for all items, from the job's start | 2h, 1h30m, 02:30:00, 1-02:00:00 |
+| pipeline | what all jobs of one pipeline name, tied by --dependency; its `deadline` is of all of them | caption-7 |
 | mem | GPU memory that the job needs (replaces the estimate) | 18gb (10^9), 18GiB, 18G (2^30) |
 | role | what it is: inference, training, an instance of a service | infer, train, serve |
 | min, max | smallest and largest profile to be chosen | 1g.10gb, 3g.40gb |
@@ -24,6 +25,9 @@ Language models have more, under the names that serving engines and trainers use
 Of a job array `items` are those of one task, and `deadline` is for all tasks, from the start of the first. With
 `role=serve` each task is one instance of a service: `rate` is then the items or requests a second that all of them get
 together, and the slice of one is chosen by memory and latency alone.
+
+Of a pipeline `items` are those of one job, and `deadline` is for all its jobs, from the submission of the first; any
+of them may tell it. Where several do, the shortest counts.
 """
 
 from __future__ import annotations
@@ -51,6 +55,7 @@ FORMS: Final = {
     "items": "how many items, for example 50000 or 50k",
     "slo": "a time with its unit from 100us to 1d, for example 200ms",
     "deadline": "a time with its unit from 1s to 366d, for example 2h",
+    "pipeline": "a name of up to 64 letters, digits and . _ -, for example caption-7",
     "mem": "an amount of memory with its unit, for example 18gb",
     "role": "infer, train or serve",
     "min": PROFILE_FORM,
@@ -64,6 +69,7 @@ FORMS: Final = {
 
 _ALLOWED = re.compile(r"[A-Za-z0-9 =._:/+-]")
 _MODEL = re.compile(r"[a-z0-9][a-z0-9._/:-]{0,95}")
+_PIPELINE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _PROFILE = re.compile(r"[0-9]{1,2}g\.[0-9]{1,4}gb[a-z.-]{0,8}")
 
 
@@ -74,8 +80,8 @@ NO_LLM: Final = LlmHints()
 class Hints:
     """What a user told about the job. None: not told.
 
-    `model` and profiles are in lower case, profiles in GRES spelling (`1g.10gb.me`); `input_unit` is `tok`, `px` or
-    empty; `slo_us` in microseconds, `deadline_s` in whole seconds, `mem_mib` in MiB.
+    `model`, `pipeline` and profiles are in lower case, profiles in GRES spelling (`1g.10gb.me`); `input_unit` is `tok`,
+    `px` or empty; `slo_us` in microseconds, `deadline_s` in whole seconds, `mem_mib` in MiB.
     """
 
     model: str | None = None
@@ -92,6 +98,7 @@ class Hints:
     signal: str | None = None
     cuda: str | None = None
     retry: str | None = None
+    pipeline: str | None = None
     llm: LlmHints = NO_LLM
 
     @property
@@ -137,7 +144,7 @@ def parse(*texts: str) -> Hints:
             (of_llm if key in llmhints.FORMS else given).update(_value(key, values[key]))
     # _value gives each field its own type
     hints = Hints(**given, llm=LlmHints(**of_llm) if of_llm else NO_LLM)  # type: ignore[arg-type]
-    if hints.deadline_s is not None and hints.items is None:
+    if hints.deadline_s is not None and hints.items is None and hints.pipeline is None:
         raise Refusal("deadline_alone")
     return hints
 
@@ -210,6 +217,10 @@ def _deadline(text: str) -> dict[str, str | int] | None:
     return None if time is None else _within("deadline_s", time // 1000000, 1, 366 * 86400)
 
 
+def _pipeline(text: str) -> dict[str, str | int] | None:
+    return {"pipeline": text} if _PIPELINE.fullmatch(text) else None
+
+
 def _mem(text: str) -> dict[str, str | int] | None:
     return _within("mem_mib", units.memory_mib(text), 1, 16777216)
 
@@ -245,6 +256,7 @@ _READERS: dict[str, Reader] = {
     "items": _items,
     "slo": _slo,
     "deadline": _deadline,
+    "pipeline": _pipeline,
     "mem": _mem,
     "role": _role,
     "min": _profile("min"),

@@ -263,6 +263,44 @@ def test_what_the_compiled_table_chose_is_chosen_again(site: Callable[..., Site]
     assert here.look() and kinds(here.queue) == {1: "1g.10gb"}
 
 
+def tied(number: int, *after: int, name: str = "abc12345") -> JobRow:
+    """A job of a pipeline that is due in 90 seconds, each on a slice on which it takes 60."""
+    grant = f"[mig:1g.6gb:1#{name}]"
+    comment = f"migbatch: model=resnet-50 items=600 pipeline=night deadline=90s {grant}"
+    return job(number, comment=comment, after=after, reason="Dependency" if after else "Priority", submit=NOW)
+
+
+def test_a_pipeline_is_split_once_the_record_has_told_what_its_jobs_may_become(site: Callable[..., Site]) -> None:
+    here = site(tied(1), tied(2, 1))
+    here.used = {"a1": [], "h1": [], "h2": []}
+    assert not here.look()
+    here.decide("abc12345")
+    assert here.look(2.0)
+    changed = kinds(here.queue)
+    assert changed != {1: "1g.6gb", 2: "1g.6gb"}
+    assert [(action[0], action[1]) for action in here.actions()] == [
+        (number, "retype") for number, profile in changed.items() if profile != "1g.6gb"
+    ]
+    assert "pipeline night: 2 of its jobs have not ended" in here.control.why(2)
+    assert here.control.why(77) == "supply is not managed ([supply] enabled = false)"
+    assert not here.look(2.0), "what was split stays"
+
+
+def test_no_job_of_a_pipeline_is_changed_twice_in_a_round(site: Callable[..., Site]) -> None:
+    """The one has no room where the split puts it, and other slices are idle."""
+    here = site(replace(tied(1), reason="Resources"), replace(tied(2), reason="Resources"), tied(3, 1, 2), hold_s=1.0)
+    here.decide("abc12345")
+    for _ in range(6):
+        here.look(2.0)
+        named = [name for call in here.queue.calls for name in call]
+        here.queue.calls.clear()
+        assert len(named) == len(set(named))
+        decided = here.control.decision.dispatch if here.control.decision else None
+        assert decided is not None
+        rows = [change.pending.row.job_id for change in decided.retypes]
+        assert len(rows) == len(set(rows))
+
+
 def test_disabled_means_nothing(site: Callable[..., Site]) -> None:
     here = site(job(1), array(), enabled=False)
     here.decide("abc12345")
@@ -440,7 +478,8 @@ def test_a_round_has_one_process_however_many_jobs_there_are(site: Callable[...,
 def test_what_is_recorded_of_dispatch_is_decided_the_same_again(site: Callable[..., Site], tmp_path: Path) -> None:
     """Re-types, throttles and what Slurm did not answer, over segments of three looks; also without the names."""
     service = array(9, 20, comment=SERVICE, user="eve")
-    here = site(job(1, name="ann's"), job(2), array(40, 12, "1g.10gb"), service)
+    one, other = tied(61), tied(62, 61)
+    here = site(job(1, name="ann's"), job(2), array(40, 12, "1g.10gb"), service, one, other)
     here.managed = False
     here.nodes = (
         NodeRow("a1", frozenset({"IDLE"}), gres={"1g.6gb": 1}, partitions=("mig",)),
@@ -463,13 +502,16 @@ def test_what_is_recorded_of_dispatch_is_decided_the_same_again(site: Callable[.
     assert any(done.get("unsure") for entry in entries for done in entry.get("outcomes", {}).get("dispatch", ()))
     memories = [entry["memory"]["dispatch"] for entry in entries if entry.get("memory")]
     assert "eve" in memories[-1]["served"]["spent"] and memories[-1]["loads"]["counts"]
-    for known in memories:  # a recording of before services and shares has neither
-        del known["served"], known["loads"]
+    for known in memories:  # a recording of before services, shares and pipelines has none
+        del known["served"], known["loads"], known["pipelines"]
     assert list(replay(json.loads(json.dumps(entries))))
     entries = [entry for path in segments(tmp_path / "decisions") for entry in read_entries(path)]
     names = CollectedNames()
     assert list(without_names(entries, names))
-    for recording in (entries, list(without_names(entries, Pseudonyms(names)))):
+    assert names.found["pipeline"] == {"night"}
+    without = list(without_names(entries, Pseudonyms(names)))
+    assert "night" in json.dumps(entries) and "night" not in json.dumps(without)
+    for recording in (entries, without):
         rounds = list(replay(json.loads(json.dumps(recording))))
         assert rounds[-1].segment > 2
         assert not any(one.differences or one.unknown for one in rounds)

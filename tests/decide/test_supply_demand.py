@@ -53,6 +53,13 @@ def test_reasons(reason: str, runs: bool) -> None:
     assert could_run(replace(ROW, reason=reason, eligible=NOW + 600), NOW) is runs
 
 
+def test_a_job_that_waits_for_others_counts_once_they_have_ended() -> None:
+    waiting = replace(ROW, reason="None", after=(7,), eligible=None)
+    assert not could_run(waiting, NOW)
+    assert could_run(replace(waiting, eligible=NOW), NOW) and could_run(replace(waiting, after=()), NOW)
+    assert not demands([waiting], NODES, SUPPLY, NOW) and demands([replace(waiting, after=())], NODES, SUPPLY, NOW)
+
+
 def test_a_begin_time_counts_once_it_is_near() -> None:
     assert could_run(replace(ROW, reason="BeginTime", eligible=NOW + 3), NOW)
     assert not could_run(replace(ROW, reason="BeginTime", eligible=NOW + 60), NOW)

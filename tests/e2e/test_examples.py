@@ -162,9 +162,9 @@ def test_hyperparameters(bed: Cluster) -> None:
     assert {one["output"] for one in asked} == {f"{home}/grid-{array}-{task}.json" for task in range(9)}
 
 
-def pipeline(bed: Cluster, name: str) -> list[int]:
+def pipeline(bed: Cluster, name: str, *variables: str) -> list[int]:
     path = bed.home(USER) / name
-    said = run(bed, "env", f"RUN={path}", "bash", "examples/pipeline.sh")
+    said = run(bed, "env", f"RUN={path}", *variables, "bash", "examples/pipeline.sh")
     return [int(job) for job in re.findall(r"(\d+) \(", said)]
 
 
@@ -179,6 +179,15 @@ def test_pipeline(bed: Cluster) -> None:
     assert (first["profile"], second["profile"]) == ("1g.10gb", "1g.20gb")
     assert options(first["arguments"])["output"] == options(second["arguments"])["dataset_name"]
     assert [marked(bed, job)[1] for job in (prepare, train, evaluate)] == ["1g.10gb:1", "1g.20gb:1", "1g.10gb:1"]
+
+
+def test_a_pipeline_with_a_deadline(bed: Cluster) -> None:
+    """All jobs name the same pipeline; the first two count with 30 minutes and two hours, which leaves the last 1.5."""
+    jobs = pipeline(bed, "due_today", "DEADLINE=4h")
+    shown = run(bed, "squeue", "-h", "-j", ",".join(map(str, jobs)), "-o", "%i %k").splitlines()
+    assert len(shown) == 3 and all(" pipeline=run-due_today deadline=4h" in line for line in shown)
+    last = call(bed, "lm_eval", jobs[2])["profile"]
+    assert [marked(bed, job)[1] for job in jobs] == ["1g.10gb:1", "1g.20gb:1", f"{last}:1"]
 
 
 def test_a_stage_that_fails_ends_the_pipeline(bed: Cluster) -> None:

@@ -32,8 +32,8 @@ COUNTS = {"3g.40gb": 2, "2g.20gb": 2, "1g.10gb": 2}
 class Site:
     """A cluster with fixed slices, and jobs that take as long as was predicted."""
 
-    def __init__(self, bed: Cluster) -> None:
-        self.bed = bed
+    def __init__(self, bed: Cluster, hints: str) -> None:
+        self.bed, self.hints = bed, hints
         self.forgets = True  # whether this Slurm lets a pending job change its type
         self.rates = self._rates()
         self.table = bed.home("mbalice") / "rates"
@@ -41,7 +41,7 @@ class Site:
 
     def _rates(self) -> dict[str, float]:
         """Items a second that are counted on, by profile."""
-        job, said = sbatch(self.bed, "--gres=mig:auto", "--hold", f"--comment={HINTS} items=1", wrap="true")
+        job, said = sbatch(self.bed, "--gres=mig:auto", "--hold", f"--comment={self.hints} items=1", wrap="true")
         assert job, said
         gres, comment = self.bed.run(["squeue", "-h", "-j", str(job), "-o", "%b %k"]).stdout.strip().split(" ", 1)
         self.forgets = forgets(gres)
@@ -66,7 +66,7 @@ class Site:
     def submit(self, items: int, *options: str, hints: str = "", gres: str = "mig:auto", user: str = "mbalice") -> int:
         """A job that works through its items at the speed of its slice."""
         read = f"awk -v p=$MIGBATCH_PROFILE '$1 == p {{ print {items} / $2 }}' {shlex.quote(str(self.table))}"
-        comment = f"--comment={HINTS} items={items} {hints}"
+        comment = f"--comment={self.hints} items={items} {hints}"
         job, said = sbatch(self.bed, f"--gres={gres}", comment, *options, wrap=f"sleep $({read})", user=user)
         assert job, said
         return job
@@ -102,8 +102,9 @@ def slice_seconds(rows: list[dict[str, Any]]) -> float:
 @pytest.fixture
 def site(new_cluster: Callable[..., Cluster]) -> Iterator[Callable[..., Site]]:
     def make(**changes: Any) -> Site:
+        hints = changes.pop("hints", HINTS)
         config = {"supply": {"enabled": False}, "dispatch": {**DISPATCH, **changes.pop("dispatch", {})}}
-        return Site(new_cluster(nodes=1, gpus=2, migbatch="all", config=config, **{"counts": COUNTS, **changes}))
+        return Site(new_cluster(nodes=1, gpus=2, migbatch="all", config=config, **{"counts": COUNTS, **changes}), hints)
 
     yield make
 
@@ -139,6 +140,22 @@ def test_with_two_profiles_scarce_auto_jobs_flow_to_the_idle_one(site: Callable[
         assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
         row = account(bed, job)
         assert row["retyped"] is None and row["profile"] in ("1g.10gb", "2g.20gb") and row["elapsed_s"] <= 30
+
+
+def test_a_pipeline_has_larger_slices_where_its_deadline_needs_them(site: Callable[..., Site]) -> None:
+    """Two jobs of twenty seconds on the slices granted, one after the other from the fifteenth second on, due in 60."""
+    here = site(hints="migbatch: model=densenet121 batch=32")  # which is faster on larger slices
+    bed = here.bed
+    first = here.submit(here.items(20), "--begin=now+15", hints="pipeline=night deadline=60s")
+    second = here.submit(here.items(20), f"--dependency=afterok:{first}", hints="pipeline=night")
+    for job in (first, second):
+        assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
+    with open_store(bed.product.record, readonly=True) as store:
+        split = [action for action in store.actions([first, second]) if "its pipeline has left" in action["why"]]
+    assert bool(split) == here.forgets
+    assert all(action["kind"] == "retype" and action["outcome"] is None for action in split)
+    if not split:
+        assert {account(bed, job)["profile"] for job in (first, second)} == {"1g.10gb"}
 
 
 def test_an_elastic_array_meets_its_deadline_with_the_cheapest_slices(site: Callable[..., Site]) -> None:

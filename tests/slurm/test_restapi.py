@@ -52,6 +52,7 @@ JOB = {
     "group_id": 1001,
     "qos": "normal",
     "wckey": "",
+    "dependency": "",
 }
 
 

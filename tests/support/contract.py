@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from slurm_migbatch.decide.capacity.demand import could_run
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError, SlurmRefused
 
@@ -43,6 +44,9 @@ class World(Protocol):
 
     def timed(self, want: str, minutes: int) -> int:
         """The same with a time limit."""
+
+    def dependent(self, want: str, after: int) -> int:
+        """The same, to start when another has completed (afterok)."""
 
     def refusal(self, want: str) -> str:
         """What Slurm says to a submission that it refuses; empty, and the job is there, where it does not."""
@@ -164,6 +168,24 @@ class Changing:
             assert (after[job].submit, after[job].priority) == (before[job].submit, before[job].priority)
             assert (after[job].eligible, after[job].comment) == (before[job].eligible, before[job].comment)
         assert [r.job_id for r in world.client.jobs() if r.pending] == jobs
+
+    def test_a_job_that_waits_for_another_tells_so_and_is_typed_anew_meanwhile(self, world: World) -> None:
+        first = world.submit("mig:1g.10gb:1")
+        second = world.dependent("mig:1g.10gb:1", first)
+        until(world, first, "RUNNING")
+        before = until(world, second, "PENDING")
+        assert (before.after, before.eligible) == ((first,), None) and not could_run(before, before.submit)
+        assert before.reason in ("Dependency", "None"), "until Slurm has looked at it"
+        world.client.update_jobs({str(second): {"Gres": "mig:2g.20gb:1", "Comment": "typed"}})
+        after = until(world, second, "PENDING")
+        assert (after.after, after.eligible) == ((first,), None)
+        assert (after.submit, after.comment, gres.counts(after.gres, "mig")) == (before.submit, "typed", {"2g.20gb": 1})
+        world.client.cancel(first)
+        never = next(
+            (found for _ in world.passes() if (found := row(world, second)) and found.reason.startswith("DependencyN")),
+            None,
+        )
+        assert never is not None and (never.reason, never.after) == ("DependencyNeverSatisfied", (first,))
 
     def test_jobs_that_run_or_are_not_there_are_named_and_the_others_changed(self, world: World) -> None:
         running, waiting = world.submit("mig:1g.10gb:1"), world.submit("mig:3g.40gb:1")

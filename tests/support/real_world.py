@@ -41,6 +41,9 @@ class RealWorld:
     def timed(self, want: str, minutes: int) -> int:
         return self.sbatch("--gres=" + want, f"--time={minutes}")
 
+    def dependent(self, want: str, after: int) -> int:
+        return self.sbatch("--gres=" + want, f"--dependency=afterok:{after}")
+
     def refusal(self, want: str) -> str:
         try:
             self.submit(want)

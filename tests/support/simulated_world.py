@@ -41,6 +41,9 @@ class SimulatedWorld:
     def timed(self, want: str, minutes: int) -> int:
         return self.submit(want, limit=60 * minutes)
 
+    def dependent(self, want: str, after: int) -> int:
+        return self.submit(want, after=(after,))
+
     def refusal(self, want: str) -> str:
         try:
             self.submit(want)

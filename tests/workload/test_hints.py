@@ -73,6 +73,12 @@ def test_a_full_set() -> None:
     assert hints.to_dict()["slo_us"] == 200_000
 
 
+def test_a_pipelines_deadline_needs_no_items_of_the_job_that_tells_it() -> None:
+    hints = parse("migbatch: pipeline=Caption-7 deadline=2h")
+    assert (hints.pipeline, hints.deadline_s, hints.items) == ("caption-7", 7200, None)
+    assert parse("migbatch: pipeline=a items=5").pipeline == "a"
+
+
 def test_a_service_is_measured_and_predicted_as_inference() -> None:
     hints = parse("migbatch: model=resnet50 role=serve rate=40 slo=50ms")
     assert (hints.role, hints.kind, hints.llm.rate, hints.slo_us) == ("serve", "infer", 40_000, 50_000)
@@ -111,6 +117,11 @@ def test_comment_and_extra_together() -> None:
         ("model=../../etc/passwd", "hint_value"),
         ("model=" + "x" * 97, "hint_value"),
         ("deadline=2h", "deadline_alone"),
+        ("pipeline=", "hint_value"),
+        ("pipeline=-x", "hint_value"),
+        ("pipeline=a/b", "hint_value"),
+        ("pipeline=" + "x" * 65, "hint_value"),
+        ("pipline=x", "hint_typo"),
         ("colour=red", "hint_key"),
         ("MODEL=x", "hint_typo"),
         ("colour=x", "hint_key"),

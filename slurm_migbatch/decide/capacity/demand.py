@@ -47,12 +47,17 @@ _WORDS = re.compile(r"[A-Za-z0-9_.=:-]+")
 
 def could_run(row: JobRow, now: float) -> bool:
     """Return whether a pending job waits for nothing but resources."""
-    if not row.pending:
+    if not row.pending or _waits_for_jobs(row):
         return False
     runnable = _runnable(row.reason)
     if runnable is None:
         return row.eligible is not None and row.eligible <= now + BEGIN_LEAD_S
     return runnable
+
+
+def _waits_for_jobs(row: JobRow) -> bool:
+    """Return whether a job waits for others; until Slurm has looked at it once its reason does not say so."""
+    return bool(row.after) and row.eligible is None
 
 
 @lru_cache(maxsize=1024)
@@ -192,7 +197,7 @@ class DemandBook:
         if row.het_job is not None:
             self._known[id(row)] = row
             self._components[id(row)] = row.het_job
-        elif GRES in row.gres:
+        elif GRES in row.gres and not _waits_for_jobs(row):
             runnable = _runnable(row.reason)
             if runnable is None or row.throttle is not None:
                 self._known[id(row)] = row

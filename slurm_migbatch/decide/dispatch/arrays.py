@@ -1,13 +1,13 @@
 """How many tasks of an elastic array may run at once: what it needs, and what there is for it.
 
 An array is elastic by its hints. With `items=` and `deadline=` each task does `items`, and all of them are to be done
-`deadline` after the first of them started. With `role=serve` and `rate=` each task is an instance of a service, and all
-of them get `rate` items or requests a second. Slurm starts the tasks; what follows the load here is its
-ArrayTaskThrottle. It is the fewest with which the array ends in time (`decide.dispatch.elasticity.at_once`), or which
-carry the service's load (`decide.dispatch.instances`), after ElasticBatch: as few instances as the load needs, more at
-once where it grows. While nobody else waits for room the number of a deadline is lowered with reserve only, so that it
-does not go up and down; while others wait it is lowered at once. No task is ever stopped: a lower number counts as
-tasks end.
+`deadline` after the first of them started, unless they are a job of a pipeline, whose deadline it is. With `role=serve`
+and `rate=` each task is an instance of a service, and all of them get `rate` items or requests a second. Slurm starts
+the tasks; what follows the load here is its ArrayTaskThrottle. It is the fewest with which the array ends in time
+(`decide.dispatch.elasticity.at_once`), or which carry the service's load (`decide.dispatch.instances`), after
+ElasticBatch: as few instances as the load needs, more at once where it grows. While nobody else waits for room the
+number of a deadline is lowered with reserve only, so that it does not go up and down; while others wait it is lowered
+at once. No task is ever stopped: a lower number counts as tasks end.
 
 Where the arrays of several users need more than there is, `decide.dispatch.shares` says who gets it: earliest deadlines
 first, where they can be kept, and what is left to the user who was served least (D-STACK).
@@ -176,7 +176,7 @@ def elastic_hints(comment: str) -> ElasticHints | None:
     if hints.role == hinting.SERVE:
         limit_ms = None if hints.slo_us is None else hints.slo_us / 1000
         return None if hints.llm.rate is None else ElasticHints(rate=hints.llm.rate / 1000, limit_ms=limit_ms)
-    if hints.deadline_s is None or hints.items is None or hints.role == "train":
+    if hints.deadline_s is None or hints.items is None or hints.role == "train" or hints.pipeline is not None:
         return None
     return ElasticHints(hints.deadline_s, hints.items)
 

@@ -83,6 +83,11 @@ class ServiceGuarantee:
         rate = next((option.rate for option in self.options if option.profile == profile), None)
         return None if not rate or self.items is None else self.items / (rate * slice_count)
 
+    def within(self, seconds: float, slice_count: int = 1) -> ServiceGuarantee:
+        """Return the promise of a job that has to be done in so many seconds, on `slice_count` slices."""
+        options = (o for o in self.options if (takes := self.seconds(o.profile, slice_count)) and takes <= seconds)
+        return replace(self, options=tuple(options))
+
 
 def promise_of(
     granted: Profile, candidates: Iterable[WeighedProfile], items: int | None, deadline_s: int | None, terms: str = ""
@@ -133,6 +138,8 @@ def _terms(hints: Mapping[str, Any]) -> str:
         terms.append(f"slo={hints['slo_us'] / 1000:g}ms")
     if hints.get("deadline_s"):
         terms.append(f"deadline={hints['deadline_s']}s")
+    if hints.get("pipeline"):
+        terms.append(f"pipeline={hints['pipeline']}")
     if hints.get("mem_mib"):
         terms.append(f"mem={hints['mem_mib']}MiB")
     terms += [f"{end}={hints[end]}" for end in ("min", "max") if hints.get(end)]

@@ -1,8 +1,9 @@
 """Decide what waiting jobs are changed to: another profile, or another throttle of an array: the dispatch stage.
 
 `decide.dispatch.retype` chooses profiles and `decide.dispatch.arrays` throttles, both from room that supply's plan
-leaves. What a job may become is known from the submit filter's decision on it, which the record holds: what is not
-known yet is asked for (`Questions`), and the job waits as it is until the answer comes.
+leaves; `decide.dispatch.pipelines` chooses profiles of jobs that have a deadline together, whatever room there is now.
+What a job may become is known from the submit filter's decision on it, which the record holds: what is not known yet is
+asked for (`Questions`), and the job waits as it is until the answer comes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from slurm_migbatch.decide.dispatch.arrays import (
     throttles,
 )
 from slurm_migbatch.decide.dispatch.instances import LoadHistory
+from slurm_migbatch.decide.dispatch.pipelines import KnownPipeline, PipelineKey, hints_of, plan_pipelines
 from slurm_migbatch.decide.dispatch.retype import (
     UNNAMED,
     Pending,
@@ -49,11 +51,9 @@ from slurm_migbatch.decide.dispatch.retype import (
 from slurm_migbatch.decide.dispatch.shares import ServedTime
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions
 from slurm_migbatch.decide.supply.stage import SupplyDecision
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.excluded import user_text
-from slurm_migbatch.workload.hints import Hints
-from slurm_migbatch.workload.refusal import Refusal
 
 _ABSENT_S: Final = (1.0, 60.0)
 """A decision that the record does not hold may be on its way: it is asked for again so soon, then ever later."""
@@ -61,6 +61,8 @@ _LOOKED_AFTER_S: Final = 60.0
 """For so long tasks of an array that was re-typed may turn out to have started in that moment."""
 _REMEMBERED: Final = 100_000
 """Decisions kept in memory."""
+_COMPUTE_SLICES: Final = 7
+"""Of most GPUs that have MIG."""
 _AT_ONCE: Final = 256
 """Decisions asked for at a time."""
 
@@ -97,6 +99,7 @@ class DispatchMemory:
         replayed: arrays of which it is known what throttles were set before.
         looked_after: arrays that were re-typed, and until when their tasks are looked after.
         unsure: changes of which Slurm did not say whether it made them, with its words.
+        pipelines: what is known of each pipeline that has jobs in the queue.
         refused: arrays whose new throttle Slurm refused, and until when it is not tried again.
         last: when it was last decided.
     """
@@ -112,6 +115,7 @@ class DispatchMemory:
     looked_after: dict[int, float] = field(default_factory=dict)
     unsure: list[tuple[Retype | Throttle, str]] = field(default_factory=list)
     refused: dict[int, float] = field(default_factory=dict)
+    pipelines: dict[PipelineKey, KnownPipeline] = field(default_factory=dict)
     last: float | None = None
     predicted_by: str = ""
 
@@ -225,12 +229,49 @@ def plan_dispatch(
         if pending.row.array_job not in unsettled
     )
     changes = undone(view.jobs.values(), memory.turns)
-    changes += retypes(view.now, waiting, promises.of, view.space, memory.turns)
+    changes += _retypes(view, waiting, promises, changes, memory)
     if not settings.dry_run:
         changes = [change for change in changes if _note(change, memory, view.now)]
     repairs = _repairs(view, changes, limits, memory) if not settings.dry_run else {}
     unknown = tuple(list(promises.missing)[:_AT_ONCE])  # the first in Slurm's order
     return DispatchDecision(tuple(changes), tuple(limits), repairs, unknown, settled)
+
+
+def _retypes(
+    view: _View, waiting: Iterable[Pending], promises: _Promises, before: Sequence[Retype], memory: DispatchMemory
+) -> list[Retype]:
+    """Return jobs that get another profile: those of pipelines first, and none twice in a round."""
+    settled = {change.pending.row.job_id for change in before}
+    queue = (row for row in view.jobs.values() if row.job_id not in settled)
+    rates = view.snapshot.predictions.rates
+    shares = _shares(view.snapshot)
+    tied = plan_pipelines(view.now, queue, promises.of, rates, memory.turns, memory.pipelines, shares)
+    settled.update(change.pending.row.job_id for change in tied.changes)
+
+    def allowed(pending: Pending) -> ServiceGuarantee | None:
+        promise, limit_s = promises.of(pending), tied.limits.get(pending.row.job_id)
+        return promise if promise is None or limit_s is None else promise.within(limit_s, pending.slice_count)
+
+    rest = (pending for pending in waiting if pending.row.job_id not in settled)
+    return [*tied.changes, *retypes(view.now, rest, allowed, view.space, memory.turns)]
+
+
+def _shares(snapshot: ClusterSnapshot) -> Callable[[Profile], float]:
+    """Return how much of a GPU a slice is, the largest share where kinds of GPUs differ; by its name where none has it.
+
+    The larger of its shares of compute and of memory slices.
+    """
+    found = {id(gpu.geometry): gpu.geometry for facts in snapshot.inventory.values() for gpu in facts.gpus}
+
+    def share(profile: Profile) -> float:
+        shares = [
+            max(info.compute_slices / geometry.compute_slices, info.memory_slices / geometry.memory_slices)
+            for geometry in found.values()
+            if profile in geometry and (info := geometry.info(profile))
+        ]
+        return max(shares, default=profile.compute / _COMPUTE_SLICES)
+
+    return share
 
 
 def _note(change: Retype, memory: DispatchMemory, now: float) -> bool:
@@ -310,8 +351,10 @@ class _Promises:
 
     def _chosen_again(self, row: JobRow) -> ServiceGuarantee | None:
         """Return what the compiled table's choice left open; the table answers as the service does."""
-        hints = _hints(row.comment)
-        choice = None if hints is None else self._predictions.candidates(hints, row.partition)
+        hints = hints_of(row.comment)
+        # the name of a pipeline changes no answer
+        asked = None if hints is None else replace(hints, pipeline=None)
+        choice = None if asked is None else self._predictions.candidates(asked, row.partition)
         if hints is None or choice is None:
             return None
         return promise_of(choice[0], choice[1], hints.items, hints.deadline_s)
@@ -345,13 +388,6 @@ def _learn(answers: Answers, memory: DispatchMemory, now: float) -> None:
         memory.replayed |= fresh
 
 
-def _hints(comment: str) -> Hints | None:
-    try:
-        return hinting.parse(user_text(comment))
-    except Refusal:
-        return None
-
-
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
 
@@ -375,7 +411,7 @@ def _placeable(
     memory.loads.forget_but(starts)
     arrays = []
     for array, row in zip(waiting_arrays, rows, strict=True):
-        hints = _hints(array.comment)
+        hints = hints_of(array.comment)
         rate = None if hints is None else predictions.rates(hints, row.partition).get(array.profile)
         instances = starts.get(array.array, {})  # of a service; an array with a deadline has none
         arrays.append(

@@ -14,6 +14,7 @@ from slurm_migbatch.decide.capacity.model import Reservation
 from slurm_migbatch.decide.core import DecisionMemory
 from slurm_migbatch.decide.dispatch.arrays import Bounds, Task, Throttle
 from slurm_migbatch.decide.dispatch.instances import LoadHistory
+from slurm_migbatch.decide.dispatch.pipelines import KnownPipeline, PipelineKey
 from slurm_migbatch.decide.dispatch.retype import Retype, RetypeHistory, ServiceGuarantee
 from slurm_migbatch.decide.dispatch.shares import ServedTime
 from slurm_migbatch.decide.dispatch.stage import DispatchMemory
@@ -60,6 +61,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "looked_after": dict[int, float],
         "unsure": list[tuple[Retype | Throttle, str]],
         "refused": dict[int, float],
+        "pipelines": dict[PipelineKey, KnownPipeline],
         "last": float | None,
         "predicted_by": str,
     },

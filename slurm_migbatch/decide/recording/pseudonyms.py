@@ -155,8 +155,13 @@ class _Mask:
         if not hints.is_hint(text):
             return _blank(text) + rest
         tokens = text[len(hints.PREFIX) :].split(" ")
-        kept = [token if token.partition("=")[0] in hints.FORMS else _blank(token) for token in tokens]
-        return hints.PREFIX + " ".join(kept) + rest
+        return hints.PREFIX + " ".join(self._hint(token) for token in tokens) + rest
+
+    def _hint(self, token: str) -> str:
+        key, _, value = token.partition("=")
+        if key == "pipeline":
+            return f"{key}={self._names.of('pipeline', value.lower())}"
+        return token if key in hints.FORMS else _blank(token)
 
     # -- what was seen ---------------------------------------------------------------------------------------------
 
@@ -262,6 +267,10 @@ class _Mask:
         promises = OrderedDict((self._promise(key), promise) for key, promise in dispatch["promises"].items())
         served = dispatch["served"]
         spent = {self._names.of("user", user): seconds for user, seconds in served["spent"].items()}
+        pipelines = {
+            (self._names.number(uid), self._names.of("pipeline", name)): known
+            for (uid, name), known in dispatch["pipelines"].items()
+        }
         unsure = [(self._change(change), "refused") for change, _ in dispatch["unsure"]]
         ledger = {
             **lending["ledger"],
@@ -283,6 +292,7 @@ class _Mask:
                 **dispatch,
                 "promises": promises,
                 "unsure": unsure,
+                "pipelines": pipelines,
                 "served": {**served, "spent": spent},
             },
             "lending": {**lending, "ledger": ledger, "slice_sharing": shared},

@@ -197,6 +197,41 @@ def sharing(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     print_bars(result)
 
 
+@click.command()
+@data_option
+@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Streams of arrivals.")
+@json_option
+def pipelines(data: Path, seeds: int, as_json: bool) -> None:
+    """Deadlines that pipelines of jobs keep, and the slices this takes: migbatchd's split, against simple ones."""
+    from slurm_migbatch.lab.bars import NotMeasurable
+    from slurm_migbatch.lab.experiments.pipelines import TIGHTNESS, measure
+
+    try:
+        with steps() as say:
+            result = measure(data, seeds, say=say)
+    except NotMeasurable as error:
+        raise Failure(str(error)) from None
+    if hand_over("pipelines", result, as_json, None):
+        return
+    print_notes(result)
+    for entry in result["results"]:
+        click.echo(f"\n{entry['scenario']} ({_decided(entry)}), means of {seeds} streams")
+        lines = [
+            (
+                way,
+                f"{row['kept']:.1%}",
+                f"{row['slice_s']:.0f}",
+                f"{row['late_p95_s']:.0f} s",
+                _ratio(*row["over_cheaper"]),
+                *(f"{row[name]['kept']:.1%}, {row[name]['slice_s']:.0f}" for name in TIGHTNESS if row[name]),
+            )
+            for way, row in entry["ways"].items()
+        ]
+        over = f"slices over {entry['cheaper']}"
+        print_table(("way", "kept", "slice-seconds", "late, p95", over, *TIGHTNESS), lines)
+    print_bars(result)
+
+
 def _decided(result: Mapping[str, Any]) -> str:
     return f"{result['decides']}, configuration {result['configuration']}"
 
@@ -205,4 +240,4 @@ def _ratio(mean: float, low: float | None, high: float | None) -> str:
     return f"{mean:.3f}" if low is None or high is None else f"{mean:.3f} ({low:.3f} to {high:.3f})"
 
 
-COMMANDS = (fragmentation, dispatch, sharing, lending)
+COMMANDS = (fragmentation, dispatch, pipelines, sharing, lending)

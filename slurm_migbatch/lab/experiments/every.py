@@ -70,6 +70,7 @@ EXPERIMENTS: Final = (
     Experiment("lending", "--seeds"),
     Experiment("fragmentation", "--seeds"),
     Experiment("dispatch", "--seeds"),
+    Experiment("pipelines", "--seeds"),
     Experiment("sharing", "--seeds"),
     Experiment("simulator", fixed=("--lending",), quick=("--scale", "1", "--scale", "2")),
     Experiment("bsbf", "--seeds", 20, study=True),
@@ -81,7 +82,7 @@ EXPERIMENTS: Final = (
 )
 """In the order in which they are begun: the longest first."""
 SHOWN: Final = (
-    *("fragmentation", "dispatch", "sharing", "lending", "simulator", "scale"),
+    *("fragmentation", "dispatch", "pipelines", "sharing", "lending", "simulator", "scale"),
     *("instances", "placement", "paris-elsa", "dstack", "bsbf"),
 )
 

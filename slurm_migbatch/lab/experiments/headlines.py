@@ -76,6 +76,19 @@ def dispatch(result: Result) -> Headline:
     return Headline("PARIS and ELSA, whose ratios are not public", "; ".join(sentences), None)
 
 
+def pipelines(result: Result) -> Headline:
+    """Compare what ships with splits of the deadline by users: ESG is measured against other schedulers."""
+    sentences = []
+    for row in result["results"]:
+        ours, other = row["ways"]["migbatchd"], row["ways"][row["cheaper"]]
+        sentences.append(
+            f"{row['scenario']}: {ours['kept']:.1%} kept of {other['kept']:.1%} by the {row['cheaper']}, "
+            f"at {ours['over_cheaper'][0]:.2f} of its slice-seconds"
+        )
+    claim = "ESG, 61 to 80 % more limits kept at 47 to 187 % less cost than other serverless schedulers, not run here"
+    return Headline(claim, "; ".join(sentences), None)
+
+
 def sharing(result: Result) -> Headline:
     """Judge the mean gain over sharing always, over all cells, in Slurm's order and the shortest first."""
     claims = [
@@ -156,6 +169,7 @@ HEADLINES: Final[Mapping[str, Callable[[Result], Headline]]] = {
     "instances": instances,
     "fragmentation": fragmentation,
     "dispatch": dispatch,
+    "pipelines": pipelines,
     "sharing": sharing,
     "placement": placement,
     "paris-elsa": paris_elsa,

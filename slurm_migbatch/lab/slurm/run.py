@@ -16,7 +16,7 @@ from slurm_migbatch.lab.slurm.client import SimulatedSlurm
 from slurm_migbatch.lab.slurm.clock import START, VirtualClock
 from slurm_migbatch.lab.slurm.nodes import NodeDelays, SimulatedNodes
 from slurm_migbatch.lab.slurm.records import EndedJob, SimulatedPartition, SlurmSettings
-from slurm_migbatch.lab.slurm.slurmctld import PRIORITY
+from slurm_migbatch.lab.slurm.slurmctld import NO_SUCH_JOB, PRIORITY
 from slurm_migbatch.lab.slurm.work import Fixed, Work
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.site import WAITING
@@ -34,6 +34,8 @@ class Submission:
         work: makes the job's work; asked once for each job or array task.
         limit_s: --time.
         tasks: of an array; `array` its --array, if it is not 0 to tasks-1.
+        after: --dependency=afterok: places in the workload of submissions that come before this one.
+        begin_s: --begin=now+..., seconds.
         fields: of `JobRow`: comment, user, uid, account, num_nodes, features, requested_nodes, cpus.
     """
 
@@ -46,6 +48,8 @@ class Submission:
     name: str = ""
     tasks: int = 1
     array: str = ""
+    after: tuple[int, ...] = ()
+    begin_s: float = 0.0
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -263,6 +267,8 @@ class SlurmSimulation:
                 array=submission.array,
                 partition=submission.partition,
                 name=submission.name,
+                begin=self.clock.time() + submission.begin_s if submission.begin_s else None,
+                after=self._ids(submission.after),
                 **submission.fields,
             )
         except SlurmError as error:
@@ -271,6 +277,13 @@ class SlurmSimulation:
         self._submissions[number] = job
         self.numbers[job] = number
         self._of[job] = submission
+
+    def _ids(self, after: Sequence[int]) -> list[int]:
+        """Return the ids of submissions that another is to wait for; raises SlurmError where one was refused."""
+        ids = [job for number in after if (job := self._submissions[number]) is not None]
+        if len(ids) < len(after):
+            raise SlurmError(f"Batch job submission failed: {NO_SUCH_JOB}", ("sbatch",), 1, NO_SUCH_JOB)
+        return ids
 
     def _work(self, row: JobRow) -> Work:
         return self._of[row.array_job or row.job_id].work()

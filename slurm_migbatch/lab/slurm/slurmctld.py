@@ -14,9 +14,12 @@ What it does as the real one (tests/support/contract.py holds both to it):
 - A node with a job in COMPLETING gets no other; its GRES are free from the moment the job ends.
 - A requeued job is COMPLETING until its Epilogs have run, then PENDING with one more restart, a new submit time, and
   two minutes' delay (BeginTime).
+- A job waits with reason Dependency until the jobs that it names have completed (afterok); where one of them has ended
+  otherwise it waits for ever (DependencyNeverSatisfied).
 - A request for what no node lists, DOWN ones included, is refused.
 
-Not modelled: licenses, QOS and association limits, dependencies, advance reservations, memory, job steps.
+Not modelled: licenses, QOS and association limits, other kinds of dependencies, advance reservations, memory, job
+steps.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ GRES: Final = "mig"
 PRIORITY: Final = 1000
 """Of jobs that are submitted without one: they start in the order of their submission."""
 REFUSED: Final = "Requested node configuration is not available"
+NO_SUCH_JOB: Final = "Job dependency problem"
 _STARTABLE: Final = frozenset(
     {"", "None", "Resources", "Priority", "ReqNodeNotAvail", "BeginTime", "JobArrayTaskLimit"}
 )
@@ -150,6 +154,8 @@ class Slurmctld:
         self._active: dict[int, None] = {}
         self._node_rows: dict[str, tuple[int, NodeRow]] = {}
         self._preempting: dict[int, tuple[str, ...]] = {}
+        #: jobs that wait for a job, by its id
+        self._waiting_for: dict[int, list[int]] = {}
         self._next = 1
         self._pass: TimedEvent | None = None
         self._last_pass = self._last_backfill = -math.inf
@@ -248,6 +254,7 @@ class Slurmctld:
         array: str = "",
         held: bool = False,
         begin: float | None = None,
+        after: Iterable[int] = (),
         **fields: Any,
     ) -> int:
         """Submit a batch job.
@@ -259,13 +266,14 @@ class Slurmctld:
             tasks: of a job array with tasks 0 to n-1; or `array`: --array, "1-8:2%4".
             held: whether it waits for `release`.
             begin: --begin, unix seconds.
+            after: --dependency=afterok:..., ids of jobs or arrays.
             fields: of `JobRow`: partition, name, user, comment, num_nodes, requested_nodes, features, cpus, ...
 
         Returns:
             The job's id.
 
         Raises:
-            SlurmError: no node lists what it asks for.
+            SlurmError: no node lists what it asks for, or it is to wait for a job that there never was.
         """
         row = self._row(want, limit, priority, fields)
         facts = Facts(row.submit, priority, positive(gres_list.readable_counts(row.gres, GRES)), {})
@@ -282,10 +290,40 @@ class Slurmctld:
             row = replace(row, priority=0, reason="JobHeldUser", eligible=None)
         elif begin is not None and begin > self.clock.time():
             row = replace(row, reason="BeginTime", eligible=begin)
+        row = self._dependent(row, after)
         if row.eligible is not None and row.eligible > self.clock.time():
             self._wake(row.job_id, row.eligible)
         self._put(row)
         return row.job_id
+
+    def _dependent(self, row: JobRow, after: Iterable[int]) -> JobRow:
+        """Return the row of a job that is to wait for others; raises SlurmError where one of them never was."""
+        named = sorted(set(after))
+        for job in named:
+            if not (job in self.queue or job in self.arrays or job in self.ended_jobs):
+                raise SlurmError(f"Batch job submission failed: {NO_SUCH_JOB}", ("sbatch",), 1, NO_SUCH_JOB)
+            self._waiting_for.setdefault(job, []).append(row.job_id)
+        return self._awaited(replace(row, after=tuple(named))) if named else row
+
+    def _awaited(self, row: JobRow) -> JobRow:
+        """Return the row of a job that waits for others as it is now that some may have ended."""
+        states = {job: self._end_state(job) for job in row.after}
+        left = tuple(job for job, state in states.items() if state != "COMPLETED")
+        if not left:
+            now = self.clock.time()
+            return replace(row, after=(), reason="None", eligible=now if row.eligible is None else row.eligible)
+        never = any(states[job] for job in left)
+        reason = "DependencyNeverSatisfied" if never else "Dependency"
+        return replace(row, after=left, reason=reason, eligible=None)
+
+    def _end_state(self, job: int) -> str:
+        """Return how a job, or an array as a whole, has ended; empty: it has not."""
+        if job in self.arrays:
+            if self.arrays[job].waiting or any(row.array_job == job for row in self.queue.values()):
+                return ""
+            states = {task.state for task in self.ended_tasks.get(job, ())}
+            return "COMPLETED" if states <= {"COMPLETED"} else "FAILED"
+        return self.ended_jobs[job].state if job in self.ended_jobs else ""
 
     def submit_het(self, *wants: str, **fields: Any) -> list[int]:
         """Submit a heterogeneous job with a component for each of `wants`; the keywords are those of `submit`."""
@@ -718,6 +756,9 @@ class Slurmctld:
         if row.array_job is not None:
             self.ended_tasks.setdefault(row.array_job, []).append(ended)
         self.on_change(row.job_id, None)
+        for waiting in self._waiting_for.get(row.job_id if row.array_job is None else row.array_job, ()):
+            if waiting in self.queue and self.queue[waiting].after:
+                self._put(self._awaited(self.queue[waiting]))
         self._due()
 
     def taken_back(self, job: int) -> JobRow:

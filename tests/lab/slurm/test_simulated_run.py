@@ -59,6 +59,20 @@ def test_an_array_runs_within_its_throttle() -> None:
     assert all(sum(begin <= at < end for begin, end in spans) <= 2 for at, _ in spans)
 
 
+def test_a_submission_starts_after_those_it_names_and_not_before_its_begin_time() -> None:
+    jobs = [
+        Submission(0.0, "mig:1g.10gb:1", lambda: Fixed(50.0), begin_s=30.0),
+        Submission(0.0, "mig:1g.10gb:1", lambda: Fixed(5.0), after=(0,)),
+        Submission(0.0, "mig:5g.60gb:1"),
+        Submission(1.0, "mig:1g.10gb:1", after=(2,)),
+    ]
+    outcome = ran(jobs)
+    first, second = (outcome.jobs[job] for job in outcome.submissions[:2] if job is not None)
+    assert first.start is not None and first.start >= outcome.begin + 30
+    assert second.start is not None and second.start >= first.end
+    assert outcome.submissions[2:] == (None, None) and "dependency" in outcome.refusals[3]
+
+
 def test_a_submission_that_slurm_refuses_has_no_job() -> None:
     outcome = ran([Submission(0.0, "mig:5g.60gb:1"), Submission(1.0, "mig:1g.10gb:1", lambda: Fixed(5.0))])
     assert outcome.submissions[0] is None and outcome.submissions[1] in outcome.jobs

@@ -146,3 +146,33 @@ def test_an_unknown_field_is_refused() -> None:
     job = s.submit("mig:1g.10gb:1", held=True)
     with pytest.raises(SlurmRefused, match="not supported"):
         s.update_job(job, Nonsense="1")
+
+
+def test_a_job_starts_when_those_it_waits_for_have_completed() -> None:
+    s = slurm()
+    first, array = s.submit("mig:1g.10gb:1"), s.submit("mig:1g.10gb:1", array="0-1")
+    last = s.submit("mig:1g.10gb:1", after=(first, array))
+    s.clock.sleep(3)
+    assert (s.queue[last].reason, s.queue[last].after, s.queue[last].eligible) == ("Dependency", (first, array), None)
+    s.finish(first)
+    assert s.queue[last].after == (array,)
+    for task in [row.job_id for row in s.queue.values() if row.array_job == array]:
+        assert s.queue[last].state == "PENDING"
+        s.finish(task)
+    assert s.queue[last].after == () and s.queue[last].eligible == s.clock.time()
+    s.clock.sleep(3)
+    assert s.queue[last].state == "RUNNING"
+    late = s.submit("mig:1g.10gb:1", after=(first,))
+    assert s.queue[late].reason == "None", "what has completed is no dependency"
+
+
+def test_a_job_never_starts_after_one_that_failed_and_none_waits_for_what_never_was() -> None:
+    s = slurm()
+    first = s.submit("mig:1g.10gb:1")
+    waiting = s.submit("mig:1g.10gb:1", after=(first,))
+    s.clock.sleep(3)
+    s.finish(first, "FAILED")
+    s.clock.sleep(3)
+    assert (s.queue[waiting].state, s.queue[waiting].reason) == ("PENDING", "DependencyNeverSatisfied")
+    with pytest.raises(SlurmError, match="dependency"):
+        s.submit("mig:1g.10gb:1", after=(99,))

@@ -80,6 +80,9 @@ class Job:
     group_id = property(lambda self: self._row.gid)
     qos = property(lambda self: self._row.qos or None)
     wckey = property(lambda self: self._row.wckey or None)
+    dependencies = property(
+        lambda self: {"afterok": [f"{job}(unfulfilled)" for job in self._row.after]} if self._row.after else None
+    )
     constraints = property(lambda self: self._row.features.split(",") if self._row.features else [])
     cpus = property(lambda self: self._row.cpus)
 

@@ -1,0 +1,398 @@
+"""Jobs tied by --dependency with one deadline: which profile each gets, so that the whole ends in time at least price.
+
+The jobs of a pipeline are those of one user that name it in their hints (`pipeline=`), pending or running, in the order
+of Slurm's dependencies. Its deadline counts from the submission of its first job. The submit filter sees one job at a
+time and grants each the smallest slice that keeps the whole deadline alone; here, once the others are in the queue,
+`decide.dispatch.split` divides what is left of it over the jobs that have not started, by predicted seconds and GPU
+equivalents times seconds (ESG: Hui et al., HPDC 2024; one job here is a stage of a workflow there). It is divided again
+whenever a job starts, ends or comes, and as soon as what is predicted does not fit any more; so what a job really took
+counts from its end on.
+
+A job that waits for others alone has its profile from here only. One that waits for room may be moved by
+`decide.dispatch.retype` as well, among profiles with which the split still keeps the deadline (`Plan.limits`), and
+never in a round in which it was moved here.
+
+Slurm up to 23.02 does not forget what a pending job asked for before, so there nothing is re-typed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Final
+
+from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.dispatch.retype import (
+    MOST,
+    Option,
+    Pending,
+    Retype,
+    RetypeHistory,
+    ServiceGuarantee,
+    marked,
+    name_of,
+)
+from slurm_migbatch.decide.dispatch.split import Choice, Split, Stage, split
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.workload import hints as hinting
+from slurm_migbatch.workload.excluded import user_text
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.loans import forgets
+from slurm_migbatch.workload.refusal import Refusal
+
+PipelineKey = tuple[int, str]
+"""A user's number and the name of his pipeline."""
+Promises = Callable[[Pending], "ServiceGuarantee | None"]
+Rates = Callable[[Hints, str], Mapping[Profile, float]]
+Equivalent = Callable[[Profile], float]
+
+START_S: Final = 10.0
+"""From the end of one job to the start of the next, where there is room: Epilog, migbatchd's plan, Slurm's scheduling
+cycle, Prolog."""
+LATE: Final = 1.5
+"""Where the deadline is lost, a job that waits for room may go where it takes so many times as long."""
+MOST_JOBS: Final = 64
+"""A pipeline with more jobs that have not ended is left as it is."""
+MOST_WEIGHED: Final = 1024
+"""Jobs of pipelines that are looked at in one round, those that were looked at longest ago first."""
+MOST_SPLIT: Final = 16
+"""Pipelines that are split in one round."""
+WORTH: Final = 0.03
+"""Jobs are not re-typed for a lower price where less than this share of it is saved."""
+_HINT: Final = "pipeline="
+
+
+@dataclass(frozen=True)
+class KnownPipeline:
+    """What is remembered of a pipeline while any job of it is in the queue. Times in unix seconds.
+
+    Attributes:
+        begin: when its first job was submitted.
+        deadline_s: the shortest that any of its jobs told; None: none did.
+        at: when it was last looked at.
+        split_for: for which jobs it was last split: each with whether it had started, and from how many profiles there
+            was to choose; empty: it was not.
+        jobs: those that had not ended then, in the order of their dependencies.
+        seconds, left_s: what they take at most as predicted, and what was left of the deadline.
+        why_not: why it was not split; empty where it was.
+    """
+
+    begin: float
+    deadline_s: int | None = None
+    at: float = -math.inf
+    split_for: tuple[tuple[int, bool, int], ...] = ()
+    jobs: tuple[int, ...] = ()
+    seconds: float = 0.0
+    left_s: float = 0.0
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What follows for the jobs of pipelines.
+
+    Attributes:
+        changes: jobs that get another profile.
+        limits: the seconds that a job of a pipeline may take where it is moved for want of room, by job id.
+    """
+
+    changes: tuple[Retype, ...] = ()
+    limits: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A job or an array of a pipeline, and what it may become.
+
+    Attributes:
+        job: its id, an array's own.
+        rows: of it; one but for arrays.
+        pending: what is re-typed; None: nothing.
+        start_s: of each choice's seconds those before it can start.
+        open: from how many profiles there is to choose, also while it has to keep what it was given last.
+        profiles: what it may have, at least one; those of `choices`. `now`: which it has.
+    """
+
+    job: int
+    rows: tuple[JobRow, ...]
+    choices: tuple[Choice, ...]
+    pending: Pending | None = None
+    profiles: tuple[Profile, ...] = ()
+    now: int = 0
+    start_s: float = 0.0
+    open: int = 1
+
+    @property
+    def started(self) -> bool:
+        return not any(row.pending for row in self.rows)
+
+
+def pipeline_of(row: JobRow) -> PipelineKey | None:
+    """Return the pipeline that a waiting or running job names; None where it names none."""
+    if _HINT not in row.comment or not (row.pending or row.active):
+        return None
+    hints = hints_of(row.comment)
+    return None if hints is None or hints.pipeline is None else (row.uid, hints.pipeline)
+
+
+@lru_cache(maxsize=1 << 14)
+def hints_of(comment: str) -> Hints | None:
+    """Return the hints of a job's comment; None where they cannot be read."""
+    try:
+        return hinting.parse(user_text(comment))
+    except Refusal:
+        return None
+
+
+def plan_pipelines(
+    now: float,
+    queue: Iterable[JobRow],
+    promises: Promises,
+    rates: Rates,
+    turns: RetypeHistory,
+    known: dict[PipelineKey, KnownPipeline],
+    equivalent: Equivalent,
+) -> Plan:
+    """Return which jobs of pipelines get another profile now.
+
+    Args:
+        now: unix seconds.
+        queue: all of it.
+        promises: what each job may become; None for nothing, or not known yet.
+        rates: items a second that can be counted on, by profile.
+        turns: what was re-typed before.
+        known: what is remembered of each pipeline; brought up to the queue.
+        equivalent: how much of a GPU a slice is.
+    """
+    found: dict[PipelineKey, list[JobRow]] = {}
+    for row in queue:
+        key = pipeline_of(row)
+        if key is not None:
+            found.setdefault(key, []).append(row)
+    for key in [key for key in known if key not in found]:
+        del known[key]
+    for key, rows in found.items():
+        known[key] = _noted(known.get(key), rows)
+    round_ = _Round(now, promises, rates, turns, equivalent)
+    for key in sorted(found, key=lambda key: (known[key].at, key)):
+        known[key] = round_.look(known[key], found[key])
+    return Plan(tuple(round_.changes), round_.limits)
+
+
+def _noted(before: KnownPipeline | None, rows: Sequence[JobRow]) -> KnownPipeline:
+    """Return what is known of a pipeline with what its jobs tell now."""
+    begin = min(row.submit for row in rows)
+    told = [hints.deadline_s for row in rows if (hints := hints_of(row.comment)) and hints.deadline_s is not None]
+    if before is None:
+        return KnownPipeline(begin, min(told, default=None))
+    deadline_s = min((*told, *(() if before.deadline_s is None else (before.deadline_s,))), default=None)
+    return replace(before, begin=min(begin, before.begin), deadline_s=deadline_s)
+
+
+class _Round:
+    """One round over all pipelines."""
+
+    def __init__(
+        self, now: float, promises: Promises, rates: Rates, turns: RetypeHistory, equivalent: Equivalent
+    ) -> None:
+        self._now, self._promises, self._rates, self._turns = now, promises, rates, turns
+        self._equivalent = equivalent
+        self._weighed = self._splits = 0
+        self.changes: list[Retype] = []
+        self.limits: dict[int, float] = {}
+
+    def look(self, known: KnownPipeline, rows: Sequence[JobRow]) -> KnownPipeline:
+        """Look at one pipeline; returns what is known of it then."""
+        if known.deadline_s is None:
+            return replace(known, jobs=(), why_not="none of its jobs tells a deadline")
+        by_job: dict[int, list[JobRow]] = {}
+        for row in rows:
+            by_job.setdefault(row.job_id if row.array_job is None else row.array_job, []).append(row)
+        if len(by_job) > MOST_JOBS:
+            why = f"it has {len(by_job)} jobs that have not ended, and at most {MOST_JOBS} are weighed together"
+            return replace(known, jobs=(), why_not=why)
+        if self._weighed + len(by_job) > MOST_WEIGHED:
+            return known
+        self._weighed += len(by_job)
+        jobs, after = [], _order(by_job)
+        for number in after:
+            job = self._job(number, by_job[number])
+            if job is None:
+                why = f"nobody knows how long job {number} takes: add items= or --time"
+                return replace(known, at=self._now, jobs=(), why_not=why)
+            jobs.append(job)
+        return self._weigh(known, jobs, list(after.values()))
+
+    def _weigh(self, known: KnownPipeline, jobs: Sequence[_Job], after: Sequence[tuple[int, ...]]) -> KnownPipeline:
+        assert known.deadline_s is not None
+        left_s = known.begin + known.deadline_s - self._now
+        stages = [Stage(job.choices, before) for job, before in zip(jobs, after, strict=True)]
+        has = [job.now for job in jobs]
+        current = Split.of(stages, has, left_s)
+        split_for = tuple((job.job, job.started, job.open) for job in jobs)
+        chosen = current
+        if split_for != known.split_for or not current.kept:
+            if self._splits == MOST_SPLIT or len(self.changes) >= MOST:
+                return known
+            best = split(stages, left_s)
+            self._splits += best.kept  # that no split keeps the deadline is seen at once
+            known = replace(known, split_for=split_for)
+            if _better(best, current):
+                chosen = best
+                self._retype(known, jobs, best, left_s)
+        spare_s = max(0.0, left_s - chosen.seconds)
+        for job, number in zip(jobs, chosen.chosen, strict=True):
+            for row in job.rows:
+                takes_s = job.choices[number].seconds - job.start_s
+                self.limits[row.job_id] = takes_s * (1.0 if chosen.kept else LATE) + spare_s
+        numbers = tuple(job.job for job in jobs)
+        found = replace(known, at=self._now, jobs=numbers, why_not="")
+        return replace(found, seconds=chosen.seconds, left_s=left_s)
+
+    def _retype(self, known: KnownPipeline, jobs: Sequence[_Job], best: Split, left_s: float) -> None:
+        kept = "keeps" if best.kept else "comes nearest to"
+        for job, number in zip(jobs, best.chosen, strict=True):
+            if job.pending is not None and number != job.now:
+                why = (
+                    f"{job.choices[number].seconds:.3g} s of it are this job's share of {left_s:.0f} s that its "
+                    f"pipeline has left; {best.seconds:.0f} s in all {kept} deadline={known.deadline_s}s"
+                )
+                self.changes.append(Retype(job.pending, (), job.profiles[number], why))
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def _job(self, number: int, rows: Sequence[JobRow]) -> _Job | None:
+        """Return a job with what it may become; None where nobody knows how long it takes."""
+        waiting = [row for row in rows if row.pending]
+        if not waiting:
+            left = [self._rest_s(row) for row in rows]
+            known = [seconds for seconds in left if seconds is not None]
+            return _Job(number, tuple(rows), (Choice(max(known), 0.0),)) if len(known) == len(left) else None
+        start_s = max(START_S if row.after else (row.eligible or 0.0) - self._now for row in waiting)
+        start_s = max(0.0, start_s)
+        movable = self._movable(waiting[0]) if len(waiting) == 1 else None
+        if movable is not None:
+            return self._with_choices(number, rows, movable, start_s)
+        fixed = [self._whole_s(row) for row in waiting]
+        known = [seconds for seconds in fixed if seconds is not None]
+        if len(known) < len(fixed):
+            return None
+        return _Job(number, tuple(rows), (Choice(start_s + max(known), 0.0),))
+
+    def _with_choices(
+        self, number: int, rows: Sequence[JobRow], movable: tuple[Pending, tuple[Option, ...], int], start_s: float
+    ) -> _Job | None:
+        pending, options, items = movable
+        row = pending.row
+        lasts = {option.profile: items / (option.rate * pending.slice_count) for option in options if option.rate}
+        if pending.profile not in lasts:
+            return None
+        limit_s = math.inf if row.time_limit_s is None else row.time_limit_s
+        profiles = tuple(sorted(p for p, s in lasts.items() if s <= limit_s or p == pending.profile))
+        opened = len(profiles)
+        if not self._turns.free(row, self._now):
+            profiles = (pending.profile,)
+        waves = 1 if row.throttle is None else math.ceil(row.tasks / max(1, row.throttle))
+        count = pending.slice_count * row.tasks
+        prices = {p: self._equivalent(p) * count * lasts[p] for p in profiles}
+        choices = tuple(Choice(start_s + waves * lasts[p], prices[p]) for p in profiles)
+        return _Job(number, tuple(rows), choices, pending, profiles, profiles.index(pending.profile), start_s, opened)
+
+    def _movable(self, row: JobRow) -> tuple[Pending, tuple[Option, ...], int] | None:
+        """Return what may be re-typed of a job, and what it may become; None for nothing."""
+        grant = marked(row.comment)
+        # nodes that a job may have by name, feature or reservation need not have what others of its partition have
+        chosen_nodes = row.requested_nodes or row.features or row.reservation
+        if row.num_nodes != 1 or row.het_job is not None or chosen_nodes:
+            return None
+        if grant is None or not forgets(row.gres) or dict(grant.parts) != dict(slices(row.gres)):
+            return None
+        pending = Pending(row, grant, frozenset(), row.tasks)
+        promise = self._promises(pending)
+        if promise is None or promise.items is None:
+            return None
+        barred = self._turns.barred.get(name_of(row), frozenset())
+        # what runs again because its slice was too small asks for what holds it
+        least = pending.profile.memory_gb if promise.retry and row.restarts else 0
+        options = tuple(o for o in promise.options if o.profile not in barred and o.profile.memory_gb >= least)
+        return (pending, options, promise.items) if pending.profile in {o.profile for o in options} else None
+
+    def _whole_s(self, row: JobRow) -> float | None:
+        """Return what a job takes on what it has, at most: as predicted, else its time limit; None: nobody knows."""
+        hints, has = hints_of(row.comment), slices(row.gres)
+        if hints is not None and hints.items is not None and len(has) == 1:
+            ((profile, count),) = has.items()
+            rate = self._rates(replace(hints, pipeline=None), row.partition).get(profile)  # its name changes no answer
+            if rate:
+                return hints.items / (rate * count)
+        return None if row.time_limit_s is None else float(row.time_limit_s)
+
+    def _rest_s(self, row: JobRow) -> float | None:
+        """Return what a job that has started still takes."""
+        if row.state == "COMPLETING":
+            return 0.0
+        whole_s = self._whole_s(row)
+        if whole_s is None:
+            return None
+        # one that is late is taken to become as late once more
+        return abs(whole_s - (self._now - (row.start or self._now)))
+
+
+def _better(best: Split, current: Split) -> bool:
+    """Return whether jobs are to be re-typed for a split."""
+    if current.kept:
+        return best.price < (1 - WORTH) * current.price
+    return best.kept or best.seconds < (1 - WORTH) * current.seconds
+
+
+def _order(by_job: Mapping[int, Sequence[JobRow]]) -> dict[int, tuple[int, ...]]:
+    """Return the jobs, each behind those it waits for, with the places of these.
+
+    Jobs that are not of the pipeline, or have ended, count as ended. Slurm refuses circles; where rows show one all the
+    same, a dependency that closes it is left out.
+    """
+    waits = {
+        job: {before for row in rows if row.pending for before in row.after if before in by_job and before != job}
+        for job, rows in by_job.items()
+    }
+    places: dict[int, int] = {}
+    ordered: dict[int, tuple[int, ...]] = {}
+    left = sorted(waits)
+    while left:
+        ready = [job for job in left if waits[job] <= places.keys()] or left[:1]
+        for job in ready:
+            ordered[job] = tuple(sorted(places[before] for before in waits[job] if before in places))
+        for job in ready:
+            places[job] = len(places)
+        left = [job for job in left if job not in places]
+    return ordered
+
+
+def why_pipeline(row: JobRow, known: Mapping[PipelineKey, KnownPipeline]) -> str:
+    """Say what becomes of the pipeline of a job; empty where it is in none."""
+    key = pipeline_of(row)
+    pipeline = None if key is None else known.get(key)
+    if key is None or pipeline is None:
+        return ""
+    head = f"pipeline {key[1]}"
+    if pipeline.why_not:
+        return f"the deadline of {head} is not split: {pipeline.why_not}"
+    if not pipeline.jobs:
+        return ""
+    takes = (
+        f"{len(pipeline.jobs)} of its jobs have not ended and are predicted to take {_time(pipeline.seconds)} at most"
+    )
+    if pipeline.left_s <= 0:
+        return f"the deadline of {head} has passed by {_time(-pipeline.left_s)}: {takes}"
+    until = f"of {_time(pipeline.left_s)} until its deadline"
+    if pipeline.seconds <= pipeline.left_s:
+        return f"{head}: {takes}, {until}"
+    return f"the deadline of {head} cannot be kept on any slices, so these are fast ones: {takes}, {until}"
+
+
+def _time(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

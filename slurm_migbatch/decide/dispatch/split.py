@@ -1,0 +1,213 @@
+"""Split the time that a pipeline has left over its stages, so that they cost the least.
+
+Each stage has one of several choices (a profile: predicted seconds, and a price). What is looked for is the cheapest
+choice for each with which the longest path through the stages takes at most the time left: ESG's problem for one queue
+(Hui et al., HPDC 2024, section 3), which ESG solves by A* over the stages with pruning from both sides. Here, a
+reconstruction, it is solved by dynamic programming over Pareto fronts of (seconds, price), which for a chain finds the
+same optimum: of all choices for the first k stages those are kept that no other undercuts in both, and that leave the
+rest time to end in.
+
+Parallel stages are joined by level, the number of stages before one on the longest way to it: a level takes as long as
+its slowest stage and costs what all of them cost. The levels' seconds add up to no less than any path, so a split keeps
+the time; where paths are uneven it may leave some, which `_relaxed` then gives to stages that become cheaper by it.
+(ESG divides large graphs by dominators instead.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+MOST_KEPT: Final = 256
+"""Points of a front that are kept: above that some are left out, and the split may cost a little more."""
+MOST_OF_LEVEL: Final = 32
+"""The same for one level of parallel stages."""
+SENSIBLE: Final = 1.1
+"""Where the time left is too short anyway, a stage gets the cheapest choice within so many times its fastest."""
+
+
+class Choice(NamedTuple):
+    """One way to run a stage: predicted seconds, and what they cost."""
+
+    seconds: float
+    price: float
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage: its choices, at least one, and the positions of stages that end before it begins, all before its own."""
+
+    choices: tuple[Choice, ...]
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Split:
+    """The choice of each stage by its position among the choices.
+
+    Attributes:
+        seconds: of the longest path.
+        price: of all stages.
+        kept: whether the longest path takes at most the time left.
+    """
+
+    chosen: tuple[int, ...]
+    seconds: float
+    price: float
+    kept: bool
+
+    @classmethod
+    def of(cls, stages: Sequence[Stage], chosen: Sequence[int], left_s: float) -> Split:
+        """Return what these choices come to."""
+        seconds = path_s(stages, chosen)
+        price = sum(stage.choices[number].price for stage, number in zip(stages, chosen, strict=True))
+        return cls(tuple(chosen), seconds, price, seconds <= left_s)
+
+
+class _Point(NamedTuple):
+    """A point of a front; `of` leads back to how it came about."""
+
+    seconds: float
+    price: float
+    of: tuple[_Point | None, tuple[int, ...]]
+
+
+def split(stages: Sequence[Stage], left_s: float) -> Split:
+    """Return the cheapest choices that keep the time left, or fast ones where none do.
+
+    Args:
+        stages: in an order in which each stands behind those it waits for.
+        left_s: seconds until the last has to have ended.
+    """
+    fastest = tuple(_first(stage.choices, key=lambda c: (c.seconds, c.price)) for stage in stages)
+    if path_s(stages, fastest) > left_s:
+        sensible = tuple(_sensible(stage.choices) for stage in stages)
+        return Split.of(stages, sensible, left_s)
+    levels = _levels(stages)
+    return Split.of(stages, _relaxed(stages, _by_fronts(stages, levels, left_s) or fastest, left_s), left_s)
+
+
+def path_s(stages: Sequence[Stage], chosen: Sequence[int]) -> float:
+    """Return the seconds of the longest path."""
+    ends: list[float] = []
+    for stage, number in zip(stages, chosen, strict=True):
+        begin = max((ends[before] for before in stage.after), default=0.0)
+        ends.append(begin + stage.choices[number].seconds)
+    return max(ends, default=0.0)
+
+
+def _first(choices: Sequence[Choice], key: Callable[[Choice], Any]) -> int:
+    return min(range(len(choices)), key=lambda number: key(choices[number]))
+
+
+def _sensible(choices: Sequence[Choice]) -> int:
+    limit = SENSIBLE * min(choice.seconds for choice in choices)
+    return _first(choices, key=lambda c: (c.seconds > limit, c.price, c.seconds))
+
+
+# -- fronts ------------------------------------------------------------------------------------------------------------
+
+
+def _levels(stages: Sequence[Stage]) -> list[list[int]]:
+    levels: list[list[int]] = []
+    level_of: list[int] = []
+    for number, stage in enumerate(stages):
+        level = max((level_of[before] + 1 for before in stage.after), default=0)
+        level_of.append(level)
+        if level == len(levels):
+            levels.append([])
+        levels[level].append(number)
+    return levels
+
+
+def _by_fronts(stages: Sequence[Stage], levels: Sequence[Sequence[int]], left_s: float) -> tuple[int, ...] | None:
+    """Return the cheapest choices with which the levels' seconds add up to the time left; None where none do."""
+    fronts = [_front_of_level([stages[number].choices for number in level]) for level in levels]
+    rest_s = sum(front[0].seconds for front in fronts)  # fronts ascend in seconds
+    front = [_Point(0.0, 0.0, (None, ()))]
+    for level in fronts:
+        rest_s -= level[0].seconds
+        front = _spread(_undercut(_added(front, level, left_s - rest_s)), MOST_KEPT)
+        if not front:
+            return None
+    chosen = [0] * len(stages)
+    point: _Point | None = front[-1]  # the cheapest
+    for members in reversed(levels):
+        assert point is not None
+        before, numbers = point.of
+        for stage, number in zip(members, numbers, strict=True):
+            chosen[stage] = number
+        point = before
+    return tuple(chosen)
+
+
+def _added(front: Sequence[_Point], level: Sequence[_Point], most_s: float) -> list[_Point]:
+    # a path that exactly fits must not be lost by the order in which seconds are added up
+    most_s += 1e-9 * max(1.0, abs(most_s))
+    ends = [point.seconds for point in front]
+    added = []
+    for point in level:
+        fitting = front[: bisect_right(ends, most_s - point.seconds)]
+        added += [
+            _Point(before.seconds + point.seconds, before.price + point.price, (before, point.of[1]))
+            for before in fitting
+        ]
+    return added
+
+
+def _front_of_level(members: Sequence[Sequence[Choice]]) -> list[_Point]:
+    """Return what a level can take and cost: for each time the cheapest choices that are not slower."""
+    fronts = [
+        _undercut(_Point(*choice, (None, (number,))) for number, choice in enumerate(choices)) for choices in members
+    ]
+    if len(fronts) == 1:
+        return fronts[0]
+    least_s = max(front[0].seconds for front in fronts)
+    moments = sorted({least_s, *(point.seconds for front in fronts for point in front if point.seconds > least_s)})
+    ends = [[point.seconds for point in front] for front in fronts]
+    found = []
+    for moment in _spread(moments, MOST_OF_LEVEL):
+        picked = [front[bisect_right(end, moment) - 1] for front, end in zip(fronts, ends, strict=True)]
+        numbers = tuple(point.of[1][0] for point in picked)
+        found.append(_Point(moment, sum(point.price for point in picked), (None, numbers)))
+    return _undercut(found)
+
+
+def _undercut(points: Iterable[_Point]) -> list[_Point]:
+    """Return the points that no other undercuts, ascending in seconds and descending in price."""
+    front: list[_Point] = []
+    for point in sorted(points, key=lambda p: (p.seconds, p.price)):
+        if not front or point.price < front[-1].price:
+            front.append(point)
+    return front
+
+
+def _spread(ordered: Sequence[T], most: int) -> list[T]:
+    """Return at most so many of them, the first and the last included."""
+    if len(ordered) <= most:
+        return list(ordered)
+    return [ordered[round(number * (len(ordered) - 1) / (most - 1))] for number in range(most)]
+
+
+def _relaxed(stages: Sequence[Stage], chosen: tuple[int, ...], left_s: float) -> tuple[int, ...]:
+    """Return the choices with those made cheaper that the time left allows, the greatest saving first."""
+    found = list(chosen)
+    savings = sorted(
+        (
+            (stage.choices[now].price - choice.price, number, other)
+            for number, (stage, now) in enumerate(zip(stages, chosen, strict=True))
+            for other, choice in enumerate(stage.choices)
+            if choice.price < stage.choices[now].price
+        ),
+        reverse=True,
+    )
+    for _, number, other in savings:
+        if stages[number].choices[other].price < stages[number].choices[found[number]].price:
+            trial = [*found[:number], other, *found[number + 1 :]]
+            if path_s(stages, trial) <= left_s:
+                found = trial
+    return tuple(found)

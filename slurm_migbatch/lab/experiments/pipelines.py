@@ -1,0 +1,368 @@
+"""Pipelines with one deadline as they ship (E8): promises kept, and the slices that this took.
+
+Each pipeline is three or four jobs of Slurm, tied by --dependency, of measured models; a deadline for the whole counts
+from its submission. Pipelines come at random times (Poisson). The submit filter's rule grants each job the smallest
+slice that keeps the limit that its hints tell; here from the measured table, no predictor takes part. All ways run
+`decide.core.decide` with the shipped configuration on the simulated Slurm, every delay charged:
+
+- **migbatchd**: jobs name their pipeline and its deadline; `decide.dispatch.pipelines` splits what is left of it. The
+  first job is submitted with --begin=now+15, as the documentation asks for, so that it starts on its share.
+- *equal split*: the user gives each job the same part of the deadline as its own (`deadline=`), in as many parts as the
+  longest path has jobs.
+- *proportional split*: parts as long as the jobs are predicted to take on the slice that each would be granted alone.
+- *each alone*: no job knows of the others; each has the whole deadline, so that it gets the smallest slice that keeps
+  that by itself.
+- Not a way to run a cluster: *oracle*, the cheapest split by true times with nobody else there; where no split keeps
+  the deadline, what migbatchd would take then. A bound for the slices that the others take.
+
+Slice-seconds are GPU equivalents times seven, so that a slice counts with the larger of its shares of compute and of
+memory: 3g.40gb, which takes half of the memory, as three and a half.
+
+Users who split the deadline themselves leave the same time for starts as migbatchd does (`START_S`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.dispatch.pipelines import START_S
+from slurm_migbatch.decide.dispatch.split import Choice, Stage, path_s, split
+from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
+from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval, quantile
+from slurm_migbatch.lab.experiments.dispatch import MeasuredTable, OnSlice, Seconds, table
+from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.slurm.controller import ServiceController
+from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
+from slurm_migbatch.lab.studies.pariselsa import GPU
+from slurm_migbatch.mig.grant import Grant
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.report.equivalents import WHOLE, gpu_equivalent
+
+NODES: Final = 2
+PER_NODE: Final = 4
+PIPELINES: Final = 60
+LOADS: Final = (0.5, 0.75)
+"""Slice-seconds of all jobs on the slices that *each alone* grants, over what the GPUs have."""
+MEDIAN_S: Final = 60.0
+SPREAD: Final = 0.7
+"""A job takes so long on the whole GPU: log-normal, with this sigma."""
+SLACK: Final = (1.2, 5.0)
+"""A deadline is so many times the longest path on whole GPUs, at random (uniform in the logarithm), and the starts."""
+WRONG: Final = 2.0
+"""By so much a prediction may be wrong, up or down (uniform in the logarithm, by model and batch)."""
+BEGIN_S: Final = 15.0
+"""--begin of a pipeline's first job, from its submission."""
+IDLE_S: Final = 5.0
+"""Between two rounds while nothing happens; the service's own are more frequent."""
+SAVED: Final = 0.85
+LOST: Final = 0.02
+TIGHTNESS: Final = {"tight": (1.2, 1.6), "middle": (1.6, 2.5), "loose": (2.5, 5.0)}
+"""Deadlines by how many times the longest path they are."""
+OURS, EQUAL, PROPORTIONAL, ALONE, ORACLE = "migbatchd", "equal split", "proportional split", "each alone", "oracle"
+WAYS: Final = (OURS, EQUAL, PROPORTIONAL, ALONE)
+
+KINDS: Final[Mapping[str, tuple[tuple[str, int, tuple[int, ...]], ...]]] = {
+    "detect, classify, caption": (("inception-v3", 32, ()), ("densenet121", 32, (0,)), ("bert-large", 8, (1,))),
+    "preprocess, summarise, embed": (("mobilenet-v2", 32, ()), ("bert-large", 32, (0,)), ("bert-large", 16, (1,))),
+    "decode, track, detect, caption": (
+        ("vgg19", 32, ()),
+        ("resnet101", 32, (0,)),
+        ("mobilenet-v2", 32, (1,)),
+        ("bert-large", 8, (2,)),
+    ),
+    "detect, classify beside caption, index": (
+        ("resnet50", 32, ()),
+        ("densenet201", 32, (0,)),
+        ("bert-large", 16, (0,)),
+        ("mobilenet-v2", 32, (1, 2)),
+    ),
+}
+"""Models, batches, and the places of the jobs that each waits for. bert-large stands for what makes or reads text: of
+the models that were measured on every size of slices it is the one that gains least by a large one."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A job of a pipeline: model, batch, items, and the places of those it waits for; `seconds` it truly takes."""
+
+    model: str
+    batch: int
+    items: int
+    after: tuple[int, ...]
+    seconds: Mapping[Profile, float]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline: when it comes (s), its jobs, its deadline (s), and how many times the longest path that is."""
+
+    at: float
+    parts: tuple[Part, ...]
+    deadline_s: int
+    slack: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a pipeline: seconds from its submission to its last job's end, and slice-seconds."""
+
+    seconds: float
+    slice_seconds: float
+
+
+def _slices(profile: Profile) -> float:
+    """Return what a slice is worth: GPU equivalents, in compute slices."""
+    return WHOLE[0] * gpu_equivalent(profile.name)
+
+
+def draw(seconds: Seconds, load: float, seed: int) -> list[Pipeline]:
+    """Pipelines of one seed in the order of their arrival."""
+    chance = np.random.Generator(np.random.PCG64(seed))
+    full = geometry(GPU).full.profile
+    found = []
+    for _ in range(PIPELINES):
+        kind = list(KINDS.values())[int(chance.integers(len(KINDS)))]
+        parts = []
+        for model, batch, after in kind:
+            of = seconds[model, batch]
+            items = max(batch, round(MEDIAN_S * math.exp(SPREAD * float(chance.standard_normal())) / of[full] * batch))
+            parts.append(Part(model, batch, items, after, {p: items / batch * s for p, s in of.items()}))
+        slack = math.exp(float(chance.uniform(*np.log(SLACK))))
+        deadline = slack * _longest(parts, [part.seconds[full] for part in parts]) + _starts_s(parts) + BEGIN_S
+        found.append(Pipeline(0.0, tuple(parts), math.ceil(deadline), slack))
+    work = statistics.fmean(
+        sum(_slices(profile := _granted(part, one.deadline_s)) * part.seconds[profile] for part in one.parts)
+        for one in found
+    )
+    rate = load * NODES * PER_NODE * geometry(GPU).compute_slices / work
+    moments = np.cumsum(chance.exponential(1.0 / rate, PIPELINES)).tolist()
+    return [replace(one, at=at) for at, one in zip(moments, found, strict=True)]
+
+
+def _longest(parts: Sequence[Part], seconds: Sequence[float]) -> float:
+    """Return the seconds of the longest path."""
+    stages = [Stage((Choice(s, 0.0),), part.after) for s, part in zip(seconds, parts, strict=True)]
+    return path_s(stages, [0] * len(stages))
+
+
+def _starts_s(parts: Sequence[Part]) -> float:
+    """Return what is left for starts."""
+    return _longest(parts, [START_S] * len(parts))
+
+
+def _granted(part: Part, limit_s: float, factor: float = 1.0) -> Profile:
+    """Return what the filter grants: the smallest slice that keeps the limit, else the fastest."""
+    kept = [profile for profile, seconds in part.seconds.items() if seconds / factor <= limit_s]
+    return min(kept) if kept else min(part.seconds, key=lambda profile: part.seconds[profile])
+
+
+Factors = Mapping[tuple[str, int], float]
+"""How many times too fast each model is predicted at a batch."""
+
+
+def limits(way: str, one: Pipeline, factors: Factors) -> list[float]:
+    """Return the deadline of its own that each job is given, seconds."""
+    whole = float(one.deadline_s)
+    if way in (OURS, ALONE):
+        return [whole] * len(one.parts)
+    factor_of = [factors[part.model, part.batch] for part in one.parts]
+    lengths = [1.0] * len(one.parts)
+    if way == PROPORTIONAL:
+        lengths = [p.seconds[_granted(p, whole, f)] / f for p, f in zip(one.parts, factor_of, strict=True)]
+    shared = (whole - _starts_s(one.parts)) / _longest(one.parts, lengths)
+    return [max(1.0, math.floor(shared * length)) for length in lengths]
+
+
+def workload(way: str, drawn: Sequence[Pipeline], factors: Factors) -> list[Submission]:
+    """Return every job of every pipeline as the submit filter leaves it."""
+    found: list[Submission] = []
+    for number, one in enumerate(drawn):
+        first = len(found)
+        for part, limit_s in zip(one.parts, limits(way, one, factors), strict=True):
+            grant = Grant([(_granted(part, limit_s, factors[part.model, part.batch]), 1)], "auto")
+            named = f" pipeline=p{number}" if way == OURS else ""
+            hints = f"migbatch: model={part.model} batch={part.batch} items={part.items} deadline={limit_s:.0f}s{named}"
+            longest = max(part.seconds.values())
+            found.append(
+                Submission(
+                    one.at + 1e-3 * (len(found) - first),
+                    grant.gres,
+                    partial(OnSlice, longest, by_profile=part.seconds),
+                    limit_s=2 * math.ceil(longest) + 60,
+                    after=tuple(first + before for before in part.after),
+                    begin_s=BEGIN_S if way == OURS and not part.after else 0.0,
+                    fields={"comment": grant.attach(hints), "cpus": 1, "user": "ann", "uid": 1001},
+                )
+            )
+    return found
+
+
+def played(way: str, drawn: Sequence[Pipeline], seconds: Seconds, factors: Factors, config: Config) -> list[Ended]:
+    """Run one way on the simulated Slurm."""
+    gpu = geometry(GPU)
+    site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
+    simulation = SlurmSimulation(site, workload(way, drawn, factors))
+    predicted = {key: {p: s / factors[key] for p, s in of.items()} for key, of in seconds.items()}
+    outcome = simulation.run(
+        ServiceController(simulation, config, MeasuredTable(predicted)), replace(pace(config), idle_s=IDLE_S)
+    )
+    ids = iter(outcome.submissions)
+    found = []
+    for one in drawn:
+        jobs = [outcome.jobs[job] for _ in one.parts if (job := next(ids)) is not None]
+        if len(jobs) < len(one.parts):
+            raise NotMeasurable("the simulated Slurm refuses a job of a pipeline")
+        spent = sum(
+            _slices(profile) * (job.end - (job.start or job.end)) for job in jobs for profile in slices(job.row.gres)
+        )
+        found.append(Ended(max(job.end for job in jobs) - outcome.begin - one.at, spent))
+    return found
+
+
+def oracle(drawn: Sequence[Pipeline]) -> list[Ended]:
+    """Return the cheapest splits by true times, with nobody else there."""
+    found = []
+    for one in drawn:
+        stages = [
+            Stage(tuple(Choice(s + START_S * bool(p.after), _slices(k) * s) for k, s in p.seconds.items()), p.after)
+            for p in one.parts
+        ]
+        best = split(stages, one.deadline_s)
+        found.append(Ended(best.seconds, best.price))
+    return found
+
+
+def config_of(drawn: Sequence[Pipeline]) -> Config:
+    """What ships, on a site to which these jobs came for a while, as each would be granted alone."""
+    by: dict[Profile, list[float]] = {}
+    for one in drawn:
+        for part in one.parts:
+            profile = _granted(part, one.deadline_s)
+            by.setdefault(profile, []).append(part.seconds[profile])
+    span = drawn[-1].at - drawn[0].at
+    classes = [Class(len(times) * HORIZON_S / span, statistics.fmean(times), kind) for kind, times in by.items()]
+    return learned({geometry(GPU): NODES * PER_NODE}, classes)
+
+
+def exact(seconds: Seconds) -> Factors:
+    """Return the factors of predictions that are right."""
+    return dict.fromkeys(seconds, 1.0)
+
+
+def wrong(seconds: Seconds, seed: int) -> Factors:
+    """Return factors at random."""
+    chance = np.random.Generator(np.random.PCG64([seed, 1]))
+    return {key: WRONG ** float(chance.uniform(-1.0, 1.0)) for key in sorted(seconds)}
+
+
+# -- the whole experiment ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A load, and whether predictions are wrong."""
+
+    name: str
+    load: float
+    wrong: bool = False
+
+
+def scenarios() -> list[Scenario]:
+    """Return what is measured."""
+    found = [Scenario(f"load {load:g}", load) for load in LOADS]
+    return [*found, Scenario(f"load {LOADS[0]:g}, predictions wrong by up to {WRONG:g} times", LOADS[0], wrong=True)]
+
+
+def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
+    """The whole experiment on a folder with measured tables. Raises NotMeasurable, TableError, OSError."""
+    seconds = table(data)
+    lacking = sorted({f"{m} at {b}" for kind in KINDS.values() for m, b, _ in kind if (m, b) not in seconds})
+    if lacking:
+        raise NotMeasurable(f"{data} lacks measurements of {', '.join(lacking)}")
+    results = [_scenario(one, seconds, seeds, say) for one in scenarios()]
+    return {
+        "bench": "pipelines",
+        "data": str(data),
+        "gpu": GPU,
+        "gpus": NODES * PER_NODE,
+        "seeds": seeds,
+        "notes": [
+            f"{PIPELINES} pipelines of {len(KINDS)} kinds in each stream, models as measured, one process on a slice",
+            "bert-large stands for language models: of those measured it gains least by a large slice",
+            "the oracle knows true times and has the GPUs for itself; its slice-seconds bound what any split can save",
+        ],
+        "results": results,
+        "bars": [bar.to_dict() for result in results for bar in bars(result)],
+    }
+
+
+def _scenario(one: Scenario, seconds: Seconds, seeds: int, say: Say) -> dict[str, Any]:
+    drawn = [draw(seconds, one.load, seed) for seed in range(seeds)]
+    config = config_of(drawn[0])
+    of: dict[str, list[list[Ended]]] = {}
+    for way in WAYS:
+        for seed, pipelines in enumerate(drawn):
+            say(f"{one.name}: seed {seed}, {way}", len(scenarios()) * len(WAYS) * seeds)
+            factors = wrong(seconds, seed) if one.wrong else exact(seconds)
+            of.setdefault(way, []).append(played(way, pipelines, seconds, factors, config))
+    of[ORACLE] = [oracle(pipelines) for pipelines in drawn]
+    base = {way: [_spent(ended) for ended in of[way]] for way in (EQUAL, PROPORTIONAL)}
+    cheaper = min(base, key=lambda way: statistics.fmean(base[way]))
+    return {
+        "scenario": one.name,
+        "load": one.load,
+        "wrong": one.wrong,
+        **provenance(DECIDES, config),
+        "cheaper": cheaper,
+        "ways": {way: _row(runs, drawn, base[cheaper]) for way, runs in of.items()},
+    }
+
+
+def _row(runs: Sequence[Sequence[Ended]], drawn: Sequence[Sequence[Pipeline]], base: Sequence[float]) -> dict[str, Any]:
+    pairs = [pair for run, some in zip(runs, drawn, strict=True) for pair in zip(run, some, strict=True)]
+    spent = [_spent(run) for run in runs]
+    found: dict[str, Any] = {
+        **_kept(pairs),
+        "late_p95_s": round(quantile([max(0.0, end.seconds - one.deadline_s) for end, one in pairs], 0.95), 1),
+        "over_cheaper": [round(x, 4) for x in mean_with_interval([a / b for a, b in zip(spent, base, strict=True)])],
+    }
+    for name, (low, high) in TIGHTNESS.items():
+        some = [pair for pair in pairs if low <= pair[1].slack < high]
+        found[name] = _kept(some) if some else None
+    return found
+
+
+def _kept(pairs: Sequence[tuple[Ended, Pipeline]]) -> dict[str, float]:
+    return {
+        "kept": round(statistics.fmean(end.seconds <= one.deadline_s for end, one in pairs), 4),
+        "slice_s": round(statistics.fmean(end.slice_seconds for end, _ in pairs), 1),
+    }
+
+
+def _spent(run: Sequence[Ended]) -> float:
+    return sum(ended.slice_seconds for ended in run)
+
+
+def bars(result: Mapping[str, Any]) -> list[Bar]:
+    """What ships against both splits by users, and where predictions are wrong against jobs that know of no others."""
+    ways, name = result["ways"], result["scenario"]
+    ours = ways[OURS]
+    if result["wrong"]:
+        return [Bar(f"{name}: promises kept less {ALONE}", ours["kept"] - ways[ALONE]["kept"], -LOST, at_least=True)]
+    more = max((EQUAL, PROPORTIONAL), key=lambda way: ways[way]["kept"])
+    return [
+        Bar(f"{name}: promises kept less {more}", ours["kept"] - ways[more]["kept"], 0.0, at_least=True),
+        Bar(f"{name}: slice-seconds over {result['cheaper']}", ours["over_cheaper"][0], SAVED),
+    ]
