@@ -20,6 +20,7 @@ from slurm_migbatch.node.journal import JournalSlice
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.controllers import SupplyController
+from tests.support.end_to_end import gate
 from tests.support.supply_gpus import H100
 
 pytestmark = pytest.mark.slurm
@@ -144,12 +145,14 @@ def test_resets_are_made_good_and_nothing_drains(site: Site) -> None:
 def test_a_whole_gpu_is_not_starved_by_a_stream_of_small_jobs(new_cluster: Callable[..., Cluster]) -> None:
     site = Site(new_cluster(nodes=1, gpus=1), 1)
     site.round()
+    opened, until_then = gate(site.cluster)  # when all the others are submitted
     for _ in range(7):
-        submit(site, "--gres=mig:1g.10gb:1", "-t", "1", seconds=20)  # until all the others are submitted
+        site.cluster.submit("--gres=mig:1g.10gb:1", "-t", "1", wrap=until_then, user="mbalice")
     site.until("small jobs run", lambda: sum(r.active for r in site.client.jobs()) >= 5)
     large = submit(site, "--gres=mig:7g.80gb:1", "-t", "1", seconds=2)
     later = [submit(site, "--gres=mig:1g.10gb:1", "-t", "1", seconds=3) for _ in range(35)]
     assert "7g.80gb" not in site.offered("n1")
+    opened.touch()
     site.until("the large job", lambda: site.state(large) in ("RUNNING", "COMPLETING", "COMPLETED"))
     site.until("the rest", lambda: not any(r.pending for r in site.client.jobs()))
     listed = site.cluster.run(["squeue", "-h", "-t", "all", "-o", "%A %S"], env={"SLURM_TIME_FORMAT": "%s"}).stdout

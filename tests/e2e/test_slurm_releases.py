@@ -90,7 +90,8 @@ def test_slurmctld_tells_its_metrics_while_supply_changes(new_cluster: Callable[
         assert re.search(r"^slurm_nodes\S* \d", scraper.nodes, re.MULTILINE), scraper.nodes[:2000]
     after = bed.daemons.get("slurmctld")
     assert after is not None and after.id == before.id
-    assert level(bed, "Slurm release") == "ok"
+    # doctor warns of metrics with 25.11.0 to 25.11.4, whose slurmctld may crash over them
+    assert level(bed, "Slurm release") == "ok" or (has and bed.root.version() == (25, 11))
     settled(bed)
     untroubled(bed)
 

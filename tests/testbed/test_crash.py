@@ -32,7 +32,7 @@ def tied_to(directory: Path) -> set[int]:
     for pid in pids():
         try:
             texts = [Path(f"/proc/{pid}/{what}").read_bytes() for what in ("cmdline", "environ")]
-            texts += [os.readlink(fd).encode() for fd in Path(f"/proc/{pid}/fd").iterdir()]
+            texts += [os.fsencode(os.readlink(fd)) for fd in Path(f"/proc/{pid}/fd").iterdir()]
         except OSError:
             continue
         if pid != os.getpid() and any(str(directory).encode() in text for text in texts):
