@@ -129,6 +129,8 @@ def test_the_primary_is_killed_while_a_slice_is_made(bed, record_property):
     first, second = terms(bed)
     assert len(first) == 2 and len(second) == 1 and first[0] < second[0] < first[1], (first, second)
     sound(bed, "migbatchd", "migbatchd-2", "agent-n1")
+    # slurmctld's own program (SlurmctldPrimaryOnProg) has told it
+    assert "slurmctld of this host has become the primary" in bed.daemons.log("migbatchd-2").read_text()
 
 
 def test_who_was_stopped_and_wakes_up_in_the_term_of_another_does_nothing(bed):
