@@ -8,6 +8,7 @@ from slurm_migbatch.decide.capacity.demand import GRES, LOAN, could_run
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.times import format_clock
 
 TASK_LIMIT: Final = "JobArrayTaskLimit"
 """Slurm's reason for tasks that the array's throttle keeps waiting."""
@@ -57,8 +58,7 @@ def _by_plan(job: int, row: JobRow, decided: SupplyDecision, now: float) -> str:
         places = "; ".join(f"{slot} of GPU {gpu} on {node}" for node, gpu, slot in reservations[0].places)
         if reservations[0].at is None:
             return f"reserved: {places}; in use by a job without a time limit, so nobody can say until when"
-        left = max(0, int(reservations[0].at - now))
-        return f"reserved: {places}; free in {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} at the latest"
+        return f"reserved: {places}; free in {format_clock(max(0, int(reservations[0].at - now)))} at the latest"
     if any(demand.job == job and demand.loan for demand in decided.demands):
         return "it may have a slice only where nothing else needs the room, and there is no such room now"
     if job in plan.waiting:

@@ -187,6 +187,11 @@ def format_duration(seconds: float | None) -> str:
     return f"{days}-{hour:02d}:{minute:02d}:{second:02d}"
 
 
+def format_clock(seconds: int) -> str:
+    """Format `H:MM:SS`, as many hours as there are, of seconds that are not negative."""
+    return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
 def time_formatter(style: str | None, now: float | None = None) -> Callable[[float | None], str]:
     """Return the function that formats times under SLURM_TIME_FORMAT=`style`: "standard", "relative" or strftime's.
 

@@ -25,16 +25,14 @@ from typing import Any, Final, NamedTuple
 
 from slurm_migbatch.decide.capacity.demand import GRES, slices
 from slurm_migbatch.decide.capacity.free import FreeCapacity
+from slurm_migbatch.decide.dispatch.comments import hints_of
 from slurm_migbatch.decide.dispatch.elasticity import Array, at_once, ends_in_time, work_s
 from slurm_migbatch.decide.dispatch.instances import HOLD_S, LOAD_S, InstanceLoad, LoadHistory, carried, instances
 from slurm_migbatch.decide.dispatch.shares import Claim, ServedTime, Share, shares
 from slurm_migbatch.decide.snapshot import Run
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.workload import hints as hinting
-from slurm_migbatch.workload.excluded import user_text
-from slurm_migbatch.workload.hints import Hints
-from slurm_migbatch.workload.refusal import Refusal
+from slurm_migbatch.workload.hints import SERVE
 
 HISTORY: Final = 10
 """Sessions (longest deadlines) over which the GPU time of users is compared."""
@@ -169,11 +167,10 @@ class ElasticHints(NamedTuple):
 @lru_cache(maxsize=1 << 14)
 def elastic_hints(comment: str) -> ElasticHints | None:
     """Return what a comment's hints say of an elastic array; None where it is none, or is of training."""
-    try:
-        hints: Hints = hinting.parse(user_text(comment))
-    except Refusal:
+    hints = hints_of(comment)
+    if hints is None:
         return None
-    if hints.role == hinting.SERVE:
+    if hints.role == SERVE:
         limit_ms = None if hints.slo_us is None else hints.slo_us / 1000
         return None if hints.llm.rate is None else ElasticHints(rate=hints.llm.rate / 1000, limit_ms=limit_ms)
     if hints.deadline_s is None or hints.items is None or hints.role == "train" or hints.pipeline is not None:

@@ -20,10 +20,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.dispatch.comments import hints_of
 from slurm_migbatch.decide.dispatch.retype import (
     MOST,
     Option,
@@ -37,11 +37,9 @@ from slurm_migbatch.decide.dispatch.retype import (
 from slurm_migbatch.decide.dispatch.split import Choice, Split, Stage, split
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.workload import hints as hinting
-from slurm_migbatch.workload.excluded import user_text
+from slurm_migbatch.slurm.times import format_clock
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import forgets
-from slurm_migbatch.workload.refusal import Refusal
 
 PipelineKey = tuple[int, str]
 """A user's number and the name of his pipeline."""
@@ -136,15 +134,6 @@ def pipeline_of(row: JobRow) -> PipelineKey | None:
         return None
     hints = hints_of(row.comment)
     return None if hints is None or hints.pipeline is None else (row.uid, hints.pipeline)
-
-
-@lru_cache(maxsize=1 << 14)
-def hints_of(comment: str) -> Hints | None:
-    """Return the hints of a job's comment; None where they cannot be read."""
-    try:
-        return hinting.parse(user_text(comment))
-    except Refusal:
-        return None
 
 
 def plan_pipelines(
@@ -382,17 +371,11 @@ def why_pipeline(row: JobRow, known: Mapping[PipelineKey, KnownPipeline]) -> str
         return f"the deadline of {head} is not split: {pipeline.why_not}"
     if not pipeline.jobs:
         return ""
-    takes = (
-        f"{len(pipeline.jobs)} of its jobs have not ended and are predicted to take {_time(pipeline.seconds)} at most"
-    )
+    seconds = format_clock(round(pipeline.seconds))
+    takes = f"{len(pipeline.jobs)} of its jobs have not ended and are predicted to take {seconds} at most"
     if pipeline.left_s <= 0:
-        return f"the deadline of {head} has passed by {_time(-pipeline.left_s)}: {takes}"
-    until = f"of {_time(pipeline.left_s)} until its deadline"
+        return f"the deadline of {head} has passed by {format_clock(round(-pipeline.left_s))}: {takes}"
+    until = f"of {format_clock(round(pipeline.left_s))} until its deadline"
     if pipeline.seconds <= pipeline.left_s:
         return f"{head}: {takes}, {until}"
     return f"the deadline of {head} cannot be kept on any slices, so these are fast ones: {takes}, {until}"
-
-
-def _time(seconds: float) -> str:
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

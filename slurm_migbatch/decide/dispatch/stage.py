@@ -32,8 +32,9 @@ from slurm_migbatch.decide.dispatch.arrays import (
     shown_throttle,
     throttles,
 )
+from slurm_migbatch.decide.dispatch.comments import hints_of
 from slurm_migbatch.decide.dispatch.instances import LoadHistory
-from slurm_migbatch.decide.dispatch.pipelines import KnownPipeline, PipelineKey, hints_of, plan_pipelines
+from slurm_migbatch.decide.dispatch.pipelines import KnownPipeline, PipelineKey, plan_pipelines
 from slurm_migbatch.decide.dispatch.retype import (
     UNNAMED,
     Pending,
