@@ -13,7 +13,7 @@ import pytest
 
 from slurm_migbatch.install.scripts import SEVERAL
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.commands import said_on
+from tests.support.commands import invoke
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slurm
@@ -30,7 +30,7 @@ def doctor(bed: Cluster, *options: str, code: int | None = None) -> dict[str, An
     """What doctor says on the controller, or with `--role`; its exit code is held against it."""
     if "--role" not in options:
         options = ("-c", str(bed.product.config), *options)
-    done = said_on(bed, "doctor", "--json", *options)
+    done = invoke(bed, "doctor", "--json", *options)
     said: dict[str, Any] = json.loads(done.stdout)
     levels = {each["level"] for each in said["findings"]}
     assert done.returncode == (1 if "FAIL" in levels else 2 if "unknown" in levels else 0), done.stderr
