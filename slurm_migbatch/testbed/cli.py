@@ -16,7 +16,7 @@ from slurm_migbatch.cli.common import HELP
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.testbed import pyslurmroot, registry
 from slurm_migbatch.testbed.cluster import Cluster
-from slurm_migbatch.testbed.debian import make_root
+from slurm_migbatch.testbed.debian import UBUNTU, UBUNTU_KEYRING, make_root
 
 _directory = click.option(
     "--dir",
@@ -139,8 +139,11 @@ def exec_(directory: Path | None, user: str | None, command: tuple[str, ...]) ->
 def root(suite: str, target: Path, mirror: str | None) -> None:
     """Install a Debian or Ubuntu SUITE with Slurm into DIR, for --slurm-root.
 
-    Debian's trixie has Slurm 24.11, forky 26.05; Ubuntu's noble 23.11, resolute 25.11.
+    Debian's trixie has Slurm 24.11, forky 26.05; Ubuntu's noble 23.11, resolute 25.11. Signatures of Ubuntu's packages
+    are checked where its archive keyring is installed.
     """
+    if suite in UBUNTU and not UBUNTU_KEYRING.exists():
+        click.echo(f"{suite}: nobody checks whose packages these are, as {UBUNTU_KEYRING} is missing", err=True)
     make_root(suite, target.absolute(), mirror)
     click.echo(f"{target}: ready; migbatch testbed up --slurm-root {target}")
 

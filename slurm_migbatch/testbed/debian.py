@@ -19,6 +19,8 @@ PACKAGES = (
 EXTRA = {"trixie": ("slurm-wlm-nvml-plugin",)}
 #: suites of Ubuntu; every other one is Debian's
 UBUNTU = frozenset({"noble", "resolute"})
+#: with what debootstrap checks Ubuntu's packages; Debian 12 has no package of it, and without it they are not checked
+UBUNTU_KEYRING = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")
 _UBUNTU_SCRIPT = "gutsy"
 """The script that all of Ubuntu's suites are made with; debootstrap has a link to it for those that it knows."""
