@@ -250,6 +250,40 @@ def test_whom_a_node_names_is_hidden_as_squeue_hides_him(tmp_path: Path) -> None
         assert "another user" in text and ("of bob" in whole or "of uid 1002" in whole), question
 
 
+def test_no_answer_acts_on_the_terminal_of_who_asks(tmp_path: Path) -> None:
+    """Root of a node names its GPUs and its faults, and whoever asks for the nodes reads it."""
+    url, now, odd = f"sqlite:///{tmp_path}/db", time.time(), "\x1b[2J\x9b\u202e\nn2"
+    place = {"gpu": "GPU-a", "profile": "1g.10gb", "start": 0, "size": 1}
+    run = {"job": 41103, "restart": 0, "uid": 1001, "user": f"ann{odd}", "account": odd, "partition": odd}
+    events: list[dict[str, Any]] = [
+        {"kind": "inventory", "gpus": [{**GPU, "name": f"H100{odd}"}]},
+        {"kind": "start", **run, "slices": [{**place, "mig_uuid": odd}]},
+        {"kind": "misfit", "job": 41104, "restart": 0, "reason": odd},
+        {"kind": "fault", "gpu": odd, "what": odd, "action": odd, "drain": False},
+        {"kind": "zombie", **place, "reason": odd},
+    ]
+    with open_store(url) as store:
+        store.ingest("n1", "jx", "b1", [{"seq": n, "ts": now, **event} for n, event in enumerate(events, 1)])
+    site = PlayedSite(dataclasses.replace(Config(), store=StoreConfig(url)), quiet=True)
+    window = {"start": "now-1hour", "end": "now+1hour"}
+    everything = ",".join(f"{column.name}%80" for column in COLUMNS)
+    for question in (
+        RunsQuestion(allusers=True, columns=everything, **window),
+        RunsQuestion(allusers=True, as_json=True, **window),
+        RunsQuestion(allusers=True, as_yaml=True, **window),
+        ShowQuestion("41103"),
+        ShowQuestion("41104"),
+        NodesQuestion(),
+        NodesQuestion(reasons=True),
+        NodesQuestion(as_json=True),
+        TopQuestion(),
+        UsageQuestion(by="user", **window),
+        WasteQuestion("41103"),
+    ):
+        reply = answer(question, Rights(0, everything=True), site)
+        assert all(line.isprintable() for line in (*reply.lines, *reply.remarks)), question
+
+
 def test_usage_of_others_is_told_where_it_is_not_private(site: QuerySite) -> None:
     """Ann asks what was used."""
     by_user = UsageQuestion(by="user", start="now-1hour", delimiter="|", header=False)
