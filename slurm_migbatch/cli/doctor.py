@@ -12,6 +12,7 @@ import click
 from slurm_migbatch.cli.common import HELP
 from slurm_migbatch.cli.ending import EXIT_FAILED, EXIT_USAGE
 from slurm_migbatch.doctor.roles import ROLES, Role, roles
+from slurm_migbatch.mig.text import printable
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
 
 _CONFIG = "/etc/migbatch/migbatch.toml"
@@ -109,13 +110,16 @@ def _controller(path: str, *, explicit: bool, everywhere: bool, leaving: bool) -
 
 
 def print_findings(findings: Sequence[Finding], quiet: bool) -> None:
-    """Print findings, each with its advice, and their number; `quiet`: only what is not in order."""
+    """Print findings, each with its advice, and their number; `quiet`: only what is not in order.
+
+    They name what others have named: processes, hosts, files.
+    """
     for found in findings:
         if found.level == GOOD and quiet:
             continue
-        click.echo(f"{found.level:<7} {found.subject}: {found.text}")
+        click.echo(printable(f"{found.level:<7} {found.subject}: {found.text}"))
         if found.advice:
-            click.echo(f"        -> {found.advice}")
+            click.echo(printable(f"        -> {found.advice}"))
     count = Counter(found.level for found in findings)
     unmade = f", {count[UNKNOWN]} could not be made" if count[UNKNOWN] else ""
     click.echo(f"{len(findings)} checks, {count[BAD]} to correct, {count[ODD]} to look at{unmade}")

@@ -127,7 +127,8 @@ class NodeApi:
 
     async def _events(self, caller: Caller, body: bytes) -> Response:
         node = caller.node
-        message = messages.read_events(node, body)
+        # not in the event loop: a node may describe GPUs that take long to look at
+        message = await asyncio.to_thread(messages.read_events, node, body)
         for refusal in message.refused:
             self._seldom.warning(node, f"{node}: {refusal}; it is left out, update that node if this goes on")
         claim = NodeReceipt(message.database, message.acked, incomplete=messages.holding(message.events))

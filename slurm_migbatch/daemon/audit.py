@@ -44,18 +44,21 @@ def audit(facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess
     """Return jobs that are active in Slurm and hold more than their allocation.
 
     Jobs that Slurm no longer lists are none: their Epilog has not been heard of yet. Of a job whose row cannot be read
-    nobody knows what it was allocated. A guest may hold one slice of any profile: that of its host.
+    nobody knows what it was allocated. A guest may hold one slice of any profile: that of its host. What a node tells
+    of a job that Slurm has elsewhere is no excess of the job's: `orphans` finds it.
     """
     jobs = list(jobs)
     sharing = guests(jobs)
-    allowed = {row.job_id: slices(row.gres) for row in jobs if row.active}
+    allowed = {row.job_id: (slices(row.gres), row.nodes) for row in jobs if row.active}
     found: list[Excess] = []
     for name, node in facts.items():
         held = Counter([(run[0], slot.profile) for gpu in node.gpus for slot, run in (*gpu.leases, *gpu.guests)])
         surplus: dict[int, dict[Profile, int]] = {}
         for (job, profile), count in held.items():
-            granted = allowed.get(job)
-            if granted is not None and count > granted.get(profile, 0):
+            if job not in allowed:
+                continue
+            granted, nodes = allowed[job]
+            if (not nodes or name in nodes) and count > granted.get(profile, 0):
                 surplus.setdefault(job, {})[profile] = count - granted.get(profile, 0)
         found.extend(
             Excess(job, name, more) for job, more in surplus.items() if job not in sharing or sum(more.values()) > 1

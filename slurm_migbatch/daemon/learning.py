@@ -157,6 +157,7 @@ class Learning:
             stdin=PIPE,
             stdout=PIPE,
             limit=1 << 26,
+            cwd="/",  # from which Python imports first
             env={**os.environ, **_ONE_THREAD},
         )
         try:

@@ -12,7 +12,10 @@ class AlreadyRunning(RuntimeError):
 
 
 class InstanceLock:
-    """Holds `<run_dir>/migbatchd.pid` locked for as long as it lives; the file names the holder."""
+    """Holds `<run_dir>/migbatchd.pid` locked for as long as it lives; the file names the holder.
+
+    Nobody else may open the file: whoever can read one can lock it (flock(2)), for ever.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / "migbatchd.pid"
@@ -26,7 +29,7 @@ class InstanceLock:
             OSError: the run directory cannot be made or written.
         """
         self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -36,6 +39,7 @@ class InstanceLock:
                 f"migbatchd is already running as process {holder or '?'} (lock {self.path}); stop that one first"
             ) from None
         try:
+            os.fchmod(fd, 0o600)  # one of an earlier release
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         except OSError:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.mig.layout import LayoutError, Slot
+from slurm_migbatch.mig.planning import is_searchable
 from slurm_migbatch.mig.profile import ProfileError
 from slurm_migbatch.mig.text import printable
 from slurm_migbatch.node import findings
@@ -309,9 +310,11 @@ def _gpu(row: Mapping[str, Any]) -> None:
                 raise MessageError("a placement is a start and a size")
             _checked({"start": pair[0], "size": pair[1]}, {"start": _PLACE["start"], "size": _PLACE["size"]})
     try:
-        Geometry.from_dict(geometry)
+        searchable = is_searchable(Geometry.from_dict(geometry))
     except (GeometryError, ValueError) as error:
         raise MessageError(str(error)) from None
+    if not searchable:
+        raise MessageError("the geometry has more layouts than any GPU")
 
 
 _RUN: Mapping[str, _Field] = {"job": _whole_to(MAX_JOB, 1), "restart": _whole_to(2**31 - 1)}

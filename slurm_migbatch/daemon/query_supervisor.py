@@ -40,7 +40,12 @@ class QuerySupervisor:
         """
         if not self._config.query.enabled:
             await asyncio.Event().wait()
-        child = await asyncio.create_subprocess_exec(sys.executable, "-m", _PROGRAM, stdin=PIPE, stdout=PIPE)
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", _PROGRAM),
+            stdin=PIPE,
+            stdout=PIPE,
+            cwd="/",  # from which Python imports first
+        )
         try:
             assert child.stdin is not None
             start = {"config": text_of(self._config), "level": self._config.daemon.log_level}

@@ -96,6 +96,7 @@ class SubmitSupervisor:
             stdin=PIPE,
             stdout=PIPE,
             limit=_LINE_BYTES,
+            cwd="/",  # from which Python imports first
             start_new_session=True,  # where Linux groups tasks by session (autogroup), rounds do not delay answers
         )
         try:

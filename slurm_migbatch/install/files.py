@@ -82,19 +82,45 @@ def read(path: str) -> str | None:
         return None
 
 
+def _read_own(path: Path) -> str | None:
+    """Return the text of a file that nobody but this user could have written; None where there is none.
+
+    Raises:
+        InstallConflict: others could have written it.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise InstallConflict(f"{path} cannot be opened: {error.strerror}") from None
+    with os.fdopen(handle, "rb") as file:
+        _check_own(path, handle)
+        return file.read().decode("utf-8", "surrogateescape")
+
+
+def _check_own(path: Path, handle: int) -> None:
+    status = os.fstat(handle)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise InstallConflict(f"{path} must belong to root and be writable by nobody else: put a backup of it there")
+
+
 def digest(text: str) -> str:
     """Return a digest of a file's bytes."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class InstallRecord:
-    """What was written to this host, below one directory of root's."""
+    """What was written to this host, below one directory of root's.
+
+    That may lie in one of SlurmUser's, who could put another one in its place: nothing is believed but root's files.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._path = directory / "record.json"
         self.entries: dict[str, Entry] = {}
-        text = read(str(self._path))
+        text = _read_own(self._path)
         if text is not None:
             try:
                 self.entries = {data["path"]: Entry(**data) for data in json.loads(text)["entries"]}
@@ -116,7 +142,7 @@ class InstallRecord:
         Raises:
             InstallConflict: it is gone.
         """
-        text = read(str(self.directory / name))
+        text = _read_own(self.directory / name)
         if text is None:
             raise InstallConflict(f"{self.directory / name} is gone: put that backup back")
         return text
@@ -127,9 +153,21 @@ class InstallRecord:
             data = {"version": 1, "entries": [asdict(entry) for entry in self.entries.values()]}
             self._private(self._path, json.dumps(data, indent=1) + "\n")
         elif self.directory.exists():
-            for path in self.directory.iterdir():
-                path.unlink()
+            self._empty()
             self.directory.rmdir()
+
+    def _empty(self) -> None:
+        try:
+            handle = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            text = f"{self.directory} must be a directory, and belong to root: {error.strerror}"
+            raise InstallConflict(text) from None
+        try:
+            _check_own(self.directory, handle)
+            for name in os.listdir(handle):  # noqa: PTH208 - the directory that was looked at
+                os.unlink(name, dir_fd=handle)
+        finally:
+            os.close(handle)
 
     def _private(self, place: Path, text: str) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)

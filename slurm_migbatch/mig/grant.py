@@ -5,6 +5,9 @@ record and may be missing. Profiles are in GRES spelling. `[mig:guest:1]` is the
 job of the same user, on the slice that the node's plan names. Root's hooks read this from a text that users influence,
 so only these forms are accepted and everything else is refused: at most 8 parts, each profile once, counts 1 to 64,
 ASCII, at the very end, after a space or at the beginning, and only one marker in the whole comment.
+
+Where a change of the job wrote the marker, the decision's name begins with `chg`: slurmctld is asked then what the job
+has.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ from slurm_migbatch.mig.profile import SUFFIXES, Profile
 
 MARKER_OPEN = "[mig:"
 GUEST = "guest"
+CHANGED = "chg"
+"""What the name of a decision begins with in a marker that a change of the job wrote. slurmctld keeps the comment of a
+change that it refuses in the end, but not the GRES; so who acts on such a marker asks slurmctld what the job has."""
 MAX_PARTS = 8
 MAX_COUNT = 64
 
@@ -61,6 +67,16 @@ class Grant(Frozen):
         if not _DECISION.fullmatch(decision):
             raise GrantError("a decision is named by at most 16 of 0-9 and a-z")
         self._init(parts=listed, decision=decision, guest=guest)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a change of the job wrote it, so that slurmctld may have allocated something else."""
+        return self.decision.startswith(CHANGED)
+
+    @property
+    def decided(self) -> str:
+        """The name of the decision in the record; may be empty."""
+        return self.decision.removeprefix(CHANGED)
 
     @property
     def marker(self) -> str:

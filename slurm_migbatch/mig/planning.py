@@ -23,6 +23,9 @@ from slurm_migbatch.mig.profile import Profile
 Footprint: TypeAlias = tuple[int, int]  # memory slices, compute slices
 Counts: TypeAlias = tuple[int, ...]  # slots of each profile, in the board's order
 
+MOST_STEPS = 60_000
+"""Steps that finding every way to use a GPU may take; today's GPUs need 9,000 at most."""
+
 
 class _Board:
     """A geometry in the form the searches need, with what they have found so far.
@@ -110,6 +113,28 @@ class _Board:
                     masks = {mask | bits for mask in masks for bits, _ in self.places[i] if not mask & bits}
             known = self._arrangements[counts] = frozenset(masks)
         return known
+
+
+@lru_cache(maxsize=256)
+def is_searchable(geometry: Geometry) -> bool:
+    """Return whether the searches over a GPU end soon; a node may describe one of which they do not."""
+    kinds = [(info.max_instances, info.compute_slices, [p.mask for p in info.placements]) for info in geometry.profiles]
+    first = (0, (0,) * len(kinds), geometry.compute_slices)
+    seen, left, steps = {first}, [first], 0
+    while left:
+        mask, counts, free = left.pop()
+        steps += len(kinds)
+        if steps > MOST_STEPS:
+            return False
+        for i, (most, compute, places) in enumerate(kinds):
+            if compute > free or counts[i] >= most:
+                continue
+            grown = (*counts[:i], counts[i] + 1, *counts[i + 1 :])
+            found = {(mask | bits, grown, free - compute) for bits in places if not mask & bits} - seen
+            seen |= found
+            left += found
+            steps += len(found)
+    return True
 
 
 @lru_cache(maxsize=256)

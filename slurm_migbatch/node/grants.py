@@ -1,8 +1,11 @@
-"""Find a job's grant: the controller's plan, else its comment, else (root's jobs) slurmctld's record."""
+"""Find a job's grant: the controller's plan, else its comment, else slurmctld's record.
+
+slurmctld is asked for root's jobs, which no submit filter marks, and for jobs that were changed while they waited.
+"""
 
 from __future__ import annotations
 
-from slurm_migbatch.mig.grant import Grant, parse_comment
+from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
 from slurm_migbatch.node import plan
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline
@@ -15,6 +18,8 @@ def find(config: NodeConfig, env: HookEnv, deadline: Deadline) -> Grant | None:
     if planned_grant is not None:
         return planned_grant
     grant = parse_comment(env.comment)
+    if grant is not None and grant.changed:
+        return _confirmed(config, env, grant, deadline)
     if grant is None and env.uid == 0:
         from slurm_migbatch.node import scontrol
 
@@ -23,3 +28,16 @@ def find(config: NodeConfig, env: HookEnv, deadline: Deadline) -> Grant | None:
         except scontrol.ScontrolError:
             return None  # root's own job without a slice is root's to notice; it must not stop the node
     return grant
+
+
+def _confirmed(config: NodeConfig, env: HookEnv, grant: Grant, deadline: Deadline) -> Grant:
+    """Return what slurmctld allocated to a job that was changed. Raises GrantError."""
+    from slurm_migbatch.node import scontrol
+
+    try:
+        found = scontrol.granted(config, env.job, deadline.remaining)
+    except scontrol.ScontrolError as error:
+        raise GrantError(f"the job was changed, and what it has now cannot be found out: {error}") from None
+    if found is None:
+        raise GrantError("the job was changed, and has no slices now")
+    return Grant(found.parts, grant.decision)

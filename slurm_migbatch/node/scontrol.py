@@ -17,7 +17,9 @@ from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.node import effects
 from slurm_migbatch.node.config import NodeConfig
 
-_TRES = re.compile(r"(?:\A|\s)TresPerNode=(\S{1,1024})")
+_GRES = "tres-per-node"
+LONGEST = 4096
+"""Bytes of a job's GRES that are read."""
 _REASON = re.compile(r"[^A-Za-z0-9 _.,:;@/()-]")
 
 
@@ -43,10 +45,17 @@ def drain(config: NodeConfig, reason: str, timeout: float) -> None:
 
 
 def granted(config: NodeConfig, job: int, timeout: float) -> Grant | None:
-    """Ask slurmctld what the job has per node; for root's jobs, which no submit filter marks."""
-    shown = _run(config, ["-o", "show", "job", str(job)], timeout)
-    match = _TRES.search(shown)
-    return None if match is None else grant_of(match[1])
+    """Ask slurmctld what the job has per node. Raises ScontrolError.
+
+    squeue is asked, for columns that hold nothing that a user can write.
+    """
+    columns = f"JobID:.12,tres-per-node:.{LONGEST}"
+    asked = ["--noheader", "--all", "--local", "--states=all", f"--jobs={job}", f"--Format={columns}"]
+    rows = [line.split() for line in query(config, "squeue", asked, timeout).splitlines()]
+    found = [row[1] for row in rows if len(row) == 2 and row[0] == str(job)]
+    if len(found) != 1 or len(found[0]) >= LONGEST:
+        raise ScontrolError(f"squeue has {len(found)} rows that can be read of job {job}")
+    return None if found[0] == "N/A" else grant_of(found[0])
 
 
 def grant_of(gres: str) -> Grant | None:

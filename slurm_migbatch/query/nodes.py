@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -89,7 +89,11 @@ def answer(question: NodesQuestion, rights: Rights, site: QuerySite) -> Reply:
     with site.record() as store:
         leases = store.leases()
         shown = _shown(store, rights, {lease.job for lease in leases})
-        views = [v for v in view(store, rows, leases, shown) if wanted is None or v.name in wanted]
+        views = [
+            replace(v, reasons=tuple(rights.sentence(reason, shown) for reason in v.reasons))
+            for v in view(store, rows, leases, shown)
+            if wanted is None or v.name in wanted
+        ]
     if wanted is not None and (unknown := wanted - {v.name for v in views}):
         raise Unanswerable(
             f"no MIG node called {', '.join(sorted(unknown))} has reported yet; `migbatch nodes` lists those that have"

@@ -21,7 +21,9 @@ _OPTION = Pattern(r"--(?:gres|gpus|gpus-per-node|gpus-per-task|gpus-per-socket)=
 
 
 def field_for(rights: Rights, run: Any, name: str, value: Any) -> Any:
-    """Return a field of a run as the user may see it; `run` has the attributes uid and account."""
+    """Return a field of a run as the user may see it; `run` has the attributes job_id, uid and account."""
+    if name == "reason" and value:  # a node's, which may name those who had its slices then
+        return rights.sentence(str(value), {run.job_id})
     if rights.in_full(run.uid, run.account):
         return value
     if name in OWN_WORDS:

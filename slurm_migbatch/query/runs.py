@@ -234,7 +234,7 @@ def _visible_runs(
         run_fields = run_fields | {"started", "ended"}
         slice_fields = slice_fields | {"since", "until"} if slice_fields else slice_fields
     if not rights.everything:
-        run_fields = run_fields | {"uid", "account"}
+        run_fields = run_fields | {"job_id", "uid", "account"}
     runs = reader.runs(wanted, run_fields, slice_fields)
     if truncate:
         runs = ((_cut(run, wanted), [_cut(row, wanted) for row in slices]) for run, slices in runs)

@@ -187,10 +187,10 @@ def _decision(site: QuerySite, row: JobRow) -> dict[str, Any] | None:
         grant: Grant | None = parse_comment(row.comment)
     except GrantError:
         grant = None
-    if grant is None or not grant.decision:
+    if grant is None or not grant.decided:
         return None
     try:
         with site.record() as store:
-            return store.decision(grant.decision)
+            return store.decision(grant.decided)
     except StoreError:
         return None

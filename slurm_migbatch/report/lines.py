@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from slurm_migbatch.mig.text import printable
+
 
 def pair_lines(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Yield `key: value` lines as seff prints them; an empty key continues the value above."""
     rows = list(pairs)
     width = max((len(key) for key, _ in rows), default=0) + 1
     for key, value in rows:
-        yield f"{key + ':' if key else '':<{width}} {value}".rstrip()
+        yield printable(f"{key + ':' if key else '':<{width}} {value}").rstrip()
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], *, show_header: bool = True) -> Iterator[str]:
@@ -19,4 +21,4 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], *, show_he
     lines += [list(row) for row in rows]
     widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(header))]
     for line in lines:
-        yield "  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip()
+        yield printable("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True))).rstrip()

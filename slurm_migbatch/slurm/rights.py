@@ -9,13 +9,15 @@ from __future__ import annotations
 from slurm_migbatch.values import TYPE_CHECKING, Pattern, Value
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Collection, Iterable
 
     from slurm_migbatch.slurm.client import JobRow
 
 #: words of PrivateData that hide something that is asked for here
 ALL_PRIVATE = frozenset({"jobs", "usage", "accounts", "nodes"})
-_JOB = Pattern(r"\b(job|jobs) (\d{1,18})\b")
+#: a job with whose it is, as nodes name them, or a user by his number alone
+_NAMED = Pattern(r"\b(jobs?) (\d{1,18})\b(?:('s)? of (?:uid )?[\w.@+=-]+)?|\bof uid (\d{1,10})\b")
 
 
 class Rights(Value):
@@ -69,7 +71,13 @@ class Rights(Value):
         return [row for row in rows if self.job(row.uid, row.account)]
 
     def sentence(self, text: str, shown: Collection[int]) -> str:
-        """Return a sentence without the ids of jobs that are not among those `shown` to the user."""
+        """Return a sentence without jobs that are not among those `shown` to the user, and without their users."""
         if self.everything or "jobs" not in self.private:
             return text
-        return _JOB.made.sub(lambda found: found[0] if int(found[2]) in shown else f"another user's {found[1]}", text)
+
+        def told(found: re.Match[str]) -> str:
+            if found[4]:
+                return found[0] if int(found[4]) == self.uid else "of another user"
+            return found[0] if int(found[2]) in shown else f"another user's {found[1]}{found[3] or ''}"
+
+        return _NAMED.made.sub(told, text)

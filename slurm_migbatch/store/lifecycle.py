@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.slurm.states import ENDED
 from slurm_migbatch.store.models import Decision, Gpu, Lease, Run
 
@@ -309,7 +310,8 @@ def summarise(session: Session, run: Run) -> None:
 
 
 def link(session: Session, run: Run, decision_id: str | None) -> None:
-    """Join a run with the decision whose id it carries; the decision may come later."""
+    """Join a run with the decision that its marker names; the decision may come later."""
+    decision_id = (decision_id or "").removeprefix(CHANGED)
     if decision_id and run.decision is None:
         run.decision = decision_id
         if (decision := session.get(Decision, decision_id)) is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from slurm_migbatch.mig.grant import strip
+from slurm_migbatch.mig.grant import CHANGED, strip
 from slurm_migbatch.store import clean
 from slurm_migbatch.store.lifecycle import FINAL_STATES, finish_if_free, link, run_of
 from slurm_migbatch.store.models import Decision, Job, Lease, Run
@@ -76,7 +76,7 @@ def _state(row: Mapping[str, Any]) -> str:
 def _marker(row: Mapping[str, Any]) -> str | None:
     """Return the id of the decision that a row's comment names."""
     found = _DECISION.search(clean.text(row.get("comment"), 65536) or "")
-    return found[1] if found else None
+    return found[1].removeprefix(CHANGED) if found else None
 
 
 def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], now: float, known: list[Run]) -> None:

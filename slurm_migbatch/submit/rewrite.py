@@ -383,7 +383,7 @@ class _Job:
                 message = f"{message}; {MESSAGES['retry_later']}" if message else f"migbatch: {MESSAGES['retry_later']}"
         bucket = choice.bucket if choice is not None else None
         advice = self._advice(bucket, hints, partition, grant)
-        outcome = _Outcome(grant.decision, grant.gres, reason, message, bucket, choice, advice)
+        outcome = _Outcome(grant.decided, grant.gres, reason, message, bucket, choice, advice)
         decision = self._decision(request, partition, hints, outcome)
         advised = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
         accepted = Accept(changes, message, decision, advised)

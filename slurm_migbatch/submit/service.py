@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.predict.recurring import SENTENCES, PastRun
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
@@ -43,12 +44,12 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def new_id() -> str:
-    """Return a decision's name: eight of 0-9a-z, none of those with which the names of loans begin."""
+    """Return a decision's name: eight of 0-9a-z, none of those with which other names in markers begin."""
     number, text = secrets.randbits(40), ""
     for _ in range(8):
         number, digit = divmod(number, 36)
         text = _DIGITS[digit] + text
-    return new_id() if text.startswith(LOAN) else text
+    return new_id() if text.startswith((LOAN, CHANGED)) else text
 
 
 @dataclass(frozen=True)

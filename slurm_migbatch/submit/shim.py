@@ -7,6 +7,7 @@ from typing import Final
 
 from jinja2 import Environment, StrictUndefined
 
+from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.predict.selection import REASONS
 from slurm_migbatch.site import template_loader
 from slurm_migbatch.submit.nodes import MOST_NAMED, READ
@@ -86,6 +87,7 @@ def render(
         decision_bytes=DECISION_BYTES,
         max_hint=MAX_BYTES,
         longest_mark=LONGEST_MARK,
+        changed=CHANGED,
         other_words=OTHER_WORDS,
         longest_key=LONGEST_KEY,
         node_feature=NODE_FEATURE,

@@ -17,6 +17,7 @@ from slurm_migbatch.daemon.log import FaultReporter, LineFormatter
 from slurm_migbatch.daemon.metrics import Age
 from slurm_migbatch.daemon.poll import UnsavedJobs
 from slurm_migbatch.slurm.client import UNREAD, JobRow
+from tests.support.directories import open_to_users
 
 
 def test_second_instance_is_refused_and_names_the_first(tmp_path):
@@ -39,6 +40,20 @@ def test_lock_dies_with_its_process(tmp_path):
     lock = InstanceLock(tmp_path)
     lock.acquire()
     lock.release()
+
+
+def test_nobody_else_can_hold_the_lock(tmp_path):
+    """Locking a file takes no more than opening it to read: any user could keep migbatchd from starting again."""
+    open_to_users(tmp_path)
+    older = tmp_path / "migbatchd.pid"
+    older.touch()
+    older.chmod(0o644)
+    lock = InstanceLock(tmp_path)
+    lock.acquire()
+    lock.release()
+    code = "import fcntl,sys;fcntl.flock(open(sys.argv[1]), fcntl.LOCK_SH)"
+    taken = subprocess.run(["/usr/bin/python3", "-c", code, str(older)], user=65534, stderr=subprocess.PIPE, text=True)
+    assert "PermissionError" in taken.stderr
 
 
 def line(message, *args, journal=False, **extra):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.messages import MessageError, read_events, read_plan
 from slurm_migbatch.daemon.nodesview import LiveView
+from slurm_migbatch.lab.sim import gpus
 from tests.support.daemon_fakes import gpu, inventory, state
 from tests.support.examples import examples
 
@@ -141,6 +142,34 @@ def test_an_event_that_cannot_be_is_refused_alone(change: dict[str, Any], says: 
     assert re.search(says, what), what
     assert good.wire == after
     assert messages.holding(message.events)
+
+
+def described(slices: int, profiles: int) -> dict[str, Any]:
+    """A GPU whose profiles all fit everywhere, beside each other."""
+    zeros = dict.fromkeys(("sm_count", "copy_engines", "decoders", "encoders", "jpegs", "ofas"), 0)
+    small = {**zeros, "compute_slices": 1, "memory_slices": 1, "memory_mib": 1, "max_instances": slices}
+    rows = [
+        {**small, "profile": f"1g.{n + 1}gb", "profile_id": n, "placements": [[at, 1] for at in range(slices)]}
+        for n in range(profiles)
+    ]
+    whole = {"compute_slices": slices, "memory_slices": slices, "max_instances": 1, "placements": [[0, slices]]}
+    rows.append({**small, **whole, "profile": "99g.999gb", "profile_id": 999})
+    return gpu(0, geometry={"version": 1, "name": "x", "profiles": rows})
+
+
+@pytest.mark.parametrize(("slices", "profiles"), [(64, 1), (32, 2), (8, 127), (12, 8), (64, 127)])
+def test_a_geometry_over_which_no_search_ends_is_refused(slices: int, profiles: int) -> None:
+    """One event of one node would keep migbatchd, and whoever answers submissions, busy for ever."""
+    entry = described(slices, profiles)
+    for event in (inventory(entry), state(entry)):
+        refused = one(event)
+        assert refused.kind == messages.REFUSED and "layouts" in refused.fields["what"]
+
+
+def test_the_geometry_of_every_known_gpu_is_taken() -> None:
+    for name in gpus.models():
+        event = inventory(gpu(0, geometry=gpus.geometry(name).to_dict()))
+        assert one(event).wire == event
 
 
 def test_a_geometry_with_placements_that_cannot_be_is_refused() -> None:

@@ -1,5 +1,6 @@
 """migbatchd as a process: signals, reload, crash, a second instance, readiness."""
 
+import json
 import signal
 import socket
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.support.daemon_fakes import gpu, inventory
 from tests.support.daemon_process import Daemon
+from tests.support.gpu_kinds import SITE
 from tests.support.waiting import PATIENCE_S, eventually
 
 
@@ -105,3 +107,18 @@ def test_a_port_that_is_taken(daemon):
         assert daemon.start().wait(PATIENCE_S) == 1
     assert f"cannot listen on 127.0.0.1 port {daemon.port}" in daemon.log
     assert "Traceback" not in daemon.log
+
+
+def test_nothing_of_the_directory_where_it_was_started_is_run(daemon, tmp_path):
+    """Root may start it by hand, for a look, in a place where others write."""
+    place = tmp_path / "others"
+    place.mkdir()
+    for name in ("asyncio", "json", "slurm_migbatch"):
+        (place / f"{name}.py").write_text(f"open({str(place / 'ran')!r}, 'a').close()\nraise SystemExit(1)\n")
+    daemon.write(query={"enabled": True, "listen": "127.0.0.1", "port": daemon.ports.take()})
+    (daemon.home / "catalog.json").write_text(json.dumps(SITE.to_dict()))
+    daemon.start(cwd=place)
+    daemon.serving()
+    served = ("serving users", "serving submissions")
+    eventually(lambda: all(word in daemon.log for word in served) or (place / "ran").exists())
+    assert not (place / "ran").exists()

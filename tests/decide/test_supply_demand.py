@@ -145,6 +145,7 @@ def test_the_audit_compares_with_slurm_and_forgives_what_is_late() -> None:
     assert audit(held(("3g.40gb@0", 77)), [running]) == []
     assert audit(held(("3g.40gb@0", 1)), [replace(running, state="COMPLETED")]) == []
     assert audit(held(("3g.40gb@0", 1)), [JobRow(1, state=UNREAD)]) == []
+    assert audit(held(("7g.80gb@0", 1)), [replace(running, nodes=("n2",))]) == [], "a node that only claims to run it"
     odd = replace(running, gres=f"{running.gres},gres:gpu:a\x1fb:0")
     assert audit(held(("2g.20gb@0", 1)), [odd]) == []
     assert audit(held(("3g.40gb@0", 1)), [odd])[0].surplus == {P("3g.40gb"): 1}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_migbatch.cli.doctor import print_findings
 from slurm_migbatch.doctor import disks, drained, gpus, hooks, link, slurmfiles
 from slurm_migbatch.doctor.node import NodePlaces, examine_quietly
 from slurm_migbatch.install import scripts
@@ -271,6 +272,24 @@ def test_processes_that_block_mig_mode(tmp_path: Path, library: Path, name: str,
         found = gpu_findings(node, held)
         said = next(f"{each.text} -> {each.advice}" for each in found if each.subject == "GPU 0")
         assert f"{name} ({process.pid}) holds it" in said and cure in said
+
+
+def test_a_process_cannot_act_on_the_terminal_of_who_looks(
+    tmp_path: Path, library: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any user may name his process as he likes, and open a GPU on which MIG is off."""
+    with a_node(tmp_path / "n1", library, mig=False) as node:
+        device = node.machine.dev_root / "nvidia0"
+        line = [sys.executable, "-c", _HOLD, "\x1b[2J\x9b\nok   n1", str(device)]
+        with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline()
+            held = list(gpus.holders([str(device)]))
+            process.communicate(b"\n")
+        print_findings(list(gpu_findings(node, held)), quiet=False)
+    shown = capsys.readouterr().out
+    assert f"ok   n1 ({process.pid}) holds it" in shown
+    assert all(text.isprintable() for text in shown.split("\n"))
+    assert not [text for text in shown.split("\n") if text.startswith("ok   n1")]
 
 
 def test_slurmd_that_holds_a_gpu_on_which_mig_is_on(tmp_path: Path, library: Path) -> None:

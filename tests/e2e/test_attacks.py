@@ -278,6 +278,21 @@ def test_a_pending_job_never_has_more_than_slurm_gave(stack: Cluster) -> None:
     settled(stack)
 
 
+@pytest.mark.parametrize("refused", ["Nice=-100", "Deadline=2001-01-01", "CoreSpec=1"])
+def test_a_change_that_slurm_refuses_makes_no_slice_larger(stack: Cluster, refused: str) -> None:
+    """slurmctld keeps the comment of a change that it refuses later, and with it the marker, but not the GRES."""
+    job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", "--hold")
+    argv = [stack.root.locate("scontrol"), "update", f"JobId={job}", "Gres=mig:7g.80gb:1", refused]
+    done = stack.run(argv, "mbalice", check=False, env=no_client_filter(stack, "mbalice"))
+    assert done.returncode != 0 and marked(stack, job)[0] == "1g.10gb:1"
+    update(stack, job, "Comment=mine")
+    stack.run(argv, "mbalice", check=False, env=no_client_filter(stack, "mbalice"))
+    stack.run(["scontrol", "release", str(job)], "mbalice")
+    assert stack.wait_job(job) == "COMPLETED"
+    assert [piece["profile"] for piece in account(stack, job)["slices"]] == ["1g.10gb"]
+    settled(stack)
+
+
 def test_a_running_job_keeps_what_it_has_also_when_it_is_requeued(stack: Cluster) -> None:
     wrap = f"{SHOW}; sleep $((600-600*SLURM_RESTART_COUNT))"
     job = running(stack, "--gres=mig:1g.20gb:1", "--open-mode=append", wrap=wrap)

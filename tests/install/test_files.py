@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -97,6 +99,41 @@ def test_an_edit_that_was_edited_is_named_with_the_backup(record, tmp_path):
     (said,) = leave(record)
     backup = said.rpartition(" ")[2]
     assert path.read_text() == "A,mig,more\n" and Path(backup).read_text() == "A\n"
+
+
+def planted(record, tmp_path):
+    """A record by which the end of a file of root's would be set to what somebody else wrote."""
+    victim = tmp_path / "sudoers"
+    victim.write_text("root\n")
+    entry = {"path": str(victim), "kind": "site", "digest": "", "written": "written", "backup": "backup"}
+    record.directory.mkdir()
+    (record.directory / "record.json").write_text(json.dumps({"version": 1, "entries": [entry]}))
+    (record.directory / "written").write_text("root\n")
+    (record.directory / "backup").write_text("root, and I\n")
+    return victim
+
+
+@pytest.mark.parametrize("name", ["record.json", "backup", "written"])
+def test_a_record_that_somebody_else_wrote_is_not_believed(record, tmp_path, name):
+    """/var/lib/migbatch is SlurmUser's where migbatchd is: he can put another directory in the record's place."""
+    victim = planted(record, tmp_path)
+    os.chown(record.directory / name, 1, 1)
+    with pytest.raises(InstallConflict, match="belong to root"):
+        leave(InstallRecord(record.directory))
+    assert victim.read_text() == "root\n"
+
+
+def test_nothing_but_the_record_goes_with_the_last_entry(record, tmp_path):
+    """A link in the record's place would have root empty any directory."""
+    install(record, Wanted(str(tmp_path / "hook"), "x\n"))
+    theirs = tmp_path / "cron.d"
+    theirs.mkdir()
+    (theirs / "job").touch()
+    record.directory.rename(tmp_path / "away")
+    record.directory.symlink_to(theirs)
+    with pytest.raises(InstallConflict, match="belong to root"):
+        leave(record)
+    assert (theirs / "job").exists()
 
 
 def test_a_record_that_cannot_be_read_is_not_taken_for_an_empty_one(record):

@@ -199,18 +199,30 @@ def test_a_job_without_a_marker_is_none_of_ours(node):
 
 
 def test_roots_jobs_have_no_marker_so_slurmctld_is_asked(node):
-    (node.root / "scontrol.answer").write_text(
-        "JobId=1 JobName=x UserId=root(0) TresPerNode=gres:mig:1g.10gb:1,gres/mig:2g.20gb:1,gres/gpu:1 Comment=a\n"
-    )
+    node.slurm_says("1 gres:mig:1g.10gb:1,gres/mig:2g.20gb:1,gres/gpu:1")
     assert node.prolog(1, "", uid=0)[0] == exits.OK
     assert sorted(row.slot.profile.name for row in node.slices("held")) == ["1g.10gb", "2g.20gb"]
-    assert node.scontrol_calls() == ["-o show job 1"]
+    assert node.asked_slurm() == [1]
     node.check()
 
 
-@pytest.mark.parametrize("answer", ["JobId=1 TresPerNode=gres/gpu:1\n", "JobId=1\n", ""])
+def test_of_a_changed_job_slurmctld_is_asked_too(node):
+    """slurmctld keeps the comment of a change that it refuses, so the marker may say more than the job was given."""
+    node.slurm_says("1 gres:mig:1g.10gb:1", "2 N/A", "3", "4 gres/mig:none:1")
+    assert node.prolog(1, "[mig:7g.80gb:1#chg7fq3k2ab]")[0] == exits.OK
+    assert [row.slot.profile.name for row in node.slices("held")] == ["1g.10gb"]
+    for job in (2, 3, 4, 5):
+        assert "the job was changed" in node.prolog(job, "[mig:1g.10gb:1#chg]")[1]
+    assert [call.split()[0] for call in node.scontrol_calls()] == ["requeue"] * 4
+    assert node.asked_slurm() == [1, 2, 3, 4, 5]
+    assert node.prolog(6, "[mig:1g.10gb:1#7fq3k2ab]")[0] == exits.OK and node.asked_slurm()[-1] == 5
+    assert len(node.slices("held")) == 2
+    node.check()
+
+
+@pytest.mark.parametrize("answer", ["1 gres/gpu:1", "1 N/A", "1"])
 def test_roots_jobs_without_mig_start_without_a_slice(node, answer):
-    (node.root / "scontrol.answer").write_text(answer)
+    node.slurm_says(answer)
     assert node.prolog(1, "", uid=0) == (exits.OK, "")
 
 

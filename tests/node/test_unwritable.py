@@ -167,11 +167,11 @@ def test_where_neither_works_the_exit_code_drains(small, monkeypatch):
 def test_a_job_without_slices_is_not_sent_back(small):
     small.prolog(9, "[mig:1g.10gb:1]")
     small.forget_executor()
-    (small.root / "scontrol.answer").write_text("JobId=1 TresPerNode=gres/gpu:1\n")
+    small.slurm_says("1 gres/gpu:1")
     with locked(small):
         assert run_hook(small, "prolog", 1, "", uid=0) == (exits.OK, "-")
         assert run_hook(small, "prolog", 2, "") == (exits.OK, "-")
-    assert os.path.exists(small.scontrol_log) and not [c for c in small.scontrol_calls() if c.startswith("requeue")]
+    assert small.asked_slurm() == [1] and small.scontrol_calls() == []
 
 
 def test_a_damaged_journal_that_cannot_be_replaced_is_tried_again(small):

@@ -219,6 +219,71 @@ def test_who_may_see_a_job_is_told_all_of_it(site: QuerySite, rights: Rights) ->
     assert f"Job:          {first}" in told(site, rights, WasteQuestion(str(first)))
 
 
+def test_whom_a_node_names_is_hidden_as_squeue_hides_him(tmp_path: Path) -> None:
+    """Why a slice could not be made says who has the others; of a job's own user too, nobody else is told."""
+    url, now = f"sqlite:///{tmp_path}/db", time.time()
+    full = "no place beside what is in use. Taken: GPU 0 (GPU-a): 1g.10gb@0:1 by job 42201 of bob"
+    kept = "process 77 of uid 1002 has nvidia-cap21 open, which is job 42203's of uid 1003: 1g.10gb@0:1 on GPU-a"
+    events: list[dict[str, Any]] = [
+        {"kind": "inventory", "gpus": [GPU]},
+        {"kind": "misfit", "job": 41103, "restart": 0, "grant": "mig:1g.10gb:1", "reason": full},
+        {"kind": "fault", "gpu": "GPU-a", "what": kept, "action": "noted", "drain": False},
+    ]
+    with open_store(url) as store:
+        store.ingest("n1", "jx", "b1", [{"seq": n, "ts": now, **event} for n, event in enumerate(events, 1)])
+        mine = {"job_id": 41103, "restarts": 0, "uid": 1001, "user": "ann", "state": "PENDING", "submit": now - 9}
+        store.upsert_jobs([mine])
+    site = PlayedSite(dataclasses.replace(Config(), store=StoreConfig(url)), quiet=True)
+    questions: list[Question] = [
+        RunsQuestion(jobs="41103", columns="reason%300", header=False, start="now-1hour"),
+        RunsQuestion(jobs="41103", as_json=True, start="now-1hour"),
+        ShowQuestion("41103"),
+        TopQuestion(),
+        NodesQuestion(reasons=True),
+        NodesQuestion(as_json=True),
+    ]
+    for question in questions:
+        text, whole = (
+            told(site, Rights(uid, uid == 0, private=frozenset({"jobs", "usage"})), question) for uid in (1001, 0)
+        )
+        assert not [word for word in ("42201", "42203", "bob", "1002", "1003") if word in text], question
+        assert "another user" in text and ("of bob" in whole or "of uid 1002" in whole), question
+
+
+def test_no_answer_acts_on_the_terminal_of_who_asks(tmp_path: Path) -> None:
+    """Root of a node names its GPUs and its faults, and whoever asks for the nodes reads it."""
+    url, now, odd = f"sqlite:///{tmp_path}/db", time.time(), "\x1b[2J\x9b\u202e\nn2"
+    place = {"gpu": "GPU-a", "profile": "1g.10gb", "start": 0, "size": 1}
+    run = {"job": 41103, "restart": 0, "uid": 1001, "user": f"ann{odd}", "account": odd, "partition": odd}
+    events: list[dict[str, Any]] = [
+        {"kind": "inventory", "gpus": [{**GPU, "name": f"H100{odd}"}]},
+        {"kind": "start", **run, "slices": [{**place, "mig_uuid": odd}]},
+        {"kind": "misfit", "job": 41104, "restart": 0, "reason": odd},
+        {"kind": "fault", "gpu": odd, "what": odd, "action": odd, "drain": False},
+        {"kind": "zombie", **place, "reason": odd},
+    ]
+    with open_store(url) as store:
+        store.ingest("n1", "jx", "b1", [{"seq": n, "ts": now, **event} for n, event in enumerate(events, 1)])
+    site = PlayedSite(dataclasses.replace(Config(), store=StoreConfig(url)), quiet=True)
+    window = {"start": "now-1hour", "end": "now+1hour"}
+    everything = ",".join(f"{column.name}%80" for column in COLUMNS)
+    for question in (
+        RunsQuestion(allusers=True, columns=everything, **window),
+        RunsQuestion(allusers=True, as_json=True, **window),
+        RunsQuestion(allusers=True, as_yaml=True, **window),
+        ShowQuestion("41103"),
+        ShowQuestion("41104"),
+        NodesQuestion(),
+        NodesQuestion(reasons=True),
+        NodesQuestion(as_json=True),
+        TopQuestion(),
+        UsageQuestion(by="user", **window),
+        WasteQuestion("41103"),
+    ):
+        reply = answer(question, Rights(0, everything=True), site)
+        assert all(line.isprintable() for line in (*reply.lines, *reply.remarks)), question
+
+
 def test_usage_of_others_is_told_where_it_is_not_private(site: QuerySite) -> None:
     """Ann asks what was used."""
     by_user = UsageQuestion(by="user", start="now-1hour", delimiter="|", header=False)

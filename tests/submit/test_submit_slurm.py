@@ -165,15 +165,15 @@ def test_changes_of_a_pending_job(bed: Cluster) -> None:
     assert change("Extra=[mig:7g.80gb:1]") != 0
     assert change("Gres=mig:1g") != 0
     assert change("Gres=mig:auto") == 0
-    assert job_of(bed, job) == ("gres:mig:1g.10gb:1", "other [mig:1g.10gb:1#auto]")
+    assert job_of(bed, job) == ("gres:mig:1g.10gb:1", "other [mig:1g.10gb:1#chgauto]")
     assert change("Gres=gpu:1") == 0
-    assert job_of(bed, job) == ("gres:mig:7g.80gb:1", "other [mig:7g.80gb:1]")
+    assert job_of(bed, job) == ("gres:mig:7g.80gb:1", "other [mig:7g.80gb:1#chg]")
     assert change("Comment=") == 0
-    assert job_of(bed, job)[1] == "[mig:7g.80gb:1]"
+    assert job_of(bed, job)[1] == "[mig:7g.80gb:1#chg]"
     assert change("Gres=") == 0
     assert "[mig:" not in job_of(bed, job)[1]
     assert change("Gres=mig:1g.10gb:2") == 0
-    assert job_of(bed, job) == ("gres:mig:1g.10gb:2", "[mig:1g.10gb:2]")
+    assert job_of(bed, job) == ("gres:mig:1g.10gb:2", "[mig:1g.10gb:2#chg]")
 
 
 def test_a_running_job_keeps_its_marker(bed: Cluster) -> None:

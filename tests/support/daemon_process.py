@@ -63,11 +63,11 @@ class Daemon:
             values[section].update(keys)
         self.config.write_text(render(values))
 
-    def start(self, *, descriptors: int = 0, **env: str) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "slurm_migbatch.cli.migbatchd", "-c", str(self.config)]
+    def start(self, *, descriptors: int = 0, cwd: Path | None = None, **env: str) -> subprocess.Popen[bytes]:
+        argv = [str(Path(sys.executable).with_name("migbatchd")), "-c", str(self.config)]
         argv = ["prlimit", f"--nofile={descriptors}:{descriptors}", *argv] if descriptors else argv
         log = (self.home / "log").open("ab")
-        process = subprocess.Popen(argv, stderr=log, env={"PATH": os.environ["PATH"], **env})
+        process = subprocess.Popen(argv, stderr=log, cwd=cwd, env={"PATH": os.environ["PATH"], **env})
         log.close()
         self.processes.append(process)
         return process

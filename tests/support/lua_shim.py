@@ -6,10 +6,12 @@ hold them; the answer is another one with the return code, what was told to the 
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from types import TracebackType
 
+from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Refuse
 from slurm_migbatch.submit.rewrite import SubmitPolicy
@@ -147,6 +149,7 @@ class Shim:
         harness.write_text(HARNESS, encoding="utf-8")
         self.errors: list[str] = []
         self.steps = 0
+        self.changed = False
         self._process = subprocess.Popen(
             ["lua5.1", str(harness), str(script), *(["count"] if count_steps else [])],
             stdin=subprocess.PIPE,
@@ -156,6 +159,7 @@ class Shim:
     def __call__(self, request: JobRequest, **more: str) -> Answer:
         """The shim's answer, its log_error lines in `errors`, with `count_steps` what it took in `steps`.
 
+        Whether the marker says that a change wrote it is in `changed`; in the answer it is as the service writes it.
         `more`: what else the job has (`script`, `argv`)."""
         assert self._process.stdin and self._process.stdout
         message = protocol.encode({**request.to_fields(), **more})
@@ -172,6 +176,12 @@ class Shim:
         if fields["rc"] != "0":
             return Refuse(fields["told"], "")
         changes = {key[4:]: value for key, value in fields.items() if key.startswith("set_")}
+        found = re.search(rf"(?<=[0-9])#{CHANGED}(?=[0-9a-z]*\]$)", changes.get("comment", ""))
+        self.changed = found is not None
+        if found is not None:
+            comment = changes["comment"]
+            rest = comment[found.end() :]
+            changes["comment"] = comment[: found.start()] + (rest if rest == "]" else f"#{rest}")
         return Accept(changes, fields["told"]) if changes else Pass(fields["told"])
 
     def __enter__(self) -> Shim:

@@ -206,7 +206,10 @@ class Node:
         return self.scontrol_log.read_text().splitlines() if self.scontrol_log.exists() else []
 
     def slurm_says(self, *rows: str) -> None:
-        """What squeue answers of each job: `<job> <restarts> <state> [<nodes>]`; it knows no others from now on."""
+        """What squeue answers of each job; it knows no others from now on.
+
+        That is `<job> <restarts> <state> [<nodes>]`, or `<job> <GRES>` where a job's grant is asked for.
+        """
         (self.root / "squeue").mkdir(exist_ok=True)
         for row in rows:
             (self.root / "squeue" / row.split()[0]).write_text(f"{row}\n")

@@ -340,7 +340,7 @@ class _Promises:
 
     def of(self, pending: Pending) -> ServiceGuarantee | None:
         """Return what a job may become; None for nothing, or not known yet."""
-        name, known = pending.grant.decision, self._memory.promises
+        name, known = pending.grant.decided, self._memory.promises
         key = f"{user_text(pending.row.comment)}@{pending.row.partition}" if name == UNNAMED else name
         if key in known:
             return known[key]
