@@ -15,11 +15,10 @@ from slurm_migbatch.decide.actions import MoveOrder, MoveStep
 from slurm_migbatch.decide.lending.ledger import JobView, first_task
 from slurm_migbatch.decide.lending.model import Kind, LoanOrder
 from slurm_migbatch.decide.lending.view import unsaid
+from slurm_migbatch.decide.supply.moves import MOVE
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
 from slurm_migbatch.workload.loans import GUEST, LOAN, away, emptied, retyped
 
-MOVE = "move"
-"""What the record calls both steps of a move."""
 KILLED_S = 3.0
 """A job that was requeued so lately is not started at once, see `CliClient.hasten`, unless on another node. Its time of
 submission is that of its requeue."""

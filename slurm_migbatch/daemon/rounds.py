@@ -29,7 +29,7 @@ from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchOutcome
 from slurm_migbatch.decide.dispatch.stage import action_row as change_row
 from slurm_migbatch.decide.lending.stage import OrderOutcome
-from slurm_migbatch.decide.snapshot import Predictions
+from slurm_migbatch.decide.snapshot import LendingPast, Predictions
 
 log = logging.getLogger(__name__)
 
@@ -136,8 +136,11 @@ class Rounds:
         await asyncio.Event().wait()
 
     async def load_loans(self) -> None:
-        """Learn from the record which loans go on, what was reclaimed, and what inference has needed."""
+        """Learn from the record which loans and moves go on, what was reclaimed, and what inference has needed."""
         config = self._config.lending
+        if self._config.moves.enabled and not config.enabled:
+            actions = await self._read(lambda store: store.actions(), "cannot read the moves", "none begins until then")
+            self.observer.remember(LendingPast(actions=actions))
         if config.enabled:
             now, history_s = self._clock.time(), config.forecast_days * config.day_s
             past = await self._read(

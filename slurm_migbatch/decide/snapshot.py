@@ -139,7 +139,7 @@ class LendingPast:
         uses: profile, beginning and end of what inference used, as far back as a forecast looks.
         freed: when a slice of a GPU (by UUID) was last given back.
         runs: progress of loans that go on.
-        actions: what was done to jobs, and what would have been done in a dry run.
+        actions: what was done to jobs, and what would have been done in a dry run, oldest first.
     """
 
     loans: Sequence[Mapping[str, Any]] = ()

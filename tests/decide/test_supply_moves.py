@@ -33,6 +33,7 @@ from tests.support.supply_gpus import H100, P, slot
 NOW = 10_000.0
 RULES = MoveRules()
 HINTS = "migbatch: role=train signal=usr1"
+WHY = "job 9 needs a larger slice"
 
 
 # -- which one ---------------------------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ def followed(memory: MoveMemory, *rows: JobRow, now: float, reports: Any = ()) -
 
 
 def moving() -> MoveMemory:
-    return MoveMemory(moves={5: Move(5, 0, 9)})
+    return MoveMemory(moves={5: Move(5, 0, 9, WHY)}, loaded=True)
 
 
 def test_it_is_told_then_requeued_after_its_checkpoint() -> None:
@@ -207,6 +208,27 @@ def test_one_that_cannot_be_requeued_is_left_alone_for_good() -> None:
     assert not memory.moves
     followed(memory, now=now)
     assert not memory.fixed, "forgotten with the job"
+
+
+def recorded(after: str, ts: float, **more: Any) -> dict[str, Any]:
+    return {"kind": "move", "outcome": "", "ts": ts, "job_id": 5, "restart": 0, "why": WHY, "after": after, **more}
+
+
+def test_a_service_that_starts_goes_on_with_what_the_record_has() -> None:
+    told = [recorded("USR1", NOW - 10)]
+    memory = MoveMemory()
+    memory.load(told, NOW)
+    assert not followed(memory, row(), now=NOW)
+    (order,) = followed(memory, row(), now=NOW + RULES.grace_s - 10)
+    assert order.step is MoveStep.REQUEUE
+    memory = MoveMemory()
+    memory.load([*told, recorded("PENDING", NOW - 5)], NOW)
+    queue = JobQueue.of([row(state="PENDING", reason="BeginTime", restarts=1, nodes=())])
+    assert [start.job for start in memory.follow(ClusterSnapshot(NOW, jobs=tuple(queue.jobs)), queue)] == [5]
+    for other in (recorded("USR1", NOW - 900), recorded("USR1", NOW, outcome="no"), recorded("x", NOW, kind="signal")):
+        memory = MoveMemory()
+        memory.load([other], NOW)
+        assert memory.loaded and not memory.moves
 
 
 @pytest.mark.parametrize("gone", [(), (row(restarts=1),), (row(state="COMPLETED"),), (row(state="PENDING"),)])

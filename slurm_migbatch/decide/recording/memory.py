@@ -51,7 +51,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "preference": tuple[Profile, ...] | None,
         "moves": MoveMemory,
     },
-    MoveMemory: {"moves": dict[int, Move], "waits": dict[int, float], "fixed": set[int]},
+    MoveMemory: {"moves": dict[int, Move], "waits": dict[int, float], "fixed": set[int], "loaded": bool},
     DispatchMemory: {
         "turns": RetypeHistory,
         "bounds": Bounds,

@@ -29,6 +29,7 @@ from slurm_migbatch.decide.recording.segments import (
     begins_segment,
 )
 from slurm_migbatch.decide.snapshot import Answers, LendingPast
+from slurm_migbatch.decide.supply.moves import MOVE
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
 from slurm_migbatch.workload import excluded as excluding
@@ -221,7 +222,8 @@ class _Mask:
     def past(self, past: LendingPast) -> LendingPast:
         """Replace the names in what the record knew."""
         loans = [self.loan(loan).row() for row in past.loans if (loan := Loan.from_row(row)) is not None]
-        return replace(past, loans=loans, actions=())
+        moves = [{**row, "why": ""} for row in past.actions if row["kind"] == MOVE]  # all that decisions depend on
+        return replace(past, loans=loans, actions=moves)
 
     def loan(self, loan: Loan) -> Loan:
         """Replace the names in a loan."""

@@ -8,14 +8,15 @@ Only a training is moved that says it can be: `role=train` and `signal=` in its 
 Inference never is, nor is what runs without such hints. A loan is lending's to reclaim (`decide.lending`).
 
 What a move does is told by the next snapshots and not by what Slurm answered: an order that had no effect is repeated a
-few times, then the job is left alone for good.
+few times, then the job is left alone for good. A service that starts learns from the record which moves go on; before
+that it begins none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from slurm_migbatch.decide.actions import MoveOrder, MoveStep, StartNow
 from slurm_migbatch.decide.capacity.comments import hints_of
@@ -36,6 +37,10 @@ _AGAIN_S: Final = 15.0
 _TRIES: Final = 3
 _AT_ONCE: Final = 4
 """Moves that may go on at once."""
+_LATELY_S: Final = 600.0
+"""Older moves in the record are over."""
+MOVE: Final = "move"
+"""What the record calls both steps of a move."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ class Move:
 
     Attributes:
         job, restart: the run that makes way.
-        waiting: the job for which it does.
+        waiting: the job for which it does; 0: not known, it was begun by an earlier service.
+        why: the reason, as a sentence.
         signalled, requeued: when Slurm was last told to; None: not yet.
         checkpoint: whether a checkpoint came after the signal.
         tries: how often it was requeued.
@@ -70,17 +76,11 @@ class Move:
     job: int
     restart: int
     waiting: int
+    why: str
     signalled: float | None = None
     checkpoint: bool = False
     requeued: float | None = None
     tries: int = 0
-
-    @property
-    def why(self) -> str:
-        """The reason, as a sentence."""
-        return (
-            f"job {self.waiting} needs a larger slice, which fits where this one is; it starts again on another place"
-        )
 
 
 @dataclass
@@ -91,11 +91,27 @@ class MoveMemory:
         moves: those that go on, by the job that makes way.
         waits: since when each job has had a reservation.
         fixed: jobs that could not be requeued, and are not tried again.
+        loaded: whether it is known what the record has.
     """
 
     moves: dict[int, Move] = field(default_factory=dict)
     waits: dict[int, float] = field(default_factory=dict)
     fixed: set[int] = field(default_factory=set)
+    loaded: bool = False
+
+    def load(self, actions: Iterable[Mapping[str, Any]], now: float) -> None:
+        """Take in the moves that an earlier service has begun, by what the record has of it, oldest first."""
+        for row in actions:
+            if row["kind"] != MOVE or row["outcome"] or now - row["ts"] > _LATELY_S:
+                continue
+            job, restart = row["job_id"], row["restart"]
+            move = self.moves.get(job)
+            if move is None or move.restart != restart:
+                move = Move(job, restart, 0, row["why"] or "", signalled=row["ts"])
+            if row["after"] == "PENDING":
+                move = replace(move, requeued=row["ts"], tries=move.tries + 1)
+            self.moves[job] = move
+        self.loaded = True
 
     def follow(self, snapshot: ClusterSnapshot, queue: JobQueue) -> tuple[StartNow, ...]:
         """Take in what became of the moves; return the jobs whose requeue is over and that wait out its delay."""
@@ -149,14 +165,15 @@ class MoveMemory:
     def begin(self, planned: Sequence[PlannedMove], queue: JobQueue) -> None:
         """Begin what the planner has found."""
         for move in planned:
-            self.moves[move.job] = Move(move.job, queue.rows[move.job].restarts, move.waiting)
+            why = f"job {move.waiting} needs a larger slice, which fits where this one is; it starts again elsewhere"
+            self.moves[move.job] = Move(move.job, queue.rows[move.job].restarts, move.waiting, why)
 
 
 def wanting(memory: MoveMemory, reservations: Iterable[Reservation], now: float, rules: MoveRules) -> frozenset[int]:
     """Return the jobs for which a training may be moved: those that would wait for long, and have waited for a bit."""
-    if len(memory.moves) >= _AT_ONCE:
-        return frozenset()
     served = {move.waiting for move in memory.moves.values()}
+    if not memory.loaded or len(memory.moves) >= _AT_ONCE or 0 in served:
+        return frozenset()
     return frozenset(
         reservation.job
         for reservation in reservations

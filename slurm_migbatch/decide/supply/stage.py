@@ -111,6 +111,8 @@ def plan_supply(
     notes: list[str] = []
     queue = memory.queue
     queue.update(snapshot.jobs)
+    if snapshot.past is not None and not memory.moves.loaded:
+        memory.moves.load(snapshot.past.actions, snapshot.now)
     start_now = (*_start_now(snapshot, memory), *memory.moves.follow(snapshot, queue))
     nodes, sharing = memory.nodes.of(snapshot, queue, memory.pairs, notes)
     avoided = _avoided(memory, snapshot.now)
