@@ -14,8 +14,9 @@ from slurm_migbatch.predict.candidate import Figures, Interval
 from slurm_migbatch.predict.facts import BUILT_IN
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.predict.sheet import Sheets
 from slurm_migbatch.submit.request import Accept, JobRequest
-from slurm_migbatch.submit.table import Sheets, compile_table, write_table
+from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
 from tests.support.gpu_kinds import H100, SITE
