@@ -15,8 +15,9 @@ import numpy.typing as npt
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.candidate import MOST_MIB, NEED_BITS, Predictor
 from slurm_migbatch.predict.cells import Array
+from slurm_migbatch.predict.rightsize import Counted, Ladder
 from slurm_migbatch.workload.buckets import R20, Bucket
-from slurm_migbatch.workload.catalog import GpuKind
+from slurm_migbatch.workload.catalog import GpuKind, Partition
 
 Codes = npt.NDArray[np.int64]
 
@@ -91,3 +92,37 @@ def needs_mib(mib: Array) -> Codes:
     step = np.maximum(1, 2.0 ** (np.floor(np.log2(np.maximum(need, 1))) - NEED_BITS)).astype(np.int64)
     rounded: Codes = -(-need // step) * step
     return rounded
+
+
+def ladder_of(predictor: Predictor, block: Block, partition: Partition) -> Ladder:
+    """Return what can be counted on of each plain profile of a partition at each batch of a block with one input size.
+
+    Where several kinds of GPUs have a profile the worst counts, and what is not known of all of them is missing.
+    """
+    by_kind = [(kind, _counted(predictor, block, kind)) for kind in partition.kinds]
+    ladder: dict[int, dict[str, Counted]] = {batch: {} for batch in block.batches}
+    for offer in partition.plain:
+        name = offer.profile.gres_type
+        columns = [columns[name] for kind, columns in by_kind if offer.profile in kind.geometry]
+        for batch, cells in zip(block.batches, zip(*columns, strict=True), strict=True):
+            known = [cell for cell in cells if cell is not None]
+            if len(known) == len(cells):
+                latencies, rates, sizes = zip(*known, strict=True)
+                ladder[batch][name] = Counted(max(latencies), min(rates), max(sizes))
+    return ladder
+
+
+def _counted(predictor: Predictor, block: Block, kind: GpuKind) -> Mapping[str, Sequence[Counted | None]]:
+    """Return what can be counted on in each cell of a block, by GRES type; None where nothing is known."""
+    seconds, per_second, mib = sheet_of(predictor, block, kind)
+    known = ~np.isnan(seconds)
+    latency = SCALE[latency_codes(np.where(known, seconds, 0.0))]
+    rate = SCALE[rate_codes(np.where(known, per_second, 0.0))]
+    numbers = np.stack([latency, rate, needs_mib(np.where(known, mib, 0.0))], axis=2).astype(np.int64).tolist()
+    plain = [info.profile.gres_type for info in kind.geometry.profiles if not info.profile.suffix]
+    return {
+        name: [
+            Counted(*row[place]) if there[place] else None for row, there in zip(numbers, known.tolist(), strict=True)
+        ]
+        for place, name in enumerate(plain)
+    }
