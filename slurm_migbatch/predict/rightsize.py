@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.workload.catalog import ProfileOffer
@@ -27,9 +27,20 @@ from slurm_migbatch.workload.catalog import ProfileOffer
 Number = TypeVar("Number", float, Array)
 
 
+class Countable(Protocol):
+    """What can be counted on of a slice at one batch: microseconds for the batch, thousandths of items per second,
+    MiB."""
+
+    @property
+    def latency_us(self) -> int: ...  # noqa: D102
+    @property
+    def rate(self) -> int: ...  # noqa: D102
+    @property
+    def need_mib(self) -> int: ...  # noqa: D102
+
+
 class Counted(NamedTuple):
-    """What can be counted on of a slice at one batch, rounded as `candidate.Figures` rounds: microseconds for the
-    batch, thousandths of items per second, MiB."""
+    """The three numbers alone, rounded as `candidate.Figures` rounds."""
 
     latency_us: int
     rate: int

@@ -26,7 +26,7 @@ from slurm_migbatch.predict.llm.speed import TokenFigures
 from slurm_migbatch.predict.llm.workload import Workload
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.recurring import NO_RUNS, RecurringJob, RunsPolicy
-from slurm_migbatch.predict.rightsize import Ladder, Terms, rightsize
+from slurm_migbatch.predict.rightsize import Countable, Ladder, Terms, rightsize
 from slurm_migbatch.predict.sheet import Block, ladder_of
 from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
 from slurm_migbatch.workload.catalog import Partition, ProfileOffer
@@ -241,20 +241,24 @@ class Chooser:
         workload = self.workload(hints)
         if workload is not None:
             return self._choose_for_tokens(workload, hints, partition, limits, allowed)
-        figures = {} if bucket is None else self.figures(bucket, partition)
+        leaves_batch = told and bucket is not None and _leaves_batch(hints)
+        figures: Mapping[str, Countable] = {}
+        if bucket is not None:
+            figures = self._ladder(bucket, partition)[bucket.batch] if leaves_batch else self.figures(bucket, partition)
         usable = [offer for offer in allowed if offer.profile.gres_type in figures]
         if bucket is None or not usable:
             if job is not None and policy.runs and hints.model is None and hints.mem_mib is None:
                 return _from_runs(job, policy, partition, limits, allowed)
             return self._without_figures(hints, partition, limits, allowed)
-        by_type = {offer.profile.gres_type: figures[offer.profile.gres_type] for offer in usable}
-        offer, reason = _pick(usable, by_type, bucket, limits)
-        if told and (choice := self._with_batch(hints, bucket, partition, limits, (offer, reason))) is not None:
-            return choice
+        usual, reason = _pick(usable, figures, bucket, limits)
+        if leaves_batch:
+            choice = self._with_batch(hints, bucket, partition, [o for o in usable if o.order <= usual.order], reason)
+            if choice is not None:
+                return choice
         if reason == "time_short" and self.refuse_misses:
             raise Refusal("too_slow", bucket.name)
-        text = REASONS[reason] + _predicted(bucket, by_type[offer.profile.gres_type], offer, limits)
-        return SliceChoice(offer, reason, text, bucket, self.rank(bucket, partition, limits), bucket.name)
+        text = REASONS[reason] + _predicted(bucket, figures[usual.profile.gres_type], usual, limits)
+        return SliceChoice(usual, reason, text, bucket, self.rank(bucket, partition, limits), bucket.name)
 
     def told_bucket(self, hints: Hints, partition: Partition) -> Bucket | None:
         """Return the bucket of a batch job: with the batch that was chosen for it where the hints leave it open.
@@ -267,21 +271,17 @@ class Chooser:
         return self.choose(hints, partition, told=True).bucket or bucket
 
     def _with_batch(
-        self,
-        hints: Hints,
-        bucket: Bucket,
-        partition: Partition,
-        limits: JobLimits,
-        usual: tuple[ProfileOffer, str],
+        self, hints: Hints, bucket: Bucket, partition: Partition, offers: Sequence[ProfileOffer], reason: str
     ) -> SliceChoice | None:
-        """Choose slice and batch together, on at most the slice of the `usual` batch, which is the bucket's.
+        """Choose slice and batch together; None where no batch keeps the limits.
 
-        None where the hints do not leave the batch open, or no batch keeps the limits.
+        Args:
+            bucket: of the usual batch.
+            offers: the slices up to the one that the usual batch is given.
+            reason: why that is given it.
         """
-        if bucket.slo_us is None or not _leaves_batch(hints):
-            return None
-        most, reason = usual
-        offers = [offer for offer in partition.plain if limits.within(offer) and offer.order <= most.order]
+        assert bucket.slo_us is not None
+        limits, usual = limits_of(hints, partition), offers[-1]
         arrivals = (hints.llm.rate or 0) if hints.role == SERVE else None
         terms = Terms(bucket.slo_us, bucket.rate, arrivals, limits.mem_mib, bucket.batch)
         found = rightsize(offers, self._ladder(bucket, partition), terms, partition.shares)
@@ -291,8 +291,8 @@ class Chooser:
         usual_text = ""
         if reason != "fits":
             usual_text = USUAL["nowhere"] % bucket.batch
-        elif offer != most:
-            usual_text = USUAL["elsewhere"] % (bucket.batch, most.profile.gres_type)
+        elif offer != usual:
+            usual_text = USUAL["elsewhere"] % (bucket.batch, usual.profile.gres_type)
         bucket = replace(bucket, batch=batch)
         figures = self.figures(bucket, partition)[offer.profile.gres_type]
         text = REASONS["batch_chosen"] % (batch, usual_text) + _predicted(bucket, figures, offer, limits)
@@ -415,9 +415,9 @@ class Chooser:
 
 
 def _pick(
-    usable: Sequence[ProfileOffer], figures: Mapping[str, Figures], bucket: Bucket, limits: JobLimits
+    usable: Sequence[ProfileOffer], figures: Mapping[str, Countable], bucket: Bucket, limits: JobLimits
 ) -> tuple[ProfileOffer, str]:
-    def known(offer: ProfileOffer) -> Figures:
+    def known(offer: ProfileOffer) -> Countable:
         return figures[offer.profile.gres_type]
 
     holding = [offer for offer in usable if offer.memory_mib >= (limits.mem_mib or known(offer).need_mib)]
@@ -462,7 +462,7 @@ def _judge_tokens(offer: ProfileOffer, figures: TokenFigures, limits: JobLimits,
     return not missed, missed
 
 
-def _predicted(bucket: Bucket, figures: Figures, offer: ProfileOffer, limits: JobLimits) -> str:
+def _predicted(bucket: Bucket, figures: Countable, offer: ProfileOffer, limits: JobLimits) -> str:
     return PREDICTED % (
         bucket.cell,
         "%.3g" % (figures.latency_us / 1000),
@@ -481,7 +481,7 @@ def _leaves_batch(hints: Hints) -> bool:
     return hints.batch is None and hints.slo_us is not None and hints.kind == "infer"
 
 
-def _in_time(figures: Figures, bucket: Bucket) -> bool:
+def _in_time(figures: Countable, bucket: Bucket) -> bool:
     if bucket.slo_us is not None and figures.latency_us > bucket.slo_us:
         return False
     return bucket.rate is None or figures.rate >= bucket.rate

@@ -44,8 +44,12 @@ class Grid:
 
     @property
     def ladder(self) -> tuple[int, ...]:
-        """The batches that are weighed where the user leaves the batch open: the powers of two among the edges."""
-        return tuple(batch for batch in self.batches if batch & (batch - 1) == 0)
+        """The batches that are weighed where the user leaves the batch open.
+
+        They are the powers of two among the edges, and the edge of the batch that is assumed otherwise.
+        """
+        usual = up(self.default_batch, self.batches)
+        return tuple(batch for batch in self.batches if batch == usual or batch & (batch - 1) == 0)
 
 
 @dataclass(frozen=True)
