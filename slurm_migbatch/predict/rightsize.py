@@ -10,9 +10,10 @@ its own. Of two slices that keep the limits the larger has the better efficacy o
 ratio is above that of the shares; n to m slices within 5 % each is at most 1 / (1 - 0.05 (m - n))**2, and the shares of
 all GPUs' profiles are further apart than that.
 
-A service's items come one after the other: the time in which a batch comes together counts too. They come at `rate`,
-but to one instance not faster than it works, for then there are more instances. At that pace a batch comes together
-while the one before it runs, which is D-STACK's other limit, half of the objective.
+A service's items come one after the other: the time in which a batch comes together counts too, in which its first
+item waits for its last. They come at `rate`, but to one instance not faster than it works, for then there are more
+instances. At that pace a batch comes together while the one before it runs, which is about D-STACK's other limit, half
+of the objective.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Terms:
             return True
         pace = min(self.arrivals or known.rate, known.rate)
         # floats, as in Lua: the products are too long for its numbers
-        return float(self.slo_us - known.latency_us) * float(pace) >= batch * 1e9
+        return float(self.slo_us - known.latency_us) * float(pace) >= (batch - 1) * 1e9
 
 
 def efficacy(batch: Number, seconds: Number, share: float = 1.0) -> Number:
