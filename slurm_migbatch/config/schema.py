@@ -245,6 +245,27 @@ class SupplyConfig:
 
 
 @dataclass(frozen=True)
+class MovesConfig:
+    """Trainings with signal= on slices of their own make way for larger slices, and start again elsewhere."""
+
+    enabled: bool = key(
+        True,
+        "Requeue a training after a checkpoint where that lets a waiting job start and the training fits elsewhere; "
+        "only those with role=train and signal=, never inference.",
+    )
+    after_s: float = key(
+        10.0, "Seconds that a job has waited for a reserved place before another is moved for it.", between(0, 86400)
+    )
+    gain_s: float = key(
+        180.0, "A job starts at least so many seconds sooner by it, as far as time limits tell.", between(0, 7 * 86400)
+    )
+    rest_s: float = key(
+        300.0, "Seconds after its start before which no training is moved (again).", between(0, 7 * 86400)
+    )
+    grace_s: float = key(60.0, "Seconds that a training has for its checkpoint.", between(0, 3600))
+
+
+@dataclass(frozen=True)
 class LendingConfig:
     """Idle inference slices lent to training jobs (role=train, no profile named) of some partitions."""
 
@@ -547,6 +568,7 @@ class Config:
     cluster: ClusterConfig = ClusterConfig()
     submit: SubmitConfig = SubmitConfig()
     supply: SupplyConfig = SupplyConfig()
+    moves: MovesConfig = MovesConfig()
     dispatch: DispatchConfig = DispatchConfig()
     lending: LendingConfig = LendingConfig()
     learning: LearningConfig = LearningConfig()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
+from slurm_migbatch.decide.actions import MoveOrder, MoveStep
 from slurm_migbatch.decide.lending.ledger import JobView, first_task
 from slurm_migbatch.decide.lending.model import Kind, LoanOrder
 from slurm_migbatch.decide.lending.view import unsaid
@@ -83,6 +85,41 @@ def apply_orders(
         emptying = {names[o.job]: fields for o, _, _ in changing if (fields := emptied(job_views[o.job].row.gres))}
         excluding = [names[order.job] for order, before, _ in changing if order.away and not away(before)]
         ask(changing, lambda: _update(client, emptying, updates, excluding))
+    return done
+
+
+def apply_moves(
+    orders: Sequence[MoveOrder], rows: Mapping[int, JobRow], client: JobClient, clock: Callable[[], float]
+) -> list[dict[str, Any]]:
+    """Tell trainings to write a checkpoint, or requeue them; return what the record keeps of it."""
+    signals = dict.fromkeys(order.signal for order in orders if order.step is MoveStep.SIGNAL)
+    done: list[dict[str, Any]] = []
+    for signal in (*signals, ""):
+        chosen = [order for order in orders if order.signal == signal]
+        names = {order.job: name_of(rows[order.job]) for order in chosen}
+        if not names:
+            continue
+        at = clock()
+        call = (
+            partial(client.signal_all, names.values(), signal)
+            if signal
+            else partial(client.requeue_all, names.values())
+        )
+        errors = _tried(call, names.values())
+        done.extend(
+            {
+                "ts": at,
+                "job_id": order.job,
+                "restart": order.restart,
+                "kind": order.step.value,
+                "before": rows[order.job].state,
+                "after": signal or "PENDING",
+                "why": order.why,
+                "dry_run": False,
+                "outcome": errors.get(names[order.job], ""),
+            }
+            for order in chosen
+        )
     return done
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from slurm_migbatch.daemon.actuator import JobClient, apply_orders
+from slurm_migbatch.daemon.actuator import JobClient, apply_moves, apply_orders
 from slurm_migbatch.daemon.advertiser import Advertised, Advertiser
 from slurm_migbatch.daemon.dryrun import DryRun
 from slurm_migbatch.daemon.observer import Observer
@@ -236,12 +236,13 @@ class Controller:
         applied = self._apply_supply(decision.supply, snapshot)
         dispatched = self._apply_dispatch(decision.dispatch, snapshot)
         lent, unsaved = self._apply_lending(decision.lending)
+        moved = self._apply_moves(decision.supply, snapshot)
         outcomes = Outcomes(dispatched, lent, unsaved)
         settled = settle(outcomes, self.memory, self.settings)
         self.recorder.round(snapshot, decision, outcomes)
         self._record_settled(decision, settled, lent)
         self._unanswered = decision.questions
-        touched = any(outcome.applied for outcome in dispatched) or any(outcome.applied for outcome in lent)
+        touched = moved or any(done.applied for done in dispatched) or any(done.applied for done in lent)
         seconds = {
             "observe": observed - begun,
             "plan": decided - observed - sum(stages.values()),
@@ -368,6 +369,14 @@ class Controller:
         for done in apply_orders(orders, decided.job_views, self._slurm, self._clock.time) if orders else ():
             outcomes.append(OrderOutcome(done.order, done.before, done.after, done.at, done.error))
         return outcomes, unsaved
+
+    def _apply_moves(self, decided: SupplyDecision | None, snapshot: ClusterSnapshot) -> bool:
+        """Tell trainings to make way; return whether any was told. What became of it the next snapshots show."""
+        if decided is None or not decided.moves:
+            return False
+        rows = {row.job_id: row for row in snapshot.jobs}
+        self._record_actions(apply_moves(decided.moves, rows, self._slurm, self._clock.time))
+        return True
 
     # -- record ----------------------------------------------------------------------------------------------------
 

@@ -7,11 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
 
 from slurm_migbatch.profiling.measurement import COLUMNS, Measurement
 from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.store.decisions import record_decision
+from slurm_migbatch.store.decisions import record_decisions
 from slurm_migbatch.store.models import MeasuredPoint, Node, NodeEvent, Run, SupplyChange
 from slurm_migbatch.store.recurring import RecurringRun, newest_lesson, recurring_runs
 from slurm_migbatch.store.work import PastRuns, TaskRunRow, array_runs, past_work
@@ -35,12 +34,7 @@ class HistoryStore(Store):
 
     def record_decisions(self, decisions: Sequence[Mapping[str, Any]]) -> None:
         """Record several decisions in one transaction, because commits are what many submissions in a row cost."""
-
-        def work(session: Session) -> None:
-            for decision in decisions:
-                record_decision(session, decision, time.time())
-
-        self._write(work)
+        self._write(lambda session: record_decisions(session, decisions, time.time()))
 
     def learnable(self) -> Learnable:
         """Return how far the record goes."""

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from slurm_migbatch.config import Config, DispatchConfig, LendingConfig, SupplyConfig
+from slurm_migbatch.config import Config, DispatchConfig, LendingConfig, MovesConfig, SupplyConfig
 from slurm_migbatch.config.hours import Hours
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.dispatch.stage import DispatchSettings
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.model import LendingRules
 from slurm_migbatch.decide.lending.stage import LendingSettings
+from slurm_migbatch.decide.supply.moves import MoveRules
 from slurm_migbatch.decide.supply.stage import SupplySettings
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.csvlines import TraceError
@@ -25,16 +26,17 @@ log = logging.getLogger(__name__)
 def settings_of(config: Config) -> Settings:
     """Return what a configuration has the controller decide."""
     return Settings(
-        supply_settings(config.supply, config.lending) if config.supply.enabled else None,
+        supply_settings(config.supply, config.lending, config.moves) if config.supply.enabled else None,
         dispatch_settings(config.dispatch) if config.dispatch.enabled else None,
         lending_settings(config.lending) if config.lending.enabled else None,
     )
 
 
-def supply_settings(supply: SupplyConfig, lending: LendingConfig) -> SupplySettings:
+def supply_settings(supply: SupplyConfig, lending: LendingConfig, moves: MovesConfig) -> SupplySettings:
     """Return how supply decides."""
     preference = tuple(Profile.parse(name) for name in supply.preference)
-    return SupplySettings(preference=preference, lending=frozenset(lending.partitions))
+    rules = MoveRules(moves.after_s, moves.gain_s, moves.rest_s, moves.grace_s) if moves.enabled else None
+    return SupplySettings(preference=preference, lending=frozenset(lending.partitions), moves=rules)
 
 
 def dispatch_settings(config: DispatchConfig) -> DispatchSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from slurm_migbatch.decide.capacity.model import Node, NodePlan
 from slurm_migbatch.decide.capacity.sharing import ALONE, Sharing
@@ -30,3 +31,28 @@ class StartNow:
     """End the delay after which Slurm would start a requeued job again."""
 
     job: int
+
+
+class MoveStep(str, Enum):
+    """What is done to a training that makes way for another job's slice."""
+
+    SIGNAL = "signal"
+    REQUEUE = "requeue"
+
+
+@dataclass(frozen=True)
+class MoveOrder:
+    """Tell a training that is to make way to write a checkpoint, or requeue it.
+
+    Attributes:
+        step: which of both.
+        job, restart: its run.
+        why: the reason, as a sentence.
+        signal: USR1 or USR2.
+    """
+
+    step: MoveStep
+    job: int
+    restart: int
+    why: str
+    signal: str = ""

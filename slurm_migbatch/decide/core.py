@@ -131,7 +131,8 @@ def decide(
 
     supply, dispatch, lending = None, None, None
     if (how := settings.supply) is not None:
-        supply = stage("supply", lambda: plan_supply(snapshot, memory.supply, how))
+        reclaiming = any(loan.leaving for loan in memory.lending.ledger.open.values())
+        supply = stage("supply", lambda: plan_supply(snapshot, memory.supply, how, reclaiming=reclaiming))
     if (may := settings.dispatch) is not None and "supply" not in failed:
         dispatch = stage("dispatch", lambda: plan_dispatch(snapshot, supply, memory.dispatch, may))
     if (rules := settings.lending) is not None:

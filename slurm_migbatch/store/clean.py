@@ -16,8 +16,7 @@ def text(value: Any, length: int) -> str | None:
     """Return `value` as text of at most `length` characters; None for None, nothing and what is no scalar."""
     if value is None or isinstance(value, (dict, list, tuple, set)):
         return None
-    made = str(value)[: length + 64].replace("\0", "").encode("utf-8", "replace").decode("utf-8")
-    return made[:length] or None
+    return _storable(str(value)[: length + 64])[:length] or None
 
 
 def whole(value: Any, low: int = 0, high: int = MAX_INTEGER) -> int | None:
@@ -65,7 +64,16 @@ def document(value: Any) -> Any:
     return made if size <= MAX_PAYLOAD_BYTES else {"oversize_bytes": size}
 
 
+def _storable(value: str) -> str:
+    """Return a text without NUL and lone surrogates."""
+    if value.isascii():
+        return value.replace("\0", "")
+    return value.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
+
+
 def _plain(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return _storable(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -75,7 +83,7 @@ def _plain(value: Any, depth: int) -> Any:
     if depth >= _MAX_DEPTH:
         return "..."
     if isinstance(value, dict) or hasattr(value, "items"):
-        return {str(_plain(str(key), depth + 1)): _plain(item, depth + 1) for key, item in value.items()}
+        return {_storable(str(key)): _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(item, depth + 1) for item in value]
-    return str(value).replace("\0", "").encode("utf-8", "replace").decode("utf-8")
+    return _storable(str(value))

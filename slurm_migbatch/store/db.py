@@ -183,9 +183,9 @@ class Store:
 
     def record_decision(self, decision: Mapping[str, Any]) -> None:
         """Keep what the submit filter decided, and update the runs that have the decision's id."""
-        from slurm_migbatch.store.decisions import record_decision
+        from slurm_migbatch.store.decisions import record_decisions
 
-        self._write(lambda session: record_decision(session, decision, time.time()))
+        self._write(lambda session: record_decisions(session, [decision], time.time()))
 
     def upsert_jobs(
         self, rows: Sequence[Mapping[str, Any]], *, live: Collection[int] | None = None, now: float | None = None

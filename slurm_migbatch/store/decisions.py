@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -11,18 +11,41 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.store import clean
 from slurm_migbatch.store.models import Decision, Run, SupplyChange
 
+#: decisions in one statement: MariaDB, PostgreSQL and SQLite take that many parameters
+_AT_ONCE: Final = 500
 _FIGURES = ("latency_ms", "throughput_per_s", "memory_mib")
 
 
-def record_decision(session: Session, decision: Mapping[str, Any], now: float) -> None:
-    """Keep a decision (again, where it was known) and update the runs that have its id."""
-    id = clean.text(decision.get("id"), 16)
-    if id is None:
-        raise ValueError("a decision needs an id")
-    row = session.get(Decision, id)
-    if row is None:
-        row = Decision(id=id)
-        session.add(row)
+def record_decisions(session: Session, decisions: Sequence[Mapping[str, Any]], now: float) -> None:
+    """Keep decisions (again, where they were known) and update the runs that have their ids.
+
+    Raises:
+        ValueError: a decision has no id.
+    """
+    for start in range(0, len(decisions), _AT_ONCE):
+        _record(session, decisions[start : start + _AT_ONCE], now)
+
+
+def _record(session: Session, decisions: Sequence[Mapping[str, Any]], now: float) -> None:
+    by_id: dict[str, Mapping[str, Any]] = {}
+    for decision in decisions:
+        id = clean.text(decision.get("id"), 16)
+        if id is None:
+            raise ValueError("a decision needs an id")
+        by_id[id] = decision
+    rows = {row.id: row for row in session.scalars(select(Decision).where(Decision.id.in_(by_id)))}
+    for id, decision in by_id.items():
+        row = rows.get(id)
+        if row is None:
+            row = rows[id] = Decision(id=id)
+            session.add(row)
+        _fill(row, decision, now)
+    session.flush()
+    for run in session.scalars(select(Run).where(Run.decision.in_(by_id))):
+        copy_decision(rows[str(run.decision)], run)
+
+
+def _fill(row: Decision, decision: Mapping[str, Any], now: float) -> None:
     row.ts = clean.moment(decision.get("ts")) or now
     row.uid = clean.whole(decision.get("uid"))
     row.user = clean.text(decision.get("user"), 128)
@@ -36,9 +59,6 @@ def record_decision(session: Session, decision: Mapping[str, Any], now: float) -
     row.source = clean.text(decision.get("source"), 16)
     row.recurring = clean.text(decision.get("recurring"), 32)
     row.facts = clean.document({key: value for key, value in decision.items() if not hasattr(Decision, key)})
-    session.flush()
-    for run in session.scalars(select(Run).where(Run.decision == id)):
-        copy_decision(row, run)
 
 
 def copy_decision(decision: Decision, run: Run) -> None:

@@ -235,8 +235,9 @@ def test_on_one_gpu_no_sizes_are_worth_much_more(cluster):
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(few(gpus=2, most=3))
 def test_nor_on_two(cluster):
+    # half: one of three jobs may gain so much by a slice that only two others' exchanging places would make room for it
     sums = compared(*cluster)
-    assert sums is None or 0.7 * sums[1] <= sums[0] <= sums[1] + 1e-9
+    assert sums is None or 0.5 * sums[1] <= sums[0] <= sums[1] + 1e-9
 
 
 @pytest.mark.parametrize(("gpus", "cases", "exact"), [(1, 150, 0.97), (2, 40, 0.9)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TypeAlias
@@ -172,6 +173,10 @@ class DemandBook:
                 if demand is not None and demand.parts:
                     found.append(demand)
         return found
+
+    def of_running(self, queue: JobQueue, row: JobRow) -> Demand | None:
+        """Return what a job that runs needs if it has to start again; `of` was asked about its queue before."""
+        return self._demand(queue, replace(row, throttle=None), {})
 
     def _learn(
         self, queue: JobQueue, told: tuple[list[_NodeFacts], frozenset[str]], loan: Callable[[JobRow], bool] | None

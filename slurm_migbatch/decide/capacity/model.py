@@ -179,6 +179,31 @@ class Reservation:
 
 
 @dataclass(frozen=True)
+class Restartable:
+    """A training that runs, and that may be stopped and started again elsewhere.
+
+    Attributes:
+        demand: what it needs then.
+        node, gpu, slot: where it is now.
+        until: the end of its time limit; None: it has none.
+    """
+
+    demand: Demand
+    node: str
+    gpu: str
+    slot: Slot
+    until: float | None
+
+
+@dataclass(frozen=True)
+class PlannedMove:
+    """A training that makes way: its job, and the job that waits for its place."""
+
+    job: int
+    waiting: int
+
+
+@dataclass(frozen=True)
 class NodePlan:
     """The new plan of a node.
 
@@ -219,6 +244,7 @@ class ClusterPlan:
     cramped: frozenset[int] = frozenset()
     #: node -> profiles that Slurm counts as used beyond what leases and plan can explain; the node is left alone
     unexplained: Mapping[str, Mapping[Profile, int]] = field(default_factory=dict)
+    moves: tuple[PlannedMove, ...] = ()
 
     def offers(self) -> Counter[Profile]:
         """Free slots by profile over all nodes on which Slurm starts jobs."""

@@ -23,9 +23,9 @@ from functools import lru_cache
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
+from slurm_migbatch.decide.capacity.comments import hints_of
 from slurm_migbatch.decide.capacity.demand import GRES, slices
 from slurm_migbatch.decide.capacity.free import FreeCapacity
-from slurm_migbatch.decide.dispatch.comments import hints_of
 from slurm_migbatch.decide.dispatch.elasticity import Array, at_once, ends_in_time, work_s
 from slurm_migbatch.decide.dispatch.instances import HOLD_S, LOAD_S, InstanceLoad, LoadHistory, carried, instances
 from slurm_migbatch.decide.dispatch.shares import Claim, ServedTime, Share, shares

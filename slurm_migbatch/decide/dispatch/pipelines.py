@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from slurm_migbatch.decide.capacity.comments import hints_of
 from slurm_migbatch.decide.capacity.demand import slices
-from slurm_migbatch.decide.dispatch.comments import hints_of
 from slurm_migbatch.decide.dispatch.retype import (
     MOST,
     Option,

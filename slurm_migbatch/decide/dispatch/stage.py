@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from slurm_migbatch.decide.capacity.comments import hints_of
 from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.decide.capacity.free import FreeCapacity, of_counts, of_plan
 from slurm_migbatch.decide.capacity.model import Demand
@@ -32,7 +33,6 @@ from slurm_migbatch.decide.dispatch.arrays import (
     shown_throttle,
     throttles,
 )
-from slurm_migbatch.decide.dispatch.comments import hints_of
 from slurm_migbatch.decide.dispatch.instances import LoadHistory
 from slurm_migbatch.decide.dispatch.pipelines import KnownPipeline, PipelineKey, plan_pipelines
 from slurm_migbatch.decide.dispatch.retype import (

@@ -30,6 +30,7 @@ from slurm_migbatch.decide.lending.training_speed import Heard
 from slurm_migbatch.decide.lending.view import Idleness
 from slurm_migbatch.decide.recording.codec import Codec, CodecError, Json
 from slurm_migbatch.decide.snapshot import Report, Run
+from slurm_migbatch.decide.supply.moves import Move, MoveMemory
 from slurm_migbatch.decide.supply.stage import SupplyMemory
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -48,7 +49,9 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "sent_back": set[int],
         "pairs": dict[int, int],
         "preference": tuple[Profile, ...] | None,
+        "moves": MoveMemory,
     },
+    MoveMemory: {"moves": dict[int, Move], "waits": dict[int, float], "fixed": set[int]},
     DispatchMemory: {
         "turns": RetypeHistory,
         "bounds": Bounds,

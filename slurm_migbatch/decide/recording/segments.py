@@ -146,6 +146,7 @@ def actions_of(decision: Decision) -> dict[str, Json]:
     found: dict[str, Json] = {"failed": {stage: type(error).__name__ for stage, error in decision.failed.items()}}
     if decision.supply is not None:
         found["start_now"] = [action.job for action in decision.supply.start_now]
+        found["moves"] = [[order.step.value, order.job, order.restart, order.signal] for order in decision.supply.moves]
     if (dispatch := decision.dispatch) is not None:
         found["retypes"] = [change_key(change) for change in dispatch.retypes]
         found["throttles"] = [change_key(change) for change in dispatch.throttles]
@@ -178,6 +179,8 @@ def offers_of(decision: Decision) -> dict[str, Json]:
 def reasons_of(decision: Decision) -> dict[str, str]:
     """Return why jobs are changed, by job."""
     found = {}
+    if decision.supply is not None:
+        found.update({str(order.job): order.why for order in decision.supply.moves})
     if decision.dispatch is not None:
         for retype in decision.dispatch.retypes:
             found[str(retype.pending.row.job_id)] = retype.why

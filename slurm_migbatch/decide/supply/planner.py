@@ -4,7 +4,9 @@ Demands are taken in Slurm's own order. Each gets the place that costs least: a 
 GPU on which a new one destroys the least useful space. What is in use never moves. If a demand fits nowhere, claims of
 more important demands are moved aside where that makes room (they have not started, so nothing is lost), and failing
 that it gets a reservation: the slots that should be free soonest by the time limits of the jobs in them. Free space
-inside a reservation is offered to nobody else, so a stream of small jobs cannot keep a large one waiting for ever.
+inside a reservation is offered to nobody else, so a stream of small jobs cannot keep a large one waiting for ever. For
+a demand that would wait for long, one training that can be restarted elsewhere may be named to make way
+(`decide.supply.moves`).
 
 A reservation is kept from round to round until its demand starts or goes away, unless another place would be free
 markedly sooner. How many there may be at once is bounded (a quarter of a pool's GPUs, at least one): reserving for
@@ -26,15 +28,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
-from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Kind, Mode, Node, NodePlan, Placed, Reservation
+from slurm_migbatch.decide.capacity.model import (
+    ClusterPlan,
+    Demand,
+    Kind,
+    Mode,
+    Node,
+    NodePlan,
+    Placed,
+    PlannedMove,
+    Reservation,
+    Restartable,
+)
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, FleetMemory, GpuClaims
 from slurm_migbatch.decide.supply.gpu_state import GpuState
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.decide.supply.reserve import Reserver
-from slurm_migbatch.mig.layout import Layout
+from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 
 #: How many GPUs may be looked at, and how deep, to make room for one kind of demand.
@@ -43,6 +57,24 @@ _REPAIR_DEPTH = 3
 
 
 _Places: TypeAlias = list[tuple[Profile, str | GpuClaims]]
+
+
+@dataclass(frozen=True)
+class Moving:
+    """What the planner is told of moves.
+
+    Attributes:
+        leaving: what trainings need that are being moved and do not wait yet; a place is kept for each.
+        wanting: jobs for which one more training may be moved.
+        candidates: the trainings that may be, in the order in which they are tried.
+    """
+
+    leaving: tuple[Demand, ...] = ()
+    wanting: frozenset[int] = frozenset()
+    candidates: tuple[Restartable, ...] = ()
+
+
+NOTHING_MOVES = Moving()
 
 
 class Planner:
@@ -68,6 +100,7 @@ class Planner:
         preference: Sequence[Profile] = (),
         *,
         anew: bool = False,
+        moving: Moving = NOTHING_MOVES,
     ) -> ClusterPlan:
         """Return the plan for the whole cluster.
 
@@ -79,9 +112,10 @@ class Planner:
             preference: what to offer in empty space: tried in this order, again and again, until nothing fits; none:
                 one slice of each size.
             anew: the preference has changed: GPUs that stand idle are offered by it and not as they were.
+            moving: trainings that are being moved or may be.
         """
         self._memory.trim()
-        making = _PlanRound(self._memory, nodes, demands, now, previous, self._share, self._most)
+        making = _PlanRound(self._memory, nodes, demands, now, previous, self._share, self._most, moving)
         plan = making.run(tuple(preference), self._plans, anew=anew)
         self._plans = plan.nodes
         return plan
@@ -99,10 +133,19 @@ class _PlanRound:
         previous: Sequence[Reservation],
         share: float,
         most: int,
+        moving: Moving,
     ) -> None:
-        self.demands, self.now = demands, now
+        #: those that wait, and behind them what trainings need that are moved
+        self.demands = [*demands, *moving.leaving, *(run.demand for run in moving.candidates)]
+        self.now, self._moving = now, moving
+        #: how many of them wait
+        self._queued = len(demands)
+        self._moves: list[PlannedMove] = []
         self.fleet = Fleet(
-            nodes, [d.pool for d in demands], memory, last_choice={place[1] for r in previous for place in r.places}
+            nodes,
+            [d.pool for d in self.demands],
+            memory,
+            last_choice={place[1] for r in previous for place in r.places},
         )
         self.reserver = Reserver(self.fleet, now, previous, share, most)
         self.copies: Counter[int] = Counter()  # by number of the demand
@@ -127,7 +170,12 @@ class _PlanRound:
         loans: list[int] = []
         waiting = self.waiting
         over: set[int] = set()  # kinds that are done, by identity, for the long rest of the queue
-        for number, demand in enumerate(self.demands):
+        for number in range(self._queued, self._queued + len(self._moving.leaving)):
+            demand = self.demands[number]
+            if (at := self.fleet.find(demand.pool, demand.slices[0])) is not None:
+                self.fleet.claim(at, (number, 0, demand.slices[0]))
+                self.fleet.commit()
+        for number, demand in enumerate(self.demands[: self._queued]):
             if demand.apart is not None:
                 if number == self._components[demand.apart][-1]:
                     self._serve_apart(self._components[demand.apart])
@@ -149,6 +197,7 @@ class _PlanRound:
             waiting=tuple(self.waiting),
             cramped=frozenset(self.cramped),
             unexplained=self.fleet.unexplained,
+            moves=tuple(self._moves),
         )
 
     def _placed(self) -> dict[int, Placed]:
@@ -167,6 +216,7 @@ class _PlanRound:
         return {
             self.demands[number].job: Placed(tuple(names), self.copies[number], number not in moving)
             for number, names in sorted(nodes.items())
+            if number < self._queued
         }
 
     # -- one demand --------------------------------------------------------------------------------------------
@@ -178,6 +228,8 @@ class _PlanRound:
                 self.copies[number] += 1
             else:
                 self.waiting[demand.job] = None
+                if demand.job in self._moving.wanting and not self._moves:
+                    self._move_for(demand)
                 if not self.reserver.reserve([demand], copy, self._ends):
                     if self.reserver.is_full(demand.pool):
                         self._done.add(demand.kind)
@@ -311,6 +363,42 @@ class _PlanRound:
                     return True
                 self.fleet.roll_back(mark)
         return False
+
+    # -- moving trainings aside --------------------------------------------------------------------------------
+
+    def _move_for(self, demand: Demand) -> None:
+        """Name a training without which a slice fits, and that fits elsewhere then; a place is kept for it there."""
+        if demand.nodes != 1 or len(demand.slices) != 1:
+            return
+        profile = demand.slices[0]
+        first = self._queued + len(self._moving.leaving)
+        for number, run in enumerate(self._moving.candidates, first):
+            if run.node not in demand.pool or run.node not in self.fleet.nodes or not self.fleet.plannable(run.node):
+                continue
+            gpu_claims = next(some for some in self.fleet.on(run.node) if some.gpu.uuid == run.gpu)
+            without = self._without(gpu_claims, run.slot, profile)
+            if without is None:
+                continue
+            mark = self.fleet.mark()
+            self.fleet.change(gpu_claims, without, gpu_claims.claims)
+            at = self.fleet.find(run.demand.pool, run.slot.profile)
+            self.fleet.roll_back(mark)
+            if at is None:
+                continue
+            if at is not gpu_claims:
+                self.fleet.claim(at, (number, 0, run.slot.profile))
+            self.fleet.commit()
+            self._moves.append(PlannedMove(run.demand.job, demand.job))
+            return
+
+    def _without(self, gpu_claims: GpuClaims, slot: Slot, profile: Profile) -> GpuState | None:
+        """Return the GPU with a slice of this profile in place of a slot that is in use; None where it does not fit."""
+        shape = gpu_claims.shape
+        if gpu_claims.reserved or shape.future is not None or slot not in shape.used:
+            return None
+        claims = tuple(sorted((*shape.claims, profile)))
+        used = shape.used.remove(slot)
+        return self.fleet.book.shape(shape.geometry, used, shape.keep, shape.warm, None, claims, shape.last_choice)
 
     def _movable(self, claim: Claim) -> bool:
         demand = self.demands[claim[0]]

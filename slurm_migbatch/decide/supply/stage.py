@@ -11,14 +11,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from slurm_migbatch.decide.actions import Offer, StartNow
+from slurm_migbatch.decide.actions import MoveOrder, Offer, StartNow
 from slurm_migbatch.decide.capacity import sharing as sharers
 from slurm_migbatch.decide.capacity.demand import DemandBook
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Node, Reservation
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
+from slurm_migbatch.decide.supply.moves import MoveMemory, MoveRules, leaving, restartable, wanting
 from slurm_migbatch.decide.supply.nodes import KnownNodes
-from slurm_migbatch.decide.supply.planner import Planner
+from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import is_marked
@@ -33,12 +34,14 @@ class SupplySettings:
         avoid_s: for how long such a node is not considered again for that job.
         preference: what to offer in empty space; empty: what the snapshot prefers, else one slice of each size.
         lending: partitions whose elastic training jobs get only what others leave.
+        moves: when a training makes way for a larger slice; None: never.
     """
 
     stuck_s: float = 90.0
     avoid_s: float = 600.0
     preference: tuple[Profile, ...] = ()
     lending: frozenset[str] = frozenset()
+    moves: MoveRules | None = None
 
 
 @dataclass
@@ -52,6 +55,7 @@ class SupplyMemory:
         sent_back: jobs that nodes returned and that Slurm does not show as pending yet.
         pairs: second job -> first job of a slice that they are to share.
         preference: what empty space was offered as last.
+        moves: trainings that make way for larger slices.
     """
 
     reservations: tuple[Reservation, ...] = ()
@@ -60,6 +64,7 @@ class SupplyMemory:
     sent_back: set[int] = field(default_factory=set)
     pairs: Mapping[int, int] = field(default_factory=dict)
     preference: tuple[Profile, ...] | None = None
+    moves: MoveMemory = field(default_factory=MoveMemory)
     #: these save work and carry no meaning from round to round
     planner: Planner = field(default_factory=Planner, repr=False)
     queue: JobQueue = field(default_factory=JobQueue, repr=False)
@@ -77,6 +82,7 @@ class SupplyDecision:
         sharing: nodes on which slices are shared or are to be.
         offers: one for each node of the plan.
         start_now: requeued jobs that need not wait out Slurm's delay.
+        moves: what is to be done to trainings that make way for larger slices.
         notes: sentences about nodes that need somebody's attention.
     """
 
@@ -86,6 +92,7 @@ class SupplyDecision:
     sharing: Mapping[str, sharers.Sharing] = field(default_factory=dict)
     offers: tuple[Offer, ...] = ()
     start_now: tuple[StartNow, ...] = ()
+    moves: tuple[MoveOrder, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -94,12 +101,17 @@ class SupplyDecision:
         return {guest: node for node, found in self.sharing.items() for guest in found.places}
 
 
-def plan_supply(snapshot: ClusterSnapshot, memory: SupplyMemory, settings: SupplySettings) -> SupplyDecision:
-    """Plan what every node offers, for the queue of this snapshot; `memory` is brought up to it."""
+def plan_supply(
+    snapshot: ClusterSnapshot, memory: SupplyMemory, settings: SupplySettings, *, reclaiming: bool = False
+) -> SupplyDecision:
+    """Plan what every node offers, for the queue of this snapshot; `memory` is brought up to it.
+
+    `reclaiming`: loans are ending, which may make the room that a training would be moved for.
+    """
     notes: list[str] = []
     queue = memory.queue
     queue.update(snapshot.jobs)
-    start_now = _start_now(snapshot, memory)
+    start_now = (*_start_now(snapshot, memory), *memory.moves.follow(snapshot, queue))
     nodes, sharing = memory.nodes.of(snapshot, queue, memory.pairs, notes)
     avoided = _avoided(memory, snapshot.now)
     elastic = _elastic(settings.lending) if settings.lending else None
@@ -107,14 +119,39 @@ def plan_supply(snapshot: ClusterSnapshot, memory: SupplyMemory, settings: Suppl
     preference = settings.preference or snapshot.preference
     anew = memory.preference is not None and preference != memory.preference
     memory.preference = preference
-    plan = memory.planner.plan(list(nodes.values()), wanted, snapshot.now, memory.reservations, preference, anew=anew)
+    moving = NOTHING_MOVES
+    if settings.moves is not None:
+        nodes = leaving(nodes, memory.moves.moves, queue, snapshot.now)
+        moving = _moving(snapshot, nodes, memory, settings.moves, may_begin=not reclaiming)
+    plan = memory.planner.plan(
+        list(nodes.values()), wanted, snapshot.now, memory.reservations, preference, anew=anew, moving=moving
+    )
     memory.reservations = plan.reservations
+    moves: tuple[MoveOrder, ...] = ()
+    if settings.moves is not None:
+        memory.moves.note(plan.reservations, snapshot.now)
+        memory.moves.begin(plan.moves, queue)
+        moves = memory.moves.due(snapshot.now, settings.moves, queue)
     _watch_offers(snapshot, plan, memory, settings)
     due = sharers.due(plan, wanted) if sharing else {}
     sharing = {node: replace(found, due=due.get(node, {})) for node, found in sharing.items()}
     memory.offers = _offers(plan, nodes, sharing, memory.offers)
     notes.extend(_unexplained(plan))
-    return SupplyDecision(plan, wanted, nodes, sharing, tuple(memory.offers.values()), start_now, tuple(notes))
+    return SupplyDecision(plan, wanted, nodes, sharing, tuple(memory.offers.values()), start_now, moves, tuple(notes))
+
+
+def _moving(
+    snapshot: ClusterSnapshot, nodes: Mapping[str, Node], memory: SupplyMemory, rules: MoveRules, *, may_begin: bool
+) -> Moving:
+    """Return what the planner is told of trainings that are being moved or may be."""
+    queue, moves, now = memory.queue, memory.moves, snapshot.now
+
+    def again(row: JobRow) -> Demand | None:
+        return memory.demands.of_running(queue, row)
+
+    needed = tuple(demand for job in moves.moves if (demand := again(queue.rows[job])) is not None and demand.slices)
+    wants = wanting(moves, memory.reservations, now, rules) if may_begin else frozenset()
+    return Moving(needed, wants, restartable(moves, snapshot, nodes, again, rules) if wants else ())
 
 
 def is_elastic(row: JobRow, lending: Collection[str]) -> bool:

@@ -53,7 +53,7 @@ PROFILES: Final = tuple(
 LOADS: Final = (
     Load("slices, small", 5200, 6, 60.0, apart=True),
     Load("slices, middle", 13_000, 18, 60.0, apart=True),
-    Load("slices, large", 19_000, 30, 60.0, apart=True),
+    Load("slices, large", 17_500, 30, 60.0, apart=True),
     Load("whole GPUs as 7g, middle", 1700, 18, 60.0, apart=True, whole=True),
     Load("slices, Slurm site", 0, 7, 0.0, site=True),
 )

@@ -1,0 +1,237 @@
+"""Moves: a training that can be restarted makes way for a larger slice and starts again where its own fits.
+
+A GPU of which a third is in use cannot take a job that wants all of it, however much room there is on other GPUs. Where
+a job has waited for a while and moving one training would let it start much sooner than its reservation says, that
+training is told to write a checkpoint and requeued. The planner then has both in the queue and places them.
+
+Only a training is moved that says it can be: `role=train` and `signal=` in its hints, one slice of its own on one node.
+Inference never is, nor is what runs without such hints. A loan is lending's to reclaim (`decide.lending`).
+
+What a move does is told by the next snapshots and not by what Slurm answered: an order that had no effect is repeated a
+few times, then the job is left alone for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from slurm_migbatch.decide.actions import MoveOrder, MoveStep, StartNow
+from slurm_migbatch.decide.capacity.comments import hints_of
+from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.capacity.model import Demand, Lease, Node, PlannedMove, Reservation, Restartable
+from slurm_migbatch.decide.capacity.queue import GRES, JobQueue
+from slurm_migbatch.decide.snapshot import ClusterSnapshot
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.loans import is_marked
+
+_SOON_S: Final = 5.0
+"""The slice of a training that is being moved counts as free after so long."""
+_CLOCKS_S: Final = 2.0
+"""How far the clock of a node may be behind."""
+_AGAIN_S: Final = 15.0
+"""A requeue without effect is repeated after so long."""
+_TRIES: Final = 3
+_AT_ONCE: Final = 4
+"""Moves that may go on at once."""
+
+
+@dataclass(frozen=True)
+class MoveRules:
+    """When a training may be moved. Times in seconds.
+
+    Attributes:
+        after_s: a job has had a reservation for so long before another is moved for it.
+        gain_s: it starts at least so much sooner by it, by time limits; the training has at least as long to go.
+        rest_s: no training is moved earlier than this after its start.
+        grace_s: how long it has for its checkpoint.
+    """
+
+    after_s: float = 10.0
+    gain_s: float = 180.0
+    rest_s: float = 300.0
+    grace_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Move:
+    """A move that goes on; unix seconds.
+
+    Attributes:
+        job, restart: the run that makes way.
+        waiting: the job for which it does.
+        signalled, requeued: when Slurm was last told to; None: not yet.
+        checkpoint: whether a checkpoint came after the signal.
+        tries: how often it was requeued.
+    """
+
+    job: int
+    restart: int
+    waiting: int
+    signalled: float | None = None
+    checkpoint: bool = False
+    requeued: float | None = None
+    tries: int = 0
+
+    @property
+    def why(self) -> str:
+        """The reason, as a sentence."""
+        return (
+            f"job {self.waiting} needs a larger slice, which fits where this one is; it starts again on another place"
+        )
+
+
+@dataclass
+class MoveMemory:
+    """What moving remembers from one decision to the next.
+
+    Attributes:
+        moves: those that go on, by the job that makes way.
+        waits: since when each job has had a reservation.
+        fixed: jobs that could not be requeued, and are not tried again.
+    """
+
+    moves: dict[int, Move] = field(default_factory=dict)
+    waits: dict[int, float] = field(default_factory=dict)
+    fixed: set[int] = field(default_factory=set)
+
+    def follow(self, snapshot: ClusterSnapshot, queue: JobQueue) -> tuple[StartNow, ...]:
+        """Take in what became of the moves; return the jobs whose requeue is over and that wait out its delay."""
+        for run, report in snapshot.reports:
+            move = self.moves.get(run[0])
+            if move is None or move.restart != run[1] or move.signalled is None or report.checkpoint is None:
+                continue
+            if report.checkpoint >= move.signalled - _CLOCKS_S:
+                self.moves[move.job] = replace(move, checkpoint=True)
+        found = []
+        for job, move in list(self.moves.items()):
+            row = queue.rows.get(job)
+            if row is not None and row.active and not _is_next(row, move):
+                continue
+            del self.moves[job]
+            if row is not None and row.pending and row.reason == "BeginTime":
+                found.append(StartNow(job))
+        self.fixed &= queue.rows.keys()
+        return tuple(found)
+
+    def note(self, reservations: Iterable[Reservation], now: float) -> None:
+        """Note which jobs have a reservation now."""
+        self.waits = {reservation.job: self.waits.get(reservation.job, now) for reservation in reservations}
+
+    def due(self, now: float, rules: MoveRules, queue: JobQueue) -> tuple[MoveOrder, ...]:
+        """Return what is to be done about the moves that go on."""
+        orders = []
+        for job, move in list(self.moves.items()):
+            row = queue.rows[job]
+            hints = _hints(row)
+            if row.state != "RUNNING":
+                continue
+            if move.signalled is None and hints is not None and hints.signal:
+                orders.append(MoveOrder(MoveStep.SIGNAL, job, move.restart, move.why, hints.signal.upper()))
+                self.moves[job] = replace(move, signalled=now)
+            elif move.requeued is None:
+                if move.checkpoint or move.signalled is None or now - move.signalled >= rules.grace_s:
+                    orders.append(self._requeue(move, now))
+            elif now - move.requeued >= _AGAIN_S:
+                if move.tries < _TRIES:
+                    orders.append(self._requeue(move, now))
+                else:
+                    del self.moves[job]
+                    self.fixed.add(job)
+        return tuple(orders)
+
+    def _requeue(self, move: Move, now: float) -> MoveOrder:
+        self.moves[move.job] = replace(move, requeued=now, tries=move.tries + 1)
+        return MoveOrder(MoveStep.REQUEUE, move.job, move.restart, move.why)
+
+    def begin(self, planned: Sequence[PlannedMove], queue: JobQueue) -> None:
+        """Begin what the planner has found."""
+        for move in planned:
+            self.moves[move.job] = Move(move.job, queue.rows[move.job].restarts, move.waiting)
+
+
+def wanting(memory: MoveMemory, reservations: Iterable[Reservation], now: float, rules: MoveRules) -> frozenset[int]:
+    """Return the jobs for which a training may be moved: those that would wait for long, and have waited for a bit."""
+    if len(memory.moves) >= _AT_ONCE:
+        return frozenset()
+    served = {move.waiting for move in memory.moves.values()}
+    return frozenset(
+        reservation.job
+        for reservation in reservations
+        if now - memory.waits.get(reservation.job, now) >= rules.after_s
+        and (reservation.at is None or reservation.at - now > rules.gain_s)
+        and reservation.job not in served
+    )
+
+
+def restartable(
+    memory: MoveMemory,
+    snapshot: ClusterSnapshot,
+    nodes: Mapping[str, Node],
+    demand: Callable[[JobRow], Demand | None],
+    rules: MoveRules,
+) -> tuple[Restartable, ...]:
+    """Return the trainings that may be moved, those first that lose least by it: small ones, with much left to do.
+
+    Args:
+        memory: what goes on already.
+        snapshot: the cluster.
+        nodes: as the planner is told of them.
+        demand: what a running job needs when it starts again; None where it could not.
+        rules: when a training may be moved.
+    """
+    now = snapshot.now
+    found = []
+    for row in snapshot.jobs:
+        if not _may_move(row, now, rules) or row.job_id in memory.moves or row.job_id in memory.fixed:
+            continue
+        node = nodes.get(row.nodes[0])
+        needed = demand(row)
+        if node is None or needed is None:
+            continue
+        held = [(gpu.uuid, lease) for gpu in node.gpus for lease in gpu.leases if lease.job == row.job_id]
+        if len(held) == 1 and not held[0][1].guest and needed.slices == (held[0][1].slot.profile,):
+            found.append(Restartable(needed, node.name, held[0][0], held[0][1].slot, row.end))
+    return tuple(sorted(found, key=lambda run: (run.slot.profile.compute, run.slot.placement.size, -_end(run.until))))
+
+
+def leaving(nodes: Mapping[str, Node], moves: Mapping[int, Move], queue: JobQueue, now: float) -> dict[str, Node]:
+    """Return the nodes with the slices of trainings that are being moved as free soon."""
+    found = dict(nodes)
+    for job in moves:
+        for name in queue.rows[job].nodes:
+            node = found.get(name)
+            if node is not None:
+                gpus = [replace(gpu, leases=tuple(_soon(lease, job, now) for lease in gpu.leases)) for gpu in node.gpus]
+                found[name] = replace(node, gpus=tuple(gpus))
+    return found
+
+
+def _soon(lease: Lease, job: int, now: float) -> Lease:
+    return replace(lease, until=now + _SOON_S) if lease.job == job else lease
+
+
+def _may_move(row: JobRow, now: float, rules: MoveRules) -> bool:
+    if row.state != "RUNNING" or GRES not in row.gres or len(row.nodes) != 1 or row.het_job is not None:
+        return False
+    if row.start is None or now - row.start < rules.rest_s or is_marked(row.comment):
+        return False
+    if row.end is not None and row.end - now < rules.gain_s:
+        return False
+    hints = _hints(row)
+    return hints is not None and hints.role == "train" and bool(hints.signal) and sum(slices(row.gres).values()) == 1
+
+
+def _hints(row: JobRow) -> Hints | None:
+    return hints_of(row.comment) if "signal=" in row.comment else None
+
+
+def _is_next(row: JobRow, move: Move) -> bool:
+    """Return whether a row is of a later run than the one that was moved."""
+    return row.state == "RUNNING" and row.restarts != move.restart
+
+
+def _end(until: float | None) -> float:
+    return float("inf") if until is None else until
