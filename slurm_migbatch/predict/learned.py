@@ -98,7 +98,7 @@ class LearnedPredictor:
             for i, info in enumerate(infos)
         }
 
-    def sheet(self, block: Block, kind: GpuKind) -> Mapping[Profile, tuple[Array, Array, Array]]:
+    def sheet(self, block: Block, kind: GpuKind) -> Array:
         """Return the figures of all cells of a block at once (`sheet.Sheets`), equal to those of `figures`."""
         model, role, known, gpu = block.model, block.role, self._known[block.model], GpuSpec.of_kind(kind)
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
@@ -117,11 +117,13 @@ class LearnedPredictor:
             over_inputs(known.work(value) for value in block.inputs),
             over_inputs(known.volume(value) for value in block.inputs),
         )
-        slowest = self.interval("time", model, known, gpu, role, cells)[2].reshape(points, size)
-        seconds = _monotone(slowest, infos)
-        mib = self.interval("memory", model, known, gpu, role, cells)[2].reshape(points, size)
-        mib = np.maximum(mib, self._training_mib(model, role, gpu, block.batches, block.inputs)[:, None])
-        return {info.profile: (seconds[:, i], batches / seconds[:, i], mib[:, i]) for i, info in enumerate(infos)}
+        seconds = _monotone(self.interval("time", model, known, gpu, role, cells).reshape(-1, size), infos)
+        seconds = seconds.reshape(3, points, size)
+        mib = self.interval("memory", model, known, gpu, role, cells).reshape(3, points, size)
+        least = self._training_mib(model, role, gpu, block.batches, block.inputs)[:, None]
+        mib = np.maximum(mib, least * _ARITHMETIC[:, None])
+        sheet: Array = np.stack([seconds, batches[:, None] / seconds[::-1], mib])
+        return sheet
 
     def _training_mib(
         self, model: str, role: str, gpu: GpuSpec, batches: Sequence[int], inputs: Sequence[int]

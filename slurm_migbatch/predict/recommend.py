@@ -1,8 +1,8 @@
 """What a job is advised to do with its slice: the batch size, and how many processes to run side by side.
 
-The batch of best efficacy (`rightsize.efficacy`, here at a given slice, without the time to assemble a batch, which
-batch jobs do not wait for): while the host sets the pace a larger batch costs nothing, and past the knee it buys
-throughput with latency. A latency limit cuts it to the largest that keeps the limit, and memory cuts it too.
+The batch of best efficacy, `batch / latency**2` (D-STACK's objective at a given slice, without the time to assemble a
+batch, which batch jobs do not wait for): while the host sets the pace a larger batch costs nothing, and past the knee
+it buys throughput with latency. A latency limit cuts it to the largest that keeps the limit, and memory cuts it too.
 Processes are added as long as each adds a tenth of throughput and memory holds them; they pay where the host sets the
 pace, and raise the latency of each, so a job with a latency limit runs one.
 """
@@ -16,7 +16,6 @@ from typing import Final
 import numpy as np
 
 from slurm_migbatch.predict.cells import Array
-from slurm_migbatch.predict.rightsize import efficacy
 
 WORTH: Final = 1.1
 """Ratio of throughputs at which one more process pays."""
@@ -41,7 +40,8 @@ def advise(batches: Sequence[int], seconds: Array, memory_mib: Array, capacity_m
     holds = np.flatnonzero(fits[0])
     if not len(holds):
         return None
-    best = int(holds[int(np.argmax(efficacy(np.asarray(batches, dtype=np.float64), seconds[0])[holds]))])
+    efficacy = np.asarray(batches, dtype=np.float64) / seconds[0] ** 2
+    best = int(holds[int(np.argmax(efficacy[holds]))])
     copies = 1
     rate = batches[best] / seconds[0, best]
     for extra in range(1, len(seconds)):

@@ -1,55 +1,24 @@
 """Slice and batch chosen together, for an inference job with a latency limit whose user names no batch.
 
-D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541; only the abstracts were available, so this is a reconstruction) runs a
-model where its efficacy is highest: throughput over latency and share of the GPU, within the latency limit. Weighed are
-the batches of `Grid.ladder` on every slice that the job may have, by the figures that can be counted on, which are the
-compiled table's: `gres_templates/migbatch_core.lua.j2` has the same search, in the same order.
+The smallest slice on which some batch keeps everything, and of those batches the one of most throughput. Weighed are
+the batches of `Grid.ladder`, by the figures that can be counted on, which are the compiled table's:
+`gres_templates/migbatch_core.lua.j2` has the same search, in the same order.
 
-The knee, the share from which a larger one gains little (5 % of latency for one more compute slice), needs no limit of
-its own. Of two slices that keep the limits the larger has the better efficacy only if the square of the latencies'
-ratio is above that of the shares; n to m slices within 5 % each is at most 1 / (1 - 0.05 (m - n))**2, and the shares of
-all GPUs' profiles are further apart than that.
-
-A service's items come one after the other: the time in which a batch comes together counts too, in which its first
-item waits for its last. They come at `rate`, but to one instance not faster than it works, for then there are more
-instances. At that pace a batch comes together while the one before it runs, which is about D-STACK's other limit, half
-of the objective.
+D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) chooses batch and GPU share together under a latency objective, too,
+but where throughput over latency and share is highest, which buys latency below the limit with larger slices
+(`migbatch eval batch` compares both). Its other constraint is kept here. A service's items come one after the other, so
+the time in which a batch comes together counts, in which its first item waits for its last. Items come at `rate`, but
+to one instance not faster than it works, for then there are more instances. At that pace a batch comes together while
+the one before it runs, which is about D-STACK's other limit, half of the objective.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
 
-from slurm_migbatch.predict.cells import Array
+from slurm_migbatch.predict.sheet import Counted, Ladder
 from slurm_migbatch.workload.catalog import ProfileOffer
-
-Number = TypeVar("Number", float, Array)
-
-
-class Countable(Protocol):
-    """What can be counted on of a slice at one batch: microseconds for the batch, thousandths of items per second,
-    MiB."""
-
-    @property
-    def latency_us(self) -> int: ...  # noqa: D102
-    @property
-    def rate(self) -> int: ...  # noqa: D102
-    @property
-    def need_mib(self) -> int: ...  # noqa: D102
-
-
-class Counted(NamedTuple):
-    """The three numbers alone, rounded as `candidate.Figures` rounds."""
-
-    latency_us: int
-    rate: int
-    need_mib: int
-
-
-Ladder = Mapping[int, Mapping[str, Counted]]
-"""What can be counted on, by batch (ascending) and GRES type; what is not known is missing."""
 
 
 @dataclass(frozen=True)
@@ -85,30 +54,22 @@ class Terms:
         return float(self.slo_us - known.latency_us) * float(pace) >= (batch - 1) * 1e9
 
 
-def efficacy(batch: Number, seconds: Number, share: float = 1.0) -> Number:
-    """Return D-STACK's throughput / (latency * share) = batch / (seconds**2 * share), in any unit of time."""
-    return batch / (seconds * seconds * share)
-
-
-def rightsize(
-    offers: Iterable[ProfileOffer], ladder: Ladder, terms: Terms, shares: Mapping[str, float]
-) -> tuple[ProfileOffer, int] | None:
-    """Return slice and batch of the highest efficacy that keep the terms; of equals the cheaper, then the smaller one.
+def rightsize(offers: Iterable[ProfileOffer], ladder: Ladder, terms: Terms) -> tuple[ProfileOffer, int] | None:
+    """Return the first slice on which some batch keeps the terms, and of those the batch of most throughput.
 
     Args:
         offers: the slices that the job may have, the cheapest first.
         ladder: what can be counted on of them.
         terms: what is to be kept.
-        shares: how much of a GPU each slice is, by GRES type.
+
+    Returns:
+        Of batches with the same throughput the smaller one; None where nothing keeps the terms.
     """
-    best, highest = None, 0.0
     for offer in offers:
-        kind = offer.profile.gres_type
-        for batch, figures in ladder.items():
-            known = figures.get(kind)
-            if known is None or not terms.kept(offer, batch, known):
-                continue
-            found = efficacy(float(batch), float(known.latency_us), shares[kind])
-            if found > highest:
-                best, highest = (offer, batch), found
-    return best
+        best, most = None, -1
+        for batch, known in ladder.on(offer.profile.gres_type):
+            if known.rate > most and terms.kept(offer, batch, known):
+                best, most = batch, known.rate
+        if best is not None:
+            return offer, best
+    return None

@@ -26,8 +26,8 @@ from slurm_migbatch.predict.llm.speed import TokenFigures
 from slurm_migbatch.predict.llm.workload import Workload
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.recurring import NO_RUNS, RecurringJob, RunsPolicy
-from slurm_migbatch.predict.rightsize import Countable, Ladder, Terms, rightsize
-from slurm_migbatch.predict.sheet import Block, ladder_of
+from slurm_migbatch.predict.rightsize import Terms, rightsize
+from slurm_migbatch.predict.sheet import Block, Ladder, ladder_of
 from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
 from slurm_migbatch.workload.catalog import Partition, ProfileOffer
 from slurm_migbatch.workload.hints import SERVE, Hints
@@ -38,8 +38,8 @@ _LETTERS_OFF: Final = 3
 
 REASONS: Final = {
     "fits": "the smallest slice that meets the request",
-    "batch_chosen": "the slice and batch with the best throughput for latency and share of a GPU that keep slo: run "
-    "batches of %s (MIGBATCH_BATCH)%s",
+    "batch_chosen": "the smallest slice on which some batch meets the request, and the batch of most throughput there: "
+    "run batches of %s (MIGBATCH_BATCH)%s",
     "memory_short": "no slice is predicted to have enough memory, so the largest is used",
     "time_short": "no slice is predicted to be fast enough, so the fastest is used",
     "by_memory": "the smallest slice with %s GiB (of %s GiB); no speed prediction for %s",
@@ -176,6 +176,9 @@ class Chooser:
         return known
 
     def _merged(self, cell: Bucket, partition: Partition) -> Mapping[str, Figures]:
+        ladder = self._ladders.get(_of_all_batches(cell, partition))
+        if ladder is not None and cell.batch in ladder.batches:
+            return ladder.figures(cell.batch)
         by_kind = [(kind, self.predictor.figures(cell, kind)) for kind in partition.kinds]
         merged: dict[str, Figures] = {}
         for offer in partition.plain:
@@ -242,9 +245,9 @@ class Chooser:
         if workload is not None:
             return self._choose_for_tokens(workload, hints, partition, limits, allowed)
         leaves_batch = told and bucket is not None and _leaves_batch(hints)
-        figures: Mapping[str, Countable] = {}
-        if bucket is not None:
-            figures = self._ladder(bucket, partition)[bucket.batch] if leaves_batch else self.figures(bucket, partition)
+        if bucket is not None and leaves_batch:
+            self._ladder(bucket, partition)  # of which the next figures are a part
+        figures = {} if bucket is None else self.figures(bucket, partition)
         usable = [offer for offer in allowed if offer.profile.gres_type in figures]
         if bucket is None or not usable:
             if job is not None and policy.runs and hints.model is None and hints.mem_mib is None:
@@ -284,7 +287,7 @@ class Chooser:
         limits, usual = limits_of(hints, partition), offers[-1]
         arrivals = (hints.llm.rate or 0) if hints.role == SERVE else None
         terms = Terms(bucket.slo_us, bucket.rate, arrivals, limits.mem_mib, bucket.batch)
-        found = rightsize(offers, self._ladder(bucket, partition), terms, partition.shares)
+        found = rightsize(offers, self._ladder(bucket, partition), terms)
         if found is None:
             return None
         offer, batch = found
@@ -300,14 +303,14 @@ class Chooser:
         return SliceChoice(offer, "batch_chosen", text, bucket, ranked, bucket.name, batch)
 
     def _ladder(self, workload: Bucket, partition: Partition) -> Ladder:
-        """Return what can be counted on of each plain profile at each batch that is weighed, the worst over kinds."""
-        cell = Bucket(workload.model, workload.role, 0, workload.input, workload.unit)
-        key = (cell, tuple(kind.name for kind in partition.kinds))
+        """Return what is predicted of each plain profile at each batch that is weighed, the worst over kinds."""
+        key = _of_all_batches(workload, partition)
         known = self._ladders.get(key)
         if known is None:
             if len(self._ladders) >= self._remember:
                 self._ladders.clear()
-            block = Block(cell.model, cell.role, cell.unit, self._grids[cell.model].ladder, (cell.input,))
+            cell, batches = key[0], self._grids[workload.model].ladder
+            block = Block(cell.model, cell.role, cell.unit, batches, (cell.input,))
             known = self._ladders[key] = ladder_of(self.predictor, block, partition)
         return known
 
@@ -414,10 +417,15 @@ class Chooser:
         return next(iter(difflib.get_close_matches(name, near, 1, llm_names.ALIKE)), None)
 
 
+def _of_all_batches(workload: Bucket, partition: Partition) -> tuple[Bucket, tuple[str, ...]]:
+    cell = Bucket(workload.model, workload.role, 0, workload.input, workload.unit)
+    return cell, tuple(kind.name for kind in partition.kinds)
+
+
 def _pick(
-    usable: Sequence[ProfileOffer], figures: Mapping[str, Countable], bucket: Bucket, limits: JobLimits
+    usable: Sequence[ProfileOffer], figures: Mapping[str, Figures], bucket: Bucket, limits: JobLimits
 ) -> tuple[ProfileOffer, str]:
-    def known(offer: ProfileOffer) -> Countable:
+    def known(offer: ProfileOffer) -> Figures:
         return figures[offer.profile.gres_type]
 
     holding = [offer for offer in usable if offer.memory_mib >= (limits.mem_mib or known(offer).need_mib)]
@@ -462,7 +470,7 @@ def _judge_tokens(offer: ProfileOffer, figures: TokenFigures, limits: JobLimits,
     return not missed, missed
 
 
-def _predicted(bucket: Bucket, figures: Countable, offer: ProfileOffer, limits: JobLimits) -> str:
+def _predicted(bucket: Bucket, figures: Figures, offer: ProfileOffer, limits: JobLimits) -> str:
     return PREDICTED % (
         bucket.cell,
         "%.3g" % (figures.latency_us / 1000),
@@ -481,7 +489,7 @@ def _leaves_batch(hints: Hints) -> bool:
     return hints.batch is None and hints.slo_us is not None and hints.kind == "infer"
 
 
-def _in_time(figures: Countable, bucket: Bucket) -> bool:
+def _in_time(figures: Figures, bucket: Bucket) -> bool:
     if bucket.slo_us is not None and figures.latency_us > bucket.slo_us:
         return False
     return bucket.rate is None or figures.rate >= bucket.rate

@@ -139,20 +139,6 @@ class Partition:
         return tuple(offer for offer in self.offers.values() if not offer.profile.suffix)
 
     @cached_property
-    def shares(self) -> Mapping[str, float]:
-        """How much of a GPU each profile is, by GRES type: the larger of its shares of compute and of memory slices.
-
-        Where kinds differ, the most.
-        """
-        found: dict[str, float] = {}
-        for kind in self.kinds:
-            for info in kind.geometry.profiles:
-                name, whole = info.profile.gres_type, kind.geometry
-                share = max(info.compute_slices / whole.compute_slices, info.memory_slices / whole.memory_slices)
-                found[name] = max(found.get(name, 0.0), share)
-        return found
-
-    @cached_property
     def default(self) -> ProfileOffer:
         """The profile for jobs that say nothing of use."""
         if self.chosen_default is not None and self.chosen_default.gres_type in self.offers:

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.lab.papers.rightsize import fits, jain, knee, leanest, rightsize, useful
+from slurm_migbatch.lab.papers.rightsize import efficacy, fits, jain, knee, leanest, rightsize, useful
 from slurm_migbatch.lab.papers.settings import InstanceSetting
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.rightsize import efficacy
 
 ONE, TWO, THREE, WHOLE = (Profile.parse(name) for name in ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_migbatch.lab.bars import NotMeasurable
-from slurm_migbatch.lab.evaluate.batches import OURS, POINTS, USUAL, WAYS, evaluate
+from slurm_migbatch.lab.evaluate.batches import EFFICACY, OURS, POINTS, USUAL, WAYS, evaluate
 from tests.support.small_laboratory import laboratory
 
 
@@ -15,7 +15,7 @@ def test_every_way_has_every_case_and_ours_no_larger_slices() -> None:
     assert set(rows) == {(points, way) for points in POINTS for way in WAYS}
     assert len({row["cases"] for row in rows.values()}) == 1
     for points in POINTS:
-        assert rows[points, OURS]["share"] <= rows[points, USUAL]["share"]
+        assert rows[points, OURS]["share"] <= rows[points, EFFICACY]["share"] <= rows[points, USUAL]["share"]
         assert all(0 <= rows[points, way]["kept"] <= 1 for way in WAYS)
         assert all(0 <= rows[points, way]["items_per_share"] <= 1 + 1e-6 for way in WAYS)
     assert result["decides"] == "slurm_migbatch.predict.selection.Chooser.choose"

@@ -1,4 +1,4 @@
-"""Slice and batch chosen together: within all limits, of the best efficacy, on no more than the usual batch gets."""
+"""Slice and batch chosen together: the smallest slice on which a batch keeps all limits, and the best batch there."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.lab.papers.rightsize import GAIN, knee
-from slurm_migbatch.lab.sim.gpus import geometry, models
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.candidate import Figures, Interval
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.rightsize import efficacy
 from slurm_migbatch.predict.selection import Chooser, SliceChoice
 from slurm_migbatch.predict.serving import rates_at_limit
 from slurm_migbatch.workload.buckets import Bucket, Grid
@@ -85,8 +82,8 @@ def both(chooser: Chooser, hints: Hints) -> tuple[SliceChoice, SliceChoice] | No
         return None
 
 
-def keeping(chooser: Chooser, hints: Hints, names: Sequence[str]) -> dict[tuple[str, int], float]:
-    """The efficacy of every slice and batch that keeps the limits, by the predictor's own figures."""
+def keeping(chooser: Chooser, hints: Hints, names: Sequence[str]) -> dict[tuple[str, int], int]:
+    """The throughput of every slice and batch that keeps the limits, by the predictor's own figures."""
     usual = chooser.bucket(hints)
     assert usual is not None and usual.slo_us is not None
     found = {}
@@ -95,12 +92,13 @@ def keeping(chooser: Chooser, hints: Hints, names: Sequence[str]) -> dict[tuple[
             need = hints.mem_mib if hints.mem_mib and batch <= usual.batch else max(known.need_mib, hints.mem_mib or 0)
             in_time = known.latency_us <= usual.slo_us and known.rate >= (usual.rate or 0)
             if name in names and in_time and need <= GPU.offers[name].memory_mib:
-                found[name, batch] = efficacy(float(batch), float(known.latency_us), GPU.shares[name])
+                found[name, batch] = known.rate
     return found
 
 
 @given(curves, open_hints)
-def test_the_pair_keeps_all_limits_and_has_the_best_efficacy(curve: Curve, hints: Hints) -> None:
+def test_the_pair_is_the_smallest_slice_that_keeps_all_limits_and_its_best_batch(curve: Curve, hints: Hints) -> None:
+    """What keeps the limits is asked of a chooser of its own, which predicts one batch after the other."""
     chooser = Chooser(curve)
     pair = both(chooser, hints)
     if pair is None:
@@ -108,14 +106,18 @@ def test_the_pair_keeps_all_limits_and_has_the_best_efficacy(curve: Curve, hints
     chosen, usual = pair
     most = usual.offer.order
     names = [o.profile.gres_type for o in GPU.plain if o.order <= most and (not hints.max or o.compute_slices <= 3)]
-    open_to_it = keeping(chooser, hints, names)
+    open_to_it = keeping(Chooser(curve), hints, names)
     assert (chosen.batch is None) == (not open_to_it)
     if chosen.batch is None:
         assert chosen == usual
         return
     assert chosen.reason == "batch_chosen" and f"run batches of {chosen.batch} (MIGBATCH_BATCH)" in chosen.text
-    assert open_to_it[chosen.offer.profile.gres_type, chosen.batch] == max(open_to_it.values())
+    slice_ = chosen.offer.profile.gres_type
+    assert all(chosen.offer.order <= GPU.offers[name].order for name, _ in open_to_it)
+    there = {batch: rate for (name, batch), rate in open_to_it.items() if name == slice_}
+    assert chosen.batch == min(batch for batch, rate in there.items() if rate == max(there.values()))
     assert chosen.bucket is not None and chosen.bucket.batch == chosen.batch
+    assert chosen.figures == Chooser(curve).figures(chosen.bucket, GPU)[slice_]
     assert next(candidate.ok for candidate in chosen.candidates if candidate.offer == chosen.offer) or hints.mem_mib
 
 
@@ -124,36 +126,6 @@ def test_never_a_larger_slice_than_the_usual_batch_gets(curve: Curve, hints: Hin
     pair = both(Chooser(curve), hints)
     if pair is not None:
         assert pair[0].offer.order <= pair[1].offer.order
-
-
-@given(curves, open_hints.map(lambda hints: replace(hints, deadline_s=None, max=None, mem_mib=None)))
-def test_never_above_the_knee_of_its_batch_where_a_smaller_slice_keeps_the_limit(curve: Curve, hints: Hints) -> None:
-    """The knee is looked for among the slices on which the batch keeps the limit. 1g.20gb is left out: it has as many
-    compute slices as 1g.10gb, which is what knees are counted in. Rounding to preferred numbers hides an eighth."""
-    chooser = Chooser(curve)
-    chosen = chooser.choose(hints, GPU, told=True)
-    if chosen.batch is None or chosen.bucket is None or chosen.offer.profile.gres_type == "1g.20gb":
-        return
-    kept = keeping(chooser, hints, [name for name in SMS if name != "1g.20gb"])
-    figures = chooser.figures(chosen.bucket, GPU)
-    seconds = {GPU.offers[n].compute_slices: figures[n].latency_us / 1e6 for n, batch in kept if batch == chosen.batch}
-    assert chosen.offer.compute_slices <= knee(seconds)
-
-
-@pytest.mark.parametrize("name", models())
-def test_no_efficacy_is_higher_above_the_knee(name: str) -> None:
-    """A larger slice that gains at most GAIN for each compute slice has a lower efficacy, on every kind of GPU."""
-    gpu = geometry(name)
-    infos = [info for info in gpu.profiles if not info.profile.suffix]
-    for small in infos:
-        for large in infos:
-            more = large.compute_slices - small.compute_slices
-            if more > 0:
-                shares = [
-                    max(i.compute_slices / gpu.compute_slices, i.memory_slices / gpu.memory_slices)
-                    for i in (small, large)
-                ]
-                assert efficacy(1.0, 1.0 - GAIN * more, shares[1]) < efficacy(1.0, 1.0, shares[0])
 
 
 @given(curves, open_hints, st.sampled_from(["batch", "slo", "train", "untold"]))

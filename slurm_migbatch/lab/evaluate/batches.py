@@ -3,20 +3,21 @@
 A case is a model on one GPU with a limit of 1, 1.5, 2, 4 or 8 times its measured latency at batch 8 on the whole GPU
 (those of `choice`), asked for as a batch job does, `model=... slo=...`. The model was left out of what was learned, but
 for so many points of its own as the product's rule would measure. Every way knows the same figures, those that can be
-counted on, and is then looked up in the measured table, between measured batches on straight lines of logarithms:
+counted on, and is then looked up in the measured table, between measured batches on straight lines of logarithms. A
+batch beyond the largest measured one counts as a limit that is broken.
 
 - the usual batch: the smallest slice that keeps the limit with batches of 8, and these are run;
 - the usual slice: the same slice, with the batch of best efficacy on it;
-- ours: slice and batch together;
-- the smallest slice on which any batch keeps the limit, with the batch of most throughput there;
+- ours: the smallest slice on which some batch keeps the limit, with the batch of most throughput there;
+- D-STACK's efficacy: slice and batch with the best throughput / (latency x share), on at most the usual slice;
 - most throughput for the share of a GPU, over all slices and batches.
 
-The last two are what D-STACK's efficacy is measured against; they are no part of the product.
+The last two are no part of the product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.evaluate.choice import FACTORS, LIMIT_BATCH
 from slurm_migbatch.lab.evaluate.heldout import folds
+from slurm_migbatch.lab.papers.rightsize import efficacy
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import provenance
 from slurm_migbatch.lab.sim.gpus import geometry, models
@@ -40,18 +42,19 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.predict.training import settle
 from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.report.equivalents import gpu_equivalent
 from slurm_migbatch.workload.catalog import GpuKind, Partition
 from slurm_migbatch.workload.hints import Hints
 
 POINTS: Final = (0, 3)
-USUAL, SLICE, OURS, SMALLEST, MOST = (
+USUAL, SLICE, OURS, EFFICACY, MOST = (
     "usual batch",
     "usual slice, best batch",
     "ours",
-    "smallest slice",
+    "D-STACK's efficacy",
     "most items per share",
 )
-WAYS: Final = (USUAL, SLICE, OURS, SMALLEST, MOST)
+WAYS: Final = (USUAL, SLICE, OURS, EFFICACY, MOST)
 
 Setting = tuple[Profile, int]
 Measured = Mapping[Profile, tuple[Sequence[float], Sequence[float]]]
@@ -138,32 +141,43 @@ def _cases(sample: Sample, measured: Measured, learned: Learned, config: Config)
     sliced = Geometry(gpu.name, [info for info in gpu.profiles if info.profile in measured])
     partition = Partition("p", (GpuKind(sample.gpu.name, sliced, facts.tflops, facts.bandwidth_gbs),))
     chooser = Chooser(LearnedPredictor(learned, confidence=config.learning.confidence))
+    shares = {
+        info.profile: gpu_equivalent(info.profile.name, info.memory_slices, (gpu.compute_slices, gpu.memory_slices))
+        for info in sliced.profiles
+    }
+    most = {profile: float(np.exp(batches[-1])) for profile, (batches, _) in measured.items()}
     whole = _seconds(measured, (gpu.full.profile, int(LIMIT_BATCH)))
     found = []
     for factor in FACTORS:
+        limit = whole * factor * (1 + 1e-9)
         hints = Hints(model=sample.model, input=sample.rows[0].input_size, slo_us=int(whole * factor * 1e6))
-        ways = _ways(chooser, hints, partition, {p: np.exp(batches[-1]) for p, (batches, _) in measured.items()})
         best = max(
             (
-                np.exp(b - s) / partition.shares[profile.gres_type]
+                np.exp(b - s) / shares[profile]
                 for profile, (batches, seconds) in measured.items()
                 for b, s in zip(batches, seconds, strict=True)
-                if np.exp(s) <= whole * factor * (1 + 1e-9)
+                if np.exp(s) <= limit
             ),
             default=np.inf,
         )
-        for way, setting in ways.items():
-            seconds, share = _seconds(measured, setting), partition.shares[setting[0].gres_type]
-            in_time = seconds <= whole * factor * (1 + 1e-9)
+        for way, setting in _ways(chooser, hints, partition, shares, most).items():
+            seconds, share = _seconds(measured, setting), shares[setting[0]]
+            in_time = seconds <= limit and setting[1] <= most[setting[0]] * (1 + 1e-9)
             quality = setting[1] / seconds / share / best if in_time else 0.0
             found.append((way, Outcome(share, in_time, float(quality))))
     return found
 
 
-def _ways(chooser: Chooser, hints: Hints, partition: Partition, most: Mapping[Profile, float]) -> Mapping[str, Setting]:
+def _ways(
+    chooser: Chooser, hints: Hints, partition: Partition, shares: Mapping[Profile, float], most: Mapping[Profile, float]
+) -> Mapping[str, Setting]:
     """Return what each way grants; where none keeps the limit by its figures, the usual slice and batch.
 
     Args:
+        chooser: of the configuration that ships.
+        hints: what is asked.
+        partition: of one GPU, with the slices that were measured.
+        shares: how much of the GPU each slice is.
         most: the largest measured batch of each profile; beyond it nothing can be looked up.
     """
     usual, ours = chooser.choose(hints, partition), chooser.choose(hints, partition, told=True)
@@ -178,17 +192,18 @@ def _ways(chooser: Chooser, hints: Hints, partition: Partition, most: Mapping[Pr
     }
     advice = chooser.advice(usual.bucket, partition, usual.offer)
     assumed = (usual.offer.profile, usual.bucket.batch)
+    no_larger = [setting for setting in known if partition.offers[setting[0].gres_type].order <= usual.offer.order]
 
-    def share(setting: Setting) -> float:
-        return partition.shares[setting[0].gres_type]
+    def efficacy_of(setting: Setting) -> float:
+        return efficacy(setting[1], known[setting].latency_us, shares[setting[0]])
 
-    def best(worth: Callable[[Setting], Any]) -> Setting:
-        return max(known, key=worth, default=assumed)
+    def per_share(setting: Setting) -> float:
+        return known[setting].rate / shares[setting[0]]
 
     return {
         USUAL: assumed,
         SLICE: assumed if advice is None else (usual.offer.profile, advice.batch),
         OURS: assumed if ours.batch is None else (ours.offer.profile, ours.batch),
-        SMALLEST: best(lambda setting: (-share(setting), known[setting].rate)),
-        MOST: best(lambda setting: known[setting].rate / share(setting)),
+        EFFICACY: max(no_larger, key=efficacy_of, default=assumed),
+        MOST: max(known, key=per_share, default=assumed),
     }

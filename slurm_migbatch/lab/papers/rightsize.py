@@ -13,7 +13,6 @@ from typing import Final
 
 from slurm_migbatch.lab.papers.settings import InstanceSetting
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.rightsize import efficacy
 
 GAIN: Final = 0.05
 """Relative fall of latency for one more compute slice that is still worth it."""
@@ -36,6 +35,11 @@ def knee(seconds: Mapping[int, float], gain: float = GAIN) -> int:
         if all(1 - seconds[m] / seconds[n] <= gain * (m - n) for m in sizes if m > n):
             return n
     raise ValueError("no size is given: a model needs at least one slice on which it fits")
+
+
+def efficacy(batch: int, seconds: float, share: float) -> float:
+    """Return eta = throughput / (latency * share) = batch / (seconds^2 * share) (reconstruction)."""
+    return batch / (seconds * seconds * share)
 
 
 def fits(setting: InstanceSetting, slo_s: float, arrivals_per_s: float | None = None) -> bool:
