@@ -254,7 +254,7 @@ class MovesConfig:
         "only those with role=train and signal=, never inference.",
     )
     after_s: float = key(
-        10.0, "Seconds that a job has waited for a reserved place before another is moved for it.", between(0, 86400)
+        5.0, "Seconds that a job has waited for a reserved place before another is moved for it.", between(0, 86400)
     )
     gain_s: float = key(
         180.0, "A job starts at least so many seconds sooner by it, as far as time limits tell.", between(0, 7 * 86400)

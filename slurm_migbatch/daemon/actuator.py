@@ -18,6 +18,8 @@ from slurm_migbatch.decide.lending.view import unsaid
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
 from slurm_migbatch.workload.loans import GUEST, LOAN, away, emptied, retyped
 
+MOVE = "move"
+"""What the record calls both steps of a move."""
 KILLED_S = 3.0
 """A job that was requeued so lately is not started at once, see `CliClient.hasten`, unless on another node. Its time of
 submission is that of its requeue."""
@@ -111,7 +113,7 @@ def apply_moves(
                 "ts": at,
                 "job_id": order.job,
                 "restart": order.restart,
-                "kind": order.step.value,
+                "kind": MOVE,
                 "before": rows[order.job].state,
                 "after": signal or "PENDING",
                 "why": order.why,

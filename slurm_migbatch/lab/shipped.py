@@ -16,7 +16,8 @@ from slurm_migbatch.mig.geometry import Geometry
 DECIDES: Final = f"{decide.__module__}.{decide.__qualname__}"
 """migbatchd's decision as a whole."""
 IDLE_S: Final = 600.0
-"""Seconds between two rounds while nothing happens; the service's own are more frequent and find nothing new."""
+"""Seconds between two rounds while nothing happens, at the most; the service's own are more frequent. They become
+fewer slowly, for what waits a few seconds before it is done."""
 
 
 def provenance(decides: str, config: Config) -> dict[str, str]:
@@ -38,4 +39,4 @@ def learned(gpus: Mapping[Geometry, int], classes: Sequence[Class]) -> Config:
 def pace(config: Config) -> RoundTiming:
     """Return when rounds are run: as often as the service's as long as anything happens."""
     poll_s = config.cluster.poll_s
-    return RoundTiming(every_s=poll_s, soon_s=poll_s, idle_s=IDLE_S)
+    return RoundTiming(every_s=poll_s, soon_s=poll_s, idle_s=IDLE_S, growth=2.0)

@@ -362,7 +362,7 @@ class Loan(Base):
 class Action(Base):
     """One thing that migbatchd did to a job, or with `dry_run` would have done.
 
-    `kind`: release, withdraw, signal, requeue, retype, throttle, share. `outcome` is empty where Slurm did it.
+    `kind`: release, withdraw, signal, requeue, retype, throttle, share, move. `outcome` is empty where Slurm did it.
     """
 
     __tablename__ = "actions"

@@ -28,6 +28,10 @@ def small(monkeypatch):
         monkeypatch.setattr(fragmentation, name, value)
 
 
+def waits(served):
+    return [None if job is None else job.wait_s for job in served]
+
+
 def test_the_configuration_is_what_ships_but_for_what_a_site_learns():
     config = fragmentation.config_of([PodKind(THREE, 600.0, True), PodKind(FOUR, 600.0, True)])
     default = replace(loads(render()), path="")
@@ -48,15 +52,12 @@ def test_jobs_wait_for_room_in_their_order_or_go_away():
         PodKind(THREE, 50.0, True),
     )
     found = Draw((0.0, 10.0, 20.0, 30.0), kinds)
-    waits = fragmentation.at_once(found, PlacementCluster(A100, 1, FirstFit()).place, queued=True)
-    assert waits == [0.0, 90.0, 180.0, 170.0]
-    assert fragmentation.at_once(found, PlacementCluster(A100, 1, FirstFit()).place, queued=False) == [
-        0.0,
-        None,
-        None,
-        None,
-    ]
-    assert fragmentation.at_once(found, Pool(A100, 2).place, queued=False) == [0.0, 0.0, None, None]
+    served = fragmentation.at_once(found, PlacementCluster(A100, 1, FirstFit()).place, queued=True)
+    assert waits(served) == [0.0, 90.0, 180.0, 170.0]
+    assert [job.jct_s for job in served if job] == [100.0, 190.0, 230.0, 220.0]
+    turned_away = fragmentation.at_once(found, PlacementCluster(A100, 1, FirstFit()).place, queued=False)
+    assert waits(turned_away) == [0.0, None, None, None]
+    assert waits(fragmentation.at_once(found, Pool(A100, 2).place, queued=False)) == [0.0, 0.0, None, None]
 
 
 def test_migbatchd_serves_the_same_jobs_with_its_delays():
@@ -68,12 +69,27 @@ def test_migbatchd_serves_the_same_jobs_with_its_delays():
     )
     found = Draw((0.0, 10.0, 20.0, 2500.0), kinds)
     config = fragmentation.config_of(kinds)
-    first, second, third, last = fragmentation.shipped(found, config, queued=True)
+    first, second, third, last = waits(fragmentation.shipped(found, config, queued=True))
     assert max(first, second, last) < 15
     assert 980 <= third < 1030
-    first, second, third, last = fragmentation.shipped(found, config, queued=False)
+    first, second, third, last = waits(fragmentation.shipped(found, config, queued=False))
     assert max(first, second, last) < 15
     assert third is None
+
+
+def test_a_training_makes_way_for_a_whole_gpu_and_an_inference_does_not():
+    for served, shortest, longest in ((False, 0.0, 60.0), (True, 1000.0, 4000.0)):
+        kinds = (
+            PodKind(FOUR, 400.0, True),
+            PodKind(THREE, 3000.0, served),
+            PodKind(FOUR, 4000.0, True),
+            PodKind(ALL, 100.0, True),
+        )
+        found = Draw((0.0, 1.0, 10.0, 450.0), kinds)
+        jobs = fragmentation.shipped(found, fragmentation.config_of(kinds), queued=True)
+        assert shortest <= jobs[3].wait_s < longest
+        assert [job.restarts for job in jobs] == [0, 0 if served else 1, 0, 0]
+        assert jobs[1].jct_s < 3000 + 100, "a restart and a checkpoint"
 
 
 def test_the_experiment_repeats_itself_and_tells_both_populations(openb):
@@ -84,16 +100,17 @@ def test_the_experiment_repeats_itself_and_tells_both_populations(openb):
         assert population["decides"] == shipped.DECIDES
         for load in population["loads"]:
             ways = load["ways"]
-            assert set(ways) == {"first fit", "best fit", "planner", "pool"}
+            assert set(ways) == {"first fit", "best fit", "FGD", "planner", "planner, nothing moved", "pool"}
             if load["queued"]:
-                assert ways["first fit"]["over_first_fit"] == {"wait_s": [1.0, 1.0, 1.0]}
+                assert ways["first fit"]["over_first_fit"] == {"wait_s": [1.0, 1.0, 1.0], "jct_s": [1.0, 1.0, 1.0]}
                 assert all(row["wait_s"] <= row["wait_max_s"] for row in ways.values())
+                assert not any(row["restarts"] for way, row in ways.items() if way != "planner")
             else:
                 assert all(0 < row["jobs"] <= 1 and 0 < row["slices"] <= 1 for row in ways.values())
-    assert len(result["bars"]) == 2 * (2 + 2)
+    assert len(result["bars"]) == 2 * (2 * 2 + 2)
     bar = result["bars"][0]
     rows = result["populations"]["parts of a GPU"]["loads"][0]["ways"]
-    least = min(rows["first fit"]["wait_s"], rows["best fit"]["wait_s"])
+    least = min(rows[way]["wait_s"] for way in ("first fit", "best fit", "FGD"))
     assert bar["value"] == pytest.approx(rows["planner"]["wait_s"] / least, abs=1e-5)
 
 

@@ -49,7 +49,7 @@ class MoveRules:
         grace_s: how long it has for its checkpoint.
     """
 
-    after_s: float = 10.0
+    after_s: float = 5.0
     gain_s: float = 180.0
     rest_s: float = 300.0
     grace_s: float = 60.0

@@ -115,13 +115,14 @@ def fragmentation(data: Path, seeds: int, plot: Path | None, as_json: bool) -> N
             for way, row in load["ways"].items():
                 label = (f"{load['load']:g}", way)
                 if load["queued"]:
-                    figures = (row[key] for key in ("wait_s", "wait_p95_s", "wait_max_s", "wait_whole_s"))
-                    over = _ratio(*row["over_first_fit"]["wait_s"])
-                    waits.append((*label, *(f"{value:.0f} s" for value in figures), over))
+                    figures = (row[key] for key in ("wait_s", "wait_p95_s", "wait_max_s", "wait_whole_s", "jct_s"))
+                    over = (_ratio(*row["over_first_fit"][key]) for key in ("wait_s", "jct_s"))
+                    waits.append((*label, *(f"{value:.0f} s" for value in figures), f"{row['restarts']:.2f}", *over))
                 else:
                     over_both = (_ratio(*row["over_first_fit"][key]) for key in ("jobs", "slices"))
                     accepted.append((*label, f"{row['jobs']:.1%}", f"{row['slices']:.1%}", *over_both))
-        print_table(("load", "way", "mean wait", "p95", "longest", "of whole GPUs", "over first fit"), waits)
+        columns = ("mean wait", "p95", "longest", "of whole GPUs", "mean JCT", "restarts")
+        print_table(("load", "way", *columns, "wait over first fit", "JCT"), waits)
         print_table(("load", "way", "jobs accepted", "slices accepted", "jobs over first fit", "slices"), accepted)
     print_bars(result)
 

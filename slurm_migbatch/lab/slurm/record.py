@@ -39,7 +39,8 @@ class MemoryRecord:
 
     Attributes:
         actions: how often what was done to jobs, as far as Slurm took it, by kind: "retype" (a waiting `auto` job),
-            "throttle" (an array), and of elastic training "release", "withdraw", "signal", "requeue", "share".
+            "throttle" (an array), "move" (both steps of one), and of elastic training "release", "withdraw", "signal",
+            "requeue", "share".
         ended: how many loans that had started ended, by cause (`decide.lending.ledger.Cause`).
     """
 

@@ -1,0 +1,324 @@
+"""Trainings that make way for larger slices: which one, its steps, and whole runs on the simulated Slurm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.settings import settings_of
+from slurm_migbatch.decide.actions import MoveOrder, MoveStep
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease, Node, Restartable
+from slurm_migbatch.decide.capacity.queue import JobQueue
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, Report
+from slurm_migbatch.decide.supply.moves import Move, MoveMemory, MoveRules
+from slurm_migbatch.decide.supply.planner import Moving, Planner
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
+from slurm_migbatch.lab.slurm.run import ControllerInput, SimulatedSite, SiteNode, SlurmSimulation, Submission
+from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining, Work
+from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow, SlurmRefused
+from tests.support.examples import examples
+from tests.support.supply_gpus import H100, P, slot
+
+NOW = 10_000.0
+RULES = MoveRules()
+HINTS = "migbatch: role=train signal=usr1"
+
+
+# -- which one ---------------------------------------------------------------------------------------------------------
+
+
+def gpu(name: str, used: str, first: int) -> Gpu:
+    leases = tuple(Lease(slot(word), first + i, NOW + 5000) for i, word in enumerate(used.split()))
+    return Gpu(name, H100, leases)
+
+
+def node(name: str, *gpus: Gpu) -> Node:
+    used: dict[Profile, int] = {}
+    for lease in (lease for some in gpus for lease in some.leases):
+        used[lease.slot.profile] = used.get(lease.slot.profile, 0) + 1
+    return Node(name, gpus, used)
+
+
+def may_move(nodes: Iterable[Node], jobs: Iterable[int], pool: Sequence[str] = ("n1",)) -> tuple[Restartable, ...]:
+    found = {lease.job: (node.name, gpu.uuid, lease) for node in nodes for gpu in node.gpus for lease in gpu.leases}
+    return tuple(
+        Restartable(Demand(job, ((lease.slot.profile, 1),), frozenset(pool)), name, uuid, lease.slot, lease.until)
+        for job in jobs
+        for name, uuid, lease in [found[job]]
+    )
+
+
+def wants(job: int, profile: str, pool: Sequence[str] = ("n1",)) -> Demand:
+    return Demand(job, ((P(profile), 1),), frozenset(pool))
+
+
+def plan(nodes: Sequence[Node], demands: Sequence[Demand], moving: Moving) -> ClusterPlan:
+    return Planner().plan(nodes, demands, NOW, moving=moving)
+
+
+TWO_HALVES = (node("n1", gpu("a", "3g.40gb@0", 1), gpu("b", "3g.40gb@0", 2)),)
+
+
+def test_the_training_makes_way_that_fits_elsewhere() -> None:
+    moving = Moving(wanting=frozenset({9}), candidates=may_move(TWO_HALVES, [2]))
+    found = plan(TWO_HALVES, [wants(9, "7g.80gb")], moving)
+    assert [(move.job, move.waiting) for move in found.moves] == [(2, 9)]
+    assert P("3g.40gb") in found.nodes["n1"].offers, "a place is kept for it"
+
+
+def test_nobody_moves_for_what_has_room_or_has_not_waited_or_where_nobody_may() -> None:
+    both = may_move(TWO_HALVES, [1, 2])
+    assert not plan(TWO_HALVES, [wants(9, "3g.40gb")], Moving((), frozenset({9}), both)).moves
+    assert not plan(TWO_HALVES, [wants(9, "7g.80gb")], Moving((), frozenset({8}), both)).moves
+    assert not plan(TWO_HALVES, [wants(9, "7g.80gb")], Moving((), frozenset({9}), ())).moves
+
+
+def test_nobody_moves_where_the_room_is_not_the_jobs_or_it_would_fit_nowhere() -> None:
+    nodes = (*TWO_HALVES, node("n2", gpu("c", "", 3)))
+    one = (node("n1", gpu("a", "3g.40gb@0", 1), gpu("b", "4g.40gb@0 3g.40gb@4", 2)),)
+    assert not plan(one, [wants(9, "7g.80gb")], Moving((), frozenset({9}), may_move(one, [1]))).moves
+    elsewhere = Moving((), frozenset({9}), may_move(nodes, [1, 2], ("n1",)))
+    assert not plan(nodes, [wants(9, "7g.80gb", ("n2",)), wants(10, "7g.80gb", ("n2",))], elsewhere).moves
+
+
+def test_the_place_of_a_training_that_is_being_moved_is_kept() -> None:
+    nodes = (node("n1", gpu("a", "4g.40gb@0", 1)),)
+    leaving = Moving(leaving=(wants(5, "3g.40gb"),))
+    found = plan(nodes, [wants(9, "2g.20gb"), wants(10, "1g.10gb")], leaving)
+    assert found.nodes["n1"].offers == {P("3g.40gb"): 1}
+    assert set(found.placed) == set(), "a job that runs is none that was placed"
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> tuple[list[Node], list[int], list[Demand]]:
+    """Nodes with jobs anywhere, those of them that may be moved, and a queue."""
+    nodes, jobs = [], 0
+    for name in ("n1", "n2"):
+        gpus = []
+        for number in range(draw(st.integers(1, 2))):
+            taken = Layout()
+            for wanted in draw(st.lists(st.sampled_from(sorted(H100.slots, key=str)), max_size=4)):
+                if not taken.mask & wanted.placement.mask and H100.admits((*taken.profiles, wanted.profile)):
+                    taken = taken.add(wanted)
+            leases = tuple(Lease(some, jobs + i, NOW + 5000) for i, some in enumerate(taken.slots))
+            jobs += len(leases)
+            gpus.append(Gpu(f"{name}-{number}", H100, leases))
+        nodes.append(node(name, *gpus))
+    movable = [job for job in range(jobs) if draw(st.booleans())]
+    profiles = [info.profile for info in H100.profiles if not info.profile.suffix]
+    pools = st.sampled_from([("n1",), ("n2",), ("n1", "n2")])
+    queue = [wants(100 + i, draw(st.sampled_from(profiles)).name, draw(pools)) for i in range(draw(st.integers(1, 4)))]
+    return nodes, movable, queue
+
+
+@given(crowded())
+@settings(max_examples=examples(200), deadline=None)
+def test_whoever_moves_makes_room_and_fits_elsewhere(world: tuple[list[Node], list[int], list[Demand]]) -> None:
+    nodes, movable, queue = world
+    candidates = may_move(nodes, movable, ("n1", "n2"))
+    without = plan(nodes, queue, Moving())
+    found = plan(nodes, queue, Moving((), frozenset(demand.job for demand in queue), candidates))
+    assert len(found.moves) <= 1
+    for move in found.moves:
+        assert move.job in movable
+        assert move.waiting in without.waiting
+        target = next(demand for demand in queue if demand.job == move.waiting)
+        run = next(run for run in candidates if run.demand.job == move.job)
+        held = next(gpu for node in nodes for gpu in node.gpus if gpu.uuid == run.gpu)
+        assert run.node in target.pool
+        rest = held.occupied.remove(run.slot)
+        assert any(
+            not rest.mask & there.placement.mask and H100.admits((*rest.profiles, there.profile))
+            for there in H100.info(target.slices[0]).slots
+        )
+        assert any(_fits(gpu.occupied if gpu is not held else rest, run.slot) for node in nodes for gpu in node.gpus)
+    for name, planned in found.nodes.items():  # whatever moves, what runs stays where it is until it has ended
+        for some in next(node for node in nodes if node.name == name).gpus:
+            assert all(not planned_slot.placement.mask & some.occupied.mask or planned_slot in some.occupied
+                       for planned_slot in planned.layouts[some.uuid].slots)  # fmt: skip
+
+
+def _fits(taken: Layout, wanted: Slot) -> bool:
+    return any(
+        not taken.mask & there.placement.mask and H100.admits((*taken.profiles, there.profile))
+        for there in H100.info(wanted.profile).slots
+    )
+
+
+# -- its steps ---------------------------------------------------------------------------------------------------------
+
+
+def row(job: int = 5, **more: Any) -> JobRow:
+    told = {"state": "RUNNING", "gres": "gres:mig:3g.40gb:1", "comment": HINTS, "nodes": ("n1",), "start": NOW - 900}
+    return JobRow(job, **{**told, **more})
+
+
+def followed(memory: MoveMemory, *rows: JobRow, now: float, reports: Any = ()) -> tuple[MoveOrder, ...]:
+    queue = JobQueue.of(rows)
+    memory.follow(ClusterSnapshot(now, jobs=rows, reports=reports), queue)
+    return memory.due(now, RULES, queue)
+
+
+def moving() -> MoveMemory:
+    return MoveMemory(moves={5: Move(5, 0, 9)})
+
+
+def test_it_is_told_then_requeued_after_its_checkpoint() -> None:
+    memory = moving()
+    (order,) = followed(memory, row(), now=NOW)
+    assert (order.step, order.signal, order.restart) == (MoveStep.SIGNAL, "USR1", 0)
+    assert "job 9 needs a larger slice" in order.why
+    assert not followed(memory, row(), now=NOW + 3)
+    assert not followed(memory, row(), now=NOW + 4, reports=[((5, 0), Report(checkpoint=NOW - 60))]), "an older one"
+    (order,) = followed(memory, row(), now=NOW + 5, reports=[((5, 0), Report(checkpoint=NOW + 4))])
+    assert order.step is MoveStep.REQUEUE
+    assert not followed(memory, row(state="COMPLETING", restarts=1), now=NOW + 6)
+    queue = JobQueue.of([row(state="PENDING", reason="BeginTime", restarts=1, nodes=())])
+    (start,) = memory.follow(ClusterSnapshot(NOW + 7, jobs=tuple(queue.jobs)), queue)
+    assert (start.job, memory.moves) == (5, {})
+
+
+def test_it_is_requeued_when_its_grace_is_over() -> None:
+    memory = moving()
+    followed(memory, row(), now=NOW)
+    assert not followed(memory, row(), now=NOW + RULES.grace_s - 1)
+    assert [order.step for order in followed(memory, row(), now=NOW + RULES.grace_s)] == [MoveStep.REQUEUE]
+
+
+def test_one_that_cannot_be_requeued_is_left_alone_for_good() -> None:
+    memory = moving()
+    steps, now = [], NOW
+    for _ in range(200):
+        steps += [order.step for order in followed(memory, row(), now=now)]
+        now += 1
+    assert steps == [MoveStep.SIGNAL, *[MoveStep.REQUEUE] * 3]
+    assert memory.fixed == {5}
+    assert not memory.moves
+    followed(memory, now=now)
+    assert not memory.fixed, "forgotten with the job"
+
+
+@pytest.mark.parametrize("gone", [(), (row(restarts=1),), (row(state="COMPLETED"),), (row(state="PENDING"),)])
+def test_a_move_ends_with_the_run(gone: tuple[JobRow, ...]) -> None:
+    memory = moving()
+    followed(memory, row(), now=NOW)
+    assert not followed(memory, *gone, now=NOW + 1)
+    assert not memory.moves
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------------
+
+A100 = geometry("a100-80gb")
+SITE = SimulatedSite((SiteNode("n1", (A100, A100)),))
+
+
+def training(seconds: float) -> Work:
+    return SimulatedTraining(seconds, lambda _profile: 1.0, start_s=0.0, restart_s=30.0, checkpoint_s=5.0)
+
+
+def submit(at: float, profile: str, seconds: float, comment: str = "", limit: float = 2.0, **fields: Any) -> Submission:
+    work = partial(training if comment else Fixed, seconds)
+    told = {"cpus": 1, "comment": comment, **fields}
+    return Submission(at, f"mig:{profile}:1", work, limit_s=int(seconds * limit), name=f"{profile}@{at:g}", fields=told)
+
+
+def halves(comment: str = HINTS, seconds: float = 5000.0, **more: Any) -> list[Submission]:
+    """A training and a job of each half of a GPU, so that one half of each stays in use; then one that wants it all."""
+    return [
+        submit(0, "4g.40gb", 400),
+        submit(0, "3g.40gb", seconds, comment),
+        submit(5, "4g.40gb", 6000),
+        submit(420, "7g.80gb", 300, **more),
+    ]
+
+
+class Site:
+    """A simulation with migbatchd; `restart_at`: at that second it is killed and another starts."""
+
+    def __init__(self, jobs: Sequence[Submission], config: Config | None = None, restart_at: float = math.inf) -> None:
+        self.simulation = SlurmSimulation(SITE, jobs)
+        self.config = config or Config()
+        self.controller = ServiceController(self.simulation, self.config)
+        self.restart_at = restart_at
+        outcome = self.simulation.run(self.round, pace_of(self.config))
+        self.jobs = [outcome.jobs[job] for job in outcome.submissions if job is not None]
+        self.begin = outcome.begin
+
+    def round(self, seen: ControllerInput) -> bool:
+        if seen.now - self.simulation.begin >= self.restart_at:
+            self.restart_at = math.inf
+            self.controller = ServiceController(self.simulation, self.config)
+        return self.controller(seen)
+
+    @property
+    def waits(self) -> list[float]:
+        return [(job.start or math.inf) - job.submit for job in self.jobs]
+
+
+def test_a_whole_gpu_is_had_by_moving_a_training() -> None:
+    site = Site(halves())
+    assert site.waits[3] < 45
+    assert [job.restarts for job in site.jobs] == [0, 1, 0, 0]
+    assert all(job.state == "COMPLETED" for job in site.jobs)
+    trained = site.jobs[1].end - site.begin
+    assert 5000 < trained < 5000 + 100, "it went on where its checkpoint was"
+    assert site.controller.record.actions["move"] == 2, "told, and requeued"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "config"),
+    [
+        (halves(), replace(Config(), moves=replace(Config().moves, enabled=False))),
+        (halves("migbatch: role=train"), Config()),
+        (halves("migbatch: role=infer signal=usr1"), Config()),
+        (halves("signal=usr1 role=train"), Config()),
+        (halves(), replace(Config(), moves=replace(Config().moves, gain_s=20_000.0))),
+        (halves(), replace(Config(), moves=replace(Config().moves, rest_s=7000.0))),
+    ],
+    ids=["off", "no signal", "inference", "no hints", "no gain", "too young"],
+)
+def test_nothing_moves_that_may_not(jobs: list[Submission], config: Config) -> None:
+    site = Site(jobs, config)
+    assert site.waits[3] > 3000
+    assert not any(job.restarts for job in site.jobs)
+    assert all(job.state == "COMPLETED" for job in site.jobs)
+
+
+@pytest.mark.parametrize("at", [427.0, 430.0, 433.0, 440.0, 445.0, 450.0])
+def test_a_move_survives_the_end_of_migbatchd(at: float) -> None:
+    site = Site(halves(), restart_at=at)
+    assert all(job.state == "COMPLETED" for job in site.jobs)
+    assert site.waits[3] < 300
+    assert site.jobs[1].restarts <= 2
+    assert site.jobs[1].end - site.begin < 5000 + 300
+
+
+def test_a_refused_requeue_leaves_everything_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(_self: object, jobs: Iterable[str]) -> None:
+        asked.append(list(jobs))
+        raise SlurmRefused(dict.fromkeys(asked[-1], "Requested operation is presently disabled"), len(asked[-1]))
+
+    monkeypatch.setattr("slurm_migbatch.lab.slurm.client.SimulatedSlurm.requeue_all", refuse)
+    site = Site(halves())
+    assert len(asked) == 3
+    assert all(job.state == "COMPLETED" and not job.restarts for job in site.jobs)
+    assert site.controller.record.actions["move"] == 1, "told, and nothing more that Slurm took"
+
+
+def test_what_ships_moves() -> None:
+    supply = settings_of(Config()).supply
+    assert supply is not None
+    assert supply.moves == RULES
