@@ -52,7 +52,7 @@ PREDICTED: Final = ". Predicted for %s: at most %s ms per batch, at least %s ite
 """What follows such a reason where figures are known; in the Lua shims too."""
 USUAL: Final = {
     "elsewhere": "; batches of %s would need %s",
-    "nowhere": "; no slice is predicted to keep it with batches of %s",
+    "nowhere": "; no slice is predicted to meet it with batches of %s",
 }
 """What is told of the batch that is assumed where none is named, where another was chosen; in the Lua shims too."""
 
