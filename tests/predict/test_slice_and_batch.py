@@ -71,6 +71,12 @@ open_hints = st.builds(
     items=st.just(100_000),
     deadline_s=st.sampled_from([None, 200, 3600]),
 )
+services = open_hints.flatmap(
+    lambda hints: st.sampled_from([NO_LLM, replace(NO_LLM, rate=20_000), replace(NO_LLM, rate=500_000)]).map(
+        lambda told: replace(hints, role="serve", llm=told, items=None, deadline_s=None)
+    )
+)
+asked = st.one_of(open_hints, services)
 
 
 def both(chooser: Chooser, hints: Hints) -> tuple[SliceChoice, SliceChoice] | None:
@@ -91,12 +97,15 @@ def keeping(chooser: Chooser, hints: Hints, names: Sequence[str]) -> dict[tuple[
         for name, known in chooser.figures(replace(usual, batch=batch), GPU).items():
             need = hints.mem_mib if hints.mem_mib and batch <= usual.batch else max(known.need_mib, hints.mem_mib or 0)
             in_time = known.latency_us <= usual.slo_us and known.rate >= (usual.rate or 0)
+            if hints.role == "serve":
+                pace = min(hints.llm.rate or known.rate, known.rate)
+                in_time = in_time and (batch - 1) * 10**9 <= (usual.slo_us - known.latency_us) * pace
             if name in names and in_time and need <= GPU.offers[name].memory_mib:
                 found[name, batch] = known.rate
     return found
 
 
-@given(curves, open_hints)
+@given(curves, asked)
 def test_the_pair_is_the_smallest_slice_that_keeps_all_limits_and_its_best_batch(curve: Curve, hints: Hints) -> None:
     """What keeps the limits is asked of a chooser of its own, which predicts one batch after the other."""
     chooser = Chooser(curve)
@@ -121,7 +130,7 @@ def test_the_pair_is_the_smallest_slice_that_keeps_all_limits_and_its_best_batch
     assert next(candidate.ok for candidate in chosen.candidates if candidate.offer == chosen.offer) or hints.mem_mib
 
 
-@given(curves, open_hints)
+@given(curves, asked)
 def test_never_a_larger_slice_than_the_usual_batch_gets(curve: Curve, hints: Hints) -> None:
     pair = both(Chooser(curve), hints)
     if pair is not None:
