@@ -164,12 +164,14 @@ class SitePredictions:
         """
         place = self._view(partition)
         try:
-            if hints.role == SERVE and place is not None:
+            if place is None:
+                return {}
+            if hints.role == SERVE:
                 return rates_at_limit(self._chooser, hints, place)
-            bucket = self._chooser.bucket(hints)
+            bucket = self._chooser.told_bucket(hints, place)
         except Refusal:
             return {}
-        if bucket is None or place is None:
+        if bucket is None:
             return {}
         figures = self._chooser.figures(bucket, place)
         return {

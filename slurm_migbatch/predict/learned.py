@@ -27,6 +27,7 @@ from slurm_migbatch.predict.llm.speed import Correction, machine_of
 from slurm_migbatch.predict.llm.trained import TrainedMeasurements
 from slurm_migbatch.predict.llm.workload import Workload
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
+from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import Belief, paces
 from slurm_migbatch.workload.buckets import Bucket, Grid
@@ -97,30 +98,32 @@ class LearnedPredictor:
             for i, info in enumerate(infos)
         }
 
-    def sheet(self, model: str, role: str, kind: GpuKind) -> Mapping[Profile, tuple[Array, Array, Array]]:
-        """Return the figures of every cell of a model at once (`submit.table.Sheets`), equal to those of `figures`."""
-        known, grid, gpu = self._known[model], self._grids[model], GpuSpec.of_kind(kind)
+    def sheet(self, block: Block, kind: GpuKind) -> Array:
+        """Return the figures of all cells of a block at once (`sheet.Sheets`), equal to those of `figures`."""
+        model, role, known, gpu = block.model, block.role, self._known[block.model], GpuSpec.of_kind(kind)
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
         single = Cells.grid(1, known.reference, infos, gpu, known)
-        batches = np.repeat(np.array(grid.batches, dtype=np.float64), len(grid.inputs))
+        batches = np.repeat(np.array(block.batches, dtype=np.float64), len(block.inputs))
         size, points = len(infos), len(batches)
 
         def over_inputs(values: Iterable[float]) -> Array:
-            return np.repeat(np.tile(np.array(list(values)), len(grid.batches)), size)
+            return np.repeat(np.tile(np.array(list(values)), len(block.batches)), size)
 
         cells = Cells(
             np.repeat(batches, size),
             np.tile(single.sm, points),
             np.tile(single.memory, points),
             np.ones(points * size),
-            over_inputs(known.work(value) for value in grid.inputs),
-            over_inputs(known.volume(value) for value in grid.inputs),
+            over_inputs(known.work(value) for value in block.inputs),
+            over_inputs(known.volume(value) for value in block.inputs),
         )
-        slowest = self.interval("time", model, known, gpu, role, cells)[2].reshape(points, size)
-        seconds = _monotone(slowest, infos)
-        mib = self.interval("memory", model, known, gpu, role, cells)[2].reshape(points, size)
-        mib = np.maximum(mib, self._training_mib(model, role, gpu, grid.batches, grid.inputs)[:, None])
-        return {info.profile: (seconds[:, i], batches / seconds[:, i], mib[:, i]) for i, info in enumerate(infos)}
+        seconds = _monotone(self.interval("time", model, known, gpu, role, cells).reshape(-1, size), infos)
+        seconds = seconds.reshape(3, points, size)
+        mib = self.interval("memory", model, known, gpu, role, cells).reshape(3, points, size)
+        least = self._training_mib(model, role, gpu, block.batches, block.inputs)[:, None]
+        mib = np.maximum(mib, least * _ARITHMETIC[:, None])
+        sheet: Array = np.stack([seconds, batches[:, None] / seconds[::-1], mib])
+        return sheet
 
     def _training_mib(
         self, model: str, role: str, gpu: GpuSpec, batches: Sequence[int], inputs: Sequence[int]

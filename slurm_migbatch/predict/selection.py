@@ -1,7 +1,10 @@
 """The choice of a slice: the fewest compute slices that keep memory, latency limit and rate within min and max.
 
-All comparisons are between integers (MiB, microseconds, thousandths of items per second), and the order of the steps is
-the one the Lua shim follows on the compiled table.
+An inference job with a latency limit and no batch of its own, which can be told one, is given slice and batch together
+(`rightsize`), on at most the slice that the usual batch would be given.
+
+All comparisons of limits are between integers (MiB, microseconds, thousandths of items per second), and the order of
+the steps is the one the Lua shim follows on the compiled table.
 """
 
 from __future__ import annotations
@@ -23,27 +26,35 @@ from slurm_migbatch.predict.llm.speed import TokenFigures
 from slurm_migbatch.predict.llm.workload import Workload
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.recurring import NO_RUNS, RecurringJob, RunsPolicy
+from slurm_migbatch.predict.rightsize import Terms, rightsize
+from slurm_migbatch.predict.sheet import Block, Ladder, ladder_of
 from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
 from slurm_migbatch.workload.catalog import Partition, ProfileOffer
-from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.hints import SERVE, Hints
 from slurm_migbatch.workload.refusal import Refusal, show
 
 #: how many letters longer or shorter a name may be than the known one that is perhaps meant
 _LETTERS_OFF: Final = 3
 
 REASONS: Final = {
-    "fits": "the smallest slice that meets the request. Predicted for %s: at most %s ms per batch, at least %s "
-    "items/s, %s of %s GiB",
-    "memory_short": "no slice is predicted to have enough memory, so the largest is used. Predicted for %s: at most "
-    "%s ms per batch, at least %s items/s, %s of %s GiB",
-    "time_short": "no slice is predicted to be fast enough, so the fastest is used. Predicted for %s: at most %s ms "
-    "per batch, at least %s items/s, %s of %s GiB",
+    "fits": "the smallest slice that meets the request",
+    "batch_chosen": "the smallest slice on which some batch meets the request, and the batch of most throughput there: "
+    "run batches of %s (MIGBATCH_BATCH)%s",
+    "memory_short": "no slice is predicted to have enough memory, so the largest is used",
+    "time_short": "no slice is predicted to be fast enough, so the fastest is used",
     "by_memory": "the smallest slice with %s GiB (of %s GiB); no speed prediction for %s",
     "unknown_model": "the site's default, since nothing is known about %s; add mem= to the hints",
     "no_hints": "the site's default, since the job has no hints; add --comment='migbatch: model=... batch=...' or "
     "mem=...",
 }
 """Why a slice was chosen, for the user; rendered into the Lua shims too."""
+PREDICTED: Final = ". Predicted for %s: at most %s ms per batch, at least %s items/s, %s of %s GiB"
+"""What follows such a reason where figures are known; in the Lua shims too."""
+USUAL: Final = {
+    "elsewhere": "; batches of %s would need %s",
+    "nowhere": "; no slice is predicted to meet it with batches of %s",
+}
+"""What is told of the batch that is assumed where none is named, where another was chosen; in the Lua shims too."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ class SliceChoice:
     """The slice chosen for `auto`, how it came about, and all candidates for the record.
 
     `reason` is a key of REASONS or `recurring.SENTENCES`. `label` names what was weighed: the bucket, or a language
-    model's workload.
+    model's workload. `batch`: what was chosen with the slice, and is the bucket's then; None: none was.
     """
 
     offer: ProfileOffer
@@ -60,6 +71,12 @@ class SliceChoice:
     bucket: Bucket | None
     candidates: tuple[Candidate, ...]
     label: str = ""
+    batch: int | None = None
+
+    @property
+    def figures(self) -> Figures | None:
+        """What is predicted of the slice; None where nothing is known."""
+        return next(candidate.figures for candidate in self.candidates if candidate.offer == self.offer)
 
 
 @dataclass(frozen=True)
@@ -116,6 +133,7 @@ class Chooser:
         self.refuse_misses = refuse_misses
         self._remember = remember
         self._figures: dict[tuple[Bucket, tuple[str, ...]], Mapping[str, Figures]] = {}
+        self._ladders: dict[tuple[Bucket, tuple[str, ...]], Ladder] = {}
         self._advice: dict[tuple[Bucket, tuple[str, ...], Profile], Advice | None] = {}
         self._tokens: dict[tuple[Workload, int | None, tuple[str, ...]], Mapping[str, TokenFigures]] = {}
         self._grids = {name: grid for name, grid in predictor.grids().items() if not llm_names.generates(name)}
@@ -158,6 +176,9 @@ class Chooser:
         return known
 
     def _merged(self, cell: Bucket, partition: Partition) -> Mapping[str, Figures]:
+        ladder = self._ladders.get(_of_all_batches(cell, partition))
+        if ladder is not None and cell.batch in ladder.batches:
+            return ladder.figures(cell.batch)
         by_kind = [(kind, self.predictor.figures(cell, kind)) for kind in partition.kinds]
         merged: dict[str, Figures] = {}
         for offer in partition.plain:
@@ -200,13 +221,20 @@ class Chooser:
         return tuple(sorted(judged, key=lambda candidate: not candidate.ok))
 
     def choose(
-        self, hints: Hints, partition: Partition, job: RecurringJob | None = None, policy: RunsPolicy = NO_RUNS
+        self,
+        hints: Hints,
+        partition: Partition,
+        job: RecurringJob | None = None,
+        policy: RunsPolicy = NO_RUNS,
+        *,
+        told: bool = False,
     ) -> SliceChoice:
         """Choose the slice for `auto`; raises Refusal where nothing can be chosen.
 
         Args:
             job: what its own runs showed, which counts where the hints tell neither model nor memory.
             policy: how many runs that needs.
+            told: the job can be told its batch, so one is chosen where the hints leave it open.
         """
         limits = limits_of(hints, partition)
         bucket = self.bucket(hints)
@@ -216,16 +244,75 @@ class Chooser:
         workload = self.workload(hints)
         if workload is not None:
             return self._choose_for_tokens(workload, hints, partition, limits, allowed)
+        leaves_batch = told and bucket is not None and _leaves_batch(hints)
+        if bucket is not None and leaves_batch:
+            self._ladder(bucket, partition)  # of which the next figures are a part
         figures = {} if bucket is None else self.figures(bucket, partition)
         usable = [offer for offer in allowed if offer.profile.gres_type in figures]
         if bucket is None or not usable:
             if job is not None and policy.runs and hints.model is None and hints.mem_mib is None:
                 return _from_runs(job, policy, partition, limits, allowed)
             return self._without_figures(hints, partition, limits, allowed)
-        by_type = {offer.profile.gres_type: figures[offer.profile.gres_type] for offer in usable}
-        offer, reason = self._pick(usable, by_type, bucket, limits)
-        text = REASONS[reason] % (bucket.cell, *_shown(by_type[offer.profile.gres_type], offer, limits))
-        return SliceChoice(offer, reason, text, bucket, self.rank(bucket, partition, limits), bucket.name)
+        usual, reason = _pick(usable, figures, bucket, limits)
+        if leaves_batch:
+            choice = self._with_batch(hints, bucket, partition, [o for o in usable if o.order <= usual.order], reason)
+            if choice is not None:
+                return choice
+        if reason == "time_short" and self.refuse_misses:
+            raise Refusal("too_slow", bucket.name)
+        text = REASONS[reason] + _predicted(bucket, figures[usual.profile.gres_type], usual, limits)
+        return SliceChoice(usual, reason, text, bucket, self.rank(bucket, partition, limits), bucket.name)
+
+    def told_bucket(self, hints: Hints, partition: Partition) -> Bucket | None:
+        """Return the bucket of a batch job: with the batch that was chosen for it where the hints leave it open.
+
+        None where no known model is named. Raises Refusal as `choose` does.
+        """
+        bucket = self.bucket(hints)
+        if bucket is None or not _leaves_batch(hints):
+            return bucket
+        return self.choose(hints, partition, told=True).bucket or bucket
+
+    def _with_batch(
+        self, hints: Hints, bucket: Bucket, partition: Partition, offers: Sequence[ProfileOffer], reason: str
+    ) -> SliceChoice | None:
+        """Choose slice and batch together; None where no batch keeps the limits.
+
+        Args:
+            bucket: of the usual batch.
+            offers: the slices up to the one that the usual batch is given.
+            reason: why that is given it.
+        """
+        assert bucket.slo_us is not None
+        limits, usual = limits_of(hints, partition), offers[-1]
+        arrivals = (hints.llm.rate or 0) if hints.role == SERVE else None
+        terms = Terms(bucket.slo_us, bucket.rate, arrivals, limits.mem_mib, bucket.batch)
+        found = rightsize(offers, self._ladder(bucket, partition), terms)
+        if found is None:
+            return None
+        offer, batch = found
+        usual_text = ""
+        if reason != "fits":
+            usual_text = USUAL["nowhere"] % bucket.batch
+        elif offer != usual:
+            usual_text = USUAL["elsewhere"] % (bucket.batch, usual.profile.gres_type)
+        bucket = replace(bucket, batch=batch)
+        figures = self.figures(bucket, partition)[offer.profile.gres_type]
+        text = REASONS["batch_chosen"] % (batch, usual_text) + _predicted(bucket, figures, offer, limits)
+        ranked = self.rank(bucket, partition, limits)
+        return SliceChoice(offer, "batch_chosen", text, bucket, ranked, bucket.name, batch)
+
+    def _ladder(self, workload: Bucket, partition: Partition) -> Ladder:
+        """Return what is predicted of each plain profile at each batch that is weighed, the worst over kinds."""
+        key = _of_all_batches(workload, partition)
+        known = self._ladders.get(key)
+        if known is None:
+            if len(self._ladders) >= self._remember:
+                self._ladders.clear()
+            cell, batches = key[0], self._grids[workload.model].ladder
+            block = Block(cell.model, cell.role, cell.unit, batches, (cell.input,))
+            known = self._ladders[key] = ladder_of(self.predictor, block, partition)
+        return known
 
     def workload(self, hints: Hints) -> Workload | None:
         """Return what the hints ask of a language model; None where they are about anything else.
@@ -300,26 +387,6 @@ class Chooser:
         candidates = tuple(sorted(judged, key=lambda candidate: not candidate.ok))
         return SliceChoice(offer, reason, text, None, candidates, workload.label)
 
-    def _pick(
-        self, usable: Sequence[ProfileOffer], figures: Mapping[str, Figures], bucket: Bucket, limits: JobLimits
-    ) -> tuple[ProfileOffer, str]:
-        def known(offer: ProfileOffer) -> Figures:
-            return figures[offer.profile.gres_type]
-
-        holding = [offer for offer in usable if offer.memory_mib >= (limits.mem_mib or known(offer).need_mib)]
-        if not holding:
-            if limits.mem_mib is not None:
-                raise _mem_nowhere(limits.mem_mib, usable)
-            return max(usable, key=lambda offer: offer.memory_mib), "memory_short"
-        for offer in holding:
-            if _in_time(known(offer), bucket):
-                return offer, "fits"
-        if self.refuse_misses:
-            raise Refusal("too_slow", bucket.name)
-        if bucket.slo_us is not None:
-            return min(holding, key=lambda offer: known(offer).latency_us), "time_short"
-        return max(holding, key=lambda offer: known(offer).rate), "time_short"
-
     def _without_figures(
         self, hints: Hints, partition: Partition, limits: JobLimits, allowed: Sequence[ProfileOffer]
     ) -> SliceChoice:
@@ -348,6 +415,30 @@ class Chooser:
         known = {*self._grids, *self._aliases}
         near = [each for each in sorted(known) if each[:1] == name[:1] and abs(len(each) - len(name)) <= _LETTERS_OFF]
         return next(iter(difflib.get_close_matches(name, near, 1, llm_names.ALIKE)), None)
+
+
+def _of_all_batches(workload: Bucket, partition: Partition) -> tuple[Bucket, tuple[str, ...]]:
+    cell = Bucket(workload.model, workload.role, 0, workload.input, workload.unit)
+    return cell, tuple(kind.name for kind in partition.kinds)
+
+
+def _pick(
+    usable: Sequence[ProfileOffer], figures: Mapping[str, Figures], bucket: Bucket, limits: JobLimits
+) -> tuple[ProfileOffer, str]:
+    def known(offer: ProfileOffer) -> Figures:
+        return figures[offer.profile.gres_type]
+
+    holding = [offer for offer in usable if offer.memory_mib >= (limits.mem_mib or known(offer).need_mib)]
+    if not holding:
+        if limits.mem_mib is not None:
+            raise _mem_nowhere(limits.mem_mib, usable)
+        return max(usable, key=lambda offer: offer.memory_mib), "memory_short"
+    for offer in holding:
+        if _in_time(known(offer), bucket):
+            return offer, "fits"
+    if bucket.slo_us is not None:
+        return min(holding, key=lambda offer: known(offer).latency_us), "time_short"
+    return max(holding, key=lambda offer: known(offer).rate), "time_short"
 
 
 def _default(partition: Partition, allowed: Sequence[ProfileOffer]) -> ProfileOffer:
@@ -379,8 +470,9 @@ def _judge_tokens(offer: ProfileOffer, figures: TokenFigures, limits: JobLimits,
     return not missed, missed
 
 
-def _shown(figures: Figures, offer: ProfileOffer, limits: JobLimits) -> tuple[str, str, str, str]:
-    return (
+def _predicted(bucket: Bucket, figures: Figures, offer: ProfileOffer, limits: JobLimits) -> str:
+    return PREDICTED % (
+        bucket.cell,
         "%.3g" % (figures.latency_us / 1000),
         "%.3g" % (figures.rate / 1000),
         gib(limits.mem_mib or figures.need_mib),
@@ -390,6 +482,11 @@ def _shown(figures: Figures, offer: ProfileOffer, limits: JobLimits) -> tuple[st
 
 def _mem_nowhere(mem_mib: int, offers: Iterable[ProfileOffer]) -> Refusal:
     return Refusal("mem_nowhere", str(mem_mib), str(max(offer.memory_mib for offer in offers)))
+
+
+def _leaves_batch(hints: Hints) -> bool:
+    """Return whether the hints are of inference with a latency limit and leave its batch open."""
+    return hints.batch is None and hints.slo_us is not None and hints.kind == "infer"
 
 
 def _in_time(figures: Figures, bucket: Bucket) -> bool:

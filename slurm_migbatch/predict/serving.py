@@ -1,7 +1,8 @@
 """What one instance of a service carries: requests or items a second on a slice, within the latency limit.
 
-The batch is the user's own, or the one that the job is advised (`recommend.advise`: the best efficacy within the limit,
-which is D-STACK's choice at the knee). An engine of a language model runs as many sequences at once as its hints say.
+The batch is the user's own, or the one that was chosen with the slice (`rightsize`), or the one that the job is advised
+on a slice that its user named (`recommend.advise`). An engine of a language model runs as many sequences at once as its
+hints say.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ def rates_at_limit(chooser: Chooser, hints: Hints, partition: Partition) -> dict
     if bucket is None:
         return {}
     rates = {offer.profile: _rate(chooser, hints, bucket, partition, offer) for offer in partition.plain}
+    if hints.batch is None and hints.slo_us is not None:
+        choice = chooser.choose(hints, partition, told=True)
+        if choice.batch is not None and (known := choice.figures) is not None:
+            rates[choice.offer.profile] = known.rate / 1000
     return {profile: rate for profile, rate in rates.items() if rate > 0}
 
 

@@ -349,6 +349,8 @@ class _Job:
         warned: set[Profile] = set()
         reason = "explicit"
         free = any(_is_auto(part) for part in asking.parts)  # the hints are about that part then
+        chosen = all(_is_auto(part) for part in asking.parts)
+        told = chosen and request.now is None and request.batch == 1  # the job's environment can be added to
         for part in asking.parts:
             count = per_node(asking, count_of(part, partition.profile_list), request)
             if part.name == "gpu":
@@ -357,7 +359,7 @@ class _Job:
                 messages += self._advise(offer, partition)
                 reason = "whole_gpu"
             elif _is_auto(part):
-                choice = choice or self.chooser.choose(hints, partition, self._recurring(), self.policy.runs)
+                choice = choice or self.chooser.choose(hints, partition, self._recurring(), self.policy.runs, told=told)
                 offer, reason = choice.offer, choice.reason
                 messages.append(MESSAGES["chosen"] % (_times(count, offer), choice.text))
             else:
@@ -370,7 +372,6 @@ class _Job:
                 raise Refusal("count", str(slices[offer.profile]))
         if len(slices) > MAX_PARTS:
             raise Refusal("kinds")
-        chosen = all(_is_auto(part) for part in asking.parts)
         grant = self._named(Grant(slices.items()), old_marker, self.decision_id or (AUTO if chosen else ""))
         message = "migbatch: " + "; ".join(dict.fromkeys(messages)) if messages else ""
         prefix = asking.parts[0].prefix
@@ -382,7 +383,10 @@ class _Job:
             if prefix == REMEMBERING:
                 message = f"{message}; {MESSAGES['retry_later']}" if message else f"migbatch: {MESSAGES['retry_later']}"
         bucket = choice.bucket if choice is not None else None
-        advice = self._advice(bucket, hints, partition, grant)
+        if choice is not None and choice.batch is not None:
+            advice: Advice | None = Advice(choice.batch, 1)
+        else:
+            advice = self._advice(bucket, hints, partition, grant)
         outcome = _Outcome(grant.decided, grant.gres, reason, message, bucket, choice, advice)
         decision = self._decision(request, partition, hints, outcome)
         advised = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}

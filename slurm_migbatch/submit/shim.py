@@ -8,7 +8,7 @@ from typing import Final
 from jinja2 import Environment, StrictUndefined
 
 from slurm_migbatch.mig.grant import CHANGED
-from slurm_migbatch.predict.selection import REASONS
+from slurm_migbatch.predict.selection import PREDICTED, REASONS, USUAL
 from slurm_migbatch.site import template_loader
 from slurm_migbatch.submit.nodes import MOST_NAMED, READ
 from slurm_migbatch.submit.request import OPTIONS, TEXTS
@@ -79,6 +79,8 @@ def render(
         sentences=dict(SENTENCES),
         messages=MESSAGES,
         reasons=REASONS,
+        predicted=PREDICTED,
+        usual=USUAL,
         hint_forms=FORMS,
         hint_order=list(FORMS),
         choices=CHOICES,

@@ -23,15 +23,14 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.candidate import MOST_MIB, NEED_BITS
 from slurm_migbatch.predict.selection import Chooser
-from slurm_migbatch.workload.buckets import R20, Bucket, Grid
+from slurm_migbatch.predict.sheet import SCALE, Block, latency_codes, needs_mib, rate_codes, sheet_of
+from slurm_migbatch.workload.buckets import Grid
 from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
 
 TABLE_VERSION: Final = 3
@@ -42,23 +41,9 @@ TIME_DIGITS: Final = 2
 NEED_DIGITS: Final = 5
 MIDDLE: Final = BASE**TIME_DIGITS // 2
 """What is added to the difference of a rate, which may be negative."""
-SCALE: Final = np.array([*range(100), *(number * 10**decade for decade in range(13) for number in R20)], dtype=float)
-"""The preferred numbers by code: 0 to 99 themselves, then twenty to a decade."""
 _INDENT: Final = " "
 
 Array = npt.NDArray[Any]
-
-
-@runtime_checkable
-class Sheets(Protocol):
-    """A predictor that predicts all cells of a model at once, which may be far quicker than one after the other."""
-
-    def sheet(self, model: str, role: str, kind: GpuKind) -> Mapping[Profile, tuple[Array, Array, Array]]:
-        """Return the numbers of `figures` for each plain profile and cell, by batch and within it by input size.
-
-        They are seconds of a batch (upper end), items per second (lower end) and MiB (upper end).
-        """
-        ...
 
 
 def quote(value: Any) -> str:
@@ -251,26 +236,10 @@ def _text(codes: Array, digits: int) -> Array:
 
 
 def _figures(chooser: Chooser, model: str, role: str, kind: GpuKind) -> tuple[Array, Array, Array]:
-    """Return the seconds, items per second and MiB to count on, cells x plain profiles.
-
-    Not a number where nothing is known.
-    """
-    plain = [info.profile for info in kind.geometry.profiles if not info.profile.suffix]
-    grid, predictor = chooser.grids[model], chooser.predictor
-    size = len(grid.batches) * len(grid.inputs), len(plain)
-    found = np.full((3, *size), np.nan)
-    if isinstance(predictor, Sheets):
-        for profile, columns in predictor.sheet(model, role, kind).items():
-            found[:, :, plain.index(profile)] = columns
-        return found[0], found[1], found[2]
-    cells = (Bucket(model, role, batch, size, grid.unit) for batch in grid.batches for size in grid.inputs)
-    for number, cell in enumerate(cells):
-        figures = predictor.figures(cell, kind)
-        for place, profile in enumerate(plain):
-            if (known := figures.get(profile)) is not None:
-                bounds = known.latency_s.high, known.throughput_per_s.low, known.memory_mib.high
-                found[:, number, place] = bounds
-    return found[0], found[1], found[2]
+    """Return the seconds, items per second and MiB to count on, cells x plain profiles."""
+    grid = chooser.grids[model]
+    sheet = sheet_of(chooser.predictor, Block(model, role, grid.unit, grid.batches, grid.inputs), kind)
+    return sheet[0, 2], sheet[1, 0], sheet[2, 2]
 
 
 def _pooled(
@@ -278,14 +247,12 @@ def _pooled(
 ) -> tuple[Array, Array]:
     """Return the numbers of each cell's entries in the pools; rounded as in `predict.candidate.Figures`."""
     known = ~np.isnan(seconds)
-    latency = np.searchsorted(SCALE, np.ceil(np.where(known, seconds, 0.0) * 1e6), "left").clip(max=len(SCALE) - 1)
-    rate = np.searchsorted(SCALE, np.floor(np.where(known, per_second, 0.0) * 1e3), "right") - 1
+    latency = latency_codes(np.where(known, seconds, 0.0))
+    rate = rate_codes(np.where(known, per_second, 0.0))
     batches = np.repeat(np.array(grid.batches, dtype=float), len(grid.inputs))[:, None]
     usual = np.searchsorted(SCALE, np.floor(batches * 1e9 / np.maximum(SCALE[latency], 1.0)), "right") - 1
     codes = np.stack([np.where(known, latency + 1, 0), np.where(known, rate - usual + MIDDLE, 0)], axis=2)
-    need = np.ceil(np.where(known, mib, 0.0)).clip(max=MOST_MIB).astype(np.int64)
-    step = np.maximum(1, 2.0 ** (np.floor(np.log2(np.maximum(need, 1))) - NEED_BITS)).astype(np.int64)
-    need = -(-need // step) * step
+    need = needs_mib(np.where(known, mib, 0.0))
     rows = len(seconds)
     return (
         times.numbers(_text(codes, TIME_DIGITS).reshape(rows, -1)),

@@ -42,6 +42,15 @@ class Grid:
             if not edges or list(edges) != sorted(set(edges)) or edges[0] < 1:
                 raise ValueError(f"bucket edges must be ascending positive integers, not {edges}")
 
+    @property
+    def ladder(self) -> tuple[int, ...]:
+        """The batches that are weighed where the user leaves the batch open.
+
+        They are the powers of two among the edges, and the edge of the batch that is assumed otherwise.
+        """
+        usual = up(self.default_batch, self.batches)
+        return tuple(batch for batch in self.batches if batch == usual or batch & (batch - 1) == 0)
+
 
 @dataclass(frozen=True)
 class Bucket:

@@ -19,6 +19,7 @@ SMALL: Final[dict[str, list[str]]] = {
     "bench learn": ["--runs", "100", "--models", "100"],
     "bench sampling": ["--rounds", "5"],
     "bench scale": ["--nodes", "2", "--gpus", "1", "--pending", "5"],
+    "eval batch": ["--data", "{sliced}"],
     "eval llm": ["--data", "{served}"],
     "eval predictor": ["--data", "{sliced}", "--quick"],
     "eval profiling": ["--data", "{sliced}"],

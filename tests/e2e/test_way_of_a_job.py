@@ -54,6 +54,15 @@ def test_batch_jobs_find_advice_in_their_environment(stack: Cluster) -> None:
     settled(stack)
 
 
+def test_a_batch_chosen_with_the_slice_is_told_to_user_and_job(stack: Cluster) -> None:
+    job, said = sbatch(
+        stack, "--gres=mig:auto", "--comment=migbatch: model=resnet50 slo=9ms", wrap="echo $MIGBATCH_BATCH"
+    )
+    assert stack.wait_job(job) == "COMPLETED"
+    assert f"run batches of {stack.output(job).strip()} (MIGBATCH_BATCH)" in said
+    settled(stack)
+
+
 def test_three_slices_three_tasks(stack: Cluster) -> None:
     job, _ = sbatch(stack, "-N1", "-n3", "--gres=mig:1g.10gb:3")
     assert stack.wait_job(job) == "COMPLETED"

@@ -10,9 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.predict.selection import Chooser
-from slurm_migbatch.submit.request import JobRequest, Present
-from slurm_migbatch.submit.rewrite import SubmitPolicy
+from slurm_migbatch.submit.request import Accept, JobRequest, Present
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from tests.support.examples import examples
+from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
 from tests.support.submit_agreement import OBJECTIVES, USER, agree, numbers, words
 
@@ -110,6 +111,7 @@ sensible = st.builds(
     partition=st.sampled_from(["gpu", "gpu", "mixed", None]),
     tres_per_node=st.lists(good_entries, min_size=1, max_size=2).map(",".join),
     comment=st.one_of(st.none(), good_hints, model_hints, model_hints, model_hints),
+    batch=st.sampled_from([None, 1]),
 )
 spread = st.builds(
     JobRequest,
@@ -203,6 +205,32 @@ def test_hints_in_extra(tmp_path, table, chooser: Chooser) -> None:
         for extra in ("migbatch: mem=30gib", "migbatch: mem=x", "node=7", None):
             asked = JobRequest(USER, tres_per_node="gres/mig:auto", comment="migbatch: role=train", extra=extra)
             agree(asked, shim, chooser, policy)
+
+
+@pytest.mark.parametrize("partition", ["gpu", "mixed"])
+def test_slice_and_batch_are_chosen_alike(shim: Shim, chooser: Chooser, partition: str) -> None:
+    """Of all models and inputs, limits and services in turn; both also tell the job the same batch."""
+    limits = itertools.cycle(
+        f"slo={slo}{more}"
+        for slo in ("2ms", "9ms", "30ms", "100ms", "1s")
+        for more in ("", " items=1m deadline=2h", " role=serve rate=50", " role=serve", " mem=12gib", " max=3g.40gb")
+    )
+    chosen = 0
+    for model, grid in chooser.grids.items():
+        for size in grid.inputs[:: max(len(grid.inputs) // examples(8), 1)]:
+            hint = f"migbatch: model={model} input={size}{grid.unit} {next(limits)}"
+            asked = JobRequest(USER, partition=partition, tres_per_node="gres/mig:auto", comment=hint, batch=1)
+            local = agree(asked, shim, chooser)
+            assert isinstance(local, Accept)
+            service = rewrite(asked, SITE, chooser, SubmitPolicy())
+            assert isinstance(service, Accept) and service.decision is not None
+            if service.decision.reason == "batch_chosen":
+                chosen += 1
+                assert f"batches of {service.advice['batch']} (MIGBATCH_BATCH)" in local.message
+                assert shim.environment == {"MIGBATCH_BATCH": str(service.advice["batch"]), "MIGBATCH_COPIES": "1"}
+            else:
+                assert shim.environment == {}
+    assert chosen > 10
 
 
 @pytest.mark.parametrize("partition", ["gpu", "mixed"])

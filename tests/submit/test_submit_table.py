@@ -14,8 +14,9 @@ from slurm_migbatch.predict.candidate import Figures, Interval
 from slurm_migbatch.predict.facts import BUILT_IN
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.predict.sheet import Sheets
 from slurm_migbatch.submit.request import Accept, JobRequest
-from slurm_migbatch.submit.table import Sheets, compile_table, write_table
+from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
 from tests.support.gpu_kinds import H100, SITE
@@ -74,6 +75,31 @@ def test_any_figures_come_back_as_they_were(tmp_path: Path, seed: int) -> None:
                     for partition in ("gpu", "mixed"):
                         asked = JobRequest(USER, partition=partition, tres_per_node="gres/mig:auto", comment=hint)
                         agree(asked, shim, chooser)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_slice_and_batch_are_chosen_by_any_figures(tmp_path: Path, seed: int) -> None:
+    chooser, table = Chooser(Arbitrary(seed)), tmp_path / "table.lua"
+    write_table(table, compile_table(SITE, chooser))
+    objectives = (
+        "slo=1d",
+        "slo=20m items=10m deadline=1h",
+        "slo=90s max=3g.40gb",
+        "slo=1d mem=12gib",
+        "slo=5s role=serve",
+        "slo=1h role=serve rate=3",
+    )
+    chosen = 0
+    with Shim(tmp_path, table=str(table)) as shim:
+        for name, grid in GRIDS.items():
+            for size in grid.inputs:
+                for objective in objectives:
+                    hint = f"migbatch: model={name} input={size}{grid.unit} {objective}"
+                    for partition in ("gpu", "mixed"):
+                        asked = JobRequest(USER, partition=partition, tres_per_node="mig:auto", comment=hint, batch=1)
+                        answer = agree(asked, shim, chooser)
+                        chosen += isinstance(answer, Accept) and "MIGBATCH_BATCH" in answer.message
+    assert chosen > 50
 
 
 def test_all_cells_at_once_are_the_cells_one_by_one() -> None:

@@ -52,7 +52,7 @@ slurm = setmetatable({
 }, { __index = function(_, name) error("slurm." .. name .. " is not used by this shim") end })
 
 local STRINGS, NUMBERS = {}, {}
-for name in ("script environment user_name partition tres_per_node tres_per_job tres_per_socket tres_per_task " ..
+for name in ("script user_name partition tres_per_node tres_per_job tres_per_socket tres_per_task " ..
   "name account comment extra cpus_per_tres mem_per_tres tres_freq tres_bind req_nodes exc_nodes features " ..
   "reservation"):gmatch("%S+") do STRINGS[name] = true end
 for name in ("ntasks_per_tres ntasks_per_node sockets_per_node shared requeue"):gmatch("%S+") do
@@ -63,11 +63,12 @@ for name in ("min_nodes max_nodes num_tasks job_id job_state het_job_offset"):gm
 end
 NUMBERS.array_job_id = 0
 
-local function record(fields, set)
+local function record(fields, set, environment)
   return setmetatable({}, {
     __index = function(_, name)
       if set and set[name] ~= nil then return set[name] end
       if name == "script" then return fields.batch == "1" and (fields.script or "#!/bin/sh") or nil end
+      if name == "environment" then return environment end
       if name == "argv" then return fields.argv and { [0] = "job.sh", fields.argv } or nil end
       if name == "reservation" then return fields.uncatalogued == "1" and "bare" or nil end
       if STRINGS[name] then return fields[name] end
@@ -102,18 +103,19 @@ while true do
     line = io.read("*l")
   end
   told, errors = {}, {}
-  local set, rc = {}, nil
+  local set, environment, rc = {}, {}, nil
   local uid = tonumber(fields.uid)
   steps = 0
   if fields.kind == "modify" then
     now.job_state = now.pending == "1" and 0 or 1
     rc = slurm_job_modify(record(fields, set), record(now), parts, uid)
   else
-    rc = slurm_job_submit(record(fields, set), parts, uid)
+    rc = slurm_job_submit(record(fields, set, environment), parts, uid)
   end
   io.write("steps=", steps, "\n", "rc=", rc, "\n", "told=", encode(table.concat(told, "|")), "\n", "errors=",
     encode(table.concat(errors, "|")), "\n")
   for name, value in pairs(set) do io.write("set_", name, "=", encode(value), "\n") end
+  for name, value in pairs(environment) do io.write("env_", name:lower(), "=", encode(value), "\n") end
   io.write("\n")
   io.flush()
 end
@@ -148,6 +150,7 @@ class Shim:
         script.write_text(source, encoding="utf-8")
         harness.write_text(HARNESS, encoding="utf-8")
         self.errors: list[str] = []
+        self.environment: dict[str, str] = {}
         self.steps = 0
         self.changed = False
         self._process = subprocess.Popen(
@@ -157,7 +160,8 @@ class Shim:
         )
 
     def __call__(self, request: JobRequest, **more: str) -> Answer:
-        """The shim's answer, its log_error lines in `errors`, with `count_steps` what it took in `steps`.
+        """The shim's answer, its log_error lines in `errors`, what it put into a batch job's environment in
+        `environment`, with `count_steps` what it took in `steps`.
 
         Whether the marker says that a change wrote it is in `changed`; in the answer it is as the service writes it.
         `more`: what else the job has (`script`, `argv`)."""
@@ -172,6 +176,7 @@ class Shim:
             reply += line
         fields = protocol.decode(reply)
         self.steps = int(fields["steps"])
+        self.environment = {key[4:].upper(): value for key, value in fields.items() if key.startswith("env_")}
         self.errors = [fields["errors"]] if fields["errors"] else []
         if fields["rc"] != "0":
             return Refuse(fields["told"], "")

@@ -42,7 +42,7 @@ USUAL_S: Final = 600.0
 """What a job is taken to last whose items nobody told and that has no time limit."""
 MOST: Final = 256
 """Jobs that are weighed in one round, the first in Slurm's order that could go elsewhere."""
-CHOSEN: Final = frozenset({"fits", "by_memory", "unknown_model", "no_hints", "runs_few"})
+CHOSEN: Final = frozenset({"fits", "batch_chosen", "by_memory", "unknown_model", "no_hints", "runs_few"})
 """Reasons of decisions (`predict.selection.REASONS`, `predict.recurring.SENTENCES`) that kept what they promised with a
 profile that nobody named."""
 UNNAMED: Final = "auto"

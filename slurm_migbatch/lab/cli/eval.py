@@ -108,6 +108,37 @@ def profiling(data: Path, level: float, leave: Literal["model", "family", "labor
 @eval_.command()
 @data_option
 @json_option
+def batch(data: Path, as_json: bool) -> None:
+    """Share of a GPU and limits kept by the slice and batch of jobs that name slo and no batch, beside simple rules."""
+    from slurm_migbatch.lab.bars import NotMeasurable
+    from slurm_migbatch.lab.evaluate.batches import evaluate
+    from slurm_migbatch.profiling.table import read_folder
+
+    try:
+        with steps() as say:
+            result = {"data": str(data), **evaluate(read_folder(data), say)}
+    except NotMeasurable as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    lines = [
+        (
+            str(row["points"]),
+            row["way"],
+            str(row["cases"]),
+            f"{row['share']:.3f}",
+            f"{row['kept']:.1%}",
+            f"{row['items_per_share']:.3f}",
+        )
+        for row in result["rows"]
+    ]
+    print_table(("points", "chosen by", "cases", "share of a GPU", "limits kept", "items/s per share over best"), lines)
+
+
+@eval_.command()
+@data_option
+@json_option
 def llm(data: Path, as_json: bool) -> None:
     """Time to the first token and of each further one of language models, each left out of the fit in turn.
 

@@ -1,0 +1,75 @@
+"""Slice and batch chosen together, for an inference job with a latency limit whose user names no batch.
+
+The smallest slice on which some batch keeps everything, and of those batches the one of most throughput. Weighed are
+the batches of `Grid.ladder`, by the figures that can be counted on, which are the compiled table's:
+`gres_templates/migbatch_core.lua.j2` has the same search, in the same order.
+
+D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) chooses batch and GPU share together under a latency objective, too,
+but where throughput over latency and share is highest, which buys latency below the limit with larger slices
+(`migbatch eval batch` compares both). Its other constraint is kept here. A service's items come one after the other, so
+the time in which a batch comes together counts, in which its first item waits for its last. Items come at `rate`, but
+to one instance not faster than it works, for then there are more instances. At that pace a batch comes together while
+the one before it runs, which is about D-STACK's other limit, half of the objective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slurm_migbatch.predict.sheet import Counted, Ladder
+from slurm_migbatch.workload.catalog import ProfileOffer
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a batch on a slice must keep.
+
+    Attributes:
+        slo_us: longest time for one batch.
+        rate: thousandths of items per second that one slice must do; None: any.
+        arrivals: of a service, the thousandths of items per second that come (0: not told); None: all lie ready.
+        mem_mib: what the user says that the job needs; None: what is predicted.
+        assumed: the batch that `mem_mib` is of. What a larger one needs is what is predicted.
+    """
+
+    slo_us: int
+    rate: int | None = None
+    arrivals: int | None = None
+    mem_mib: int | None = None
+    assumed: int = 1
+
+    def kept(self, offer: ProfileOffer, batch: int, known: Counted) -> bool:
+        """Return whether batches of this size keep everything on a slice with these figures."""
+        if (self.mem_mib is None or batch > self.assumed) and offer.memory_mib < known.need_mib:
+            return False
+        if self.mem_mib is not None and offer.memory_mib < self.mem_mib:
+            return False
+        if known.latency_us > self.slo_us or (self.rate is not None and known.rate < self.rate):
+            return False
+        if self.arrivals is None:
+            return True
+        pace = min(self.arrivals or known.rate, known.rate)
+        # floats, as in Lua: the products are too long for its numbers
+        return float(self.slo_us - known.latency_us) * float(pace) >= (batch - 1) * 1e9
+
+
+def rightsize(offers: Iterable[ProfileOffer], ladder: Ladder, terms: Terms) -> tuple[ProfileOffer, int] | None:
+    """Return the first slice on which some batch keeps the terms, and of those the batch of most throughput.
+
+    Args:
+        offers: the slices that the job may have, the cheapest first.
+        ladder: what can be counted on of them.
+        terms: what is to be kept.
+
+    Returns:
+        Of batches with the same throughput the smaller one; None where nothing keeps the terms.
+    """
+    for offer in offers:
+        best, most = None, -1
+        for batch, known in ladder.on(offer.profile.gres_type):
+            if known.rate > most and terms.kept(offer, batch, known):
+                best, most = batch, known.rate
+        if best is not None:
+            return offer, best
+    return None

@@ -1,0 +1,165 @@
+"""What is predicted in many cells of one model at once, and what can be counted on of it, in the whole numbers of
+`candidate.Figures`.
+
+The compiled table holds these numbers for every cell, and the choice of a batch (`rightsize`) compares some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_migbatch.predict.candidate import MOST_MIB, NEED_BITS, Figures, Interval, Predictor
+from slurm_migbatch.predict.cells import Array
+from slurm_migbatch.workload.buckets import R20, Bucket
+from slurm_migbatch.workload.catalog import GpuKind, Partition
+
+Codes = npt.NDArray[np.int64]
+
+SCALE: Final = np.array([*range(100), *(number * 10**decade for decade in range(13) for number in R20)], dtype=float)
+"""The preferred numbers by code: 0 to 99 themselves, then twenty to a decade."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Cells of one model and kind of work: each of the batches, and within it each of the inputs."""
+
+    model: str
+    role: str
+    unit: str
+    batches: Sequence[int]
+    inputs: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.batches) * len(self.inputs)
+
+
+@runtime_checkable
+class Sheets(Protocol):
+    """A predictor that predicts all cells of a block at once, which may be far quicker than one after the other."""
+
+    def sheet(self, block: Block, kind: GpuKind) -> Array:
+        """Return the numbers of `figures`: figures x ends x cells x plain profiles in the kind's order.
+
+        Figures are seconds of a batch, items per second and MiB, their ends low, mid and high.
+        """
+        ...
+
+
+def sheet_of(predictor: Predictor, block: Block, kind: GpuKind) -> Array:
+    """Return as `Sheets.sheet` of any predictor; not a number where nothing is known."""
+    if isinstance(predictor, Sheets):
+        return predictor.sheet(block, kind)
+    plain = [info.profile for info in kind.geometry.profiles if not info.profile.suffix]
+    found = np.full((3, 3, len(block), len(plain)), np.nan)
+    cells = (
+        Bucket(block.model, block.role, batch, size, block.unit) for batch in block.batches for size in block.inputs
+    )
+    for number, cell in enumerate(cells):
+        figures = predictor.figures(cell, kind)
+        for place, profile in enumerate(plain):
+            if (known := figures.get(profile)) is not None:
+                intervals = known.latency_s, known.throughput_per_s, known.memory_mib
+                found[:, :, number, place] = [interval.to_list() for interval in intervals]
+    return found
+
+
+def latency_codes(seconds: Array) -> Codes:
+    """Return the codes of `Figures.latency_us`."""
+    codes: Codes = np.searchsorted(SCALE, np.ceil(seconds * 1e6), "left").clip(max=len(SCALE) - 1)
+    return codes
+
+
+def rate_codes(per_second: Array) -> Codes:
+    """Return the codes of `Figures.rate`."""
+    codes: Codes = np.searchsorted(SCALE, np.floor(per_second * 1e3), "right") - 1
+    return codes
+
+
+def needs_mib(mib: Array) -> Codes:
+    """Return `Figures.need_mib`."""
+    need = np.ceil(mib).clip(max=MOST_MIB).astype(np.int64)
+    step = np.maximum(1, 2.0 ** (np.floor(np.log2(np.maximum(need, 1))) - NEED_BITS)).astype(np.int64)
+    rounded: Codes = -(-need // step) * step
+    return rounded
+
+
+class Counted(NamedTuple):
+    """What can be counted on of a slice at one batch, rounded as `candidate.Figures` rounds."""
+
+    latency_us: int
+    rate: int
+    need_mib: int
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """What is predicted at several batches of one model and input size, on slices by GRES type.
+
+    Attributes:
+        batches: ascending.
+        names: GRES types.
+        numbers: slices x figures x ends x batches, the figures and ends of `Sheets.sheet`.
+    """
+
+    batches: tuple[int, ...]
+    names: tuple[str, ...]
+    numbers: Array
+
+    @cached_property
+    def _known(self) -> Array:
+        return ~np.isnan(self.numbers[:, 0, 2])
+
+    @cached_property
+    def _counted(self) -> Mapping[str, Sequence[Sequence[int]]]:
+        """Three whole numbers for each batch, by slice; 0 where nothing is known."""
+        numbers = np.where(self._known[:, None, None], self.numbers, 0.0)
+        latency, rate = SCALE[latency_codes(numbers[:, 0, 2])], SCALE[rate_codes(numbers[:, 1, 0])]
+        whole = np.stack([latency, rate, needs_mib(numbers[:, 2, 2])], axis=2).astype(np.int64)
+        return dict(zip(self.names, whole.tolist(), strict=True))
+
+    def on(self, name: str) -> Iterator[tuple[int, Counted]]:
+        """Yield each batch of which something is known on a slice, ascending, with what can be counted on."""
+        if name in self.names:
+            known = self._known[self.names.index(name)].tolist()
+            for batch, numbers, there in zip(self.batches, self._counted[name], known, strict=True):
+                if there:
+                    yield batch, Counted(*numbers)
+
+    def figures(self, batch: int) -> Mapping[str, Figures]:
+        """Return the figures at one batch by GRES type; what is not known is missing."""
+        place = self.batches.index(batch)
+        rows = self.numbers[..., place].tolist()
+        return {
+            name: Figures(*(Interval(*ends) for ends in row))
+            for name, row, there in zip(self.names, rows, self._known[:, place].tolist(), strict=True)
+            if there
+        }
+
+
+def ladder_of(predictor: Predictor, block: Block, partition: Partition) -> Ladder:
+    """Return what is predicted of each plain profile of a partition at each batch of a block with one input size.
+
+    Where several kinds of GPUs have a profile the worst counts (`Figures.worst`), and what is not known of all of them
+    is not known.
+    """
+    found: dict[str, Array] = {}
+    for kind in partition.kinds:
+        sheet = sheet_of(predictor, block, kind)
+        plain = [info.profile.gres_type for info in kind.geometry.profiles if not info.profile.suffix]
+        for place, name in enumerate(plain):
+            here = sheet[..., place]
+            found[name] = _worst(found[name], here) if name in found else here
+    return Ladder(tuple(block.batches), tuple(found), np.stack(list(found.values())))
+
+
+def _worst(one: Array, other: Array) -> Array:
+    result: Array = np.maximum(one, other)
+    result[:, 0] = np.minimum(one[:, 0], other[:, 0])
+    result[1, 1] = np.minimum(one[1, 1], other[1, 1])
+    return result
