@@ -1,7 +1,9 @@
 """Slice and batch chosen together, for an inference job with a latency limit whose user names no batch.
 
-The smallest slice on which some batch keeps everything, and of those batches the one of most throughput. Weighed are
-the batches of `Grid.ladder`, by the figures that can be counted on, which are the compiled table's:
+The smallest slice on which some batch keeps everything, and of those batches the smallest with nearly the most
+throughput (`NEARLY`): one that is larger for little more would come closer to the limit, and break it where the
+prediction is too good. Weighed are the batches of `Grid.ladder`, by the figures that can be counted on, which are the
+compiled table's:
 `gres_templates/migbatch_core.lua.j2` has the same search, in the same order.
 
 D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) chooses batch and GPU share together under a latency objective, too,
@@ -16,9 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from slurm_migbatch.predict.sheet import Counted, Ladder
 from slurm_migbatch.workload.catalog import ProfileOffer
+
+NEARLY: Final = (17, 20)
+"""A batch with so much (17/20) of the most throughput is as good as the one that has it."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Terms:
 
 
 def rightsize(offers: Iterable[ProfileOffer], ladder: Ladder, terms: Terms) -> tuple[ProfileOffer, int] | None:
-    """Return the first slice on which some batch keeps the terms, and of those the batch of most throughput.
+    """Return the first slice on which some batch keeps the terms, and the smallest of nearly the most throughput there.
 
     Args:
         offers: the slices that the job may have, the cheapest first.
@@ -63,13 +69,13 @@ def rightsize(offers: Iterable[ProfileOffer], ladder: Ladder, terms: Terms) -> t
         terms: what is to be kept.
 
     Returns:
-        Of batches with the same throughput the smaller one; None where nothing keeps the terms.
+        None where nothing keeps the terms.
     """
+    part, whole = NEARLY
     for offer in offers:
-        best, most = None, -1
-        for batch, known in ladder.on(offer.profile.gres_type):
-            if known.rate > most and terms.kept(offer, batch, known):
-                best, most = batch, known.rate
-        if best is not None:
-            return offer, best
+        on_it = ladder.on(offer.profile.gres_type)
+        rates = {batch: known.rate for batch, known in on_it if terms.kept(offer, batch, known)}
+        if rates:
+            enough = part * max(rates.values())
+            return offer, min(batch for batch, rate in rates.items() if whole * rate >= enough)
     return None

@@ -38,7 +38,8 @@ _LETTERS_OFF: Final = 3
 
 REASONS: Final = {
     "fits": "the smallest slice that meets the request",
-    "batch_chosen": "the smallest slice on which some batch meets the request, and the batch of most throughput there: "
+    "batch_chosen": "the smallest slice on which some batch meets the request, and its smallest batch of nearly the "
+    "most throughput: "
     "run batches of %s (MIGBATCH_BATCH)%s",
     "memory_short": "no slice is predicted to have enough memory, so the largest is used",
     "time_short": "no slice is predicted to be fast enough, so the fastest is used",

@@ -8,6 +8,7 @@ from typing import Final
 from jinja2 import Environment, StrictUndefined
 
 from slurm_migbatch.mig.grant import CHANGED
+from slurm_migbatch.predict.rightsize import NEARLY
 from slurm_migbatch.predict.selection import PREDICTED, REASONS, USUAL
 from slurm_migbatch.site import template_loader
 from slurm_migbatch.submit.nodes import MOST_NAMED, READ
@@ -81,6 +82,7 @@ def render(
         reasons=REASONS,
         predicted=PREDICTED,
         usual=USUAL,
+        nearly=NEARLY,
         hint_forms=FORMS,
         hint_order=list(FORMS),
         choices=CHOICES,

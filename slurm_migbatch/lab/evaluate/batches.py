@@ -8,7 +8,7 @@ batch beyond the largest measured one counts as a limit that is broken.
 
 - the usual batch: the smallest slice that keeps the limit with batches of 8, and these are run;
 - the usual slice: the same slice, with the batch of best efficacy on it;
-- ours: the smallest slice on which some batch keeps the limit, with the batch of most throughput there;
+- ours: the smallest slice on which some batch keeps the limit, with its smallest batch of nearly the most throughput;
 - D-STACK's efficacy: slice and batch with the best throughput / (latency x share), on at most the usual slice;
 - most throughput for the share of a GPU, over all slices and batches.
 
