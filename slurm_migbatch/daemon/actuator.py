@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from slurm_migbatch.decide.actions import MoveOrder, MoveStep
+from slurm_migbatch.decide.capacity.demand import unsaid
 from slurm_migbatch.decide.lending.ledger import JobView, first_task
 from slurm_migbatch.decide.lending.model import Kind, LoanOrder
-from slurm_migbatch.decide.lending.view import unsaid
 from slurm_migbatch.decide.supply.moves import MOVE
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
 from slurm_migbatch.workload.loans import GUEST, LOAN, away, emptied, retyped

@@ -56,6 +56,11 @@ def could_run(row: JobRow, now: float) -> bool:
     return runnable
 
 
+def unsaid(row: JobRow, now: float) -> bool:
+    """Return whether a job waits for its begin time and Slurm has not said so yet, as just after a requeue."""
+    return row.reason in ("", "None") and row.eligible is not None and row.eligible > now
+
+
 def _waits_for_jobs(row: JobRow) -> bool:
     """Return whether a job waits for others; until Slurm has looked at it once its reason does not say so."""
     return bool(row.after) and row.eligible is None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
-from slurm_migbatch.decide.capacity.demand import demands
+from slurm_migbatch.decide.capacity.demand import demands, unsaid
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
 from slurm_migbatch.decide.lending.allocation import RestartCosts
@@ -319,11 +319,6 @@ def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:
         return False
     waits = row.reason.partition(",")[0].strip() == "BeginTime" or unsaid(row, now)
     return waits and row.eligible <= now + REQUEUE_DELAY_S
-
-
-def unsaid(row: JobRow, now: float) -> bool:
-    """Return whether a job waits for its begin time and Slurm has not said so yet, as just after a requeue."""
-    return row.reason in ("", "None") and row.eligible is not None and row.eligible > now
 
 
 def _elastic_jobs(
