@@ -30,6 +30,7 @@ from slurm_migbatch.decide.lending.ledger import Loan
 from slurm_migbatch.decide.lending.model import LoanOrder
 from slurm_migbatch.decide.lending.stage import GIVING, LendingDecision, OrderOutcome, why_not_lent
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions, Questions
+from slurm_migbatch.decide.supply.moves import why_moved
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError, SlurmRefused
 
@@ -442,7 +443,7 @@ class Controller:
             decided = self.decision.supply if self.decision is not None else None
             supply = why_not_started(job, row, decided, now)
         tied = "" if row is None else why_pipeline(row, self.memory.dispatch.pipelines)
-        return f"{supply}; {tied}" if tied else supply
+        return "; ".join(text for text in (supply, why_moved(job, self.memory.supply.moves), tied) if text)
 
     def waiting_for_loans(self) -> dict[int, str]:
         """Return every elastic training job that waits, and why."""

@@ -18,7 +18,7 @@ from slurm_migbatch.decide.actions import MoveOrder, MoveStep
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease, Node, Restartable
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, Report
-from slurm_migbatch.decide.supply.moves import Move, MoveMemory, MoveRules
+from slurm_migbatch.decide.supply.moves import Move, MoveMemory, MoveRules, why_moved
 from slurm_migbatch.decide.supply.planner import Moving, Planner
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
@@ -161,7 +161,7 @@ def _fits(taken: Layout, wanted: Slot) -> bool:
 
 
 def row(job: int = 5, **more: Any) -> JobRow:
-    told = {"state": "RUNNING", "gres": "gres:mig:3g.40gb:1", "comment": HINTS, "nodes": ("n1",), "start": NOW - 900}
+    told = {"state": "RUNNING", "gres": "gres/mig:3g.40gb:1", "comment": HINTS, "nodes": ("n1",), "start": NOW - 900}
     return JobRow(job, **{**told, **more})
 
 
@@ -188,6 +188,29 @@ def test_it_is_told_then_requeued_after_its_checkpoint() -> None:
     queue = JobQueue.of([row(state="PENDING", reason="BeginTime", restarts=1, nodes=())])
     (start,) = memory.follow(ClusterSnapshot(NOW + 7, jobs=tuple(queue.jobs)), queue)
     assert (start.job, memory.moves) == (5, {})
+
+
+@pytest.mark.parametrize(
+    ("shown", "starts"),
+    [
+        ({"reason": "BeginTime"}, True),
+        ({"reason": "None", "eligible": NOW + 120}, True),
+        ({"reason": "Resources"}, False),
+        ({"reason": "BeginTime", "gres": "gres:mig:3g.40gb:1"}, False),
+    ],
+    ids=["its begin", "not said yet", "no delay", "an old slurmd may take it for its last run"],
+)
+def test_it_starts_again_at_once_where_slurm_bears_it(shown: dict[str, Any], starts: bool) -> None:
+    memory = moving()
+    queue = JobQueue.of([row(**{"state": "PENDING", "restarts": 1, "nodes": (), **shown})])
+    found = memory.follow(ClusterSnapshot(NOW, jobs=tuple(queue.jobs)), queue)
+    assert [start.job for start in found] == [5] * starts
+    assert not memory.moves
+
+
+def test_a_job_is_told_who_makes_way_for_it() -> None:
+    assert why_moved(9, moving()) == "job 5, a training that can be restarted, makes way for it"
+    assert why_moved(5, moving()) == why_moved(8, moving()) == ""
 
 
 def test_it_is_requeued_when_its_grace_is_over() -> None:

@@ -107,8 +107,8 @@ def test_the_experiment_repeats_itself_and_tells_both_populations(openb):
                 assert not any(row["restarts"] for way, row in ways.items() if way != "planner")
             else:
                 assert all(0 < row["jobs"] <= 1 and 0 < row["slices"] <= 1 for row in ways.values())
-    assert len(result["bars"]) == 2 * (2 * 2 + 2)
-    bar = result["bars"][0]
+    assert len(result["bars"]) == 2 * (2 * 3 + 3)
+    bar = result["bars"][1]
     rows = result["populations"]["parts of a GPU"]["loads"][0]["ways"]
     least = min(rows[way]["wait_s"] for way in ("first fit", "best fit", "FGD"))
     assert bar["value"] == pytest.approx(rows["planner"]["wait_s"] / least, abs=1e-5)

@@ -56,6 +56,11 @@ def could_run(row: JobRow, now: float) -> bool:
     return runnable
 
 
+def delayed(row: JobRow, now: float) -> bool:
+    """Return whether a pending job waits for its begin time, also where Slurm has not said so yet."""
+    return row.pending and (row.reason == "BeginTime" or unsaid(row, now))
+
+
 def unsaid(row: JobRow, now: float) -> bool:
     """Return whether a job waits for its begin time and Slurm has not said so yet, as just after a requeue."""
     return row.reason in ("", "None") and row.eligible is not None and row.eligible > now

@@ -10,6 +10,9 @@ Inference never is, nor is what runs without such hints. A loan is lending's to 
 What a move does is told by the next snapshots and not by what Slurm answered: an order that had no effect is repeated a
 few times, then the job is left alone for good. A service that starts learns from the record which moves go on; before
 that it begins none.
+
+From Slurm 23.11 on a training that was requeued starts again at once. Up to 23.02 slurmd may take the run for the last
+one and start no Prolog (`decide.lending.view.pools_of`), so there it waits out Slurm's delay of two minutes.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from typing import Any, Final
 
 from slurm_migbatch.decide.actions import MoveOrder, MoveStep, StartNow
 from slurm_migbatch.decide.capacity.comments import hints_of
-from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.capacity.demand import delayed, slices
 from slurm_migbatch.decide.capacity.model import Demand, Lease, Node, PlannedMove, Reservation, Restartable
 from slurm_migbatch.decide.capacity.queue import GRES, JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.hints import Hints
-from slurm_migbatch.workload.loans import is_marked
+from slurm_migbatch.workload.loans import forgets, is_marked
 
 _SOON_S: Final = 5.0
 """The slice of a training that is being moved counts as free after so long."""
@@ -127,7 +130,7 @@ class MoveMemory:
             if row is not None and row.active and not _is_next(row, move):
                 continue
             del self.moves[job]
-            if row is not None and row.pending and row.reason == "BeginTime":
+            if row is not None and forgets(row.gres) and delayed(row, snapshot.now):
                 found.append(StartNow(job))
         self.fixed &= queue.rows.keys()
         return tuple(found)
@@ -252,3 +255,9 @@ def _is_next(row: JobRow, move: Move) -> bool:
 
 def _end(until: float | None) -> float:
     return float("inf") if until is None else until
+
+
+def why_moved(job: int, memory: MoveMemory) -> str:
+    """Say which training makes way for a job that waits; empty for none."""
+    found = next((move.job for move in memory.moves.values() if move.waiting == job), None)
+    return "" if found is None else f"job {found}, a training that can be restarted, makes way for it"
