@@ -260,7 +260,9 @@ class MovesConfig:
         180.0, "A job starts at least so many seconds sooner by it, as far as time limits tell.", between(0, 7 * 86400)
     )
     rest_s: float = key(
-        300.0, "Seconds after its start before which no training is moved (again).", between(0, 7 * 86400)
+        300.0,
+        "Seconds after its start before which no training is moved; twice as many for each restart that it had.",
+        between(0, 7 * 86400),
     )
     grace_s: float = key(60.0, "Seconds that a training has for its checkpoint.", between(0, 3600))
 

@@ -18,7 +18,7 @@ from slurm_migbatch.decide.actions import MoveOrder, MoveStep
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease, Node, Restartable
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, Report
-from slurm_migbatch.decide.supply.moves import Move, MoveMemory, MoveRules, why_moved
+from slurm_migbatch.decide.supply.moves import Move, MoveMemory, MoveRules, restartable, why_moved
 from slurm_migbatch.decide.supply.planner import Moving, Planner
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
@@ -206,6 +206,18 @@ def test_it_starts_again_at_once_where_slurm_bears_it(shown: dict[str, Any], sta
     found = memory.follow(ClusterSnapshot(NOW, jobs=tuple(queue.jobs)), queue)
     assert [start.job for start in found] == [5] * starts
     assert not memory.moves
+
+
+@pytest.mark.parametrize(("restarts", "ran", "may"), [(0, 299, 0), (0, 300, 1), (1, 300, 0), (1, 600, 1), (3, 2399, 0)])
+def test_the_oftener_it_was_restarted_the_longer_it_stays(restarts: int, ran: int, may: int) -> None:
+    shown = row(restarts=restarts, start=NOW - ran)
+    held = Gpu("a", H100, (Lease(slot("3g.40gb@0"), 5),))
+    found = restartable(MoveMemory(), ClusterSnapshot(NOW, jobs=(shown,)), {"n1": node("n1", held)}, again, RULES)
+    assert [run.demand.job for run in found] == [5] * may
+
+
+def again(shown: JobRow) -> Demand:
+    return wants(shown.job_id, "3g.40gb")
 
 
 def test_a_job_is_told_who_makes_way_for_it() -> None:

@@ -53,7 +53,7 @@ class MoveRules:
     Attributes:
         after_s: a job has had a reservation for so long before another is moved for it.
         gain_s: it starts at least so much sooner by it, by time limits; the training has at least as long to go.
-        rest_s: no training is moved earlier than this after its start.
+        rest_s: no training is moved earlier than this after its start; twice as long for each restart that it had.
         grace_s: how long it has for its checkpoint.
     """
 
@@ -236,7 +236,7 @@ def _soon(lease: Lease, job: int, now: float) -> Lease:
 def _may_move(row: JobRow, now: float, rules: MoveRules) -> bool:
     if row.state != "RUNNING" or GRES not in row.gres or len(row.nodes) != 1 or row.het_job is not None:
         return False
-    if row.start is None or now - row.start < rules.rest_s or is_marked(row.comment):
+    if row.start is None or now - row.start < rules.rest_s * 2 ** min(row.restarts, 30) or is_marked(row.comment):
         return False
     if row.end is not None and row.end - now < rules.gain_s:
         return False
