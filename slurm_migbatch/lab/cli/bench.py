@@ -14,6 +14,7 @@ from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.cli.common import (
     data_option,
     json_option,
+    measuring,
     plot_option,
     print_bars,
     print_notes,
@@ -122,14 +123,10 @@ def submit(submissions: int, as_json: bool) -> None:
 @json_option
 def simulator(data: Path, scales: tuple[int, ...], lending: bool, as_json: bool) -> None:
     """How fast the simulator is: the Philly trace on 550 GPUs, and how its time grows with both."""
-    from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.bench.simulator import measure
 
-    try:
-        with steps() as say:
-            result = measure(data, scales or (1, 2, 4, 8), say=say, lending=lending)
-    except NotMeasurable as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = measure(data, scales or (1, 2, 4, 8), say=say, lending=lending)
     if as_json:
         click.echo(json.dumps(result))
         return

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from slurm_migbatch.lab.bars import Bar
+from slurm_migbatch.cli.common import steps
+from slurm_migbatch.cli.ending import Failure
+from slurm_migbatch.lab.bars import Bar, NotMeasurable
+from slurm_migbatch.lab.say import Say
+from slurm_migbatch.workload.csvlines import TraceError
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, its bars under 'bars'.")
 data_option = click.option(
@@ -36,6 +41,16 @@ plot_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Write plots (SVG) into this folder.",
 )
+
+
+@contextmanager
+def measuring() -> Iterator[Say]:
+    """Tell on stderr what is being measured; what cannot be measured ends the command with the reason."""
+    try:
+        with steps() as say:
+            yield say
+    except (NotMeasurable, TraceError) as error:
+        raise Failure(str(error)) from None
 
 
 def print_notes(result: Mapping[str, Any]) -> None:

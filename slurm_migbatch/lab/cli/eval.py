@@ -10,7 +10,7 @@ import click
 
 from slurm_migbatch.cli.common import HELP, print_table, steps
 from slurm_migbatch.cli.ending import Failure
-from slurm_migbatch.lab.cli.common import print_bars
+from slurm_migbatch.lab.cli.common import measuring, print_bars
 
 _folder = click.Path(exists=True, path_type=Path)
 data_option = click.option("--data", required=True, metavar="DIR", type=_folder, help="Folder of tables to score.")
@@ -110,15 +110,11 @@ def profiling(data: Path, level: float, leave: Literal["model", "family", "labor
 @json_option
 def batch(data: Path, as_json: bool) -> None:
     """Share of a GPU and limits kept by the slice and batch of jobs that name slo and no batch, beside simple rules."""
-    from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.evaluate.batches import evaluate
     from slurm_migbatch.profiling.table import read_folder
 
-    try:
-        with steps() as say:
-            result = {"data": str(data), **evaluate(read_folder(data), say)}
-    except NotMeasurable as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = {"data": str(data), **evaluate(read_folder(data), say)}
     if as_json:
         click.echo(json.dumps(result))
         return

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import print_table, steps
-from slurm_migbatch.cli.ending import Failure
+from slurm_migbatch.cli.common import print_table
 from slurm_migbatch.lab.cli.common import (
     data_option,
     hand_over,
     json_option,
+    measuring,
     plot_option,
     print_bars,
     print_notes,
@@ -36,15 +36,10 @@ from slurm_migbatch.lab.cli.common import (
 @json_option
 def lending(data: Path, seeds: int, study: bool, processes: int, plot: Path | None, as_json: bool) -> None:
     """Training jobs on idle GPUs of inference, against training on its own half and other ways to lend (simulated)."""
-    from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.experiments.lending import measure
-    from slurm_migbatch.workload.csvlines import TraceError
 
-    try:
-        with steps() as say:
-            result = measure(data, seeds, study=study, processes=processes, say=say)
-    except (NotMeasurable, TraceError) as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = measure(data, seeds, study=study, processes=processes, say=say)
     if hand_over("lending", result, as_json, plot):
         return
     print_notes(result)
@@ -96,15 +91,10 @@ def _with_interval(values: Sequence[float], digits: int) -> str:
 @json_option
 def fragmentation(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     """Waits and accepted slices by migbatchd's planner on the simulated Slurm: pods of the openb trace on 16 GPUs."""
-    from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.experiments.fragmentation import measure
-    from slurm_migbatch.workload.csvlines import TraceError
 
-    try:
-        with steps() as say:
-            result = measure(data, seeds, say=say)
-    except (NotMeasurable, TraceError) as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = measure(data, seeds, say=say)
     if hand_over("fragmentation", result, as_json, plot):
         return
     print_notes(result)
@@ -134,14 +124,10 @@ def fragmentation(data: Path, seeds: int, plot: Path | None, as_json: bool) -> N
 @json_option
 def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     """Completion times of mig:auto jobs on 8 GPUs: migbatchd on the simulated Slurm, against the best static cuts."""
-    from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.experiments.dispatch import measure
 
-    try:
-        with steps() as say:
-            result = measure(data, seeds, say=say)
-    except NotMeasurable as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = measure(data, seeds, say=say)
     if hand_over("dispatch", result, as_json, plot):
         return
     print_notes(result)
@@ -170,15 +156,10 @@ def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
 @json_option
 def sharing(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     """Completion times where two trainings may share a slice: as migbatchd decides, always and never."""
-    from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.experiments.sharing import BASES, ORDERS, WAYS, measure
-    from slurm_migbatch.workload.csvlines import TraceError
 
-    try:
-        with steps() as say:
-            result = measure(data, seeds, say=say)
-    except (NotMeasurable, TraceError) as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = measure(data, seeds, say=say)
     if hand_over("sharing", result, as_json, plot):
         return
     click.echo(_decided(result))
@@ -204,14 +185,10 @@ def sharing(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
 @json_option
 def pipelines(data: Path, seeds: int, as_json: bool) -> None:
     """Deadlines that pipelines of jobs keep, and the slices this takes: migbatchd's split, against simple ones."""
-    from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.experiments.pipelines import TIGHTNESS, measure
 
-    try:
-        with steps() as say:
-            result = measure(data, seeds, say=say)
-    except NotMeasurable as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = measure(data, seeds, say=say)
     if hand_over("pipelines", result, as_json, None):
         return
     print_notes(result)

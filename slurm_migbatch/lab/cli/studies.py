@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, print_table, steps
-from slurm_migbatch.cli.ending import Failure
+from slurm_migbatch.cli.common import HELP, print_table
 from slurm_migbatch.lab.cli.common import (
     data_option,
     hand_over,
     json_option,
+    measuring,
     plot_option,
     print_notes,
 )
@@ -38,14 +38,10 @@ def _say(result: Mapping[str, Any]) -> None:
 @json_option
 def instances(data: Path, plot: Path | None, as_json: bool) -> None:
     """Study of ElasticBatch: GPUs for services with rates and latency limits, on ParvaGPU's scenarios."""
-    from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.studies.instances import measure
 
-    try:
-        with steps() as say:
-            result = measure(data, say=say)
-    except NotMeasurable as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = measure(data, say=say)
     if hand_over("instances", result, as_json, plot):
         return
     _say(result)
@@ -90,15 +86,10 @@ def instances(data: Path, plot: Path | None, as_json: bool) -> None:
 @json_option
 def placement(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     """Study: jobs that find a place at once, by the rule that places them: pods of the openb trace on 100 GPUs."""
-    from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.studies.placement import measure
-    from slurm_migbatch.workload.csvlines import TraceError
 
-    try:
-        with steps() as say:
-            result = measure(data, seeds, say=say)
-    except (NotMeasurable, TraceError) as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = measure(data, seeds, say=say)
     if hand_over("placement", result, as_json, plot):
         return
     _say(result)
@@ -129,14 +120,10 @@ def placement(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
 @json_option
 def paris_elsa(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     """Study of PARIS and ELSA: work of one model that 8 stocked GPUs carry in time, by cut and dispatch."""
-    from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.studies.pariselsa import measure
 
-    try:
-        with steps() as say:
-            result = measure(data, seeds, say=say)
-    except NotMeasurable as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = measure(data, seeds, say=say)
     if hand_over("paris-elsa", result, as_json, plot):
         return
     _say(result)
@@ -163,14 +150,10 @@ def paris_elsa(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None
 @json_option
 def dstack(data: Path, mixes: int, plot: Path | None, as_json: bool) -> None:
     """Study of D-STACK: work that one GPU does under deadlines, over that of a GPU that could be divided at will."""
-    from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.studies.dstack import measure
 
-    try:
-        with steps() as say:
-            result = measure(data, mixes, say=say)
-    except NotMeasurable as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = measure(data, mixes, say=say)
     if hand_over("dstack", result, as_json, plot):
         return
     _say(result)
@@ -201,15 +184,10 @@ def dstack(data: Path, mixes: int, plot: Path | None, as_json: bool) -> None:
 @json_option
 def bsbf(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     """Study of SJF-BSBF: completion times where two jobs may share a whole GPU, by the rule that decides."""
-    from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.studies.bsbf import BASELINES, measure
-    from slurm_migbatch.workload.csvlines import TraceError
 
-    try:
-        with steps() as say:
-            result = measure(data, seeds, say=say)
-    except (NotMeasurable, TraceError) as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = measure(data, seeds, say=say)
     if hand_over("bsbf", result, as_json, plot):
         return
     _say(result)
