@@ -42,6 +42,7 @@ _AT_ONCE: Final = 4
 """Moves that may go on at once."""
 _LATELY_S: Final = 600.0
 """Older moves in the record are over."""
+_HINT: Final = "signal="
 MOVE: Final = "move"
 """What the record calls both steps of a move."""
 
@@ -204,7 +205,7 @@ def restartable(
     """
     now = snapshot.now
     found = []
-    for row in snapshot.jobs:
+    for row in [row for row in snapshot.jobs if _HINT in row.comment]:  # of many jobs hardly any
         if not _may_move(row, now, rules) or row.job_id in memory.moves or row.job_id in memory.fixed:
             continue
         node = nodes.get(row.nodes[0])
@@ -245,7 +246,7 @@ def _may_move(row: JobRow, now: float, rules: MoveRules) -> bool:
 
 
 def _hints(row: JobRow) -> Hints | None:
-    return hints_of(row.comment) if "signal=" in row.comment else None
+    return hints_of(row.comment) if _HINT in row.comment else None
 
 
 def _is_next(row: JobRow, move: Move) -> bool:
