@@ -26,7 +26,7 @@ from slurm_migbatch.lab.slurm.run import ControllerInput, SimulatedSite, SiteNod
 from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining, Work
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.slurm.client import JobRow, SlurmRefused
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmRefused
 from tests.support.examples import examples
 from tests.support.supply_gpus import H100, P, slot
 
@@ -51,10 +51,19 @@ def node(name: str, *gpus: Gpu) -> Node:
     return Node(name, gpus, used)
 
 
-def may_move(nodes: Iterable[Node], jobs: Iterable[int], pool: Sequence[str] = ("n1",)) -> tuple[Restartable, ...]:
+def may_move(
+    nodes: Iterable[Node], jobs: Iterable[int], pool: Sequence[str] = ("n1",), elsewhere: Sequence[str] | None = None
+) -> tuple[Restartable, ...]:
     found = {lease.job: (node.name, gpu.uuid, lease) for node in nodes for gpu in node.gpus for lease in gpu.leases}
     return tuple(
-        Restartable(Demand(job, ((lease.slot.profile, 1),), frozenset(pool)), name, uuid, lease.slot, lease.until)
+        Restartable(
+            Demand(job, ((lease.slot.profile, 1),), frozenset(pool)),
+            name,
+            uuid,
+            lease.slot,
+            lease.until,
+            frozenset(pool if elsewhere is None else elsewhere),
+        )
         for job in jobs
         for name, uuid, lease in [found[job]]
     )
@@ -91,6 +100,14 @@ def test_nobody_moves_where_the_room_is_not_the_jobs_or_it_would_fit_nowhere() -
     assert not plan(one, [wants(9, "7g.80gb")], Moving((), frozenset({9}), may_move(one, [1]))).moves
     elsewhere = Moving((), frozenset({9}), may_move(nodes, [1, 2], ("n1",)))
     assert not plan(nodes, [wants(9, "7g.80gb", ("n2",)), wants(10, "7g.80gb", ("n2",))], elsewhere).moves
+
+
+def test_nobody_moves_to_a_node_without_processors_for_it() -> None:
+    nodes = (node("n1", gpu("a", "3g.40gb@0", 1)), node("n2", gpu("b", "4g.40gb@0", 2)))
+    queue = [wants(9, "7g.80gb", ("n1",))]
+    for elsewhere, moves in ((["n2"], 1), ([], 0)):
+        candidates = may_move(nodes, [1], ("n1", "n2"), elsewhere)
+        assert len(plan(nodes, queue, Moving((), frozenset({9}), candidates)).moves) == moves
 
 
 def test_the_place_of_a_training_that_is_being_moved_is_kept() -> None:
@@ -214,6 +231,19 @@ def test_the_oftener_it_was_restarted_the_longer_it_stays(restarts: int, ran: in
     held = Gpu("a", H100, (Lease(slot("3g.40gb@0"), 5),))
     found = restartable(MoveMemory(), ClusterSnapshot(NOW, jobs=(shown,)), {"n1": node("n1", held)}, again, RULES)
     assert [run.demand.job for run in found] == [5] * may
+
+
+@pytest.mark.parametrize(("used", "named"), [(60, {"n1", "n2"}), (62, {"n1"})])
+def test_other_nodes_need_as_many_processors_free(used: int, named: set[str]) -> None:
+    held = Gpu("a", H100, (Lease(slot("3g.40gb@0"), 5),))
+    rows = (NodeRow("n1", frozenset(), cpus=64), NodeRow("n2", frozenset(), cpus=64, cpus_used=used))
+    snapshot = ClusterSnapshot(NOW, jobs=(row(cpus=4),), nodes=rows)
+    (run,) = restartable(MoveMemory(), snapshot, {"n1": node("n1", held)}, on_both, RULES)
+    assert run.elsewhere == named
+
+
+def on_both(shown: JobRow) -> Demand:
+    return wants(shown.job_id, "3g.40gb", ("n1", "n2"))
 
 
 def again(shown: JobRow) -> Demand:

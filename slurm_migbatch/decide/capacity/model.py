@@ -186,6 +186,7 @@ class Restartable:
         demand: what it needs then.
         node, gpu, slot: where it is now.
         until: the end of its time limit; None: it has none.
+        elsewhere: the other nodes that have as many CPUs free as it has.
     """
 
     demand: Demand
@@ -193,6 +194,7 @@ class Restartable:
     gpu: str
     slot: Slot
     until: float | None
+    elsewhere: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

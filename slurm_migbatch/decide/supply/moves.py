@@ -204,6 +204,7 @@ def restartable(
         rules: when a training may be moved.
     """
     now = snapshot.now
+    cpus = {row.name: row.cpus - row.cpus_used for row in snapshot.nodes}
     found = []
     for row in [row for row in snapshot.jobs if _HINT in row.comment]:  # of many jobs hardly any
         if not _may_move(row, now, rules) or row.job_id in memory.moves or row.job_id in memory.fixed:
@@ -214,7 +215,8 @@ def restartable(
             continue
         held = [(gpu.uuid, lease) for gpu in node.gpus for lease in gpu.leases if lease.job == row.job_id]
         if len(held) == 1 and not held[0][1].guest and needed.slices == (held[0][1].slot.profile,):
-            found.append(Restartable(needed, node.name, held[0][0], held[0][1].slot, row.end))
+            elsewhere = frozenset(name for name in needed.pool if cpus.get(name, 0) >= row.cpus)
+            found.append(Restartable(needed, node.name, held[0][0], held[0][1].slot, row.end, elsewhere))
     return tuple(sorted(found, key=lambda run: (run.slot.profile.compute, run.slot.placement.size, -_end(run.until))))
 
 

@@ -383,7 +383,7 @@ class _PlanRound:
             self.fleet.change(gpu_claims, without, gpu_claims.claims)
             at = self.fleet.find(run.demand.pool, run.slot.profile)
             self.fleet.roll_back(mark)
-            if at is None:
+            if at is None or (at if isinstance(at, str) else at.node) not in {run.node, *run.elsewhere}:
                 continue
             if at is not gpu_claims:
                 self.fleet.claim(at, (number, 0, run.slot.profile))
