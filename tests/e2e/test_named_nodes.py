@@ -90,6 +90,7 @@ def test_nodes_left_out_and_features(bed: Cluster) -> None:
 
 def test_an_excluded_node_is_offered_nothing_for_its_job(bed: Cluster) -> None:
     """The whole GPU of n1 is idle; it is cut for the job only once its user excludes n1 no longer."""
+    assert started(bed, "--gres=mig:1g.10gb:7", "-w", "n1") == "n1", "whatever it offered before, it is cut small now"
     taken(bed, "7g.80gb", "n2", "n3")
     job, said = sbatch(bed, "--gres=mig:7g.80gb", "-x", "n1", wrap="true")
     assert job, said
