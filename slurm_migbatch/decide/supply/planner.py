@@ -1,7 +1,7 @@
 """Which free slots to offer where: pure, deterministic, and the same for the simulator and the live loop.
 
 Demands are taken in Slurm's own order. Each gets the place that costs least: a slot that is offered already, else the
-GPU on which a new one destroys the least useful space. What is in use stays where it is. If a demand fits nowhere, claims of
+GPU on which a new one destroys the least useful space. What is in use stays. If a demand fits nowhere, claims of
 more important demands are moved aside where that makes room (they have not started, so nothing is lost), and failing
 that it gets a reservation: the slots that should be free soonest by the time limits of the jobs in them. Free space
 inside a reservation is offered to nobody else, so a stream of small jobs cannot keep a large one waiting for ever. For
