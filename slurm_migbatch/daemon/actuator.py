@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from slurm_migbatch.decide.actions import MoveOrder, MoveStep
-from slurm_migbatch.decide.capacity.demand import unsaid
+from slurm_migbatch.decide.capacity.demand import waits_for_begin
 from slurm_migbatch.decide.lending.ledger import JobView, first_task
 from slurm_migbatch.decide.lending.model import Kind, LoanOrder
 from slurm_migbatch.decide.supply.moves import MOVE
@@ -162,7 +162,7 @@ def name_of(row: JobRow, *, first_only: bool = False) -> str:
 def _fields(order: LoanOrder, row: JobRow, now: float) -> dict[str, str]:
     kind = LOAN if order.profile is None else GUEST if order.kind is Kind.SHARE else order.profile.gres_type
     fields = retyped(row.gres, row.comment, kind, order.away)
-    if order.kind in (Kind.RELEASE, Kind.SHARE) and (row.reason.startswith("BeginTime") or unsaid(row, now)):
+    if order.kind in (Kind.RELEASE, Kind.SHARE) and waits_for_begin(row, now):
         # a time to come would do too, but Slurm's scheduler need not look again when it has come
         fields["StartTime"] = "now" if order.away or now - row.submit >= KILLED_S else "now+2"
     if order.kind is Kind.SHARE:

@@ -2,7 +2,8 @@
 
 A round runs in one thread and is called again and again. Nothing is concluded from a failed look: the round then
 changes nothing and says why. What is about to be done to jobs stands in the record before Slurm is called; where the
-record cannot be written nothing is lent, but what inference needs is still reclaimed: that must not wait.
+record cannot be written nothing is lent, but what inference needs is still reclaimed: that must not wait. Only moves
+are written down after the call: one whose row is lost is decided again.
 """
 
 from __future__ import annotations

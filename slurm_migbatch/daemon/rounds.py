@@ -138,9 +138,6 @@ class Rounds:
     async def load_loans(self) -> None:
         """Learn from the record which loans and moves go on, what was reclaimed, and what inference has needed."""
         config = self._config.lending
-        if self._config.moves.enabled and not config.enabled:
-            actions = await self._read(lambda store: store.actions(), "cannot read the moves", "none begins until then")
-            self.observer.remember(LendingPast(actions=actions))
         if config.enabled:
             now, history_s = self._clock.time(), config.forecast_days * config.day_s
             past = await self._read(
@@ -150,6 +147,9 @@ class Rounds:
             )
             self.controller.dry_run.recall(past.actions)
             self.observer.remember(past)
+        elif self._config.moves.enabled:
+            actions = await self._read(lambda store: store.actions(), "cannot read the moves", "none begins until then")
+            self.observer.remember(LendingPast(actions=actions))
         await asyncio.Event().wait()
 
     async def _read(self, work: Callable[[Any], Any], subject: str, advice: str) -> Any:

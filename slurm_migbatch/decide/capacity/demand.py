@@ -56,9 +56,9 @@ def could_run(row: JobRow, now: float) -> bool:
     return runnable
 
 
-def delayed(row: JobRow, now: float) -> bool:
+def waits_for_begin(row: JobRow, now: float) -> bool:
     """Return whether a pending job waits for its begin time, also where Slurm has not said so yet."""
-    return row.pending and (row.reason == "BeginTime" or unsaid(row, now))
+    return row.reason.partition(",")[0].strip() == "BeginTime" or unsaid(row, now)
 
 
 def unsaid(row: JobRow, now: float) -> bool:

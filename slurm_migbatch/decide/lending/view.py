@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
-from slurm_migbatch.decide.capacity.demand import demands, unsaid
+from slurm_migbatch.decide.capacity.demand import demands, unsaid, waits_for_begin
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
 from slurm_migbatch.decide.lending.allocation import RestartCosts
@@ -317,8 +317,7 @@ def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:
     """Return whether nothing but Slurm's delay after a requeue keeps a job from starting."""
     if row.eligible is None or past is None or past.restart != row.restarts - 1:
         return False
-    waits = row.reason.partition(",")[0].strip() == "BeginTime" or unsaid(row, now)
-    return waits and row.eligible <= now + REQUEUE_DELAY_S
+    return waits_for_begin(row, now) and row.eligible <= now + REQUEUE_DELAY_S
 
 
 def _elastic_jobs(

@@ -23,12 +23,11 @@ from typing import Any, Final
 
 from slurm_migbatch.decide.actions import MoveOrder, MoveStep, StartNow
 from slurm_migbatch.decide.capacity.comments import hints_of
-from slurm_migbatch.decide.capacity.demand import delayed, slices
+from slurm_migbatch.decide.capacity.demand import slices, waits_for_begin
 from slurm_migbatch.decide.capacity.model import Demand, Lease, Node, PlannedMove, Reservation, Restartable
 from slurm_migbatch.decide.capacity.queue import GRES, JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import forgets, is_marked
 
 _SOON_S: Final = 5.0
@@ -131,7 +130,7 @@ class MoveMemory:
             if row is not None and row.active and not _is_next(row, move):
                 continue
             del self.moves[job]
-            if row is not None and forgets(row.gres) and delayed(row, snapshot.now):
+            if row is not None and row.pending and forgets(row.gres) and waits_for_begin(row, snapshot.now):
                 found.append(StartNow(job))
         self.fixed &= queue.rows.keys()
         return tuple(found)
@@ -145,7 +144,7 @@ class MoveMemory:
         orders = []
         for job, move in list(self.moves.items()):
             row = queue.rows[job]
-            hints = _hints(row)
+            hints = hints_of(row.comment)
             if row.state != "RUNNING":
                 continue
             if move.signalled is None and hints is not None and hints.signal:
@@ -243,12 +242,8 @@ def _may_move(row: JobRow, now: float, rules: MoveRules) -> bool:
         return False
     if row.end is not None and row.end - now < rules.gain_s:
         return False
-    hints = _hints(row)
+    hints = hints_of(row.comment)
     return hints is not None and hints.role == "train" and bool(hints.signal) and sum(slices(row.gres).values()) == 1
-
-
-def _hints(row: JobRow) -> Hints | None:
-    return hints_of(row.comment) if _HINT in row.comment else None
 
 
 def _is_next(row: JobRow, move: Move) -> bool:

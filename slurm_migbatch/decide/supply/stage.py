@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from slurm_migbatch.decide.actions import MoveOrder, Offer, StartNow
 from slurm_migbatch.decide.capacity import sharing as sharers
-from slurm_migbatch.decide.capacity.demand import DemandBook, delayed
+from slurm_migbatch.decide.capacity.demand import DemandBook, waits_for_begin
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Node, Reservation
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
@@ -231,7 +231,7 @@ def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNo
             memory.sent_back.discard(job)
         elif row.pending:
             memory.sent_back.discard(job)
-            if delayed(row, snapshot.now):
+            if waits_for_begin(row, snapshot.now):
                 found.append(StartNow(job))
     return tuple(found)
 
