@@ -29,7 +29,7 @@ pytest.register_assert_rewrite("tests.support")
 from tests.support.databases import KINDS, Databases, chosen  # noqa: E402 - after what it is rewritten by
 from tests.support.directories import open_to_users  # noqa: E402 - after what it is rewritten by
 from tests.support.examples import register as register_examples  # noqa: E402 - after what it is rewritten by
-from tests.support.order import give_way, interleaved  # noqa: E402 - after what it is rewritten by
+from tests.support.order import LONG_S, give_way, interleaved  # noqa: E402 - after what it is rewritten by
 from tests.support.recordings import assert_decided_alike  # noqa: E402 - after what it is rewritten by
 
 # CI sees the same examples every time; whoever works on the code sees new ones.
@@ -38,8 +38,8 @@ register_examples(repeatable="CI" in os.environ)
 _TESTS = Path(__file__).parent
 #: for a test on a Slurm cluster with the fixtures that it is the first to use; pyproject.toml has that of all others
 CLUSTER_TIME_OUT_S = 900
-#: how many tests on a shared cluster take as long as one with a cluster of its own, and as one of the whole product
-OWN_CLUSTER, WHOLE_PRODUCT = 8, 4
+#: seconds of a test with a cluster of its own and of one of the whole product, in files that order.LONG_S does not have
+OWN_CLUSTER_S, WHOLE_PRODUCT_S = 8, 4
 #: nice value that this process was started with
 _NICE = os.getpriority(os.PRIO_PROCESS, 0)
 #: how long the directory of a run stays in which something has failed
@@ -96,8 +96,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # Files are handed out whole, those that take long first.
     size: Counter[Path] = Counter()
     for item in items:
-        whole = WHOLE_PRODUCT if item.path.parent.name in ("e2e", "site") else 1
-        size[item.path] += OWN_CLUSTER if "new_cluster" in getattr(item, "fixturenames", ()) else whole
+        whole = WHOLE_PRODUCT_S if item.path.parent.name in ("e2e", "site") else 1
+        size[item.path] += OWN_CLUSTER_S if "new_cluster" in getattr(item, "fixturenames", ()) else whole
+    for name, seconds in LONG_S.items():
+        if _TESTS / name in size:
+            size[_TESTS / name] = seconds
     waiting = {item.path for item in items if item.get_closest_marker("slurm")}
     order = interleaved(*({path: size[path] for path in size if (path in waiting) is kind} for kind in (True, False)))
     position = {path: number for number, path in enumerate(order)}

@@ -9,6 +9,34 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+#: Files of tests on a cluster that take longest, seconds among seven at once on two processors. Only the order of a run
+#: depends on it: one of them that comes last keeps a single process busy at the end.
+LONG_S: Mapping[str, int] = {
+    "e2e/test_way_of_dispatch.py": 320,
+    "e2e/test_failures.py": 300,
+    "e2e/test_failover.py": 230,
+    "e2e/test_way_of_a_move.py": 210,
+    "e2e/test_way_of_a_loan.py": 180,
+    "e2e/test_recurring_jobs.py": 140,
+    "e2e/test_lost_record.py": 110,
+    "slurm/test_client_live.py": 100,
+    "e2e/test_chaos.py": 100,
+    "decide/test_supply_live.py": 100,
+    "node/test_real_over.py": 90,
+    "testbed/test_cluster.py": 90,
+    "e2e/test_learning.py": 90,
+    "node/test_real_unwritable.py": 80,
+    "e2e/test_elastic_waiting.py": 80,
+    "e2e/test_attacks.py": 80,
+    "e2e/test_way_of_a_job.py": 70,
+    "e2e/test_named_nodes.py": 70,
+    "e2e/test_slurm_releases.py": 70,
+    "e2e/test_examples.py": 60,
+    "e2e/test_elastic_jobs.py": 60,
+    "daemon/test_flood.py": 60,
+    "site/test_two_controllers.py": 50,
+    "site/test_stock_site.py": 50,
+}
 #: nice value of tests without a cluster, half the share of those on one: these wait for daemons that have time-outs
 _NICE = 3
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.order import give_way, interleaved
+from tests.support.order import LONG_S, give_way, interleaved
 
 
 def test_each_kind_is_spread_over_the_whole_the_largest_first() -> None:
@@ -16,6 +16,11 @@ def test_each_kind_is_spread_over_the_whole_the_largest_first() -> None:
     assert interleaved(slow, quick) == ["failures", "parsing", "asked", "hints", "paths", "loan"]
     assert interleaved(slow, {}) == ["failures", "asked", "loan"]
     assert interleaved({}, {}) == []
+
+
+def test_the_files_that_take_longest_exist() -> None:
+    tests = Path(__file__).parents[1]
+    assert [name for name in LONG_S if not (tests / name).is_file()] == []
 
 
 def test_what_gives_way_comes_first_again_where_that_is_allowed() -> None:
