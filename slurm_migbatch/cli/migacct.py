@@ -64,7 +64,7 @@ OPTIONS = (
     Option(("--units",), "Write sizes in this unit.", "K|M|G|T|P"),
     Option(("--db",), "Database to read.", "URL"),
     Option(("-c", "--completion"), "Refused: there is no log of job completion."),
-    _words("-x", "--associations", metavar="IDS", help="Refused: the record has no ids of associations."),
+    _words("-x", "--associations", metavar="IDS", help="Only jobs of these associations of slurmdbd."),
     Option(("-e", "--helpformat"), "List the names of the columns.", instead=True),
     Option(("-V", "--version"), "Show the version.", instead=True),
     Option(("--usage",), "Show how it is called.", instead=True),
@@ -93,6 +93,7 @@ def show(options: Mapping[str, Any]) -> int:
         qos=_split(options["qos"]),
         wckeys=_split(options["wckeys"]),
         names=_split(options["names"]),
+        associations=_split(options["associations"]),
         clusters=("all",) if options["allclusters"] else _split(options["clusters"]),
         limit_min=options["limit_min"],
         limit_max=options["limit_max"],
@@ -118,10 +119,6 @@ def _refuse(options: Mapping[str, Any]) -> None:
     """Say what to use instead of what sacct has and the record cannot tell."""
     if options["completion"]:
         raise Failure("Slurm job completion is disabled: migacct reads the record of migbatchd alone; leave -c out")
-    if options["associations"]:
-        raise Failure(
-            "the record has no ids of associations: name their users, accounts and partitions by -u, -A and -r"
-        )
 
 
 def _split(texts: tuple[str, ...]) -> tuple[str, ...]:

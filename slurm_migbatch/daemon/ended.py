@@ -14,6 +14,7 @@ from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.slurm.pyslurm import PyslurmClient
 from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
 from slurm_migbatch.slurm.states import ENDED
+from slurm_migbatch.store.runquery import Association
 
 _SEPARATOR = "\x1f"
 _FIELDS = ("JobID", "RestartCnt", "State", "exit_code", "SubmitTime", "StartTime", "EndTime")
@@ -89,6 +90,28 @@ class HistoryClient(CliClient):
                 operator = level.lower() in ("operator", "administrator")
                 return Standing(operator, frozenset(account for account in accounts.strip("|").split(",") if account))
         return Standing()
+
+    def associations(self, cluster: str) -> dict[int, Association]:
+        """Return the associations of users of one cluster by their ids; one sacctmgr call.
+
+        Raises:
+            SlurmError: sacctmgr failed, as where there is no slurmdbd.
+        """
+        fields = "format=id,account,user,partition"
+        output = self._run("sacctmgr", "-n", "-P", "show", "associations", f"clusters={cluster}", fields)
+        found: dict[int, tuple[str, str, str]] = {}
+        for line in output.splitlines():
+            id, *row = line.split("|")
+            if id.isdigit() and len(row) == 3 and row[1]:
+                found[int(id)] = (row[0], row[1], row[2])
+        narrower: dict[tuple[str, str], list[str]] = {}
+        for account, user, partition in found.values():
+            if partition:
+                narrower.setdefault((account, user), []).append(partition)
+        return {
+            id: Association(account, user, partition, () if partition else tuple(narrower.get((account, user), ())))
+            for id, (account, user, partition) in found.items()
+        }
 
     def ended(self, job_ids: Iterable[int]) -> list[dict[str, Any]]:
         """Return rows for `Store.upsert_jobs` about those of `job_ids` that slurmctld still remembers; one squeue call.

@@ -186,6 +186,12 @@ class Gpu(Protocol):
         Raises NotMig where the GPU cannot tell (before Hopper), DriverMissing where the driver is too old.
         """
 
+    def energy_j(self) -> float:
+        """Return the joules that the whole GPU, not one instance, has used since the driver was loaded.
+
+        Raises NotMig where the GPU cannot tell, DriverMissing where the driver is too old.
+        """
+
     def keep_activity(self, uuids: Collection[str]) -> None:
         """Forget what `activity` keeps of instances other than these, by their MIG UUIDs."""
 

@@ -1,11 +1,13 @@
 """What runs have used of their slices, as the agent saw it: RunDir/peaks, root's, so that it outlives the agent.
 
-    {"version": 1, "runs": {"17.0": {"watched_s": 180, "mib": {"MIG-<uuid>": 5120}, "busy": [165.0, 82.1, 40.3, 99.0]}}}
+    {"version": 1, "runs": {"17.0": {"watched_s": 180, "mib": {"MIG-<uuid>": 5120}, "busy": [165.0, 82.1, 40.3, 99.0],
+                                     "energy": [165.0, 57750.0]}}}
 
 A figure is for one slice and is the largest that was seen while a process lived on it, in MiB; it holds what the driver
 itself keeps there, too. The file lies in RunDir because no slice survives a boot. Whoever releases a run (the agent or
 an Epilog of its own) takes its figure from here. `busy` sums over slices and looks: seconds, and seconds times the
-share of SMs, of tensor cores and of memory bandwidth in use; where the driver tells (Hopper and later).
+share of SMs, of tensor cores and of memory bandwidth in use; where the driver tells (Hopper and later). `energy` sums
+over GPUs and looks, too: seconds and joules, of runs whose slices are whole GPUs.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ RunId = tuple[int, int]
 
 
 class Peak(NamedTuple):
-    """One run: for how many seconds its slices were watched, the most MiB seen by MIG UUID, and sums of activity."""
+    """One run: for how many seconds its slices were watched, the most MiB seen by MIG UUID, sums of activity and of
+    energy."""
 
     watched_s: float
     mib: Mapping[str, int]
     busy: tuple[float, ...] = ()
+    energy: tuple[float, ...] = ()
 
     def with_sample(self, found: Mapping[str, int], seconds: float) -> Peak:
         """Return the peak after one more sample, `seconds` after the last."""
@@ -42,6 +46,17 @@ class Peak(NamedTuple):
         return self._replace(
             busy=tuple(a + b for a, b in zip(before, (seconds, *(seconds * s for s in shares)), strict=True))
         )
+
+    def with_energy(self, seconds: float, joules: float) -> Peak:
+        """Return the peak with what the GPU of one slice used in some seconds."""
+        before = self.energy or (0.0, 0.0)
+        return self._replace(energy=(before[0] + seconds, before[1] + joules))
+
+    def energy_j(self, held_s: float) -> float | None:
+        """Return the joules of `held_s` seconds of its GPUs by their mean power; None where less than half was seen."""
+        if len(self.energy) != 2 or self.energy[0] <= 0 or self.energy[0] < held_s / 2:
+            return None
+        return self.energy[1] / self.energy[0] * held_s
 
     def average(self) -> Activity | None:
         """Return what the slices did on average, over how many seconds of slices; None where nobody could tell."""
@@ -67,6 +82,7 @@ def load(run_dir: int) -> dict[RunId, Peak]:
                 float(row["watched_s"]),
                 {str(uuid): int(mib) for uuid, mib in row["mib"].items()},
                 tuple(float(total) for total in row.get("busy", ())),
+                tuple(float(total) for total in row.get("energy", ())),
             )
             for name, row in stored["runs"].items()
         }
@@ -77,7 +93,7 @@ def load(run_dir: int) -> dict[RunId, Peak]:
 def store(run_dir: int, peaks: Mapping[RunId, Peak], running: Collection[RunId]) -> None:
     """Write those of the runs that still are. Raises OSError."""
     rows = {
-        f"{j}.{r}": {"watched_s": p.watched_s, "mib": dict(p.mib), "busy": p.busy}
+        f"{j}.{r}": {"watched_s": p.watched_s, "mib": dict(p.mib), "busy": p.busy, "energy": p.energy}
         for (j, r), p in peaks.items()
         if (j, r) in running
     }

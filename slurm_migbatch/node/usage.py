@@ -14,17 +14,20 @@ from slurm_migbatch.node.paths import Paths
 
 class RunUsage(NamedTuple):
     """`memory_mib`: the most that one of its slices had in use; None where too little was seen of it. `activity`: what
-    its slices did on average; None where the driver does not tell."""
+    its slices did on average; None where the driver does not tell. `energy_j`: joules of the GPUs that were all its
+    own; None where one was not, or too little was seen."""
 
     report: progress.ProgressReport | None = None
     memory_mib: int | None = None
     activity: Activity | None = None
+    energy_j: float | None = None
 
     @property
     def stop_fields(self) -> dict[str, object]:
         """The fields of a `stop` event."""
         busy = {} if self.activity is None else {k: round(v, 4) for k, v in self.activity._asdict().items()}
-        return {"memory_mib": self.memory_mib, **({"activity": busy} if busy else {})}
+        energy = {} if self.energy_j is None else {"energy_j": round(self.energy_j)}
+        return {"memory_mib": self.memory_mib, **({"activity": busy} if busy else {}), **energy}
 
     def spool(self, journal: Journal, run: JournalRun) -> None:
         """Spool the run's last `progress` event, if it reported anything; part of the transaction that is open."""
@@ -48,8 +51,12 @@ def gather(paths: Paths, run: JournalRun, slices: Sequence[JournalSlice]) -> Run
     if any(row.shared for row in slices):
         return RunUsage(report)  # the driver tells of a slice, not of the two jobs on it
     peak = peaks.load(paths.run).get((run.job, run.restart))
-    memory = None if peak is None else peak.maximum_mib(time.time() - started)
-    return RunUsage(report, memory, None if peak is None or memory is None else peak.average())
+    if peak is None:
+        return RunUsage(report)
+    now = time.time()
+    memory = peak.maximum_mib(now - started)
+    energy_j = peak.energy_j(sum(now - row.since for row in slices))
+    return RunUsage(report, memory, None if memory is None else peak.average(), energy_j)
 
 
 def progress_event(run: JournalRun, report: progress.ProgressReport, *, final: bool) -> dict[str, object]:

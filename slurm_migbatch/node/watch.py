@@ -1,10 +1,11 @@
-"""Sample running jobs in the agent: their memory, what their slices do, and the progress that they report.
+"""Sample running jobs in the agent: memory, what their slices do, energy, and the progress that they report.
 
 Every SampleEvery seconds it asks the driver how much memory is in use on each slice that a job holds and, where the
-driver tells (GPM: Hopper and later), what share of SMs and memory bandwidth was since the last time, and reads the
-jobs' progress files. What is new goes to the controller as `progress` events, of one run at most every ProgressEvery
-seconds; what a run said last is told at its end in any case (`usage.py`). It takes no lock and changes no slice, and
-no hook waits for it. It also looks who has devices open that are another's by now (`open_devices.py`).
+driver tells (GPM: Hopper and later), what share of SMs and memory bandwidth was since the last time, and how much
+energy a GPU took that is one job's alone (NVML tells it of GPUs, not of slices). It reads the jobs' progress files.
+What is new goes to the controller as `progress` events, of one run at most every ProgressEvery seconds; what a run said
+last is told at its end in any case (`usage.py`). It takes no lock and changes no slice, and no hook waits for it. It
+also looks who has devices open that are another's by now (`open_devices.py`).
 
 Whoever takes a slice back waits for a new checkpoint. So between two samples the kernel says which progress files are
 written (`inotify.py`); these are read at once, though no more often than every READ_EVERY_S seconds, and a checkpoint
@@ -17,10 +18,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 from slurm_migbatch.mig.driver import Activity, DriverError, DriverMissing, Gpu, Instance, NotMig
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.node import open_devices, peaks, progress
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import NodeConfig
@@ -57,6 +59,9 @@ class Watcher:
         self._peaks: dict[peaks.RunId, peaks.Peak] = {}
         self._sampled: float | None = None
         self._untold: set[str] = set()  # GPUs that do not tell what their slices do
+        self._unmetered: set[str] = set()  # GPUs that do not tell their energy
+        self._energy: dict[str, tuple[peaks.RunId, float, float]] = {}  # by GPU: run, when it was read, joules
+        self._is_whole: dict[tuple[str, Profile], bool] = {}  # by GPU and profile: no compute slice is left beside it
         self._last_sent: dict[peaks.RunId, tuple[float, progress.ProgressReport]] = {}
         self._burst_left: dict[peaks.RunId, tuple[float, float]] = {}
         self._warned: set[str] = set()
@@ -187,25 +192,61 @@ class Watcher:
             known = self._peaks.get(run)
             seconds = since if known else min(since, max(every, now - min(row.since for row in slices)))
             peak = (known or peaks.Peak(0.0, {})).with_sample(found, seconds)
-            for row in slices:
-                if (gpu := gpus.get(row.gpu)) is not None and (done := self._activity(gpu, _instance(row), run)):
-                    peak = peak.with_activity(done)
+            for done in self._activities(gpus, run, slices):
+                peak = peak.with_activity(done)
+            for span_s, joules in self._energy_since(gpus, run, slices, now):
+                peak = peak.with_energy(span_s, joules)
             self._peaks[run] = peak
         uuids = {row.mig_uuid for slices in held.values() for row in slices if row.mig_uuid is not None}
         for gpu in gpus.values():
             gpu.keep_activity(uuids)
 
-    def _activity(self, gpu: Gpu, instance: Instance | None, run: peaks.RunId) -> Activity | None:
-        """Ask what a slice did; a GPU that cannot tell is not asked again."""
-        if instance is None or gpu.uuid in self._untold:
-            return None
+    def _activities(
+        self, gpus: Mapping[str, Gpu], run: peaks.RunId, slices: Sequence[JournalSlice]
+    ) -> Iterator[Activity]:
+        """Yield what each slice did since its last sample; a GPU that cannot tell is not asked again."""
+        for row in slices:
+            gpu, instance = gpus.get(row.gpu), _instance(row)
+            if gpu is None or instance is None or gpu.uuid in self._untold:
+                continue
+            try:
+                if done := gpu.activity(instance, run):
+                    yield done
+            except (NotMig, DriverMissing):
+                self._untold.add(gpu.uuid)
+            except DriverError as error:
+                self._warn_once(f"what slices do cannot be read: {error}")
+
+    def _energy_since(
+        self, gpus: Mapping[str, Gpu], run: peaks.RunId, slices: Sequence[JournalSlice], now: float
+    ) -> Iterator[tuple[float, float]]:
+        """Yield seconds and joules of each GPU since its last sample, where every slice of the run is a whole GPU."""
         try:
-            return gpu.activity(instance, run)
-        except (NotMig, DriverMissing):
-            self._untold.add(gpu.uuid)
+            whole = [gpu for row in slices if (gpu := gpus.get(row.gpu)) is not None and self._whole(gpu, row)]
+            if len(whole) < len(slices) or any(gpu.uuid in self._unmetered for gpu in whole):
+                return
+            for gpu in whole:
+                try:
+                    joules = gpu.energy_j()
+                except (NotMig, DriverMissing):
+                    self._unmetered.add(gpu.uuid)
+                    return
+                before = self._energy.get(gpu.uuid)
+                self._energy[gpu.uuid] = run, now, joules
+                # the count begins anew where the driver is loaded anew
+                if before is not None and before[0] == run and now > before[1] and joules >= before[2]:
+                    yield now - before[1], joules - before[2]
         except DriverError as error:
-            self._warn_once(f"what slices do cannot be read: {error}")
-        return None
+            self._warn_once(f"the energy of GPUs cannot be read: {error}")
+
+    def _whole(self, gpu: Gpu, row: JournalSlice) -> bool:
+        """Return whether a slice takes all compute slices of its GPU. Raises DriverError."""
+        profile = row.slot.profile
+        if (gpu.uuid, profile) not in self._is_whole:
+            geometry = gpu.geometry()
+            most = geometry.compute_slices
+            self._is_whole[gpu.uuid, profile] = profile in geometry and geometry.info(profile).compute_slices == most
+        return self._is_whole[gpu.uuid, profile]
 
     # -- devices -------------------------------------------------------------------------------------------------
 

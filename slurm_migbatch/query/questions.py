@@ -67,6 +67,7 @@ class RunsQuestion(SelectedRuns):
 
     Attributes:
         groups: names or numbers.
+        associations: ids that slurmdbd has.
         clusters: whose runs; () and "all" for every one that the record has.
         limit_min, limit_max: time limits, as -k and -K give them.
         truncate: show times and durations within the window alone.
@@ -87,6 +88,7 @@ class RunsQuestion(SelectedRuns):
     wckeys: tuple[str, ...] = words(256)
     names: tuple[str, ...] = words(256)
     clusters: tuple[str, ...] = words(256)
+    associations: tuple[str, ...] = words(18)
     limit_min: str = text(64)
     limit_max: str = text(64)
     truncate: bool = False

@@ -49,10 +49,14 @@ class RedactedRun:
 def allowed(rights: Rights, wanted: RunFilter, *, accounts: bool = False) -> RunFilter:
     """Return the filter that leaves out what the user may not see.
 
-    Who may not know others' accounts, or what they wrote, cannot find out by asking for the runs of one, nor, with
-    `accounts`, from an answer that names them.
+    Who may not know others' accounts, or what they wrote, cannot find out by asking for the runs of one or of an
+    association with one, nor, with `accounts`, from an answer that names them.
     """
     words = bool(wanted.names or wanted.wckeys) and not rights.everything
-    if rights.runs and not words and (rights.accounts or not (accounts or wanted.accounts)):
+    if (
+        rights.runs
+        and not words
+        and (rights.accounts or not (accounts or wanted.accounts or wanted.associations is not None))
+    ):
         return wanted
     return replace(wanted, only=(rights.uid, tuple(sorted(rights.coordinates))))

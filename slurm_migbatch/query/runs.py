@@ -17,7 +17,7 @@ from slurm_migbatch.slurm.times import time_formatter
 from slurm_migbatch.store.errors import ReadError
 from slurm_migbatch.store.reader import open_reader
 from slurm_migbatch.store.runquery import RunFilter
-from slurm_migbatch.values import TYPE_CHECKING
+from slurm_migbatch.values import TYPE_CHECKING, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from slurm_migbatch.report.selection import Selection
     from slurm_migbatch.slurm.rights import Rights
     from slurm_migbatch.store.reader import RunReader
+    from slurm_migbatch.store.runquery import Association
 
     Found = Iterable[tuple[Any, Sequence[Any]]]
     Wholes = Mapping[str, tuple[int, int]]
@@ -40,13 +41,14 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
     try:
         columns, units = _columns(question), _units(question)
         selection = _selection(question, now, rights.uid)
+        cluster = _cluster(question, columns, site)
+        associations = _associations(question, cluster, site)
     except ReportError as error:
         raise Unanswerable(str(error)) from None
-    cluster = _cluster(question, columns, site)
     reader = open_reader(site.url)
     try:
         _check_users(question, rights, reader)
-        wanted = allowed(rights, selection.wanted)
+        wanted = allowed(rights, replace(selection.wanted, associations=associations))
         elsewhere = bool(question.clusters) and not {"all", cluster} & set(question.clusters)
         fields = _Fields.of(question, columns)
         visible_runs = iter(() if elsewhere else _visible_runs(reader, rights, wanted, fields, question.truncate))
@@ -70,6 +72,9 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 
 def _selection(question: RunsQuestion, now: float, uid: int) -> Selection:
+    wrong = next((text for text in question.associations if not _number(text)), None)
+    if wrong is not None:
+        raise ReportError(f"-x: {wrong!r} is no id of an association; `sacctmgr show associations format=id` has them")
     return selection(
         question,
         now,
@@ -131,7 +136,7 @@ def _unknown(wanted: RunFilter, reader: RunReader) -> Iterator[str]:
 
 def _cluster(question: RunsQuestion, columns: Sequence[Column], site: QuerySite) -> str:
     """Return Slurm's name of the cluster where it matters; Slurm is asked for it."""
-    named = any(name != "all" for name in question.clusters)
+    named = any(name != "all" for name in question.clusters) or bool(question.associations)
     if not named and not any(column.name == "Cluster" for column in columns):
         return ""
     from slurm_migbatch.slurm.client import SlurmError
@@ -142,6 +147,14 @@ def _cluster(question: RunsQuestion, columns: Sequence[Column], site: QuerySite)
         if named:
             raise
         return ""
+
+
+def _associations(question: RunsQuestion, cluster: str, site: QuerySite) -> tuple[Association, ...] | None:
+    """Return the associations that were asked for, of which slurmdbd knows; None where none was."""
+    if not question.associations:
+        return None
+    known = site.slurm().associations(cluster)
+    return tuple(known[id] for id in map(int, question.associations) if id in known)
 
 
 def _columns(question: RunsQuestion) -> tuple[Column, ...]:

@@ -5,7 +5,7 @@ A query fetches exactly the fields that the shown columns declare (`run`, `slice
 
 from __future__ import annotations
 
-from slurm_migbatch.report.units import figure
+from slurm_migbatch.report.units import figure, joules
 from slurm_migbatch.slurm.times import format_duration
 from slurm_migbatch.values import TYPE_CHECKING, Value
 
@@ -105,6 +105,12 @@ def _busy(name: str) -> RunCell:
         return f"{share:.0%}" if isinstance(share, float) else ""
 
     return cell
+
+
+def energy_j(run: Fields) -> float | None:
+    """Return the joules of a run's GPUs; None where they are not known."""
+    joules = run.measured_facts.get("energy_j") if isinstance(run.measured_facts, dict) else None
+    return float(joules) if isinstance(joules, int | float) else None
 
 
 def _moment(name: str) -> RunCell:
@@ -372,6 +378,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("SMActive", 8, "Share of its slices' SMs in use, on average.", ("measured_facts",), _busy("sm")),
     Column("TensorActive", 12, "The same of tensor cores.", ("measured_facts",), _busy("tensor")),
     Column("DRAMActive", 10, "The same of memory bandwidth.", ("measured_facts",), _busy("dram")),
+    Column("ConsumedEnergy", 14, "Energy of its GPUs in joules, where they were whole ones.", ("measured_facts",),
+           lambda run, slices, context: joules(energy_j(run))),
+    Column("ConsumedEnergyRaw", 17, "The same without a unit's letter.", ("measured_facts",),
+           lambda run, slices, context: _whole(energy_j(run))),
     Column("MeasItems", 10, "Items that the job said it had done.", ("measured_items",),
            lambda run, slices, context: "" if run.measured_items is None else f"{run.measured_items:.0f}"),
     Column("PredErr", 8, "Measured throughput against the predicted: +10% is faster than predicted.", _SPEED,

@@ -8,6 +8,7 @@ from typing import Any
 
 from slurm_migbatch.report.columns import (
     elapsed_s,
+    energy_j,
     gpu_hours,
     hours_of,
     job_id,
@@ -102,6 +103,7 @@ def _job(run: Any, slices: Any, now: float, wholes: Wholes) -> dict[str, Any]:
     for name in ("sm", "tensor", "dram"):
         share = facts.get(name) if isinstance(facts, dict) else None
         made[f"{name}_active"] = share if isinstance(share, float) else None
+    made["consumed_energy_j"] = energy_j(run)
     before, after, why = (made.pop(f"retyped_{name}") for name in ("before", "after", "why"))
     made["retyped"] = {"from": before, "to": after, "why": why} if before and before != after else None
     made["prediction_error"] = prediction_error(run)

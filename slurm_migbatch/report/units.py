@@ -29,6 +29,17 @@ def size_formatter(*, unit: str | None = None, convert: bool = True) -> Callable
     return show
 
 
+def joules(value: float | None) -> str:
+    """Return an energy as sacct writes ConsumedEnergy: whole joules, or two digits and a letter, by thousands."""
+    if value is None:
+        return ""
+    place, shown = 0, float(round(value))
+    while shown >= 1000 and place < len(UNITS):
+        shown, place = shown / 1000, place + 1
+    letter = UNITS[place - 1] if place else ""
+    return f"{shown:.0f}{letter}" if shown == int(shown) else f"{shown:.2f}{letter}"
+
+
 def figure(value: float | None, unit: str) -> str:
     """Return a measured or predicted figure to three significant digits with its unit; "" for None."""
     if value is None:

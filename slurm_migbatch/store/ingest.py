@@ -301,6 +301,7 @@ def _stop(session: Session, machine: Node, journal: NodeJournal, ts: float, even
         measured.mark_shared(run)
     measured.keep_memory(run, machine.node, event.get("memory_mib"), [facts.profile for facts in _slices(event)])
     measured.keep_activity(run, machine.node, event.get("activity"))
+    measured.keep_energy(run, machine.node, event.get("energy_j"))
     stop_run(session, run, machine.node, journal.journal, ts, _slices(event), code)
 
 

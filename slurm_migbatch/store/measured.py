@@ -1,8 +1,9 @@
 """What runs achieved: who says so, what of it can be believed, and how the nodes of a run add up.
 
 `Run.measured_facts` is {"by": {figure: who}, "nodes": {node: its last report}, "p99_ms", "batch", "tasks", "doubts",
-"safe", "shared", "oom", "sm", "tensor", "dram"}; `progress.py` has `safe`, `shared` says that it had a slice together
-with another job, `oom` that it said itself that memory ran out; the last three are what its slices did on average.
+"safe", "shared", "oom", "sm", "tensor", "dram", "energy_j"}; `progress.py` has `safe`, `shared` says that it had a
+slice together with another job, `oom` that it said itself that memory ran out; then come what its slices did on
+average, and the joules of its GPUs where all were whole ones.
 Who is "job" (its own words, `migbatch progress`), "driver" (sampled on the node) or another caller of the store. A user
 can lie about his own jobs; whoever learns from figures may want to weigh that.
 """
@@ -31,6 +32,10 @@ JOB, DRIVER = "job", "driver"
 #: a run's clock and the job's own may differ by this much
 _SLACK_S, _SLACK_SHARE = 60.0, 1.1
 _MAX_DOUBTS = 8
+#: joules that no run can use on one node
+_MOST_J = 1e12
+#: what a node has sampled, which its next report of progress does not replace
+_SAMPLED = ("memory_mib", "activity", "energy_j")
 
 
 def known_run(session: Session, job: int, restart: int) -> Run | None:
@@ -60,7 +65,7 @@ def keep_report(run: Run, node: str, ts: float, event: Mapping[str, Any]) -> Non
     report = _believed(run, ts, event, doubts)
     if safe := progress.safe_of(event, ts, run.started, before.get("safe"), doubts):
         report["safe"] = safe
-    nodes[node] = {"ts": ts, **report, **{name: before[name] for name in ("memory_mib", "activity") if name in before}}
+    nodes[node] = {"ts": ts, **report, **{name: before[name] for name in _SAMPLED if name in before}}
     facts["nodes"] = nodes
     if safe := progress.together(nodes.values()):
         facts["safe"] = safe
@@ -111,6 +116,21 @@ def keep_activity(run: Run, node: str, activity: Any) -> None:
         {name: math.fsum(row[name] * row["seconds"] for row in known) / seconds for name in ACTIVITY} if seconds else {}
     )
     run.measured_facts = {**facts, "nodes": nodes, **means}
+
+
+def keep_energy(run: Run, node: str, joules: Any) -> None:
+    """Take in the joules of the run's whole GPUs on one node; `energy_j` is there when every node has told its own."""
+    number = clean.real(joules)
+    if number is None or not 0 <= number <= _MOST_J:
+        return
+    facts = _facts(run)
+    nodes = dict(facts.get("nodes") or {})
+    nodes[node] = {**(nodes.get(node) or {}), "energy_j": number}
+    facts["nodes"] = nodes
+    known = [row["energy_j"] for row in nodes.values() if "energy_j" in row]
+    if len(known) == len((run.nodes or node).split(",")):
+        facts["energy_j"] = math.fsum(known)
+    run.measured_facts = facts
 
 
 def mark_shared(run: Run) -> None:

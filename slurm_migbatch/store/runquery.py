@@ -50,6 +50,19 @@ class JobId(Value):
     offset: int | None = None
 
 
+class Association(Value):
+    """A user's association with an account in slurmdbd.
+
+    Attributes:
+        partition: the one that it is for; "" for all but `except_partitions`, which have associations of their own.
+    """
+
+    account: str
+    user: str
+    partition: str = ""
+    except_partitions: tuple[str, ...] = ()
+
+
 class RunFilter(Value):
     """Which runs are wanted; an empty tuple or None does not filter. All conditions must hold.
 
@@ -58,6 +71,7 @@ class RunFilter(Value):
             with `states`, those that were in one of them at some moment of it (as sacct has it).
         duplicates: earlier runs of a job id too (requeues, numbers that Slurm used again).
         only: (user, accounts): runs of this user id or charged to one of these accounts, whatever else is wanted.
+        associations: runs of one of these; none at all where there are none, all runs for None.
         limits_s: least and greatest time limit, seconds, both included; (None, None) stands for no limit at all.
     """
 
@@ -72,6 +86,7 @@ class RunFilter(Value):
     names: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
+    associations: tuple[Association, ...] | None = None
     limits_s: tuple[int | None, int | None] | None = None
     start: float | None = None
     end: float | None = None
@@ -232,11 +247,23 @@ def _chosen(wanted: RunFilter, values: Values) -> Iterator[str]:
     ):  # fmt: skip
         if chosen:
             yield f"runs.{column} IN {values.all(chosen)}"
+    if wanted.associations is not None:
+        yield " OR ".join(_associated(association, values) for association in wanted.associations) or "1 = 0"
     if wanted.nodes:
         held = f"held.run_id = runs.id AND held.node IN {values.all(wanted.nodes)}"
         yield f"EXISTS (SELECT held.id FROM leases held WHERE {held})"  # noqa: S608
     if wanted.limits_s is not None:
         yield _limited(*wanted.limits_s, values)
+
+
+def _associated(association: Association, values: Values) -> str:
+    account, user = values.one(association.account), values.one(association.user)
+    whose = f"runs.account = {account} AND runs.user = {user}"
+    if association.partition:
+        return f"({whose} AND runs.partition = {values.one(association.partition)})"
+    if association.except_partitions:
+        return f"({whose} AND runs.partition NOT IN {values.all(association.except_partitions)})"
+    return f"({whose})"
 
 
 def _with_default(wckeys: Collection[str]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from slurm_migbatch.cli.main import cli
+from slurm_migbatch.cli.migacctclick import command as migacct
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.end_to_end import PATIENCE_S, account, accounts
 
@@ -45,6 +46,9 @@ def test_slices_held_agree_with_sreport(new_cluster: Callable[..., Cluster], tmp
         return all(rows[str(job)][name] % 1 == 0 for job in jobs for name in ("started_unix_s", "ended_unix_s"))
 
     bed.wait("Slurm's word on every job", told_by_slurm, PATIENCE_S)
+    by_association = {id: of_association(bed, id) for id in users_associations(bed)}
+    assert len([found for found, _ in by_association.values() if found]) == 3
+    assert [id for id, (ours, theirs) in by_association.items() if ours != theirs] == []
     record = tmp_path / "record.db"
     source = sqlite3.connect(bed.product.state / "migbatch.db")
     with closing(source), closing(sqlite3.connect(record)) as copy:
@@ -57,6 +61,20 @@ def test_slices_held_agree_with_sreport(new_cluster: Callable[..., Cluster], tmp
     for start, end in ((border - HOUR, border), (border, border + HOUR), (border - HOUR, border + HOUR)):
         ours, theirs = used(record, start, end), reported(bed, moment(start), moment(end))
         assert theirs and ours == theirs, (start, end)
+
+
+def users_associations(bed: Cluster) -> list[str]:
+    said = bed.run(["sacctmgr", "-n", "-P", "show", "associations", "format=id,user"]).stdout
+    return [id for id, _, user in (line.partition("|") for line in said.splitlines()) if user]
+
+
+def of_association(bed: Cluster, id: str) -> tuple[list[str], list[str]]:
+    """The jobs of an association as migacct and as sacct know them."""
+    options = ["-a", "-X", "-n", "-P", "-S", "now-1hour", "-o", "jobid", "-x", id]
+    ours = CliRunner().invoke(
+        migacct, options, env={"MIGBATCH_CONFIG": str(bed.product.config)}, catch_exceptions=False
+    )
+    return sorted(ours.stdout.split()), sorted(bed.run(["sacct", *options]).stdout.split())
 
 
 def moment(ts: float) -> str:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_migbatch.mig.driver import DriverError, DriverMissing, NotMig
 from slurm_migbatch.mig.nvml.gpm import LEAST_S
+from slurm_migbatch.mig.nvml.gpu import NvmlGpu
 from slurm_migbatch.node import peaks, progress, tmpfs
 from slurm_migbatch.node.inotify import WriteWatch
 from slurm_migbatch.node.peaks import Peak
@@ -368,6 +370,80 @@ def test_without_help_of_the_kernel_it_looks_now_and_then(new_node, monkeypatch,
 def test_it_can_be_switched_off(new_node):
     node = new_node(SampleEvery=0)
     assert Watcher(node.config, node.executor.gpus).thread(threading.Event(), -1) is None
+
+
+# -- energy ------------------------------------------------------------------------------------------------------------
+
+
+def test_energy_is_told_of_whole_gpus_alone(new_node, monkeypatch):
+    node = new_node(gpus=("h100-80gb",) * 3)
+    node.prolog(1, "[mig:7g.80gb:1]")
+    node.prolog(2, "[mig:3g.40gb:1]")
+    node.prolog(3, "[mig:4g.40gb:1]")
+    look = Look(node)
+    monkeypatch.setattr(NvmlGpu, "energy_j", lambda _gpu: 350.0 * look.now)
+    for _ in range(3):
+        look()
+    found = peaks.load(node.executor.paths.run)
+    assert {run: peak.energy for run, peak in found.items()} == {(1, 0): (30.0, 10500.0), (2, 0): (), (3, 0): ()}
+    for job in (1, 2, 3):
+        node.epilog(job)
+    told = {event["job"]: event.get("energy_j") for event in node.events("stop")}
+    assert isinstance(told[1], int)
+    assert (told[2], told[3]) == (None, None)
+
+
+def test_every_gpu_of_a_run_counts_and_none_of_the_run_before(new_node, monkeypatch):
+    node = new_node(gpus=("h100-80gb",) * 2)
+    look = Look(node)
+    monkeypatch.setattr(NvmlGpu, "energy_j", lambda gpu: (100.0 + 100.0 * gpu.index) * look.now)
+    for job in (1, 2):
+        node.prolog(job, "[mig:7g.80gb:2]")
+        look()
+        look(20.0)
+        assert peaks.load(node.executor.paths.run)[job, 0].energy == (40.0, 6000.0)
+        node.epilog(job)
+
+
+def test_a_count_that_begins_anew_is_passed_over(new_node, monkeypatch):
+    node = new_node(gpus=("h100-80gb",))
+    node.prolog(1, "[mig:7g.80gb:1]")
+    look, counted = Look(node), iter([9000.0, 9500.0, 10.0, 310.0])
+    monkeypatch.setattr(NvmlGpu, "energy_j", lambda _gpu: next(counted))
+    for _ in range(4):
+        look()
+    assert peaks.load(node.executor.paths.run)[1, 0].energy == (30.0, 800.0)
+
+
+@pytest.mark.parametrize(("kind", "asked"), [(NotMig, 1), (DriverMissing, 1), (DriverError, 3)])
+def test_a_gpu_that_cannot_tell_is_not_asked_again(new_node, monkeypatch, kind, asked):
+    def refuse(gpu):
+        calls.append(gpu.uuid)
+        raise kind(3, "its energy: no")
+
+    node, calls = new_node(gpus=("h100-80gb",)), []
+    node.prolog(1, "[mig:7g.80gb:1]")
+    monkeypatch.setattr(NvmlGpu, "energy_j", refuse)
+    look = Look(node)
+    for _ in range(3):
+        look()
+    node.epilog(1)
+    assert len(calls) == asked
+    assert "energy_j" not in node.events("stop")[-1]
+
+
+def test_the_driver_counts_energy(new_node):
+    node = new_node(gpus=("h100-80gb",))
+    (gpu,) = node.executor.gpus.listed()
+    before = gpu.energy_j()
+    assert 0 < before <= gpu.energy_j()
+
+
+def test_energy_of_the_whole_run_is_by_mean_power():
+    peak = Peak(0.0, {}).with_energy(10.0, 3000.0).with_energy(10.0, 4000.0)
+    assert peak.energy_j(40.0) == 14000.0
+    assert peak.energy_j(41.0) is None
+    assert Peak(90.0, {}).energy_j(1.0) is None
 
 
 # -- what slices do ----------------------------------------------------------------------------------------------------

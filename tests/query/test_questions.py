@@ -75,7 +75,7 @@ class PlayedSite(QuerySite):
         waits = JobRow(8, uid=BOB, user="bin", partition="gpu", gres="gres:mig:1g.10gb:1", comment="secretcomment8")
         node = NodeRow("n1", frozenset({"MIXED"}), {"1g.10gb": 7}, {"1g.10gb": 2}, ("gpu",))
         known = {"jobs": lambda _: [waits], "nodes": lambda _: [node], "default_partition": lambda _: "gpu"}
-        known |= {"settings": lambda _: {}}
+        known |= {"settings": lambda _: {}, "associations": lambda *_: {}}
         return type("Played", (), known)()
 
 

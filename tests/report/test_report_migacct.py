@@ -302,7 +302,7 @@ def test_the_state_alone_warns_that_it_means_now(cli: Cli) -> None:
         (["-k", "foo"], 1, "Invalid time limit specification"),
         (["-k", "5", "-K", "foo"], 1, "Invalid time limit specification"),
         (["-c"], 1, "Slurm job completion is disabled: "),
-        (["-x", "12"], 1, "no ids of associations: "),
+        (["-x", "12,3x"], 1, "-x: '3x' is no id of an association; `sacctmgr show associations format=id` has them"),
         (["-s", "SLEEPING"], 1, "unrecognized job state value 'SLEEPING'; states are BF/BOOT_FAIL"),
         (["-j", "abc"], 1, "Bad job/step specified: abc; write 12"),
         (["-j", "12_[1-99999999]"], 1, "array tasks"),
@@ -417,6 +417,40 @@ def test_clusters(cli: Cli, named: None) -> None:
     assert cli("-n", "-j", "2", "-M", "two") == (0, "", said)
 
 
+ASSOCIATIONS = """#!/bin/sh
+[ "$1 $2 $3 $4 $5" = "-n -P show associations clusters=one" ] || exit 1
+printf '%s\\n' '1|root||' '2|root|root|' '3|ml|alice|' '4|ml|bob|gpu' '5|ml|bob|' '6|ml|carol|cpu'
+"""
+
+
+def test_associations(cli: Cli, named: None, tmp_path: Path) -> None:
+    """What they stand for is as slurmdbd says; one that is for a partition takes its runs from that for all others."""
+    (tmp_path / "sacctmgr").write_text(ASSOCIATIONS)
+    (tmp_path / "sacctmgr").chmod(0o755)
+
+    def found(*options: str) -> list[str]:
+        code, out, err = cli("-a", "-n", "-X", "-P", "-D", "-S", "010100", "-o", "user,account,partition", *options)
+        assert (code, err) == (0, "")
+        return sorted(set(out.splitlines()))
+
+    assert found() == ["alice|ml|gpu", "bob|ml|gpu", "carol|ml|gpu"]
+    assert found("-x", "3") == ["alice|ml|gpu"]
+    assert found("-x", "4") == ["bob|ml|gpu"]
+    assert found("-x", "5") == found("-x", "6") == found("-x", "1,77") == []
+    assert found("-x", "3,4", "-x", "5") == ["alice|ml|gpu", "bob|ml|gpu"]
+    assert found("-x", "4", "-q", "high") == []
+
+
+def test_associations_without_slurmdbd(cli: Cli, named: None, tmp_path: Path) -> None:
+    (tmp_path / "sacctmgr").write_text(
+        "#!/bin/sh\necho 'You are not running a supported accounting_storage plugin' >&2; exit 1\n"
+    )
+    (tmp_path / "sacctmgr").chmod(0o755)
+    code, out, err = cli("-x", "4")
+    assert (code, out) == (1, "")
+    assert "not running a supported accounting_storage plugin" in err
+
+
 def test_names_in_json_keep_their_meaning(cli: Cli) -> None:
     """A name may be added; one that goes or changes its meaning needs a new schema_version."""
     document = json.loads(cli("--json", "-j", "2")[1])
@@ -427,8 +461,8 @@ def test_names_in_json_keep_their_meaning(cli: Cli) -> None:
         "started_unix_s", "ended_unix_s", "time_limit_s", "asked", "bucket", "decision", "source", "profile",
         "slice_count", "warm", "setup_ms", "predicted_latency_ms", "predicted_throughput_per_s", "predicted_memory_mib",
         "measured_latency_ms", "measured_throughput_per_s", "measured_memory_mib", "measured_items",
-        "measured_by", "sm_active", "tensor_active", "dram_active", "gid", "qos", "wckey", "comment", "slice_hours",
-        "gpu_hours", "prediction_error", "elapsed_s", "queue_wait_s", "slices", "retyped",
+        "measured_by", "sm_active", "tensor_active", "dram_active", "consumed_energy_j", "gid", "qos", "wckey",
+        "comment", "slice_hours", "gpu_hours", "prediction_error", "elapsed_s", "queue_wait_s", "slices", "retyped",
     }  # fmt: skip
     assert set(document["jobs"][0]["slices"][0]) == {
         "node", "gpu_uuid", "gpu_index", "profile", "placement_start", "placement_size", "gpu_instance_id",

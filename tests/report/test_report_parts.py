@@ -18,7 +18,7 @@ from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.format import find, parse_format
 from slurm_migbatch.report.selection import parse_jobs, window
 from slurm_migbatch.report.states import parse_states
-from slurm_migbatch.report.units import figure, size_formatter
+from slurm_migbatch.report.units import figure, joules, size_formatter
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.models import Lease, Run
 from slurm_migbatch.store.runquery import RETYPED_FIELDS, RUN_FIELDS, SLICE_FIELDS, JobId, RunFilter
@@ -48,6 +48,15 @@ def test_the_ready_made_formats_exist(text: str) -> None:
 def test_every_column_is_found_by_its_name_in_any_case() -> None:
     for column in COLUMNS:
         assert find(column.name.upper()) is find(column.name.lower()) is column
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, ""), (0, "0"), (14.4, "14"), (999, "999"), (999.6, "1K"), (1500, "1.50K"), (57_750, "57.75K"),
+     (2_000_000, "2M"), (3.456e9, "3.46G")],
+)  # fmt: skip
+def test_energy_is_written_as_sacct_does(value: float | None, shown: str) -> None:
+    assert joules(value) == shown
 
 
 def test_formats() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from slurm_migbatch.daemon.history import HistoryStore, open_history
 from slurm_migbatch.store.recurring import RecurringRun
-from tests.support.store_events import Node, piece
+from tests.support.store_events import Node, piece, run_of
 
 
 @pytest.fixture
@@ -29,6 +30,10 @@ def ran(store: HistoryStore, job: int, node: Node, decision: str = "d1", **stop:
     (row,) = store.recurring_runs(newest, 10)
     assert row.number == store.newest_lesson()
     return row
+
+
+def facts_of(store: HistoryStore) -> Any:
+    return run_of(store, 1).run["measured_facts"] or {}
 
 
 def test_a_run_comes_with_what_it_showed(store: HistoryStore) -> None:
@@ -83,6 +88,26 @@ def test_runs_that_the_filter_cannot_know_again_have_no_key(store: HistoryStore)
     unlike = [piece(), piece(4, 4, "3g.40gb")]
     node.send(node.start(300, 3, *unlike, decision="d2"), node.stop(400, 3, *unlike))
     assert store.recurring_runs(store.newest_lesson() - 1, 10)[0].profile is None
+
+
+def test_energy_is_known_when_every_node_of_the_run_has_told_it(store: HistoryStore) -> None:
+    def energy() -> Any:
+        return facts_of(store).get("energy_j")
+
+    one, two = Node(store), Node(store, "n2", "bb")
+    for node in (one, two):
+        node.send(node.start(100, 1))
+    one.send(one.stop(200, 1, energy_j=57750))
+    assert energy() is None
+    two.send(two.stop(200, 1, energy_j=42250))
+    assert energy() == 100000
+
+
+@pytest.mark.parametrize("told", [None, "a", -1, 2e12, float("nan"), [5], True])
+def test_an_energy_that_cannot_be_is_none(store: HistoryStore, told: Any) -> None:
+    node = Node(store)
+    node.send(node.start(100, 1), node.stop(200, 1, energy_j=told))
+    assert "energy_j" not in facts_of(store)
 
 
 def test_the_activity_of_several_nodes_is_their_average(store: HistoryStore) -> None:

@@ -186,6 +186,10 @@ class NvmlGpu:
             self._handle = self._call("looking it up", self._look_up)
         return self._samples.measure(self._handle, instance, holder)
 
+    def energy_j(self) -> float:
+        """Return the joules that the GPU has used since the driver was loaded. Raises NotMig, DriverMissing."""
+        return int(self._ask("its energy", pynvml.nvmlDeviceGetTotalEnergyConsumption)) / 1000
+
     def keep_activity(self, uuids: Collection[str]) -> None:
         """Forget the samples of other instances."""
         self._samples.keep(uuids)
