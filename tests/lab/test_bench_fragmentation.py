@@ -12,7 +12,7 @@ from slurm_migbatch.lab import shipped
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.bench import bench
 from slurm_migbatch.lab.experiments import fragmentation
-from slurm_migbatch.lab.experiments.fragmentation import Draw
+from slurm_migbatch.lab.experiments.fragmentation import GRMU, OURS, POOL, SIMPLE, STILL, Draw
 from slurm_migbatch.lab.papers.placement import FirstFit
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies.placement import PlacementCluster, PodKind, Pool
@@ -100,7 +100,7 @@ def test_the_experiment_repeats_itself_and_tells_both_populations(openb):
         assert population["decides"] == shipped.DECIDES
         for load in population["loads"]:
             ways = load["ways"]
-            assert set(ways) == {"first fit", "best fit", "FGD", "planner", "planner, nothing moved", "pool"}
+            assert set(ways) == {*SIMPLE, OURS, STILL, GRMU, POOL}
             if load["queued"]:
                 assert ways["first fit"]["over_first_fit"] == {"wait_s": [1.0, 1.0, 1.0], "jct_s": [1.0, 1.0, 1.0]}
                 assert all(row["wait_s"] <= row["wait_max_s"] for row in ways.values())

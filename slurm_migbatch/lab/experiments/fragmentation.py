@@ -12,6 +12,8 @@ duration; the share becomes the smallest slice that has it. Arrivals and jobs ar
   room, on the fullest, or where the least of what the mix asks for is lost; with a queue, all that wait are tried in
   their order whenever a job ends, and nothing is kept free for one that does not fit. They know no Slurm and no delay,
   so they are stronger than any site could have them. They move nothing.
+- **GRMU** (`lab.papers.grmu`): baskets for whole GPUs and for parts, and jobs that run are moved, inference too, at no
+  cost; of the quotas of its baskets the one that turns out best for the draw. No site can have it: it is no bar.
 - **pool**: the same without places: all compute and memory slices together. It bounds what placing can bring.
 
 At `QUEUED` loads jobs wait until they start (what Slurm does); at `TURNED_AWAY` a job that has not started within
@@ -36,6 +38,7 @@ import numpy as np
 from slurm_migbatch.config import Config
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
 from slurm_migbatch.lab.bars import Bar, mean_with_interval
+from slurm_migbatch.lab.papers.grmu import Grmu
 from slurm_migbatch.lab.papers.placement import BestFit, Fgd, FirstFit, mix
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
@@ -60,7 +63,8 @@ PATIENCE_S: Final = 20.0
 CHECKPOINT_S: Final = 5.0
 RESTART_S: Final = 30.0
 """Seconds of a restarted training without progress."""
-OURS, STILL, FIRST, BEST, FGD, POOL = "planner", "planner, nothing moved", "first fit", "best fit", "FGD", "pool"
+OURS, STILL, FIRST, BEST, FGD = "planner", "planner, nothing moved", "first fit", "best fit", "FGD"
+GRMU, POOL = "GRMU, moves anything at no cost", "pool"
 SIMPLE: Final = (FIRST, BEST, FGD)
 WAIT_TARGET: Final = 0.80
 SLICES_TARGET: Final = 1.15
@@ -191,6 +195,23 @@ def _give_up(simulation: SlurmSimulation, name: str) -> None:
             simulation.slurm.cancel(row.job_id)
 
 
+def grmu(found: Draw, queued: bool) -> Outcome:
+    """GRMU's rules with the quota that is best for this draw, among every other number of GPUs."""
+    gpu, gpus = geometry(GPU), NODES * PER_NODE
+    whole = {kind.profile == gpu.full.profile for kind in found.kinds}
+    quotas = range(1, gpus, 2) if len(whole) == 2 else [gpus if True in whole else 0]
+
+    def served(quota: int) -> Outcome:
+        rules = Grmu(gpu, gpus, quota)
+        return at_once(found, lambda kind: rules.place(kind.profile), queued)
+
+    def worth(outcome: Outcome) -> float:
+        figures = _figures(found, outcome, gpu, queued)
+        return -figures["wait_s"] if queued else figures["slices"]
+
+    return max(map(served, quotas), key=worth)
+
+
 def ways(config: Config, asked: Mapping[Profile, int]) -> dict[str, Callable[[Draw, bool], Outcome]]:
     """Every way to place."""
     gpu, gpus = geometry(GPU), NODES * PER_NODE
@@ -202,6 +223,7 @@ def ways(config: Config, asked: Mapping[Profile, int]) -> dict[str, Callable[[Dr
         FGD: lambda found, queued: at_once(found, PlacementCluster(gpu, gpus, fgd).place, queued),
         OURS: lambda found, queued: shipped(found, config, queued),
         STILL: lambda found, queued: shipped(found, still, queued),
+        GRMU: grmu,
         POOL: lambda found, queued: at_once(found, Pool(gpu, gpus).place, queued),
     }
 
