@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -19,26 +20,23 @@ ACCOUNT = "migbatch"
 MARIADBD = "/usr/sbin/mariadbd"
 
 
+def make_data(directory: Path) -> None:
+    """Make the data directory of a MariaDB server, whose root needs no password; raises TestbedError."""
+    options = ["--no-defaults", f"--datadir={directory}", "--user=root"]
+    options += ["--auth-root-authentication-method=normal", "--skip-test-db"]
+    # a server that starts, as this does, removes what others have in a common directory
+    own = {**os.environ, "TMPDIR": str(directory.parent)}
+    done = subprocess.run(["mariadb-install-db", *options], env=own, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise TestbedError(f"mariadb-install-db: {(done.stderr or done.stdout).strip()[-500:]}")
+
+
 def start(cluster: RunningCluster) -> None:
     """Start MariaDB and slurmdbd and wait until both answer (before slurmctld is started)."""
     folder = cluster.directory / "db"
     folder.mkdir(exist_ok=True)
     data, sock = folder / "data", folder / "mysql.sock"
-    done = subprocess.run(
-        [
-            "mariadb-install-db",
-            "--no-defaults",
-            f"--datadir={data}",
-            "--user=root",
-            "--auth-root-authentication-method=normal",
-            "--skip-test-db",
-        ],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode != 0:
-        raise TestbedError(f"mariadb-install-db: {(done.stderr or done.stdout).strip()[-500:]}")
+    make_data(data)
     cluster.spawn(
         "mariadbd",
         [

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from slurm_migbatch.testbed.database import make_data
 from tests.support.stock_site import StockSite
 
 _ACCOUNT = (
@@ -25,9 +26,7 @@ class PairedSite(StockSite):
     def _prepare(self) -> None:
         super()._prepare()
         Path(self._data).mkdir(parents=True)
-        install = ["mariadb-install-db", "--no-defaults", f"--datadir={self._data}", "--user=root"]
-        install += ["--auth-root-authentication-method=normal", "--skip-test-db"]
-        subprocess.run(install, check=True, capture_output=True)
+        make_data(Path(self._data))
 
     def _start(self) -> None:
         super()._start()

@@ -14,15 +14,14 @@ from pathlib import Path
 from sqlalchemy import MetaData
 
 from slurm_migbatch.store.engines import make_engine
+from slurm_migbatch.testbed.database import make_data
 
 
 @contextmanager
 def mariadb(directory: Path) -> Iterator[str]:
     """URL of an empty database on MariaDB."""
     data, socket = directory / "data", directory / "s"
-    install = ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=root"]
-    install += ["--auth-root-authentication-method=normal", "--skip-test-db"]
-    subprocess.run(install, check=True, capture_output=True)
+    make_data(data)
     command = [
         "mariadbd",
         "--no-defaults",
