@@ -240,7 +240,9 @@ def test_slurm_restarted_under_running_jobs(pair: Cluster, how: str) -> None:
     right_again(bed)
     if how == "kill":
         # What slurmctld has not saved yet, some seconds old at most, it forgets; that is no matter of ours.
+        # It saves after a change alone: one more job is one.
         since, saved = time.time(), bed.directory / "state/job_state"
+        bed.run(["sbatch", "--job-name=saved", "--hold", "--wrap", "true"])
         until("a saved state", lambda: saved.exists() and saved.stat().st_mtime > since)
     with HandoffWatch(bed) as watch:
         if how == "reconfigure":
@@ -250,6 +252,7 @@ def test_slurm_restarted_under_running_jobs(pair: Cluster, how: str) -> None:
                 bed.kill("slurmctld")
             bed.restart("slurmctld")
             until("slurmctld", lambda: bed.run(["scontrol", "ping"], check=False).returncode == 0)
+            bed.run(["scancel", "--name=saved"])
         else:
             for node in bed.spec.node_names:
                 if how == "slurmd killed":
