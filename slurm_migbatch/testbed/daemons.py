@@ -17,6 +17,7 @@ from .process_group import ProcessGroup
 # slurmctld saves its state before it ends, which takes its time on a busy machine.
 GRACE_S = 60.0
 _BURIAL_S = 60.0
+_CHILD_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,18 @@ class Daemons:
         self._reap(name)
 
     def kill(self, name: str) -> None:
-        """Kill a process by SIGKILL, as a crash would."""
+        """Kill a process by SIGKILL, as a crash would.
+
+        Children of its session have its ports until they notice (slurmscriptd, slurmctld's, at once): they are waited
+        for. Those of jobs have sessions of their own and live on.
+        """
         daemon = self._known(name)
+        children = daemon.id.children_of_session()
         daemon.id.signal(signal.SIGKILL)
         daemon.id.wait(_BURIAL_S)
         self._reap(name)
+        for child in children:
+            child.wait(_CHILD_S)
 
     def restart(self, name: str, grace: float = GRACE_S) -> Daemon:
         """Stop if running, and start again with the same command line and environment."""

@@ -87,6 +87,16 @@ class ProcessId:
             os.close(fd)
         return not self.alive
 
+    def children_of_session(self) -> list[ProcessId]:
+        """Return its children that live in its session; none where it has ended."""
+        found = []
+        with suppress(OSError, ValueError):
+            for pid in map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()):
+                with suppress(OSError, TestbedError):
+                    if os.getsid(pid) == os.getsid(self.pid):
+                        found.append(ProcessId.of(pid))
+        return found
+
     def end(self, grace: float) -> None:
         """Terminate, and kill after `grace` seconds."""
         if self.signal(signal.SIGTERM) and not self.wait(grace):

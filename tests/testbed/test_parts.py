@@ -25,7 +25,7 @@ from slurm_migbatch.testbed.conf import described, installed
 from slurm_migbatch.testbed.debian import mirror
 from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.ports import PortBook, listening
-from slurm_migbatch.testbed.proc import ProcessId, start_time
+from slurm_migbatch.testbed.proc import ProcessId, start_time, wait_until
 from slurm_migbatch.testbed.spec import Spec
 
 SITE = site.Site(
@@ -145,6 +145,21 @@ def test_a_pid_alone_is_not_a_process() -> None:
         assert not known.alive
     assert start_time(child.pid) is None
     assert ProcessId.mine().pid == os.getpid()
+
+
+def test_children_of_a_session_are_found_and_those_that_left_it_are_not() -> None:
+    line = "sleep 60 & exec sleep 60"
+    with subprocess.Popen(["sh", "-c", line], start_new_session=True) as process:
+        one = ProcessId.of(process.pid)
+        away = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        wait_until(lambda: one.children_of_session(), 30.0, "a child")
+        (child,) = one.children_of_session()
+        assert child not in (one, ProcessId.of(away.pid))
+        assert ProcessId.of(away.pid) not in ProcessId.mine().children_of_session()
+        for killed in (one, child, ProcessId.of(away.pid)):
+            killed.signal(signal.SIGKILL)
+        away.wait()
+    assert one.children_of_session() == []
 
 
 def test_an_interrupt_waits_for_the_end_of_the_work_also_where_another_thread_gets_it() -> None:
