@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.mig.profile import Profile, ProfileError
@@ -10,6 +11,7 @@ WHOLE: Final = (7, 8)
 """Compute and memory slices of the GPUs that MIG was made for (A100, H100, H200, B200)."""
 
 
+@lru_cache(maxsize=4096)  # of a hundred thousand runs there are a few kinds of slices
 def gpu_equivalent(profile: str, memory_slices: int | None = None, whole: tuple[int, int] = WHOLE) -> float:
     """Return the share of a GPU, 0 to 1, that nobody else can use while a slice of this profile exists.
 

@@ -152,7 +152,7 @@ def test_children_of_a_session_are_found_and_those_that_left_it_are_not() -> Non
     with subprocess.Popen(["sh", "-c", line], start_new_session=True) as process:
         one = ProcessId.of(process.pid)
         away = subprocess.Popen(["sleep", "60"], start_new_session=True)
-        wait_until(lambda: one.children_of_session(), 30.0, "a child")
+        wait_until(one.children_of_session, 30.0, "a child")
         (child,) = one.children_of_session()
         assert child not in (one, ProcessId.of(away.pid))
         assert ProcessId.of(away.pid) not in ProcessId.mine().children_of_session()
