@@ -54,8 +54,8 @@ class Grmu:
     def _whole(self, job: int, profile: Profile) -> int | None:
         if sum(map(self._is_whole, self._gpus)) >= self.quota:
             return None
-        number = self._empty()
-        number = self._merged() if number is None else number
+        if (number := self._empty()) is None:
+            number = self._merged()
         if number is not None:
             self._gpus[number] = {job: places(self.gpu, EMPTY, profile)[0]}
         return number
@@ -71,10 +71,10 @@ class Grmu:
             if (jobs := self._laid_out({**profiles, job: profile})) is not None:
                 self._gpus[number] = jobs
                 return number
-        number = self._empty() if len(basket) < len(self._gpus) - self.quota else None
-        if number is not None:
-            self._gpus[number] = {job: places(self.gpu, EMPTY, profile)[0]}
-        return number
+        empty = self._empty() if len(basket) < len(self._gpus) - self.quota else None
+        if empty is not None:
+            self._gpus[empty] = {job: places(self.gpu, EMPTY, profile)[0]}
+        return empty
 
     def _merged(self) -> int | None:
         """Put the slices of two GPUs on one of them; return the other, None where no two fit on one."""
