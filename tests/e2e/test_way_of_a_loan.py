@@ -135,6 +135,28 @@ def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
     settled(bed)
 
 
+def test_nothing_is_lent_on_nodes_that_a_training_excludes(new_cluster: Callable[..., Cluster]) -> None:
+    """What it excludes may change while it waits."""
+    bed = new_cluster(migbatch="all", nodes=3, gpus=1, config={"lending": LENDING})
+    held, said = sbatch(bed, "-p", "gpu", "-w", "n3", "--gres=mig:7g.80gb", wrap="sleep 3600", user="mbbob")
+    assert held, said
+    assert bed.wait_job(held, "RUNNING") == "RUNNING"
+    first = train(bed, "signal=usr1 min=7g.80gb", "-x", "n1")
+    second = train(bed, "signal=usr1 min=7g.80gb", "--exclude=n[1-2]")
+    until("one loan", lambda: running(bed) == {first: "7g.80gb"})
+    more_rounds(bed, "lending")
+    assert nodes_of(bed) == {first: "n2"}, "n1 is idle, and both exclude it"
+    bed.run(["scontrol", "update", f"JobId={second}", "ExcNodeList=n2"], "mbalice")
+    until("the loan on n1", lambda: nodes_of(bed) == {first: "n2", second: "n1"})
+    cancel(bed)
+    settled(bed)
+
+
+def nodes_of(bed: Cluster) -> dict[int, str]:
+    """Node of each loan that runs, by job."""
+    return {one["job"]: one["node"] for one in loans(bed) if one["state"] == "running"}
+
+
 def test_a_dry_run_touches_nothing_and_decides_the_same(bed: Cluster) -> None:
     bed.product.reconfigure(lending={"dry_run": True})
     job = train(bed, "signal=usr1 max=2g.20gb", steps=20)

@@ -27,16 +27,23 @@ LENDING = {
 
 
 def train(
-    bed: Cluster, hints: str = "signal=usr1", steps: int = 2000, user: str = "mbalice", own: str | None = None
+    bed: Cluster,
+    hints: str = "signal=usr1",
+    *words: str,
+    steps: int = 2000,
+    user: str = "mbalice",
+    own: str | None = None,
 ) -> int:
-    """A training job of so many steps of a tenth of a second: elastic, or with a slice of its `own`."""
+    """A training job of so many steps of a tenth of a second: elastic, or with a slice of its `own`; `words` are more
+    options of sbatch."""
     script = bed.home(user) / "elastic_bash.sh"
     if not script.exists():
         script.write_bytes(EXAMPLE.read_bytes())
         script.chmod(0o755)
     options = ["--parsable", f"--comment=migbatch: role=train {hints}", "--output=train-%j.out"]
     options += ["-p", "train"] if own is None else ["-p", "gpu", f"--gres=mig:{own}"]
-    done = bed.run(["env", f"STEPS={steps}", bed.root.locate("sbatch"), *options, str(script)], user, check=False)
+    program = ["env", f"STEPS={steps}", bed.root.locate("sbatch")]
+    done = bed.run([*program, *options, *words, str(script)], user, check=False)
     assert done.stdout.strip().isdigit(), done.stdout + done.stderr
     return int(done.stdout)
 
