@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     Wholes = Mapping[str, tuple[int, int]]
 
 
+_ASSOCIATIONS_S = 60.0
+"""Seconds for which what slurmdbd said of associations is kept."""
+
+
 def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with the runs that the question selects; lines are made while they are read."""
     now = time.time()
@@ -153,7 +157,7 @@ def _associations(question: RunsQuestion, cluster: str, site: QuerySite) -> tupl
     """Return the associations that were asked for, of which slurmdbd knows; None where none was."""
     if not question.associations:
         return None
-    known = site.slurm().associations(cluster)
+    known = site.kept(f"associations of {cluster}", _ASSOCIATIONS_S, lambda: site.slurm().associations(cluster))
     return tuple(known[id] for id in map(int, question.associations) if id in known)
 
 
