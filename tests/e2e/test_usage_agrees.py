@@ -15,6 +15,7 @@ from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from slurm_migbatch.cli.main import cli
@@ -28,6 +29,7 @@ MADE = ("migbatch_assoc_table", "cluster_table", "user_table", "acct_table")
 RUN_TIMES = ("submitted", "started", "ended", "began")
 
 
+@pytest.mark.sqlite  # a copy of the record is put back in time
 def test_slices_held_agree_with_sreport(new_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     bed = new_cluster(migbatch="all", nodes=2, gpus=1, dbd=True)
     bed.run(["sacctmgr", "-i", "add", "account", "chemistry", "Cluster=migbatch"])
