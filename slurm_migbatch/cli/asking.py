@@ -186,10 +186,10 @@ def _configuration(path: str | None, *, named: bool) -> Config | Servers:
 
 
 def _may_read(config: Config) -> bool:
-    """Whether this user may open the record; of a database server, that one is configured."""
+    """Whether this user may open the record; that on a database server root alone, whoever may read its URL."""
     scheme, _, rest = config.store.url.partition("://")
     if not scheme.startswith("sqlite"):
-        return True
+        return os.geteuid() == 0
     try:
         os.close(os.open(rest.removeprefix("/").partition("?")[0], os.O_RDONLY | os.O_CLOEXEC))
     except PermissionError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -313,3 +314,19 @@ def test_rights_are_asked_of_nobody_for_a_database_that_was_named(tmp_path: Path
     from slurm_migbatch.cli.asking import _rights
 
     assert _rights(QuerySite(Config()), named=True).everything
+
+
+@pytest.mark.parametrize(("uid", "itself"), [(0, True), (1001, False)])
+def test_a_record_on_a_server_is_read_by_root_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, itself: bool
+) -> None:
+    """Everybody else asks migbatchd, whether or not he may read the configuration."""
+    from slurm_migbatch.cli.asking import _source
+
+    conf = tmp_path / "migbatch.toml"
+    conf.write_text('[store]\nurl = "postgresql://migbatch@/migbatch"\n')
+    login = tmp_path / "login.conf"
+    login.write_text("Servers=http://ctl:6831\nSlurmUser=root\n")
+    monkeypatch.setenv("MIGBATCH_LOGIN_CONF", str(login))
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert isinstance(_source(str(conf), None), QuerySite) is itself
