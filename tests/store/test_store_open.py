@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from slurm_migbatch.store import sqlitefile
 from slurm_migbatch.store.db import Store, open_store
@@ -134,7 +134,7 @@ def test_a_reader_cannot_write(store: Store, url: str) -> None:
         assert states(reader) == [(7, 0, "RUNNING")]
         with pytest.raises(StoreError, match="reading only"):
             Node(reader).send(Node(reader).start(101, 8))
-        with pytest.raises(OperationalError, match=r"(?i)read.?only"), reader.engine.connect() as connection:
+        with pytest.raises(DBAPIError, match=r"(?i)read.?only"), reader.engine.connect() as connection:
             connection.exec_driver_sql("DELETE FROM runs")
 
 

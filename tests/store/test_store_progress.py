@@ -288,8 +288,8 @@ def test_runs_of_earlier_versions_are_lessons_too(url: str) -> None:
             connection.execute(
                 text(
                     "INSERT INTO runs (job_id, restart, reuse, latest, state, state_from, started, ended, began,"
-                    f" span_class, slice_count) VALUES ({number}, 0, 0, 1, 'COMPLETED', 'slurm', 100.0, {ended}, 100.0,"
-                    " 1, 1)"
+                    f" span_class, slice_count) VALUES ({number}, 0, 0, TRUE, 'COMPLETED', 'slurm', 100.0, {ended},"
+                    " 100.0, 1, 1)"
                 )
             )
     engine.dispose()

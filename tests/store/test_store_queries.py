@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.store.models import Run, span_class
+from slurm_migbatch.store.models import Run, SupplyChange, span_class
 from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, JobId, RunFilter, statement_of
 from tests.support.store_events import Node, job, piece, states
 from tests.support.stores import prepared
@@ -163,12 +163,11 @@ def test_leases_are_listed_by_place(store: Store) -> None:
 
 def test_supply_changes_are_kept(store: Store) -> None:
     store.record_supply("n1", 100.0, 3, {"1g.10gb": 2, "none": 12}, "job 7 waits for 1g.10gb")
-    from sqlalchemy import text
-
+    of = SupplyChange
     with store.reading() as connection:
-        rows = connection.execute(text("SELECT node, ts, version, counts, why FROM supply_changes")).all()
+        rows = connection.execute(select(of.node, of.ts, of.version, of.counts, of.why)).all()
     assert [tuple(row) for row in rows] == [
-        ("n1", 100.0, 3, '{"1g.10gb": 2, "none": 12}', "job 7 waits for 1g.10gb"),
+        ("n1", 100.0, 3, {"1g.10gb": 2, "none": 12}, "job 7 waits for 1g.10gb"),
     ]
 
 
