@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, literal_column, select
 
 from slurm_migbatch.store.models import Loan, Run
 from slurm_migbatch.store.queries import overlapping
@@ -46,10 +46,12 @@ def past_work(connection: Connection, since: float) -> list[PastRuns]:
     """Return work other than loans that ended at that moment (unix seconds) or later, the most runs first."""
     lent = select(Loan.id).where(Loan.job_id == Run.job_id, Loan.restart == Run.restart).exists()
     count, seconds = func.count(), func.avg(Run.ended - Run.started)
+    # PostgreSQL does not know an expression with a parameter again
+    bucket = func.coalesce(Run.bucket, literal_column("''"))
     statement = (
-        select(func.coalesce(Run.bucket, ""), Run.profile, Run.slice_count, count, seconds)
+        select(bucket, Run.profile, Run.slice_count, count, seconds)
         .where(overlapping(since, None), Run.ended.is_not(None), Run.started.is_not(None), Run.slice_count > 0, ~lent)
-        .group_by(func.coalesce(Run.bucket, ""), Run.profile, Run.slice_count)
+        .group_by(bucket, Run.profile, Run.slice_count)
         .order_by(count.desc(), Run.profile)
     )
     return [PastRuns(*row) for row in connection.execute(statement) if row[1] and row[4] is not None]

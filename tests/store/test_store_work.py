@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from slurm_migbatch.daemon.history import HistoryStore, open_history
 from slurm_migbatch.store.work import PastRuns, TaskRunRow
-
-
-def store(tmp_path: Path) -> HistoryStore:
-    return open_history(f"sqlite:///{tmp_path}/db")
 
 
 def piece(start: int, profile: str = "1g.10gb") -> dict[str, object]:
@@ -27,8 +21,8 @@ def ran(db: HistoryStore, job: int, began: float, ended: float | None, slices: i
         db.ingest("n1", f"j{job}", "b", [{**start, "seq": 2, "ts": ended, "kind": "stop", "exit_code": 0}])
 
 
-def test_tasks_of_an_array_come_in_the_order_of_their_ends(tmp_path: Path) -> None:
-    with store(tmp_path) as db:
+def test_tasks_of_an_array_come_in_the_order_of_their_ends(database: str) -> None:
+    with open_history(database) as db:
         ran(db, 11, 100, 160, array_job=10, array_task="1")
         ran(db, 12, 100, 130, array_job=10, array_task="2")
         ran(db, 13, 130, None, array_job=10, array_task="3")
@@ -41,8 +35,8 @@ def test_tasks_of_an_array_come_in_the_order_of_their_ends(tmp_path: Path) -> No
     ]  # fmt: skip
 
 
-def test_past_work_is_summed_up_by_what_was_asked_for(tmp_path: Path) -> None:
-    with store(tmp_path) as db:
+def test_past_work_is_summed_up_by_what_was_asked_for(database: str) -> None:
+    with open_history(database) as db:
         ran(db, 1, 100, 160)
         ran(db, 2, 100, 120)
         ran(db, 3, 100, 120, slices=2)
@@ -51,8 +45,8 @@ def test_past_work_is_summed_up_by_what_was_asked_for(tmp_path: Path) -> None:
         assert db.past_work(50.0) == [PastRuns("", "1g.10gb", 1, 2, 40.0), PastRuns("", "1g.10gb:2", 2, 1, 20.0)]
 
 
-def test_loans_are_no_work_of_users_to_plan_for(tmp_path: Path) -> None:
-    with store(tmp_path) as db:
+def test_loans_are_no_work_of_users_to_plan_for(database: str) -> None:
+    with open_history(database) as db:
         ran(db, 1, 100, 160)
         db.save_loans([{"job_id": 1, "restart": 0, "decided": 99.0, "profile": "1g.10gb", "state": "ended"}])
         assert db.past_work(50.0) == []
