@@ -163,6 +163,19 @@ def test_a_slice_that_was_used_is_not_made_slower(bed: Cluster) -> None:
     assert "2g.20gb" in (said := job.told()) and "on 1g.10gb they would take longer" in said
 
 
+def test_the_energy_of_a_whole_gpu_is_told(bed: Cluster) -> None:
+    whole, part = (
+        int(bed.run(["sbatch", "--parsable", f"--gres=mig:{name}", "--wrap", "sleep 5"], "mbalice").stdout)
+        for name in ("7g.80gb", "1g.10gb")
+    )
+    for job in (whole, part):
+        account(bed, job)
+    shown = [str(Path(sys.executable).with_name("migacct")), "-a", "-S", "now-2hours", "-n", "-X", "-P"]
+    told = bed.run_here([*shown, "-j", f"{whole},{part}", "-o", "jobid,consumedenergyraw"]).split()
+    joules = dict(line.split("|") for line in told)
+    assert int(joules[str(whole)]) > 0 and joules[str(part)] == ""
+
+
 def test_a_job_that_ran_out_runs_once_more_on_a_larger_slice(bed: Cluster) -> None:
     """By the hint retry=oom, with its own word or by what the driver saw; a second time it stays as it ended."""
     job = Recurring(bed, "retry.sh")
