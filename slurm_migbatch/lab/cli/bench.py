@@ -183,11 +183,12 @@ def scale(nodes: tuple[int, ...], gpus: int, pending: int | None, rounds: int, a
             f"{site['later_s']:.3f}",
             f"{site['p99_s']:.3f}",
             f"{site['dispatch_s']:.3f}",
+            f"{site['recording_s']:.3f}",
             f"{site['peak_mib']:.0f}",
         )
         for site in result["sites"]
     ]
-    heads = ("GPUs", "running", "pending", "first", "rush", "later", "p99", "dispatch", "peak MiB")
+    heads = ("GPUs", "running", "pending", "first", "rush", "later", "p99", "dispatch", "recording", "peak MiB")
     print_table(heads, lines)
     for site in result["sites"]:
         parts = ", ".join(f"{part} {seconds:.3f}" for part, seconds in site["parts"].items())
