@@ -31,7 +31,7 @@ class Admission:
     Attributes:
         node: what was admitted.
         uuids: of its GPUs.
-        shapes: the state of each GPU; `until`: its slots in use, and when they should be free.
+        shapes: the state of each GPU; `until`: its slots in use in their order, and when they should be free.
         fixed: pinned slots that may still be claimed, by profile.
         short: slices in use that neither leases nor free slots explain.
         open: whether slots of it may be changed.
@@ -104,7 +104,7 @@ class Admission:
                     last_choice=gpu.uuid in last_choice,
                 )
             )
-            until.append((*gpu.busy, *((slot, None) for slot in pinned.slots)) if pinned else gpu.busy)
+            until.append(_with(gpu.busy, pinned) if pinned else gpu.busy)
         fixed.subtract(held)
         self.fixed = +fixed
         self.shapes, self.until = tuple(shapes), tuple(until)
@@ -122,6 +122,10 @@ class Admission:
             return {}
         found = zip(self.node.gpus, self.shapes, self.soonest, strict=True)
         return {id(gpu): (shape, soonest) for gpu, shape, soonest in found}
+
+    def has_room(self, profile: Profile) -> bool:
+        """Return whether a GPU has room for one more slice as it is."""
+        return any([profile in shape.room for shape in self.shapes])
 
     @property
     def idle(self) -> int:
@@ -141,6 +145,10 @@ class Admission:
 def idle_slices(gpu: Gpu, shape: GpuState) -> int:
     """Return the memory slices of a GPU that are neither used nor claimed."""
     return gpu.geometry.memory_slices - shape.taken.mask.bit_count()
+
+
+def _with(busy: Busy, pinned: Layout) -> Busy:
+    return tuple(sorted([*busy, *((slot, None) for slot in pinned.slots)], key=lambda held: held[0]))
 
 
 def _short(node: Node, held: Counter[Profile]) -> Counter[Profile]:

@@ -113,8 +113,8 @@ class Reserver:
         """Return the GPU that could hold the profile soonest.
 
         GPUs are ranked once per pool and profile. Later claims and reservations only make a GPU worse, so it is enough
-        to look again at the one that comes first. A node that is as the plan has found it stands for its GPUs until it
-        comes first: then they take its place, each as it was when the ranking was made.
+        to look again at the one that comes first. A node stands for its GPUs as the plan has found them until it comes
+        first: then they take its place.
         """
         ranked = self._ranked.get((pool, profile))
         if ranked is None:
@@ -124,8 +124,12 @@ class Reserver:
             when, index, node = ranked[0]
             if node:
                 heapq.heappop(ranked)
-                first = self._fleet.first_index(node)
-                for i, some in enumerate(self._fleet.admissions[node].soonest, first):
+                known, first = self._fleet.admissions[node], self._fleet.first_index(node)
+                if profile not in known.first:
+                    if (soonest := _first_of(known, profile)) is not None:
+                        heapq.heappush(ranked, (soonest[0], first + soonest[1], node))
+                    continue
+                for i, some in enumerate(known.soonest, first):
                     if (at := some[profile]) is not None:
                         heapq.heappush(ranked, (at, i, ""))
                 continue
@@ -142,15 +146,17 @@ class Reserver:
     def _rank(
         self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]
     ) -> list[tuple[When, int, str]]:
-        """Return when GPUs of the pool should have room; the third is empty, or the node that the GPU stands for."""
-        now, touched, ranked = self._now, self._fleet.touched(), []
+        """Return when GPUs of the pool have room at the earliest.
+
+        The third is empty, or the node that the GPU stands for.
+        """
+        now, ranked = self._now, []
         for known, first in self._fleet.open_nodes(pool):
-            if known.next_end > now and known.node.name not in touched:
-                try:
-                    soonest = known.first[profile]
-                except KeyError:
-                    soonest = _first_of(known, profile)
-                if soonest is not None:
+            if known.next_end > now:
+                soonest = known.first.get(profile, known)
+                if soonest is known:  # it was not asked before
+                    ranked.append(((0, _BEFORE if known.has_room(profile) else known.next_end, 0), first, known.node.name))
+                elif soonest is not None:
                     ranked.append((soonest[0], first + soonest[1], known.node.name))
             else:
                 for gpu_claims in self._fleet.on(known.node.name):
@@ -170,15 +176,11 @@ class Reserver:
         if profile not in geometry:
             return None
         busy = self._busy(gpu_claims, ends)
-        if gpu_claims.reserved:
-            found = [
-                (when, slot)
-                for slot in geometry.info(profile).slots
-                if (when := _when(geometry, gpu_claims.reserved, busy, slot, self._now)) is not None
-            ]
-        else:
-            openings = _openings(geometry, tuple([slot for slot, _ in busy]), profile)
-            found = [(_latest(busy, inside, blocked, self._now), slot) for slot, inside, blocked in openings]
+        found = [
+            (when, slot)
+            for slot in geometry.info(profile).slots
+            if (when := _when(geometry, gpu_claims.reserved, busy, slot, self._now)) is not None
+        ]
         return min(found, default=None)
 
     def _when(self, gpu_claims: GpuClaims, slot: Slot, ends: Callable[[Claim], float | None]) -> When | None:
@@ -412,29 +414,27 @@ class Reserver:
 
 
 @lru_cache(maxsize=1 << 16)
-def _openings(
-    geometry: Geometry, busy: tuple[Slot, ...], profile: Profile
-) -> tuple[tuple[Slot, tuple[int, ...], int], ...]:
-    """Return each slot that could be had, which of the busy ones are in its way, and their memory slices."""
+def _openings(geometry: Geometry, used: Layout, profile: Profile) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """Return for each slot that could be had which of the used ones are in its way, and their memory slices."""
     found = []
     for slot in geometry.info(profile).slots if profile in geometry else ():
-        inside = tuple([i for i, other in enumerate(busy) if other.placement.mask & slot.placement.mask])
-        others = [other.profile for i, other in enumerate(busy) if i not in inside]
+        inside = tuple([i for i, other in enumerate(used) if other.placement.mask & slot.placement.mask])
+        others = [other.profile for i, other in enumerate(used) if i not in inside]
         if geometry.admits((*others, slot.profile)):
-            found.append((slot, inside, sum(busy[i].placement.size for i in inside)))
+            found.append((inside, sum(used.slots[i].placement.size for i in inside)))
     return tuple(found)
 
 
 def _first_of(known: Admission, profile: Profile) -> tuple[When, int] | None:
-    """Return when the first GPU of an untouched node should have room, and its number; `_BEFORE` where it has.
+    """Return when the first GPU of a node should have room as it was found, and its number; `_BEFORE` where it has.
 
     As long as none of its ends has passed, that does not depend on the time it is now.
     """
     first: tuple[When, int] | None = None
-    for i, (gpu, until, some) in enumerate(zip(known.node.gpus, known.until, known.soonest, strict=True)):
+    for i, (shape, until, some) in enumerate(zip(known.shapes, known.until, known.soonest, strict=True)):
         if profile not in some:
-            openings = _openings(gpu.geometry, tuple([slot for slot, _ in until]), profile)
-            some[profile] = min([_latest(until, *opening[1:], _BEFORE) for opening in openings], default=None)
+            openings = _openings(shape.geometry, shape.used, profile)
+            some[profile] = min([_latest(until, *opening) for opening in openings], default=None)
         when = some[profile]
         if when is not None and (first is None or when < first[0]):
             first = when, i
@@ -442,8 +442,8 @@ def _first_of(known: Admission, profile: Profile) -> tuple[When, int] | None:
     return first
 
 
-def _latest(until: Busy, inside: Sequence[int], blocked: int, now: float) -> When:
-    unlimited, latest = 0, now
+def _latest(until: Busy, inside: Sequence[int], blocked: int) -> When:
+    unlimited, latest = 0, _BEFORE
     for i in inside:
         end = until[i][1]
         if end is None:

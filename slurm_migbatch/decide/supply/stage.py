@@ -153,7 +153,7 @@ def _moving(
 
     needed = tuple(demand for job in moves.moves if (demand := again(queue.rows[job])) is not None and demand.slices)
     wants = wanting(moves, memory.reservations, now, rules) if may_begin else frozenset()
-    return Moving(needed, wants, restartable(moves, snapshot, nodes, again, rules) if wants else ())
+    return Moving(needed, wants, restartable(moves, snapshot, queue, nodes, again, rules) if wants else ())
 
 
 def is_elastic(row: JobRow, lending: Collection[str]) -> bool:
