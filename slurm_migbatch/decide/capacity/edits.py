@@ -24,7 +24,7 @@ class Edit(NamedTuple, Generic[T]):
 
 
 def edits(before: tuple[T, ...], now: tuple[T, ...]) -> list[Edit[T]]:
-    """Return how `now` is made of `before`, up to equality. What has moved is gone from its place, and new elsewhere."""
+    """Return how `now` is made of `before`, up to equality; what has moved is gone from its place and new elsewhere."""
     found: list[Edit[T]] = []
     i = j = 0
     while i < len(before) or j < len(now):
@@ -39,7 +39,7 @@ def edits(before: tuple[T, ...], now: tuple[T, ...]) -> list[Edit[T]]:
 def _alike(before: tuple[T, ...], i: int, now: tuple[T, ...], j: int) -> int:
     """Return how many objects are the same from `i` and `j` on."""
     begun, size = i, _NEAR
-    while 0 < (most := min(size, len(before) - i, len(now) - j)) and before[i : i + most] == now[j : j + most]:
+    while (most := min(size, len(before) - i, len(now) - j)) > 0 and before[i : i + most] == now[j : j + most]:
         i, j, size = i + most, j + most, 2 * size
     while most > _NEAR:  # two of the next so many differ
         most = (most + 1) // 2

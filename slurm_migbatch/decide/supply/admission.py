@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from typing import TypeAlias
 
 from slurm_migbatch.decide.capacity.model import Gpu, Mode, Node, NodePlan
@@ -30,13 +31,11 @@ class Admission:
 
     Attributes:
         node: what was admitted.
-        uuids: of its GPUs.
         shapes: the state of each GPU; `until`: its slots in use in their order, and when they should be free.
         fixed: pinned slots that may still be claimed, by profile.
         short: slices in use that neither leases nor free slots explain.
         open: whether slots of it may be changed.
         plan: the node's plan where nothing is claimed on it, and what empty space is offered as in it.
-        fails: bundles of slices for which it has no room as it is.
         soonest: by profile, when each GPU should have room for it as it is; None: never (see `reserve`).
         first: by profile, the first of these and the number of the GPU; None: none of them ever.
         next_end: the first moment at which these change by themselves.
@@ -45,7 +44,6 @@ class Admission:
     __slots__ = (
         "_idle",
         "_spare",
-        "fails",
         "first",
         "fixed",
         "next_end",
@@ -56,24 +54,19 @@ class Admission:
         "short",
         "soonest",
         "until",
-        "uuids",
     )
 
-    def __init__(
-        self, node: Node, book: GpuStates, last_choice: Collection[str] = (), before: Admission | None = None
-    ) -> None:
+    def __init__(self, node: Node, book: GpuStates, before: Admission | None = None) -> None:
         """Admit a node.
 
         Args:
             node: what is admitted.
             book: conditions of GPUs.
-            last_choice: uuids of GPUs that were being cleared for someone.
-            before: the node's last admission with the same book and no last choice on the node: what it found of GPUs
-                that are the same objects still holds.
+            before: the node's last admission with the same book: what it found of GPUs that are the same objects still
+                holds.
         """
-        known = {} if before is None or last_choice else before.unpinned()
+        known = {} if before is None else before.unpinned()
         self.node = node
-        self.uuids = frozenset([gpu.uuid for gpu in node.gpus])
         held = node.unmatched()
         self.short = _short(node, held) if held else Counter[Profile]()
         still = node.mode is Mode.FROZEN or bool(self.short)
@@ -101,7 +94,6 @@ class Admission:
                     gpu.occupied.union(pinned) if pinned else gpu.occupied,
                     present.minus(pinned) if pinned else present,
                     gpu.warm,
-                    last_choice=gpu.uuid in last_choice,
                 )
             )
             until.append(_with(gpu.busy, pinned) if pinned else gpu.busy)
@@ -109,7 +101,6 @@ class Admission:
         self.fixed = +fixed
         self.shapes, self.until = tuple(shapes), tuple(until)
         self.plan: tuple[tuple[Profile, ...], NodePlan] | None = None
-        self.fails: set[tuple[Profile, ...]] = set()
         self.soonest: Sequence[dict[Profile, When | None]] = soonest
         self.first: dict[Profile, tuple[When, int] | None] = {}
         self.next_end = min((end for busy in until for _, end in busy if end is not None), default=math.inf)
@@ -123,9 +114,21 @@ class Admission:
         found = zip(self.node.gpus, self.shapes, self.soonest, strict=True)
         return {id(gpu): (shape, soonest) for gpu, shape, soonest in found}
 
+    def clearing(self, uuids: Collection[str], book: GpuStates) -> Admission:
+        """Return the same with GPUs that are being cleared for someone: new slots go there last."""
+        other = copy(self)
+        other.shapes = tuple(
+            book.start(shape.geometry, shape.used, shape.keep, shape.warm, last_choice=True)
+            if gpu.uuid in uuids
+            else shape
+            for gpu, shape in zip(self.node.gpus, self.shapes, strict=True)
+        )
+        other.plan = None
+        return other
+
     def has_room(self, profile: Profile) -> bool:
         """Return whether a GPU has room for one more slice as it is."""
-        return any([profile in shape.room for shape in self.shapes])
+        return any(profile in shape.room for shape in self.shapes)
 
     @property
     def idle(self) -> int:

@@ -143,9 +143,9 @@ class _PlanRound:
         self._moves: list[PlannedMove] = []
         self.fleet = Fleet(
             nodes,
-            [d.pool for d in self.demands],
+            {d.pool for d in self.demands},
             memory,
-            last_choice={place[1] for r in previous for place in r.places},
+            _by_node(previous),
         )
         self.reserver = Reserver(self.fleet, now, previous, share, most)
         self.copies: Counter[int] = Counter()  # by number of the demand
@@ -328,10 +328,9 @@ class _PlanRound:
         """Return the pool's nodes, those first that lack the fewest of `slices` among unclaimed offers."""
         need = Counter(slices)
         ranked = []
-        for name in pool:
-            if name in self.fleet.nodes and not self.fleet.is_full(name, slices):
-                have = self.fleet.spare(name)
-                ranked.append((sum([max(0, n - have[profile]) for profile, n in need.items()]), name))
+        for name in self.fleet.roomy(pool, slices):
+            have = self.fleet.spare(name)
+            ranked.append((sum([max(0, n - have[profile]) for profile, n in need.items()]), name))
         return [name for _, name in sorted(ranked)]
 
     # -- moving claims aside -----------------------------------------------------------------------------------
@@ -507,6 +506,15 @@ class _PlanRound:
                 layouts[uuid] = layouts[uuid].remove(slot)
                 free[slot.profile] -= 1
                 over -= 1
+
+
+def _by_node(reservations: Iterable[Reservation]) -> dict[str, set[str]]:
+    """Return the GPUs on which slots are kept free."""
+    found: dict[str, set[str]] = {}
+    for reservation in reservations:
+        for node, uuid, _ in reservation.places:
+            found.setdefault(node, set()).add(uuid)
+    return found
 
 
 def can_be_apart(components: Sequence[Demand]) -> bool:

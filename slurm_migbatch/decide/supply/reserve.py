@@ -153,10 +153,13 @@ class Reserver:
         now, ranked = self._now, []
         for known, first in self._fleet.open_nodes(pool):
             if known.next_end > now:
-                soonest = known.first.get(profile, known)
-                if soonest is known:  # it was not asked before
-                    ranked.append(((0, _BEFORE if known.has_room(profile) else known.next_end, 0), first, known.node.name))
-                elif soonest is not None:
+                try:
+                    soonest = known.first[profile]
+                except KeyError:  # not known yet
+                    bound = _BEFORE if known.has_room(profile) else known.next_end
+                    ranked.append(((0, bound, 0), first, known.node.name))
+                    continue
+                if soonest is not None:
                     ranked.append((soonest[0], first + soonest[1], known.node.name))
             else:
                 for gpu_claims in self._fleet.on(known.node.name):
