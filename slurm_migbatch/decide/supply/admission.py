@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
+from operator import itemgetter
 from typing import TypeAlias
 
 from slurm_migbatch.decide.capacity.model import Gpu, Mode, Node, NodePlan
@@ -96,7 +97,7 @@ class Admission:
                     gpu.warm,
                 )
             )
-            until.append(_with(gpu.busy, pinned) if pinned else gpu.busy)
+            until.append(in_order([*gpu.busy, *((slot, None) for slot in pinned.slots)]) if pinned else gpu.busy)
         fixed.subtract(held)
         self.fixed = +fixed
         self.shapes, self.until = tuple(shapes), tuple(until)
@@ -150,8 +151,9 @@ def idle_slices(gpu: Gpu, shape: GpuState) -> int:
     return gpu.geometry.memory_slices - shape.taken.mask.bit_count()
 
 
-def _with(busy: Busy, pinned: Layout) -> Busy:
-    return tuple(sorted([*busy, *((slot, None) for slot in pinned.slots)], key=lambda held: held[0]))
+def in_order(busy: Busy) -> Busy:
+    """Return them by slot, as they stand in a layout."""
+    return tuple(sorted(busy, key=itemgetter(0)))
 
 
 def _short(node: Node, held: Counter[Profile]) -> Counter[Profile]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import islice
 
 from slurm_migbatch.decide.capacity.model import Demand, Reservation
-from slurm_migbatch.decide.supply.admission import Admission, Busy, When, idle_slices
+from slurm_migbatch.decide.supply.admission import Admission, Busy, When, idle_slices, in_order
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, GpuClaims
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.mig.geometry import Geometry
@@ -150,19 +150,19 @@ class Reserver:
 
         The third is empty, or the node that the GPU stands for.
         """
-        now, ranked = self._now, []
-        for known, first in self._fleet.open_nodes(pool):
-            if known.next_end > now:
-                try:
-                    soonest = known.first[profile]
-                except KeyError:  # not known yet
-                    bound = _BEFORE if known.has_room(profile) else known.next_end
-                    ranked.append(((0, bound, 0), first, known.node.name))
-                    continue
-                if soonest is not None:
-                    ranked.append((soonest[0], first + soonest[1], known.node.name))
+        fleet, ranked = self._fleet, []
+        for known, first in fleet.open_nodes(pool):
+            name = known.node.name
+            stands = known.next_end > self._now
+            if stands and profile in known.first:
+                if (soonest := known.first[profile]) is not None:
+                    ranked.append((soonest[0], first + soonest[1], name))
+            elif stands and not known.has_room(profile):
+                ranked.append(((0, known.next_end, 0), first, name))
+            elif stands and fleet.as_admitted(name):
+                ranked.append(((0, _BEFORE, 0), first, name))
             else:
-                for gpu_claims in self._fleet.on(known.node.name):
+                for gpu_claims in fleet.on(name):
                     found = self._soonest(gpu_claims, profile, ends)
                     if found is not None:
                         ranked.append((self._rank_of(found[0]), gpu_claims.index, ""))
@@ -179,11 +179,15 @@ class Reserver:
         if profile not in geometry:
             return None
         busy = self._busy(gpu_claims, ends)
-        found = [
-            (when, slot)
-            for slot in geometry.info(profile).slots
-            if (when := _when(geometry, gpu_claims.reserved, busy, slot, self._now)) is not None
-        ]
+        if gpu_claims.reserved:
+            found = [
+                (when, slot)
+                for slot in geometry.info(profile).slots
+                if (when := _when(geometry, gpu_claims.reserved, busy, slot, self._now)) is not None
+            ]
+        else:
+            openings = _openings(geometry, gpu_claims.shape.taken, profile)
+            found = [(_latest(busy, inside, blocked, self._now), slot) for slot, inside, blocked in openings]
         return min(found, default=None)
 
     def _when(self, gpu_claims: GpuClaims, slot: Slot, ends: Callable[[Claim], float | None]) -> When | None:
@@ -381,13 +385,17 @@ class Reserver:
     # -- effect ------------------------------------------------------------------------------------------------
 
     def _busy(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> Busy:
-        """Return the slots in use or claimed, each with its end; claims of one profile differ by their order only."""
+        """Return the slots in use or claimed in their order, each with its end.
+
+        Claims of one profile differ by their order only.
+        """
         if not gpu_claims.claims:
             return gpu_claims.until
         until: dict[Profile, list[float | None]] = {}
         for claim in gpu_claims.claims:
             until.setdefault(claim[2], []).append(ends(claim))
-        return [*gpu_claims.until, *((slot, until[slot.profile].pop(0)) for slot in gpu_claims.shape.slots.slots)]
+        claimed = [(slot, until[slot.profile].pop(0)) for slot in gpu_claims.shape.slots.slots]
+        return in_order([*gpu_claims.until, *claimed])
 
     def _freeze(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> None:
         """Fix the claims on this GPU where they are, so that the reserved slots can rely on it."""
@@ -417,14 +425,14 @@ class Reserver:
 
 
 @lru_cache(maxsize=1 << 16)
-def _openings(geometry: Geometry, used: Layout, profile: Profile) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """Return for each slot that could be had which of the used ones are in its way, and their memory slices."""
+def _openings(geometry: Geometry, taken: Layout, profile: Profile) -> tuple[tuple[Slot, tuple[int, ...], int], ...]:
+    """Return each slot that could be had, which of the taken ones are in its way, and their memory slices."""
     found = []
     for slot in geometry.info(profile).slots if profile in geometry else ():
-        inside = tuple([i for i, other in enumerate(used) if other.placement.mask & slot.placement.mask])
-        others = [other.profile for i, other in enumerate(used) if i not in inside]
+        inside = tuple([i for i, other in enumerate(taken) if other.placement.mask & slot.placement.mask])
+        others = [other.profile for i, other in enumerate(taken) if i not in inside]
         if geometry.admits((*others, slot.profile)):
-            found.append((inside, sum(used.slots[i].placement.size for i in inside)))
+            found.append((slot, inside, sum(taken.slots[i].placement.size for i in inside)))
     return tuple(found)
 
 
@@ -437,7 +445,7 @@ def _first_of(known: Admission, profile: Profile) -> tuple[When, int] | None:
     for i, (shape, until, some) in enumerate(zip(known.shapes, known.until, known.soonest, strict=True)):
         if profile not in some:
             openings = _openings(shape.geometry, shape.used, profile)
-            some[profile] = min([_latest(until, *opening) for opening in openings], default=None)
+            some[profile] = min([_latest(until, *opening[1:], _BEFORE) for opening in openings], default=None)
         when = some[profile]
         if when is not None and (first is None or when < first[0]):
             first = when, i
@@ -445,8 +453,8 @@ def _first_of(known: Admission, profile: Profile) -> tuple[When, int] | None:
     return first
 
 
-def _latest(until: Busy, inside: Sequence[int], blocked: int) -> When:
-    unlimited, latest = 0, _BEFORE
+def _latest(until: Busy, inside: Sequence[int], blocked: int, now: float) -> When:
+    unlimited, latest = 0, now
     for i in inside:
         end = until[i][1]
         if end is None:
