@@ -219,9 +219,9 @@ def restartable(
     return tuple(sorted(found, key=lambda run: (run.slot.profile.compute, run.slot.placement.size, -_end(run.until))))
 
 
-def leaving(nodes: Mapping[str, Node], moves: Mapping[int, Move], queue: JobQueue, now: float) -> dict[str, Node]:
+def leaving(nodes: dict[str, Node], moves: Mapping[int, Move], queue: JobQueue, now: float) -> dict[str, Node]:
     """Return the nodes with the slices of trainings that are being moved as free soon."""
-    found = dict(nodes)
+    found = dict(nodes) if moves else nodes
     for job in moves:
         for name in queue.rows[job].nodes:
             node = found.get(name)

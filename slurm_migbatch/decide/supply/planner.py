@@ -451,9 +451,10 @@ class _PlanRound:
         self, preference: tuple[Profile, ...], before: Mapping[str, NodePlan], *, anew: bool
     ) -> dict[str, NodePlan]:
         found: dict[str, NodePlan] = {}
+        touched = self.fleet.touched()
         for name, known in self.fleet.admissions.items():
             kept = known.plan
-            if not self.fleet.as_admitted(name) or anew:
+            if anew or name in touched:
                 plan = self._node_plan(known.node, preference, anew=anew)
             elif kept is not None and kept[0] == preference:
                 found[name] = kept[1]

@@ -137,9 +137,7 @@ def _rounds(config: Config, site: LargeSite, rounds: int) -> SiteRounds:
             recorder.close()
 
 
-def _measured(
-    config: Config, site: LargeSite, loop: Controller, recorder: FlightRecorder, rounds: int
-) -> SiteRounds:
+def _measured(config: Config, site: LargeSite, loop: Controller, recorder: FlightRecorder, rounds: int) -> SiteRounds:
     found: list[dict[str, float]] = []
 
     def one() -> dict[str, float]:
