@@ -166,7 +166,7 @@ class Advertiser:
         newcomers: dict[str, set[str]] = {}
         if self._send(shrink, rows, done, record=False):
             current = {row.name: row for row in self._client.nodes()}
-            newcomers = _newcomers(jobs, self._client.jobs(), frozenset(shrink))
+            newcomers = _newcomers(jobs, self._client.jobs_on(frozenset(shrink)))
             done.calls += 2
         published: list[tuple[NodePlan, int]] = []
         for plan in moving:
@@ -340,13 +340,12 @@ class _Settled:
         )
 
 
-def _newcomers(before: Mapping[int, JobRow], after: Iterable[JobRow], nodes: frozenset[str]) -> dict[str, set[str]]:
-    """Return by node the GRES types of the jobs that started on these nodes between two listings of the queue."""
-    here = [row for row in after if row.nodes and not nodes.isdisjoint(row.nodes) and row.active]
+def _newcomers(before: Mapping[int, JobRow], after: Iterable[JobRow]) -> dict[str, set[str]]:
+    """Return by node the GRES types of the jobs that started between two listings; `after` has the nodes' jobs."""
     found: dict[str, set[str]] = {}
-    for row in here:
+    for row in after:
         known = before.get(row.job_id)
-        if known is None or not known.active or known.restarts != row.restarts:
+        if row.active and (known is None or not known.active or known.restarts != row.restarts):
             kinds = {profile.gres_type for profile in slices(row.gres)} | ({GUEST} if is_guest(row.gres) else set())
             for node in row.nodes:
                 found.setdefault(node, set()).update(kinds)

@@ -284,9 +284,7 @@ class Controller:
         rows = {row.name: row for row in snapshot.nodes}
         plans, jobs = [offer.plan for offer in decided.offers], self.memory.supply.queue.rows
         try:
-            done = self._advertiser.advertise(
-                plans, decided.nodes, rows, jobs, self._clock.monotonic, decided.sharing
-            )
+            done = self._advertiser.advertise(plans, decided.nodes, rows, jobs, self._clock.monotonic, decided.sharing)
         except SlurmError as failure:
             applied.error = f"the new offers could not be read back; the next round tries again: {failure}"
             return applied

@@ -44,6 +44,7 @@ class Admission:
 
     __slots__ = (
         "_idle",
+        "_room",
         "_spare",
         "first",
         "fixed",
@@ -106,6 +107,7 @@ class Admission:
         self.first: dict[Profile, tuple[When, int] | None] = {}
         self.next_end = min((end for busy in until for _, end in busy if end is not None), default=math.inf)
         self._idle: int | None = None
+        self._room: frozenset[Profile] | None = None
         self._spare: Counter[Profile] | None = None
 
     def unpinned(self) -> dict[int, tuple[GpuState, dict[Profile, When | None]]]:
@@ -127,9 +129,12 @@ class Admission:
         other.plan = None
         return other
 
-    def has_room(self, profile: Profile) -> bool:
-        """Return whether a GPU has room for one more slice as it is."""
-        return any(profile in shape.room for shape in self.shapes)
+    @property
+    def room(self) -> frozenset[Profile]:
+        """Profiles of which some GPU has room for one more slice as it is."""
+        if self._room is None:
+            self._room = frozenset().union(*{shape.room for shape in self.shapes})
+        return self._room
 
     @property
     def idle(self) -> int:

@@ -152,9 +152,8 @@ class _PlanRound:
         self.waiting: dict[int, None] = {}
         self.cramped: set[int] = set()
         self._components: dict[int, list[int]] = {}
-        for number, demand in enumerate(self.demands):
-            if demand.apart is not None:
-                self._components.setdefault(demand.apart, []).append(number)
+        for number, apart in [(i, demand.apart) for i, demand in enumerate(demands) if demand.apart is not None]:
+            self._components.setdefault(apart, []).append(number)
         #: what failed once fails for the rest of the round, since space only shrinks
         self._hopeless: set[Kind | tuple[Kind, ...]] = set()
         #: of these, for which there may be no reservation either
@@ -175,7 +174,7 @@ class _PlanRound:
             if (at := self.fleet.find(demand.pool, demand.slices[0])) is not None:
                 self.fleet.claim(at, (number, 0, demand.slices[0]))
                 self.fleet.commit()
-        for number, demand in enumerate(self.demands[: self._queued]):
+        for number, demand in enumerate(islice(self.demands, self._queued)):
             if demand.apart is not None:
                 if number == self._components[demand.apart][-1]:
                     self._serve_apart(self._components[demand.apart])

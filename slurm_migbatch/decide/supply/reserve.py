@@ -157,7 +157,7 @@ class Reserver:
             if stands and profile in known.first:
                 if (soonest := known.first[profile]) is not None:
                     ranked.append((soonest[0], first + soonest[1], name))
-            elif stands and not known.has_room(profile):
+            elif stands and profile not in known.room:
                 ranked.append(((0, known.next_end, 0), first, name))
             elif stands and fleet.as_admitted(name):
                 ranked.append(((0, _BEFORE, 0), first, name))

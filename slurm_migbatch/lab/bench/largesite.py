@@ -90,11 +90,15 @@ class LargeSite:
         """Slurm's queue: what runs, and what waits in its order."""
         return (*self._running.values(), *self._waiting.values())
 
+    def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
+        """The jobs that run on some nodes."""
+        runs = {run for node in nodes for held in self._held[node].values() for run in held.values()}
+        return [self._running[job] for job, _ in sorted(runs)]
+
     def nodes(self) -> list[NodeRow]:
-        """Slurm's nodes; migbatchd has just heard of each."""
+        """Slurm's nodes."""
         rows = []
         for name, gpus in self._held.items():
-            self._board.heard(name)
             used = self._used.get(name)
             if used is None:
                 used = Counter([slot.profile.gres_type for held in gpus.values() for slot in held])
@@ -135,6 +139,11 @@ class LargeSite:
         return self._board.silence(node)
 
     # -- what happens between rounds -------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Have every node ask migbatchd for its plan."""
+        for name in self._held:
+            self._board.heard(name)
 
     def submit(self) -> None:
         """Submit jobs until as many wait as should."""

@@ -141,6 +141,7 @@ def _measured(config: Config, site: LargeSite, loop: Controller, recorder: Fligh
     found: list[dict[str, float]] = []
 
     def one() -> dict[str, float]:
+        site.poll()
         jobs, rows = site.jobs(), site.nodes()
         began, begun = time.process_time(), time.thread_time()
         report = loop.round(jobs, rows)
