@@ -1,18 +1,20 @@
 """How one sequence became the next: which stretches of it stay, and what came between them.
 
-Of a queue of some hundred thousand rows a few hundred differ from one look to the next. Stretches are compared as a
-whole, which looks at no more than the identity of what stays.
+Of a queue of some hundred thousand rows a few hundred differ from one look to the next. What stays is compared by its
+identity alone, and not looked into.
 """
 
 from __future__ import annotations
 
-import operator
+from operator import indexOf, is_
 from typing import Final, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
+_STRETCH: Final = 1024
+"""How many objects are compared at once."""
 _NEAR: Final = 64
-"""How many objects are compared at first, and how far ahead it is looked for where a stretch goes on."""
+"""How far ahead it is looked for where a stretch goes on. What has moved farther is gone, and new elsewhere."""
 
 
 class Edit(NamedTuple, Generic[T]):
@@ -24,7 +26,7 @@ class Edit(NamedTuple, Generic[T]):
 
 
 def edits(before: tuple[T, ...], now: tuple[T, ...]) -> list[Edit[T]]:
-    """Return how `now` is made of `before`, up to equality; what has moved is gone from its place and new elsewhere."""
+    """Return how `now` is made of `before`. An object that is another one is new, whatever it equals."""
     found: list[Edit[T]] = []
     i = j = 0
     while i < len(before) or j < len(now):
@@ -38,15 +40,14 @@ def edits(before: tuple[T, ...], now: tuple[T, ...]) -> list[Edit[T]]:
 
 def _alike(before: tuple[T, ...], i: int, now: tuple[T, ...], j: int) -> int:
     """Return how many objects are the same from `i` and `j` on."""
-    begun, size = i, _NEAR
-    while (most := min(size, len(before) - i, len(now) - j)) > 0 and before[i : i + most] == now[j : j + most]:
-        i, j, size = i + most, j + most, 2 * size
-    while most > _NEAR:  # two of the next so many differ
-        most = (most + 1) // 2
-        if before[i : i + most] == now[j : j + most]:
-            i, j = i + most, j + most
-    differ = map(operator.is_not, before[i : i + most], now[j : j + most])
-    return i - begun + next((place for place, others in enumerate(differ) if others), most)
+    most, alike = min(len(before) - i, len(now) - j), 0
+    while alike < most:
+        size = min(_STRETCH, most - alike)
+        here, there = before[i + alike : i + alike + size], now[j + alike : j + alike + size]
+        if not all(map(is_, here, there)):
+            return alike + indexOf(map(is_, here, there), False)
+        alike += size
+    return alike
 
 
 def _gap(before: tuple[T, ...], now: tuple[T, ...]) -> tuple[int, int]:

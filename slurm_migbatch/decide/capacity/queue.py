@@ -1,7 +1,7 @@
 """Slurm's queue from snapshot to snapshot: which rows are new, and what planning needs of those that stay.
 
-A row that stays as it was is not looked at again; where it is the same object that is seen at once, so a caller that
-keeps the objects of unchanged rows saves work.
+A row that is the same object as in the snapshot before is not looked at again, so a caller that keeps the objects of
+unchanged rows saves work. A row that is another object counts as new whatever it says, so nothing depends on that.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ class JobQueue:
         if not self._whole:  # the last one was not taken in to its end, or a job had two rows
             self._forget()
         self._whole = False
-        self._follow(edits(self.jobs, tuple(jobs)))
-        if len(self.rows) == len(self.jobs):
+        now = tuple(jobs)
+        self._follow(now, edits(self.jobs, now))
+        if len(self.rows) == len(now):
             self._whole = True
         else:  # a job has two rows, and the last one counts
             self._forget()
-            self._follow([Edit(0, 0, tuple(jobs))])
+            self._follow(now, [Edit(0, 0, now)])
 
     def _forget(self) -> None:
         """Start from nothing; who follows does so too."""
@@ -75,16 +76,14 @@ class JobQueue:
         self.jobs, self.rows, self._holders, self._signalled = (), {}, {}, {}
         self.running, self.guests = Counter(), frozenset()
 
-    def _follow(self, found: Sequence[Edit[JobRow]]) -> None:
-        before, jobs, gone, at = self.jobs, list[JobRow](), list[JobRow](), 0
-        for start, end, new in found:
-            gone += before[at:start]
-            jobs += before[start:end]
-            jobs += new
+    def _follow(self, now: tuple[JobRow, ...], found: Sequence[Edit[JobRow]]) -> None:
+        gone, at = list[JobRow](), 0
+        for start, end, _ in found:
+            gone += self.jobs[at:start]
             at = end
-        gone += before[at:]
+        gone += self.jobs[at:]
         self.version += 1
-        self.edits, self.jobs, self.gone = found, tuple(jobs), gone
+        self.edits, self.jobs, self.gone = found, now, gone
         self.fresh = list({id(row): row for edit in found for row in edit.new}.values())
         self.changed = frozenset([row.job_id for rows in (self.gone, self.fresh) for row in rows])
         started = set(self.guests)

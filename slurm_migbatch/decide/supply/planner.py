@@ -143,7 +143,7 @@ class _PlanRound:
         self._moves: list[PlannedMove] = []
         self.fleet = Fleet(
             nodes,
-            {d.pool for d in self.demands},
+            {demand.pool for demand in self.demands},
             memory,
             _by_node(previous),
         )
