@@ -14,7 +14,7 @@ T = TypeVar("T")
 _STRETCH: Final = 1024
 """How many objects are compared at once."""
 _NEAR: Final = 64
-"""How far ahead it is looked for where a stretch goes on. What has moved farther is gone, and new elsewhere."""
+"""How far ahead it is looked at first for where a stretch goes on."""
 
 
 class Edit(NamedTuple, Generic[T]):
@@ -26,13 +26,16 @@ class Edit(NamedTuple, Generic[T]):
 
 
 def edits(before: tuple[T, ...], now: tuple[T, ...]) -> list[Edit[T]]:
-    """Return how `now` is made of `before`. An object that is another one is new, whatever it equals."""
+    """Return how `now` is made of `before`.
+
+    An object that is another one is new, whatever it equals; one that has moved is gone, and new elsewhere.
+    """
     found: list[Edit[T]] = []
     i = j = 0
     while i < len(before) or j < len(now):
         start, alike = i, _alike(before, i, now, j)
         i, j = i + alike, j + alike
-        gone, came = _gap(before[i : i + _NEAR], now[j : j + _NEAR])
+        gone, came = _gap(before, i, now, j)
         found.append(Edit(start, i, now[j : j + came]))
         i, j = i + gone, j + came
     return found
@@ -50,10 +53,14 @@ def _alike(before: tuple[T, ...], i: int, now: tuple[T, ...], j: int) -> int:
     return alike
 
 
-def _gap(before: tuple[T, ...], now: tuple[T, ...]) -> tuple[int, int]:
+def _gap(before: tuple[T, ...], i: int, now: tuple[T, ...], j: int) -> tuple[int, int]:
     """Return how many of the next objects are gone, and how many came, before one that stays."""
-    places = {id(one): place for place, one in enumerate(before)}
-    for came, one in enumerate(now):
-        if (gone := places.get(id(one))) is not None:
-            return gone, came
-    return len(before), len(now)
+    near = _NEAR
+    while True:
+        places = {id(one): place for place, one in enumerate(before[i : i + near])}
+        for came, one in enumerate(now[j : j + near]):
+            if (gone := places.get(id(one))) is not None:
+                return gone, came
+        if near >= max(len(before) - i, len(now) - j):
+            return len(before) - i, len(now) - j
+        near *= 4
