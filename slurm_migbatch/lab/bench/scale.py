@@ -2,7 +2,8 @@
 
 A round observes, decides on supply and on what waits, and compares with what Slurm and the nodes were told. Nothing in
 it waits here, so times are those of the processor, and what else a machine does does not lengthen them. Rounds are
-recorded as migbatchd does (`daemon.flightrecorder`); that is done in another thread, and counted apart.
+recorded as migbatchd does (`daemon.flightrecorder`); that is done in another thread, and counted apart. So is what a
+look at Slurm's queue takes before the round that follows.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from slurm_migbatch.daemon.settings import settings_of
 from slurm_migbatch.decide.snapshot import LendingPast
 from slurm_migbatch.lab.bars import Bar, exponent, quantile
 from slurm_migbatch.lab.bench.largesite import LargeSite
+from slurm_migbatch.lab.bench.looks import checks_s, reading_s
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 
@@ -56,6 +58,8 @@ class SiteRounds:
         later_s, p99_s: rounds in which `CHURN` jobs ended and as many started: the median, and 99 % of them.
         dispatch_s: what a decision on waiting jobs took, in the rounds that had one; in no other figure.
         recording_s: what recording a later round took, beside the round: the median; in no other figure.
+        reading_s, checks_s: what a look at the queue takes before the round: reading squeue's output, and the service's
+            checks of all jobs; in no other figure.
         parts: median seconds of the parts of a later round.
         changes: nodes whose offer changed in a later round, on average.
         peak_mib: the most memory that the process has held so far, the made-up site included.
@@ -70,6 +74,8 @@ class SiteRounds:
     p99_s: float
     dispatch_s: float
     recording_s: float
+    reading_s: float
+    checks_s: float
     parts: dict[str, float]
     changes: float
     peak_mib: float
@@ -166,6 +172,7 @@ def _measured(config: Config, site: LargeSite, loop: Controller, recorder: Fligh
         site.submit()
         found.append(one())
     later = [timing["supply"] for timing in found]
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     names = ("observe", "plan", "advertise")
     return SiteRounds(
         gpus=site.gpus,
@@ -179,7 +186,9 @@ def _measured(config: Config, site: LargeSite, loop: Controller, recorder: Fligh
         recording_s=median([timing["recording"] for timing in found]),
         parts={name: median([timing[name] for timing in found]) for name in names},
         changes=sum(timing["changes"] for timing in found) / len(found),
-        peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        reading_s=reading_s(site.jobs()),
+        checks_s=checks_s(site.jobs(), site.view.facts()),
+        peak_mib=peak_mib,
     )
 
 
