@@ -43,6 +43,8 @@ class Reserver:
         self._emptiest: dict[frozenset[str], list[tuple[int, str]]] = {}
         #: by node and slices: what decided when they fit soonest, and that
         self._soonest_on: dict[tuple[str, tuple[Profile, ...]], tuple[_Stamp, tuple[When, _Places] | None]] = {}
+        #: by GPU with claims: what decides which of its slots are busy until when, and that
+        self._busy_at: dict[int, tuple[tuple[object, ...], Busy]] = {}
         self.made: list[Reservation] = []
 
     def is_full(self, pool: frozenset[str]) -> bool:
@@ -391,11 +393,17 @@ class Reserver:
         """
         if not gpu_claims.claims:
             return gpu_claims.until
+        stamp = (gpu_claims.shape, gpu_claims.claims, gpu_claims.until)
+        known = self._busy_at.get(gpu_claims.index)
+        if known is not None and _same(known[0], stamp):
+            return known[1]
         until: dict[Profile, list[float | None]] = {}
         for claim in gpu_claims.claims:
             until.setdefault(claim[2], []).append(ends(claim))
         claimed = [(slot, until[slot.profile].pop(0)) for slot in gpu_claims.shape.slots.slots]
-        return in_order([*gpu_claims.until, *claimed])
+        found = in_order([*gpu_claims.until, *claimed])
+        self._busy_at[gpu_claims.index] = stamp, found
+        return found
 
     def _freeze(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> None:
         """Fix the claims on this GPU where they are, so that the reserved slots can rely on it."""
