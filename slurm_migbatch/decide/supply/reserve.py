@@ -164,11 +164,15 @@ class Reserver:
             elif stands and fleet.as_admitted(name):
                 ranked.append(((0, _BEFORE, 0), first, name))
             else:
-                for gpu_claims in fleet.on(name):
-                    found = self._soonest(gpu_claims, profile, ends)
-                    if found is not None:
-                        ranked.append((self._rank_of(found[0]), gpu_claims.index, ""))
+                ranked += [(self._at_best(some, profile, ends), some.index, "") for some in fleet.on(name)]
         return ranked
+
+    def _at_best(self, gpu_claims: GpuClaims, profile: Profile, ends: Callable[[Claim], float | None]) -> When:
+        """Return the rank that a GPU has at best: where it has no room now, one of its slots has to be free first."""
+        if gpu_claims.shape.future is not None or gpu_claims.shape.add(profile) is not None:
+            return (0, _BEFORE, 0)
+        soon = min([end for _, end in self._busy(gpu_claims, ends) if end is not None], default=math.inf)
+        return self._rank_of((0, soon, 0))
 
     def _rank_of(self, when: When) -> When:
         """Return `when` as it compares with what was found in earlier rounds: all that is free now is `_BEFORE`."""
