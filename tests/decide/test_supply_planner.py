@@ -72,6 +72,14 @@ def test_less_important_jobs_do_not_get_what_is_reserved() -> None:
     assert found.waiting == (2, 3)
 
 
+def test_a_reservation_is_behind_the_claim_that_ends_first() -> None:
+    nodes = [node("n1", gpu("a"), gpu("b"))]
+    limits = [(3600.0, 6), (60.0, 1), (600.0, 7)]
+    wants = [demand(job, "1g.10gb", copies=n, limit_s=limit) for job, (limit, n) in enumerate(limits, 1)]
+    found = plan(nodes, [*wants, demand(4, "1g.10gb")])
+    assert [(r.job, r.places[0][1], r.at) for r in found.reservations] == [(4, "a", NOW + 60)]
+
+
 def test_a_long_queue_of_one_kind_is_given_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     reserve = Reserver.reserve
