@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from copy import copy
+from statistics import median
 from typing import Final
 
 from slurm_migbatch.daemon.audit import Auditor, OrphanWatch
@@ -15,6 +16,7 @@ from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, new_mark, parse_jobs
 
 _SAMPLE: Final = 50_000
 """Rows that are read; the time is that of all."""
+_LOOKS: Final = 4
 
 
 def reading_s(jobs: Sequence[JobRow]) -> float:
@@ -30,18 +32,18 @@ def reading_s(jobs: Sequence[JobRow]) -> float:
 
 
 def checks_s(jobs: Sequence[JobRow], facts: Mapping[str, NodeFacts]) -> float:
-    """Return the seconds of processor time that the service's checks of a queue take that it has seen before."""
+    """Return the seconds of processor time that the service's checks take of a queue that it knows; the median."""
     kept, unsaved, auditor, orphans = KeptRows(), UnsavedJobs(), Auditor(), OrphanWatch()
-    spent = 0.0
-    for now in (0.0, 1.0):
+    spent = []
+    for now in range(_LOOKS):
         listed = [copy(row) for row in jobs]
         begun = time.thread_time()
         rows = kept.of(listed)
         unsaved.update(rows)
         auditor.check(facts, rows)
-        orphans.check(facts, rows, now)
-        spent = time.thread_time() - begun
-    return spent
+        orphans.check(facts, rows, float(now))
+        spent.append(time.thread_time() - begun)
+    return median(spent[1:])
 
 
 def _printed(row: JobRow, mark: str) -> str:
