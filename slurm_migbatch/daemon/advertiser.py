@@ -144,7 +144,7 @@ class Advertiser:
         plans: Iterable[NodePlan],
         nodes: Mapping[str, Node],
         rows: Mapping[str, NodeRow],
-        jobs: Iterable[JobRow],
+        jobs: Mapping[int, JobRow],
         monotonic: Callable[[], float],
         sharing: Mapping[str, Sharing] | None = None,
     ) -> Advertised:
@@ -153,7 +153,7 @@ class Advertiser:
         Args:
             plans: the planner's answer for each node that may be touched.
             nodes: what the planner was told of them.
-            rows, jobs: Slurm's view of nodes and queue that the plans were made from.
+            rows, jobs: Slurm's view of nodes and queue, by name and id, that the plans were made from.
             monotonic: seconds, for the wait.
             sharing: nodes on which jobs share slices, or are to.
         """
@@ -166,7 +166,7 @@ class Advertiser:
         newcomers: dict[str, set[str]] = {}
         if self._send(shrink, rows, done, record=False):
             current = {row.name: row for row in self._client.nodes()}
-            newcomers = _newcomers(jobs, self._client.jobs(), frozenset(shrink))
+            newcomers = _newcomers(jobs, self._client.jobs_on(frozenset(shrink)))
             done.calls += 2
         published: list[tuple[NodePlan, int]] = []
         for plan in moving:
@@ -340,14 +340,12 @@ class _Settled:
         )
 
 
-def _newcomers(before: Iterable[JobRow], after: Iterable[JobRow], nodes: frozenset[str]) -> dict[str, set[str]]:
-    """Return by node the GRES types of the jobs that started on these nodes between two listings of the queue."""
-    here = [row for row in after if row.nodes and not nodes.isdisjoint(row.nodes) and row.active]
-    ids = {row.job_id for row in here}
-    known = {(row.job_id, row.restarts) for row in before if row.job_id in ids and row.active}
+def _newcomers(before: Mapping[int, JobRow], after: Iterable[JobRow]) -> dict[str, set[str]]:
+    """Return by node the GRES types of the jobs that started between two listings; `after` has the nodes' jobs."""
     found: dict[str, set[str]] = {}
-    for row in here:
-        if (row.job_id, row.restarts) not in known:
+    for row in after:
+        known = before.get(row.job_id)
+        if row.active and (known is None or not known.active or known.restarts != row.restarts):
             kinds = {profile.gres_type for profile in slices(row.gres)} | ({GUEST} if is_guest(row.gres) else set())
             for node in row.nodes:
                 found.setdefault(node, set()).update(kinds)

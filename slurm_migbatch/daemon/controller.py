@@ -238,7 +238,7 @@ class Controller:
         applied = self._apply_supply(decision.supply, snapshot)
         dispatched = self._apply_dispatch(decision.dispatch, snapshot)
         lent, unsaved = self._apply_lending(decision.lending)
-        moved = self._apply_moves(decision.supply, snapshot)
+        moved = self._apply_moves(decision.supply)
         outcomes = Outcomes(dispatched, lent, unsaved)
         settled = settle(outcomes, self.memory, self.settings)
         self.recorder.round(snapshot, decision, outcomes)
@@ -282,11 +282,9 @@ class Controller:
             except SlurmError as error:
                 applied.notes.append(f"job {action.job} keeps the delay of its requeue: {error}")
         rows = {row.name: row for row in snapshot.nodes}
-        plans = [offer.plan for offer in decided.offers]
+        plans, jobs = [offer.plan for offer in decided.offers], self.memory.supply.queue.rows
         try:
-            done = self._advertiser.advertise(
-                plans, decided.nodes, rows, snapshot.jobs, self._clock.monotonic, decided.sharing
-            )
+            done = self._advertiser.advertise(plans, decided.nodes, rows, jobs, self._clock.monotonic, decided.sharing)
         except SlurmError as failure:
             applied.error = f"the new offers could not be read back; the next round tries again: {failure}"
             return applied
@@ -372,11 +370,11 @@ class Controller:
             outcomes.append(OrderOutcome(done.order, done.before, done.after, done.at, done.error))
         return outcomes, unsaved
 
-    def _apply_moves(self, decided: SupplyDecision | None, snapshot: ClusterSnapshot) -> bool:
+    def _apply_moves(self, decided: SupplyDecision | None) -> bool:
         """Tell trainings to make way; return whether any was told. What became of it the next snapshots show."""
         if decided is None or not decided.moves:
             return False
-        rows = {row.job_id: row for row in snapshot.jobs}
+        rows = self.memory.supply.queue.rows
         self._record_actions(apply_moves(decided.moves, rows, self._slurm, self._clock.time))
         return True
 
@@ -421,7 +419,7 @@ class Controller:
             reservations=supply.plan.reservations,
             notes=(*supply.notes, *applied.notes),
             error=applied.error,
-            pending=sum(demand.copies for demand in supply.demands if demand.parts),
+            pending=sum([demand.copies for demand in supply.demands if demand.parts]),
             waiting=len(supply.plan.waiting),
             offers={profile.name: n for profile, n in sorted(supply.plan.offers().items())},
             unacknowledged=tuple(applied.done.unacknowledged),

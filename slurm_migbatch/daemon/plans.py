@@ -75,23 +75,23 @@ class PlanBoard:
             self._wake(node)
         return version
 
+    # these read one value each, which needs no lock; a round asks them of every node
+
     def current(self, node: str) -> Plan | None:
         """Return the plan that `node` should have; None until one was published."""
-        with self._acked:
-            entry = self._nodes.get(node)
-            return entry.plan if entry else None
+        entry = self._nodes.get(node)
+        return entry.plan if entry is not None else None
 
     def acked(self, node: str) -> int:
         """Return the newest version that `node` has confirmed; 0 if none."""
-        with self._acked:
-            entry = self._nodes.get(node)
-            return entry.have if entry else 0
+        entry = self._nodes.get(node)
+        return entry.have if entry is not None else 0
 
     def silence(self, node: str) -> float:
         """Return seconds since `node` last polled or sent events; infinite if never."""
-        with self._acked:
-            entry = self._nodes.get(node)
-            return self._clock() - entry.heard if entry and entry.heard else float("inf")
+        entry = self._nodes.get(node)
+        heard = entry.heard if entry is not None else 0.0
+        return self._clock() - heard if heard else float("inf")
 
     def nodes(self) -> tuple[str, ...]:
         """Return every node that was heard or planned for."""

@@ -42,7 +42,7 @@ class Poller:
     def __init__(self, client: SlurmClient, interval_s: float, act: Callable[[SlurmView], Awaitable[bool]]) -> None:
         self._client, self._interval, self._act = client, interval_s, act
         self._nudged = asyncio.Event()
-        self._rows: dict[int, JobRow] = {}
+        self._kept = KeptRows()
         self.latest: SlurmView | None = None
         self.fault = FaultReporter("Slurm does not answer", _ADVICE, log, first=interval_s, longest=30.0)
 
@@ -73,10 +73,17 @@ class Poller:
 
     def _query(self) -> SlurmView:
         began, jobs = time.monotonic(), self._client.jobs()
-        return SlurmView(began, self._kept(jobs), tuple(self._client.nodes()))
+        return SlurmView(began, self._kept.of(jobs), tuple(self._client.nodes()))
 
-    def _kept(self, jobs: Iterable[JobRow]) -> tuple[JobRow, ...]:
-        """Return the queue with the same objects as before where jobs stay as they were: few change, and it shows."""
+
+class KeptRows:
+    """The queue with the same objects as before where jobs stay as they were: few change, and it shows."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, JobRow] = {}
+
+    def of(self, jobs: Iterable[JobRow]) -> tuple[JobRow, ...]:
+        """Return the next queue."""
         before, self._rows = self._rows, {}
         kept = []
         for row in jobs:

@@ -98,6 +98,15 @@ class CliClient:
             rows = split_arrays(rows, self._run, self._shown, self._listed)
         return self._in_reservations(rows)
 
+    def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
+        """List jobs on nodes by one squeue call; see SlurmClient."""
+        only = f"--nodelist={','.join(sorted(nodes))}"
+        if len(only) >= _LONGEST_ARGUMENT:
+            return [row for row in self.jobs() if not nodes.isdisjoint(row.nodes)]
+        mark = new_mark()
+        rows, now = parse_jobs(self._run(*squeue_command(mark), only), mark), time.time()
+        return [row.of_its_run(now) for row in rows]
+
     def _in_reservations(self, rows: list[JobRow]) -> list[JobRow]:
         """Return the rows with what each job asks for, if a node was reserved when nodes were listed last."""
         if not self._reserved:

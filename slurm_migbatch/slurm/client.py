@@ -224,6 +224,9 @@ class SlurmClient(Protocol):
         Pending jobs come in the order in which Slurm considers them (partition tier, priority, age).
         """
 
+    def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
+        """Return those that hold an allocation on one of these nodes; far fewer to read where the queue is long."""
+
     def nodes(self) -> list[NodeRow]:
         """Return every node, whatever its state, but for those whose row cannot be read."""
 

@@ -78,6 +78,10 @@ class SlurmrestdClient(CliClient):
         rows = [row.of_its_run(now) for row in restrows.jobs(found, now, reserved=self._reserved)]
         return in_order(self._known(rows), tiers)
 
+    def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
+        """List jobs as `jobs` does, which cannot be asked for less; see SlurmClient."""
+        return [row for row in self.jobs() if not nodes.isdisjoint(row.nodes)]
+
     def nodes(self) -> list[NodeRow]:
         """List nodes by one request, and by one more while some are reserved; see SlurmClient."""
         unread: dict[str, str] = {}

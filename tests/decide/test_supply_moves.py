@@ -229,7 +229,8 @@ def test_it_starts_again_at_once_where_slurm_bears_it(shown: dict[str, Any], sta
 def test_the_oftener_it_was_restarted_the_longer_it_stays(restarts: int, ran: int, may: int) -> None:
     shown = row(restarts=restarts, start=NOW - ran)
     held = Gpu("a", H100, (Lease(slot("3g.40gb@0"), 5),))
-    found = restartable(MoveMemory(), ClusterSnapshot(NOW, jobs=(shown,)), {"n1": node("n1", held)}, again, RULES)
+    snapshot, queue = ClusterSnapshot(NOW, jobs=(shown,)), JobQueue.of([shown])
+    found = restartable(MoveMemory(), snapshot, queue, {"n1": node("n1", held)}, again, RULES)
     assert [run.demand.job for run in found] == [5] * may
 
 
@@ -238,7 +239,8 @@ def test_other_nodes_need_as_many_processors_free(used: int, named: set[str]) ->
     held = Gpu("a", H100, (Lease(slot("3g.40gb@0"), 5),))
     rows = (NodeRow("n1", frozenset(), cpus=64), NodeRow("n2", frozenset(), cpus=64, cpus_used=used))
     snapshot = ClusterSnapshot(NOW, jobs=(row(cpus=4),), nodes=rows)
-    (run,) = restartable(MoveMemory(), snapshot, {"n1": node("n1", held)}, on_both, RULES)
+    queue = JobQueue.of(snapshot.jobs)
+    (run,) = restartable(MoveMemory(), snapshot, queue, {"n1": node("n1", held)}, on_both, RULES)
     assert run.elsewhere == named
 
 

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease, Mode, Node, Reservation
-from slurm_migbatch.decide.supply.fleet import Claim
+from slurm_migbatch.decide.supply import planner as planner_module
+from slurm_migbatch.decide.supply.admission import When
+from slurm_migbatch.decide.supply.fleet import Claim, GpuClaims
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.mig.geometry import Geometry
@@ -68,6 +70,14 @@ def test_less_important_jobs_do_not_get_what_is_reserved() -> None:
     assert found.nodes["n1"].layouts["a"] == layout("4g.40gb@0")
     assert [r.job for r in found.reservations] == [2]
     assert found.waiting == (2, 3)
+
+
+def test_a_reservation_is_behind_the_claim_that_ends_first() -> None:
+    nodes = [node("n1", gpu("a"), gpu("b"))]
+    limits = [(3600.0, 6), (60.0, 1), (600.0, 7)]
+    wants = [demand(job, "1g.10gb", copies=n, limit_s=limit) for job, (limit, n) in enumerate(limits, 1)]
+    found = plan(nodes, [*wants, demand(4, "1g.10gb")])
+    assert [(r.job, r.places[0][1], r.at) for r in found.reservations] == [(4, "a", NOW + 60)]
 
 
 def test_a_long_queue_of_one_kind_is_given_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,6 +321,36 @@ def test_plans_that_are_carried_out_come_to_rest(data: st.DataObject) -> None:
         name: dataclasses.replace(plan, changed=False, withdrawn=frozenset()) for name, plan in before.nodes.items()
     }
     assert [(r.job, r.places) for r in found.reservations] == [(r.job, r.places) for r in before.reservations]
+
+
+class _LooksAtAll(Reserver):
+    """One that looks at every GPU again for each reservation, and fails where that finds another one."""
+
+    def _first(
+        self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]
+    ) -> tuple[When, GpuClaims, Slot] | None:
+        found = super()._first(pool, profile, ends)
+        fleet, best = self._fleet, None
+        for name in sorted(pool & fleet.nodes.keys(), key=fleet.first_index):
+            for one in fleet.on(name) if fleet.plannable(name) else ():
+                soonest = self._soonest(one, profile, ends)
+                if soonest is not None and (best is None or self._rank_of(soonest[0]) < best[0]):
+                    best = self._rank_of(soonest[0]), soonest[0], one, soonest[1]
+        assert found == (None if best is None else best[1:])
+        return found
+
+
+@settings(max_examples=examples(250), deadline=None)
+@given(data=st.data())
+def test_a_reservation_is_where_a_look_at_all_gpus_finds_it(data: st.DataObject) -> None:
+    nodes = data.draw(clusters())
+    planner, found = Planner(), ClusterPlan({})
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(planner_module, "Reserver", _LooksAtAll)
+        for now in (NOW, NOW + 1, NOW + data.draw(st.floats(0, 5000))):
+            queue = data.draw(queues([n.name for n in nodes]))
+            found = planner.plan(nodes, queue, now, found.reservations)
+            nodes = [_carried_out(one, found) if data.draw(st.booleans()) else one for one in nodes]
 
 
 def _carried_out(one: Node, found: ClusterPlan) -> Node:

@@ -31,6 +31,12 @@ class Restless:
         self._world.happen()
         return found
 
+    def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
+        self._world.happen()
+        found = self._world.slurm.jobs_on(nodes)
+        self._world.happen()
+        return found
+
     def nodes(self) -> list[NodeRow]:
         self._world.happen()
         found = self._world.slurm.nodes()

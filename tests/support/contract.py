@@ -147,6 +147,15 @@ class Looking:
         assert node(world, name).used["1g.10gb"] == 2
         assert until(world, job, "RUNNING").nodes == (name,)
 
+    def test_the_jobs_on_a_node_are_those_that_are_listed_there(self, world: World) -> None:
+        jobs = [world.submit("mig:1g.10gb:1") for _ in range(4)]
+        places = {job: until(world, job, "RUNNING").nodes for job in jobs}
+        for name in world.nodes:
+            found = world.client.jobs_on(frozenset({name}))
+            assert {row.job_id for row in found} == {job for job in jobs if places[job] == (name,)}
+            assert found == [row for row in world.client.jobs() if row.nodes == (name,)]
+        assert world.client.jobs_on(frozenset(world.nodes)) == [row for row in world.client.jobs() if row.active]
+
     def test_jobs_that_wait_come_in_the_order_of_slurm(self, world: World) -> None:
         jobs = [world.submit("mig:3g.40gb:1") for _ in range(3)]
         listed = [r.job_id for r in world.client.jobs() if r.pending]

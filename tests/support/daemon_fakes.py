@@ -155,6 +155,9 @@ class FakeSlurm:
         self._check()
         return list(self.queue.values())
 
+    def jobs_on(self, nodes):
+        return [row for row in self.jobs() if not nodes.isdisjoint(row.nodes)]
+
     def nodes(self):
         self._check()
         return list(self.node_rows.values())

@@ -123,9 +123,13 @@ class DemandBook:
         self._version = -1
         self._loan: Callable[[JobRow], bool] | None = None
         self._site = _Site((), frozenset())
-        #: by the row's identity: its demand, or the row where that depends on more and is found each time
-        self._known: dict[int, Demand | JobRow] = {}
-        #: pending components of heterogeneous jobs
+        self._nodes: Sequence[NodeRow] = ()
+        self._supply: frozenset[str] = frozenset()
+        #: for each row of the queue its demand, or the row where that depends on more, or None for nothing
+        self._entries: list[Demand | JobRow | None] = []
+        #: by the identity of rows whose array has a throttle, what they were found to need last
+        self._throttled: dict[int, Demand] = {}
+        #: pending components of heterogeneous jobs, by the row's identity
         self._components: dict[int, int] = {}
 
     def of(
@@ -153,14 +157,13 @@ class DemandBook:
             loan: whether a job may have a slice only where nothing else needs the room; None for no job. The same
                 object as long as it answers the same.
         """
-        self._learn(queue, _told(nodes, supply), loan)
-        avoided = avoid or {}
-        known, site = self._known, self._site
+        self._learn(queue, tuple(nodes), frozenset(supply), loan)
+        avoided, site = avoid or {}, self._site
         missing = Counter(self._components.values())
         components: dict[int, list[Demand | None]] = {}
         found: list[Demand] = []
         row: JobRow
-        entries: Iterable[Demand | JobRow] = filter(None, map(known.get, queue.keys))
+        entries: Iterable[Demand | JobRow] = filter(None, self._entries)
         for entry in entries:
             if isinstance(entry, Demand):
                 if entry.job not in avoided:
@@ -179,7 +182,7 @@ class DemandBook:
                     if len(whole) == len(group) and any(demand.parts for demand in whole):
                         found.extend(sorted(whole, key=lambda demand: demand.job))
             elif could_run(row, now):
-                demand = self._demand(queue, row, avoided)
+                demand = self._now(queue, row, avoided)
                 if demand is not None and demand.parts:
                     found.append(demand)
         return found
@@ -189,45 +192,69 @@ class DemandBook:
         return self._demand(queue, replace(row, throttle=None), {})
 
     def _learn(
-        self, queue: JobQueue, told: tuple[list[_NodeFacts], frozenset[str]], loan: Callable[[JobRow], bool] | None
+        self,
+        queue: JobQueue,
+        nodes: Sequence[NodeRow],
+        supply: frozenset[str],
+        loan: Callable[[JobRow], bool] | None,
     ) -> None:
         """Bring what is known up to this queue and these nodes."""
-        follows = queue.version == self._version + 1
+        follows = queue.version == self._version + 1 and loan is self._loan and not self._site.full
         self._version = -1  # until all of it is taken in
-        if follows and told == self._site.told and loan is self._loan and not self._site.full:
+        if follows and self._same_site(nodes, supply):
             for row in queue.gone:
-                self._known.pop(id(row), None)
+                self._throttled.pop(id(row), None)
                 self._components.pop(id(row), None)
-            fresh = queue.fresh
+            before, self._entries = self._entries, []
+            for start, end, new in queue.edits:
+                self._entries += before[start:end]
+                self._entries += [self._noted(queue, row) for row in new]
         else:
-            self._site, self._loan = _Site(*told), loan
-            self._known, self._components = {}, {}
-            fresh = queue.jobs
-        for row in fresh:
-            if row.pending:
-                self._note(queue, row)
-        self._version = queue.version
+            self._site, self._loan = _Site(*_told(nodes, supply)), loan
+            self._throttled, self._components = {}, {}
+            self._entries = [self._noted(queue, row) for row in queue.jobs]
+        self._nodes, self._supply, self._version = nodes, supply, queue.version
 
-    def _note(self, queue: JobQueue, row: JobRow) -> None:
+    def _same_site(self, nodes: Sequence[NodeRow], supply: frozenset[str]) -> bool:
+        """Return whether the nodes are alike as far as pools go; looks closer at other rows than before only."""
+        if len(nodes) != len(self._nodes) or self._supply != supply:
+            return False
+        others = [pair for pair in zip(self._nodes, nodes, strict=True) if pair[0] is not pair[1]]
+        was, now = ([pair[i] for pair in others] for i in (0, 1))
+        return [row.name for row in was] == [row.name for row in now] and _told(was, supply) == _told(now, supply)
+
+    def _noted(self, queue: JobQueue, row: JobRow) -> Demand | JobRow | None:
+        """Return what is kept of a row."""
+        if not row.pending:
+            return None
         if row.het_job is not None:
-            self._known[id(row)] = row
             self._components[id(row)] = row.het_job
-        elif GRES in row.gres and not _waits_for_jobs(row):
-            runnable = _runnable(row.reason)
-            if runnable is None or row.throttle is not None:
-                self._known[id(row)] = row
-            elif runnable:
-                demand = self._demand(queue, row, {})
-                if demand is not None and demand.parts:
-                    self._known[id(row)] = demand
+            return row
+        if GRES not in row.gres or _waits_for_jobs(row):
+            return None
+        runnable = _runnable(row.reason)
+        if runnable is None or row.throttle is not None:
+            return row
+        demand = self._demand(queue, row, {}) if runnable else None
+        return demand if demand is not None and demand.parts else None
+
+    def _now(self, queue: JobQueue, row: JobRow, avoid: Mapping[int, Collection[str]]) -> Demand | None:
+        """Return what a row needs at this moment; the same object while that stays."""
+        if row.throttle is None or row.job_id in avoid:
+            return self._demand(queue, row, avoid)
+        known = self._throttled.get(id(row))
+        if known is not None and known.copies == _copies(queue, row):
+            return known
+        demand = self._demand(queue, row, avoid)
+        if demand is not None:
+            self._throttled[id(row)] = demand
+        return demand
 
     def _demand(
         self, queue: JobQueue, row: JobRow, avoid: Mapping[int, Collection[str]], apart: int | None = None
     ) -> Demand | None:
         """Return what one job needs; None where nothing can be done for it."""
-        copies = row.tasks
-        if row.throttle is not None and row.array_job is not None:
-            copies = min(copies, row.throttle - queue.running[row.array_job])
+        copies = _copies(queue, row)
         if copies < 1:
             return None
         pool = self._site.pool(row, avoid.get(row.job_id, ()))
@@ -245,6 +272,13 @@ class DemandBook:
         )
 
 
+def _copies(queue: JobQueue, row: JobRow) -> int:
+    """Return how many tasks of a row may start."""
+    if row.throttle is None or row.array_job is None:
+        return row.tasks
+    return min(row.tasks, row.throttle - queue.running[row.array_job])
+
+
 class _Site:
     """Which nodes there are, and which of them are a job's.
 
@@ -254,7 +288,6 @@ class _Site:
     """
 
     def __init__(self, facts: Sequence[_NodeFacts], mixed: frozenset[str]) -> None:
-        self.told = (facts, mixed)
         self._facts = {fact[0]: fact for fact in facts}
         self._mixed = mixed
         self._in_partition: dict[str, set[str]] = {}

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
+from operator import itemgetter
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 
+_slot_of = itemgetter(0)
 #: One object for all GPUs whose slots are the same.
 _layout = lru_cache(maxsize=1 << 15)(Layout)
 
@@ -64,8 +66,8 @@ class Gpu:
 
     @cached_property
     def busy(self) -> tuple[tuple[Slot, float | None], ...]:
-        """Occupied slots, each with the time at which it should be free."""
-        return tuple([(lease.slot, lease.until) for lease in self.leases])
+        """Occupied slots in their order, each with the time at which it should be free."""
+        return tuple(sorted([(lease.slot, lease.until) for lease in self.leases], key=_slot_of))
 
 
 class Mode(Enum):

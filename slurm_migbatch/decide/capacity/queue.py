@@ -10,40 +10,44 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from slurm_migbatch.decide.capacity.edits import Edit, edits
 from slurm_migbatch.decide.capacity.sharing import GUEST, is_guest
 from slurm_migbatch.slurm.client import JobRow
 
 #: Slurm's name of the gres.
 GRES: Final = "mig"
+_SIGNAL: Final = "signal="
+"""What the comment of a job holds that says which signal it takes for a warning."""
 
 
 class JobQueue:
     """The queue of the newest snapshot.
 
     Attributes:
-        jobs: it, in Slurm's order; `keys`: the identity of each row.
+        jobs: it, in Slurm's order.
         rows: by job id; of several rows of a job the last.
-        version: how many queues there were; who follows `fresh` and `gone` must have seen every one.
-        fresh: rows that the queue before did not hold; `gone`: those that it held and this one does not.
+        version: how many queues there were; who follows `edits` must have seen every one.
+        edits: how this queue is made of the one before.
+        fresh: rows that are new, or elsewhere than in the queue before; `gone`: those that it held there.
         changed: job ids of both.
         guests: jobs that Slurm has started as guests.
         running: how many tasks of each array are active.
     """
 
     def __init__(self) -> None:
-        self.jobs: Sequence[JobRow] = ()
-        self.keys: Sequence[int] = ()
+        self.jobs: tuple[JobRow, ...] = ()
         self.rows: dict[int, JobRow] = {}
         self.version = 0
+        self.edits: Sequence[Edit[JobRow]] = ()
         self.fresh: Sequence[JobRow] = ()
         self.gone: Sequence[JobRow] = ()
         self.changed: frozenset[int] = frozenset()
         self.guests: frozenset[int] = frozenset()
         self.running: Counter[int] = Counter()
-        self._by_key: dict[int, JobRow] = {}
         #: by node, jobs that have MIG slices there; by the row's identity
         self._holders: dict[str, dict[int, JobRow]] = {}
-        self._twice = False
+        #: active jobs with the hint `signal=`, by the row's identity
+        self._signalled: dict[int, JobRow] = {}
         self._whole = True
 
     @classmethod
@@ -55,16 +59,32 @@ class JobQueue:
 
     def update(self, jobs: Sequence[JobRow]) -> None:
         """Take in the next queue."""
-        if not self._whole:  # the last one was not taken in to its end, and nobody has seen that version
-            self.rows, self._by_key, self._holders = {}, {}, {}
-            self.running, self.guests = Counter(), frozenset()
+        if not self._whole:  # the last one was not taken in to its end, or a job had two rows
+            self._forget()
         self._whole = False
+        now = tuple(jobs)
+        self._follow(now, edits(self.jobs, now))
+        if len(self.rows) == len(now):
+            self._whole = True
+        else:  # a job has two rows, and the last one counts
+            self._forget()
+            self._follow(now, [Edit(0, 0, now)])
+
+    def _forget(self) -> None:
+        """Start from nothing; who follows does so too."""
         self.version += 1
-        self.jobs, self.keys = jobs, list(map(id, jobs))
-        before, now = self._by_key, dict(zip(self.keys, jobs, strict=True))
-        self._by_key = now
-        self.fresh = [now[key] for key in now.keys() - before.keys()]
-        self.gone = [before[key] for key in before.keys() - now.keys()]
+        self.jobs, self.rows, self._holders, self._signalled = (), {}, {}, {}
+        self.running, self.guests = Counter(), frozenset()
+
+    def _follow(self, now: tuple[JobRow, ...], found: Sequence[Edit[JobRow]]) -> None:
+        gone, at = list[JobRow](), 0
+        for start, end, _ in found:
+            gone += self.jobs[at:start]
+            at = end
+        gone += self.jobs[at:]
+        self.version += 1
+        self.edits, self.jobs, self.gone = found, now, gone
+        self.fresh = list({id(row): row for edit in found for row in edit.new}.values())
         self.changed = frozenset([row.job_id for rows in (self.gone, self.fresh) for row in rows])
         started = set(self.guests)
         for row in self.gone:
@@ -73,12 +93,11 @@ class JobQueue:
         for row in self.fresh:
             self.rows[row.job_id] = row
             self._add(row, started)
-        if len(self.rows) != len(now) or self._twice:  # a job has two rows, and the last one counts
-            self.rows = {row.job_id: row for row in jobs}
-            started = {row.job_id for row in jobs if GUEST in row.gres and row.active and is_guest(row.gres)}
-        self._twice = len(self.rows) != len(now)
         self.guests = frozenset(started)
-        self._whole = True
+
+    def signalled(self) -> list[JobRow]:
+        """Return the active jobs with the hint `signal=`, in Slurm's order."""
+        return [row for row in self.jobs if id(row) in self._signalled] if self._signalled else []
 
     def holders(self, node: str) -> Iterable[JobRow]:
         """Return the jobs that have MIG slices on a node; one that is completing may have given them back."""
@@ -89,6 +108,8 @@ class JobQueue:
             return
         if row.array_job is not None:
             self.running[row.array_job] += 1
+        if _SIGNAL in row.comment:
+            self._signalled[id(row)] = row
         if GRES in row.gres:
             if row.state != "COMPLETING":
                 for node in row.nodes:
@@ -103,6 +124,7 @@ class JobQueue:
             self.running[row.array_job] -= 1
             if not self.running[row.array_job]:
                 del self.running[row.array_job]
+        self._signalled.pop(id(row), None)
         if GRES in row.gres:
             for node in row.nodes:
                 held = self._holders.get(node, {})

@@ -324,6 +324,8 @@ class SegmentWriter:
 
     def __init__(self) -> None:
         self._tables = _Tables()
+        #: by node its offer of the round before, and as it is written
+        self._offers: dict[str, tuple[Offer, Json]] = {}
 
     def begin(self, settings: Settings, state: memory_state.State | None) -> Json:
         """Return the entry that a segment begins with; `state`: see `memory_state.take`."""
@@ -335,9 +337,18 @@ class SegmentWriter:
     def round(self, snapshot: ClusterSnapshot, decision: Decision, outcomes: Outcomes, asked: Iterable[Asked]) -> Json:
         """Return the entry of a round."""
         kept = RecordedOutcomes.of(outcomes)
-        return self.recorded(
-            RecordedRound(snapshot, actions_of(decision), offers_of(decision), reasons_of(decision), kept), asked
-        )
+        offers = self._offers_of(decision)
+        return self.recorded(RecordedRound(snapshot, actions_of(decision), offers, reasons_of(decision), kept), asked)
+
+    def _offers_of(self, decision: Decision) -> dict[str, Json]:
+        """Return `offers_of`; an offer that is the same object as in the round before is not looked at again."""
+        before, self._offers = self._offers, {}
+        for offer in () if decision.supply is None else decision.supply.offers:
+            known = before.get(offer.plan.node)
+            self._offers[offer.plan.node] = (
+                known if known is not None and known[0] is offer else (offer, offer_of(offer))
+            )
+        return {node: written for node, (_, written) in self._offers.items()}
 
     def recorded(self, known: RecordedRound, asked: Iterable[Asked]) -> Json:
         """Return the entry of a round that is made of recorded parts."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from operator import itemgetter
 from typing import TypeAlias
 
 from slurm_migbatch.decide.capacity.model import Gpu, Mode, Node, NodePlan
@@ -30,13 +32,11 @@ class Admission:
 
     Attributes:
         node: what was admitted.
-        uuids: of its GPUs.
-        shapes: the state of each GPU; `until`: its slots in use, and when they should be free.
+        shapes: the state of each GPU; `until`: its slots in use in their order, and when they should be free.
         fixed: pinned slots that may still be claimed, by profile.
         short: slices in use that neither leases nor free slots explain.
         open: whether slots of it may be changed.
         plan: the node's plan where nothing is claimed on it, and what empty space is offered as in it.
-        fails: bundles of slices for which it has no room as it is.
         soonest: by profile, when each GPU should have room for it as it is; None: never (see `reserve`).
         first: by profile, the first of these and the number of the GPU; None: none of them ever.
         next_end: the first moment at which these change by themselves.
@@ -44,8 +44,8 @@ class Admission:
 
     __slots__ = (
         "_idle",
+        "_room",
         "_spare",
-        "fails",
         "first",
         "fixed",
         "next_end",
@@ -56,24 +56,19 @@ class Admission:
         "short",
         "soonest",
         "until",
-        "uuids",
     )
 
-    def __init__(
-        self, node: Node, book: GpuStates, last_choice: Collection[str] = (), before: Admission | None = None
-    ) -> None:
+    def __init__(self, node: Node, book: GpuStates, before: Admission | None = None) -> None:
         """Admit a node.
 
         Args:
             node: what is admitted.
             book: conditions of GPUs.
-            last_choice: uuids of GPUs that were being cleared for someone.
-            before: the node's last admission with the same book and no last choice on the node: what it found of GPUs
-                that are the same objects still holds.
+            before: the node's last admission with the same book: what it found of GPUs that are the same objects still
+                holds.
         """
-        known = {} if before is None or last_choice else before.unpinned()
+        known = {} if before is None else before.unpinned()
         self.node = node
-        self.uuids = frozenset([gpu.uuid for gpu in node.gpus])
         held = node.unmatched()
         self.short = _short(node, held) if held else Counter[Profile]()
         still = node.mode is Mode.FROZEN or bool(self.short)
@@ -101,19 +96,18 @@ class Admission:
                     gpu.occupied.union(pinned) if pinned else gpu.occupied,
                     present.minus(pinned) if pinned else present,
                     gpu.warm,
-                    last_choice=gpu.uuid in last_choice,
                 )
             )
-            until.append((*gpu.busy, *((slot, None) for slot in pinned.slots)) if pinned else gpu.busy)
+            until.append(in_order([*gpu.busy, *((slot, None) for slot in pinned.slots)]) if pinned else gpu.busy)
         fixed.subtract(held)
         self.fixed = +fixed
         self.shapes, self.until = tuple(shapes), tuple(until)
         self.plan: tuple[tuple[Profile, ...], NodePlan] | None = None
-        self.fails: set[tuple[Profile, ...]] = set()
         self.soonest: Sequence[dict[Profile, When | None]] = soonest
         self.first: dict[Profile, tuple[When, int] | None] = {}
         self.next_end = min((end for busy in until for _, end in busy if end is not None), default=math.inf)
         self._idle: int | None = None
+        self._room: frozenset[Profile] | None = None
         self._spare: Counter[Profile] | None = None
 
     def unpinned(self) -> dict[int, tuple[GpuState, dict[Profile, When | None]]]:
@@ -122,6 +116,25 @@ class Admission:
             return {}
         found = zip(self.node.gpus, self.shapes, self.soonest, strict=True)
         return {id(gpu): (shape, soonest) for gpu, shape, soonest in found}
+
+    def clearing(self, uuids: Collection[str], book: GpuStates) -> Admission:
+        """Return the same with GPUs that are being cleared for someone: new slots go there last."""
+        other = copy(self)
+        other.shapes = tuple(
+            book.start(shape.geometry, shape.used, shape.keep, shape.warm, last_choice=True)
+            if gpu.uuid in uuids
+            else shape
+            for gpu, shape in zip(self.node.gpus, self.shapes, strict=True)
+        )
+        other.plan = None
+        return other
+
+    @property
+    def room(self) -> frozenset[Profile]:
+        """Profiles of which some GPU has room for one more slice as it is."""
+        if self._room is None:
+            self._room = frozenset().union(*{shape.room for shape in self.shapes})
+        return self._room
 
     @property
     def idle(self) -> int:
@@ -141,6 +154,11 @@ class Admission:
 def idle_slices(gpu: Gpu, shape: GpuState) -> int:
     """Return the memory slices of a GPU that are neither used nor claimed."""
     return gpu.geometry.memory_slices - shape.taken.mask.bit_count()
+
+
+def in_order(busy: Busy) -> Busy:
+    """Return them by slot, as they stand in a layout."""
+    return tuple(sorted(busy, key=itemgetter(0)))
 
 
 def _short(node: Node, held: Counter[Profile]) -> Counter[Profile]:

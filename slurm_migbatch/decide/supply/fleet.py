@@ -24,6 +24,8 @@ from slurm_migbatch.mig.profile import Profile
 Claim = tuple[int, int, Profile]
 
 _MAX_STEPS = 200
+_MOST_BUNDLES = 64
+"""For so many bundles of slices it is remembered where they have no room."""
 
 
 class GpuClaims:
@@ -65,22 +67,33 @@ class FleetMemory:
         self.book = GpuStates()
         self.classes = NodeClasses((), ())
         self._admissions: dict[str, Admission] = {}
+        #: by slices, the nodes that may have room for them as they are: all but those where it was tried in vain
+        self._roomy: dict[tuple[Profile, ...], set[str]] = {}
 
     def trim(self) -> None:
         """Forget conditions once there are many; to be called between plans."""
+        if len(self._roomy) > _MOST_BUNDLES:
+            self._roomy.clear()
         if self.book.trim():
             self._admissions.clear()
 
-    def admit(self, nodes: Sequence[Node], last_choice: Collection[str]) -> list[Admission]:
-        """Return all nodes as a plan finds them; see `Fleet` for `last_choice`."""
-        before, self._admissions = self._admissions, {}
-        found = []
+    def admit(self, nodes: Sequence[Node], clearing: Mapping[str, Collection[str]]) -> list[Admission]:
+        """Return all nodes as a plan finds them; see `Fleet` for `clearing`."""
+        before, now = self._admissions, dict[str, Admission]()
         for node in nodes:
             known = before.get(node.name)
-            if known is None or known.node is not node:
-                known = Admission(node, self.book, before=known)
-            self._admissions[node.name] = known
-            found.append(known if known.uuids.isdisjoint(last_choice) else Admission(node, self.book, last_choice))
+            now[node.name] = known if known is not None and known.node is node else Admission(node, self.book, known)
+        fresh = [name for name, known in now.items() if before.get(name) is not known]
+        for names in self._roomy.values():
+            names.update(fresh)
+        self._admissions = now
+        return [known.clearing(clearing[name], self.book) if name in clearing else known for name, known in now.items()]
+
+    def roomy(self, slices: tuple[Profile, ...]) -> set[str]:
+        """Return the nodes that may have room for these slices as they are; those that have not are to be left out."""
+        found = self._roomy.get(slices)
+        if found is None:
+            found = self._roomy[slices] = set(self._admissions)
         return found
 
 
@@ -93,29 +106,34 @@ class NodeClasses:
         count: how many there are.
     """
 
-    def __init__(self, names: Sequence[str], pools: Sequence[frozenset[str]]) -> None:
-        self._names, self._pools = list(names), frozenset(pools)
-        members: dict[str, list[int]] = {name: [] for name in names}
-        for number, pool in enumerate(pools):
-            for name in pool:
-                if name in members:
-                    members[name].append(number)
-        self.of_pool: dict[frozenset[str], list[int]] = {pool: [] for pool in pools}
-        self.of_node: list[int] = []
-        numbers: dict[tuple[int, ...], int] = {}
-        for name in names:
-            signature = tuple(members[name])
-            known = numbers.get(signature)
-            if known is None:
-                known = numbers[signature] = len(numbers)
-                for number in signature:
-                    self.of_pool[pools[number]].append(known)
-            self.of_node.append(known)
+    def __init__(
+        self, names: Sequence[str], pools: Collection[frozenset[str]], before: NodeClasses | None = None
+    ) -> None:
+        """Tell nodes apart. `before`: the classes of an earlier round."""
+        self._pools: Sequence[frozenset[str]] = tuple(pools)
+        self._members: Mapping[str, tuple[int, ...]] = {}
+        if before is not None and before.of_pool.keys() == set(pools) and before._members.keys() == set(names):
+            self._pools, self._members = before._pools, before._members
+        else:
+            self._members = _members(names, self._pools)
+        memberships = [self._members[name] for name in names]
+        numbers = {membership: number for number, membership in enumerate(dict.fromkeys(memberships))}
+        self.of_node = [numbers[membership] for membership in memberships]
+        self.of_pool: dict[frozenset[str], list[int]] = {pool: [] for pool in self._pools}
+        for membership, number in numbers.items():
+            for place in membership:
+                self.of_pool[self._pools[place]].append(number)
         self.count = len(numbers)
 
-    def after(self, names: Sequence[str], pools: Sequence[frozenset[str]]) -> NodeClasses:
-        """Return the classes of these nodes and pools, which may be the same."""
-        return self if names == self._names and self._pools == frozenset(pools) else NodeClasses(names, pools)
+
+def _members(names: Iterable[str], pools: Iterable[frozenset[str]]) -> dict[str, tuple[int, ...]]:
+    """Return for each node which pools it belongs to."""
+    members: dict[str, list[int]] = {name: [] for name in names}
+    for number, pool in enumerate(pools):
+        for name in pool:
+            if name in members:
+                members[name].append(number)
+    return {name: tuple(numbers) for name, numbers in members.items()}
 
 
 class Fleet:
@@ -125,7 +143,7 @@ class Fleet:
         nodes: all nodes.
         pools: the node sets that demands name.
         memory: what is known from earlier rounds.
-        last_choice: uuids of GPUs that were being cleared for someone; new slots go there last.
+        clearing: by node, uuids of GPUs that were being cleared for someone; new slots go there last.
     """
 
     def __init__(
@@ -133,12 +151,12 @@ class Fleet:
         nodes: Sequence[Node],
         pools: Iterable[frozenset[str]],
         memory: FleetMemory,
-        last_choice: Collection[str] = (),
+        clearing: Mapping[str, Collection[str]],
     ) -> None:
-        self.book = memory.book
+        self.book, self._memory = memory.book, memory
         self.nodes = {node.name: node for node in nodes}
-        memory.classes = classes = memory.classes.after(list(self.nodes), list(dict.fromkeys(pools)))
-        admitted = memory.admit(nodes, frozenset(last_choice))
+        memory.classes = classes = NodeClasses(list(self.nodes), dict.fromkeys(pools).keys(), memory.classes)
+        admitted = memory.admit(nodes, clearing)
         self.admissions = dict(zip(self.nodes, admitted, strict=True))
         self.unexplained: dict[str, Counter[Profile]] = {}
         self._class = dict(zip(self.nodes, classes.of_node, strict=True))
@@ -349,9 +367,9 @@ class Fleet:
 
     # -- several slices on one node ----------------------------------------------------------------------------
 
-    def is_full(self, node: str, slices: tuple[Profile, ...]) -> bool:
-        """Return whether it is known that these slices have no room on the node."""
-        return slices in self.admissions[node].fails and self._is_fresh(node)
+    def roomy(self, pool: frozenset[str], slices: tuple[Profile, ...]) -> set[str]:
+        """Return the nodes of the pool that may have room for these slices: more claims never make any."""
+        return {name for name in self._memory.roomy(slices) & pool if name in self.nodes}
 
     def spare(self, node: str) -> Mapping[Profile, int]:
         """Return by profile what of the node's offers nobody has claimed."""
@@ -367,14 +385,12 @@ class Fleet:
 
     def place_on(self, node: str, slices: tuple[Profile, ...]) -> list[tuple[Profile, str | GpuClaims]] | None:
         """Return places for all of `slices` (largest first) on one node; None where they do not all fit."""
-        if self.is_full(node, slices):
-            return None
         search = _Search(self._shapes(node), self.fixed(node), slices)
         if search.run():
             first = self._first[node]
             return [(profile, node if i is None else self.gpu(first + i)) for profile, i in search.chosen]
         if not search.cut_short and self._is_fresh(node):
-            self.admissions[node].fails.add(slices)
+            self._memory.roomy(slices).discard(node)
         return None
 
     def _shapes(self, node: str) -> list[GpuState]:

@@ -41,7 +41,6 @@ _AT_ONCE: Final = 4
 """Moves that may go on at once."""
 _LATELY_S: Final = 600.0
 """Older moves in the record are over."""
-_HINT: Final = "signal="
 MOVE: Final = "move"
 """What the record calls both steps of a move."""
 
@@ -189,6 +188,7 @@ def wanting(memory: MoveMemory, reservations: Iterable[Reservation], now: float,
 def restartable(
     memory: MoveMemory,
     snapshot: ClusterSnapshot,
+    queue: JobQueue,
     nodes: Mapping[str, Node],
     demand: Callable[[JobRow], Demand | None],
     rules: MoveRules,
@@ -197,15 +197,15 @@ def restartable(
 
     Args:
         memory: what goes on already.
-        snapshot: the cluster.
+        snapshot: the cluster; `queue`: of the snapshot.
         nodes: as the planner is told of them.
         demand: what a running job needs when it starts again; None where it could not.
         rules: when a training may be moved.
     """
-    now = snapshot.now
-    cpus = {row.name: row.cpus - row.cpus_used for row in snapshot.nodes}
+    now, rows = snapshot.now, queue.signalled()
+    cpus = {row.name: row.cpus - row.cpus_used for row in snapshot.nodes} if rows else {}
     found = []
-    for row in [row for row in snapshot.jobs if _HINT in row.comment]:  # of many jobs hardly any
+    for row in rows:
         if not _may_move(row, now, rules) or row.job_id in memory.moves or row.job_id in memory.fixed:
             continue
         node = nodes.get(row.nodes[0])
@@ -219,9 +219,9 @@ def restartable(
     return tuple(sorted(found, key=lambda run: (run.slot.profile.compute, run.slot.placement.size, -_end(run.until))))
 
 
-def leaving(nodes: Mapping[str, Node], moves: Mapping[int, Move], queue: JobQueue, now: float) -> dict[str, Node]:
+def leaving(nodes: dict[str, Node], moves: Mapping[int, Move], queue: JobQueue, now: float) -> dict[str, Node]:
     """Return the nodes with the slices of trainings that are being moved as free soon."""
-    found = dict(nodes)
+    found = dict(nodes) if moves else nodes
     for job in moves:
         for name in queue.rows[job].nodes:
             node = found.get(name)

@@ -143,18 +143,17 @@ class _PlanRound:
         self._moves: list[PlannedMove] = []
         self.fleet = Fleet(
             nodes,
-            [d.pool for d in self.demands],
+            {demand.pool for demand in self.demands},
             memory,
-            last_choice={place[1] for r in previous for place in r.places},
+            _by_node(previous),
         )
         self.reserver = Reserver(self.fleet, now, previous, share, most)
         self.copies: Counter[int] = Counter()  # by number of the demand
         self.waiting: dict[int, None] = {}
         self.cramped: set[int] = set()
         self._components: dict[int, list[int]] = {}
-        for number, demand in enumerate(self.demands):
-            if demand.apart is not None:
-                self._components.setdefault(demand.apart, []).append(number)
+        for number, apart in [(i, demand.apart) for i, demand in enumerate(demands) if demand.apart is not None]:
+            self._components.setdefault(apart, []).append(number)
         #: what failed once fails for the rest of the round, since space only shrinks
         self._hopeless: set[Kind | tuple[Kind, ...]] = set()
         #: of these, for which there may be no reservation either
@@ -175,7 +174,7 @@ class _PlanRound:
             if (at := self.fleet.find(demand.pool, demand.slices[0])) is not None:
                 self.fleet.claim(at, (number, 0, demand.slices[0]))
                 self.fleet.commit()
-        for number, demand in enumerate(self.demands[: self._queued]):
+        for number, demand in enumerate(islice(self.demands, self._queued)):
             if demand.apart is not None:
                 if number == self._components[demand.apart][-1]:
                     self._serve_apart(self._components[demand.apart])
@@ -328,10 +327,9 @@ class _PlanRound:
         """Return the pool's nodes, those first that lack the fewest of `slices` among unclaimed offers."""
         need = Counter(slices)
         ranked = []
-        for name in pool:
-            if name in self.fleet.nodes and not self.fleet.is_full(name, slices):
-                have = self.fleet.spare(name)
-                ranked.append((sum([max(0, n - have[profile]) for profile, n in need.items()]), name))
+        for name in self.fleet.roomy(pool, slices):
+            have = self.fleet.spare(name)
+            ranked.append((sum([max(0, n - have[profile]) for profile, n in need.items()]), name))
         return [name for _, name in sorted(ranked)]
 
     # -- moving claims aside -----------------------------------------------------------------------------------
@@ -452,9 +450,10 @@ class _PlanRound:
         self, preference: tuple[Profile, ...], before: Mapping[str, NodePlan], *, anew: bool
     ) -> dict[str, NodePlan]:
         found: dict[str, NodePlan] = {}
+        touched = self.fleet.touched()
         for name, known in self.fleet.admissions.items():
             kept = known.plan
-            if not self.fleet.as_admitted(name) or anew:
+            if anew or name in touched:
                 plan = self._node_plan(known.node, preference, anew=anew)
             elif kept is not None and kept[0] == preference:
                 found[name] = kept[1]
@@ -507,6 +506,15 @@ class _PlanRound:
                 layouts[uuid] = layouts[uuid].remove(slot)
                 free[slot.profile] -= 1
                 over -= 1
+
+
+def _by_node(reservations: Iterable[Reservation]) -> dict[str, set[str]]:
+    """Return the GPUs on which slots are kept free."""
+    found: dict[str, set[str]] = {}
+    for reservation in reservations:
+        for node, uuid, _ in reservation.places:
+            found.setdefault(node, set()).add(uuid)
+    return found
 
 
 def can_be_apart(components: Sequence[Demand]) -> bool:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import islice
 
 from slurm_migbatch.decide.capacity.model import Demand, Reservation
-from slurm_migbatch.decide.supply.admission import Admission, Busy, When, idle_slices
+from slurm_migbatch.decide.supply.admission import Admission, Busy, When, idle_slices, in_order
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, GpuClaims
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.mig.geometry import Geometry
@@ -43,6 +43,8 @@ class Reserver:
         self._emptiest: dict[frozenset[str], list[tuple[int, str]]] = {}
         #: by node and slices: what decided when they fit soonest, and that
         self._soonest_on: dict[tuple[str, tuple[Profile, ...]], tuple[_Stamp, tuple[When, _Places] | None]] = {}
+        #: by GPU with claims: what decides which of its slots are busy until when, and that
+        self._busy_at: dict[int, tuple[tuple[object, ...], Busy]] = {}
         self.made: list[Reservation] = []
 
     def is_full(self, pool: frozenset[str]) -> bool:
@@ -113,8 +115,8 @@ class Reserver:
         """Return the GPU that could hold the profile soonest.
 
         GPUs are ranked once per pool and profile. Later claims and reservations only make a GPU worse, so it is enough
-        to look again at the one that comes first. A node that is as the plan has found it stands for its GPUs until it
-        comes first: then they take its place, each as it was when the ranking was made.
+        to look again at the one that comes first. A node stands for its GPUs as the plan has found them until it comes
+        first: then they take its place.
         """
         ranked = self._ranked.get((pool, profile))
         if ranked is None:
@@ -124,8 +126,12 @@ class Reserver:
             when, index, node = ranked[0]
             if node:
                 heapq.heappop(ranked)
-                first = self._fleet.first_index(node)
-                for i, some in enumerate(self._fleet.admissions[node].soonest, first):
+                known, first = self._fleet.admissions[node], self._fleet.first_index(node)
+                if profile not in known.first:
+                    if (soonest := _first_of(known, profile)) is not None:
+                        heapq.heappush(ranked, (soonest[0], first + soonest[1], node))
+                    continue
+                for i, some in enumerate(known.soonest, first):
                     if (at := some[profile]) is not None:
                         heapq.heappush(ranked, (at, i, ""))
                 continue
@@ -142,22 +148,31 @@ class Reserver:
     def _rank(
         self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]
     ) -> list[tuple[When, int, str]]:
-        """Return when GPUs of the pool should have room; the third is empty, or the node that the GPU stands for."""
-        now, touched, ranked = self._now, self._fleet.touched(), []
-        for known, first in self._fleet.open_nodes(pool):
-            if known.next_end > now and known.node.name not in touched:
-                try:
-                    soonest = known.first[profile]
-                except KeyError:
-                    soonest = _first_of(known, profile)
-                if soonest is not None:
-                    ranked.append((soonest[0], first + soonest[1], known.node.name))
+        """Return when GPUs of the pool have room at the earliest.
+
+        The third is empty, or the node that the GPU stands for.
+        """
+        fleet, ranked = self._fleet, []
+        for known, first in fleet.open_nodes(pool):
+            name = known.node.name
+            stands = known.next_end > self._now
+            if stands and profile in known.first:
+                if (soonest := known.first[profile]) is not None:
+                    ranked.append((soonest[0], first + soonest[1], name))
+            elif stands and profile not in known.room:
+                ranked.append(((0, known.next_end, 0), first, name))
+            elif stands and fleet.as_admitted(name):
+                ranked.append(((0, _BEFORE, 0), first, name))
             else:
-                for gpu_claims in self._fleet.on(known.node.name):
-                    found = self._soonest(gpu_claims, profile, ends)
-                    if found is not None:
-                        ranked.append((self._rank_of(found[0]), gpu_claims.index, ""))
+                ranked += [(self._at_best(some, profile, ends), some.index, "") for some in fleet.on(name)]
         return ranked
+
+    def _at_best(self, gpu_claims: GpuClaims, profile: Profile, ends: Callable[[Claim], float | None]) -> When:
+        """Return the rank that a GPU has at best: where it has no room now, one of its slots has to be free first."""
+        if gpu_claims.shape.future is not None or gpu_claims.shape.add(profile) is not None:
+            return (0, _BEFORE, 0)
+        soon = min([end for _, end in self._busy(gpu_claims, ends) if end is not None], default=math.inf)
+        return self._rank_of((0, soon, 0))
 
     def _rank_of(self, when: When) -> When:
         """Return `when` as it compares with what was found in earlier rounds: all that is free now is `_BEFORE`."""
@@ -177,7 +192,7 @@ class Reserver:
                 if (when := _when(geometry, gpu_claims.reserved, busy, slot, self._now)) is not None
             ]
         else:
-            openings = _openings(geometry, tuple([slot for slot, _ in busy]), profile)
+            openings = _openings(geometry, gpu_claims.shape.taken, profile)
             found = [(_latest(busy, inside, blocked, self._now), slot) for slot, inside, blocked in openings]
         return min(found, default=None)
 
@@ -376,13 +391,23 @@ class Reserver:
     # -- effect ------------------------------------------------------------------------------------------------
 
     def _busy(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> Busy:
-        """Return the slots in use or claimed, each with its end; claims of one profile differ by their order only."""
+        """Return the slots in use or claimed in their order, each with its end.
+
+        Claims of one profile differ by their order only.
+        """
         if not gpu_claims.claims:
             return gpu_claims.until
+        stamp = (gpu_claims.shape, gpu_claims.claims, gpu_claims.until)
+        known = self._busy_at.get(gpu_claims.index)
+        if known is not None and _same(known[0], stamp):
+            return known[1]
         until: dict[Profile, list[float | None]] = {}
         for claim in gpu_claims.claims:
             until.setdefault(claim[2], []).append(ends(claim))
-        return [*gpu_claims.until, *((slot, until[slot.profile].pop(0)) for slot in gpu_claims.shape.slots.slots)]
+        claimed = [(slot, until[slot.profile].pop(0)) for slot in gpu_claims.shape.slots.slots]
+        found = in_order([*gpu_claims.until, *claimed])
+        self._busy_at[gpu_claims.index] = stamp, found
+        return found
 
     def _freeze(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> None:
         """Fix the claims on this GPU where they are, so that the reserved slots can rely on it."""
@@ -412,28 +437,26 @@ class Reserver:
 
 
 @lru_cache(maxsize=1 << 16)
-def _openings(
-    geometry: Geometry, busy: tuple[Slot, ...], profile: Profile
-) -> tuple[tuple[Slot, tuple[int, ...], int], ...]:
-    """Return each slot that could be had, which of the busy ones are in its way, and their memory slices."""
+def _openings(geometry: Geometry, taken: Layout, profile: Profile) -> tuple[tuple[Slot, tuple[int, ...], int], ...]:
+    """Return each slot that could be had, which of the taken ones are in its way, and their memory slices."""
     found = []
     for slot in geometry.info(profile).slots if profile in geometry else ():
-        inside = tuple([i for i, other in enumerate(busy) if other.placement.mask & slot.placement.mask])
-        others = [other.profile for i, other in enumerate(busy) if i not in inside]
+        inside = tuple([i for i, other in enumerate(taken) if other.placement.mask & slot.placement.mask])
+        others = [other.profile for i, other in enumerate(taken) if i not in inside]
         if geometry.admits((*others, slot.profile)):
-            found.append((slot, inside, sum(busy[i].placement.size for i in inside)))
+            found.append((slot, inside, sum(taken.slots[i].placement.size for i in inside)))
     return tuple(found)
 
 
 def _first_of(known: Admission, profile: Profile) -> tuple[When, int] | None:
-    """Return when the first GPU of an untouched node should have room, and its number; `_BEFORE` where it has.
+    """Return when the first GPU of a node should have room as it was found, and its number; `_BEFORE` where it has.
 
     As long as none of its ends has passed, that does not depend on the time it is now.
     """
     first: tuple[When, int] | None = None
-    for i, (gpu, until, some) in enumerate(zip(known.node.gpus, known.until, known.soonest, strict=True)):
+    for i, (shape, until, some) in enumerate(zip(known.shapes, known.until, known.soonest, strict=True)):
         if profile not in some:
-            openings = _openings(gpu.geometry, tuple([slot for slot, _ in until]), profile)
+            openings = _openings(shape.geometry, shape.used, profile)
             some[profile] = min([_latest(until, *opening[1:], _BEFORE) for opening in openings], default=None)
         when = some[profile]
         if when is not None and (first is None or when < first[0]):

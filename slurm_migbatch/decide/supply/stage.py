@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Final
 
 from slurm_migbatch.decide.actions import MoveOrder, Offer, StartNow
 from slurm_migbatch.decide.capacity import sharing as sharers
@@ -23,6 +24,9 @@ from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import is_marked
+
+_FREE: Final = "free space"
+"""Why a node is rearranged where no job is the reason."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ def _moving(
 
     needed = tuple(demand for job in moves.moves if (demand := again(queue.rows[job])) is not None and demand.slices)
     wants = wanting(moves, memory.reservations, now, rules) if may_begin else frozenset()
-    return Moving(needed, wants, restartable(moves, snapshot, nodes, again, rules) if wants else ())
+    return Moving(needed, wants, restartable(moves, snapshot, queue, nodes, again, rules) if wants else ())
 
 
 def is_elastic(row: JobRow, lending: Collection[str]) -> bool:
@@ -173,12 +177,12 @@ def _offers(
     before: Mapping[str, Offer],
 ) -> dict[str, Offer]:
     """Return the offer of each node; one that stays is the same object."""
-    reasons = _Reasons(plan)
+    reasons = _reasons(plan)
     found: dict[str, Offer] = {}
     for name, node_plan in plan.nodes.items():
-        shared, why = sharing.get(name, sharers.ALONE), reasons.of(name)
         old, node = before.get(name), nodes[name]
-        if old is None or old.plan is not node_plan or old.state is not node or old.sharing != shared or old.why != why:
+        shared, why = sharing.get(name, sharers.ALONE), reasons.get(name, _FREE)
+        if old is None or old.plan is not node_plan or old.state is not node or old.why != why or old.sharing != shared:
             old = Offer(node_plan, node, shared, why)
         found[name] = old
     return found
@@ -244,28 +248,22 @@ def _unexplained(plan: ClusterPlan) -> list[str]:
     ]
 
 
-class _Reasons:
-    """Why nodes are rearranged, by a plan."""
-
-    def __init__(self, plan: ClusterPlan) -> None:
-        self._jobs: dict[str, list[int]] = {}
-        self._reserved: dict[str, dict[int, None]] = {}
-        for job, placed in plan.placed.items():
-            if not placed.standing:
-                for node in placed.nodes:
-                    self._jobs.setdefault(node, []).append(job)
-        for reservation in plan.reservations:
-            for node, _, _ in reservation.places:
-                self._reserved.setdefault(node, {})[reservation.job] = None
-
-    def of(self, node: str) -> str:
-        """Return the reason for one node's new offer."""
-        jobs, reserved = self._jobs.get(node, []), list(self._reserved.get(node, ()))
-        if not jobs and not reserved:
-            return "free space"
-        parts = []
-        if jobs:
-            parts.append("for job " + ", ".join(str(j) for j in jobs[:5]) + (" and others" if len(jobs) > 5 else ""))
-        if reserved:
-            parts.append("kept free for job " + ", ".join(str(j) for j in reserved[:5]))
-        return "; ".join(parts)
+def _reasons(plan: ClusterPlan) -> dict[str, str]:
+    """Return why nodes are rearranged where that is not for free space alone."""
+    jobs: dict[str, list[int]] = {}
+    reserved: dict[str, dict[int, None]] = {}
+    for job, placed in plan.placed.items():
+        if not placed.standing:
+            for node in placed.nodes:
+                jobs.setdefault(node, []).append(job)
+    for reservation in plan.reservations:
+        for node, _, _ in reservation.places:
+            reserved.setdefault(node, {})[reservation.job] = None
+    found: dict[str, list[str]] = {}
+    for node, some in jobs.items():
+        listed = ", ".join(str(job) for job in some[:5]) + (" and others" if len(some) > 5 else "")
+        found[node] = ["for job " + listed]
+    for node, kept in reserved.items():
+        listed = ", ".join(str(job) for job in list(kept)[:5])
+        found.setdefault(node, []).append("kept free for job " + listed)
+    return {node: "; ".join(parts) for node, parts in found.items()}

@@ -1,21 +1,21 @@
 """A made-up large and busy site, for figures of migbatchd's rounds: running jobs, a long queue, and what changes.
 
-Slurm, the nodes and their plans answer at once, so what is measured is migbatchd's own. Rows of nodes are new objects
-in every round, as Slurm's client makes them; rows of jobs that stay are the same, as `daemon.poll` keeps them.
+Slurm and the nodes answer at once, so what is measured is migbatchd's own. Rows of nodes are new objects in every
+round, as Slurm's client makes them; rows of jobs that stay are the same, as `daemon.poll` keeps them. What nodes hold
+and what they are told stands where migbatchd has it.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import Final
 
-from slurm_migbatch.daemon.nodesview import LiveView
+from slurm_migbatch.daemon.observer import CompleteView
+from slurm_migbatch.daemon.plans import GpuSlots, Guests, Plan, PlanBoard
 from slurm_migbatch.decide.capacity.demand import slices
-from slurm_migbatch.decide.capacity.sharing import Place
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Slot
 from slurm_migbatch.mig.profile import Profile
@@ -40,14 +40,21 @@ class LargeSite:
 
     Args:
         geometry: of every GPU.
-        nodes, gpus: of each node.
+        nodes, gpus: nodes, and GPUs of each.
         pending: rows of the queue that wait.
         seed: of all that is drawn.
+
+    Attributes:
+        gpus: all of them.
+        now: unix seconds.
+        view: what the nodes hold.
     """
 
     def __init__(self, geometry: Geometry, nodes: int, gpus: int, pending: int, seed: int) -> None:
         self.now = NOW
-        self.view = LiveView()
+        self.view = CompleteView()
+        self._board = PlanBoard(wall=lambda: self.now, clock=lambda: self.now)
+        self.gpus = nodes * gpus
         self._random = random.Random(seed)  # noqa: S311 a made-up site, no secret
         self._geometry, self._pending = geometry, pending
         self._slots = sorted(geometry.slots)
@@ -56,7 +63,6 @@ class LargeSite:
         for profile in plain:
             sizes.setdefault(profile.compute, profile)
         self._asked = [sizes[size] for size, weight in _SIZES.items() if size in sizes for _ in range(weight)]
-        self._plans: dict[str, Any] = {}
         self._next_job = 1
         self._running: dict[int, JobRow] = {}
         self._waiting: dict[int, JobRow] = {}
@@ -73,6 +79,7 @@ class LargeSite:
             name = f"n{n:05d}"
             held = self._held[name] = {f"GPU-{n}-{g}": self._busy(name) for g in range(gpus)}
             self.view.apply(name, [{"kind": "inventory", "gpus": [{"uuid": uuid, **description} for uuid in held]}])
+            self.view.set_complete(name, True)
             self._tell(name, "start", [(uuid, s, run) for uuid, some in held.items() for s, run in some.items()])
             self._gres[name] = {plain[-1].gres_type: total, "none": total}
         self.submit()
@@ -82,6 +89,11 @@ class LargeSite:
     def jobs(self) -> tuple[JobRow, ...]:
         """Slurm's queue: what runs, and what waits in its order."""
         return (*self._running.values(), *self._waiting.values())
+
+    def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
+        """The jobs that run on some nodes."""
+        runs = {run for node in nodes for held in self._held[node].values() for run in held.values()}
+        return [self._running[job] for job, _ in sorted(runs)]
 
     def nodes(self) -> list[NodeRow]:
         """Slurm's nodes."""
@@ -103,34 +115,35 @@ class LargeSite:
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         """Change no job: nobody here asked for a slice of any size."""
 
-    def current(self, node: str) -> Any:
+    def current(self, node: str) -> Plan | None:
         """Return the plan of a node."""
-        return self._plans.get(node)
+        return self._board.current(node)
 
-    def publish(
-        self, node: str, gpus: Mapping[str, Sequence[tuple[str, int, int]]], guests: Mapping[int, Place] | None = None
-    ) -> int:
-        """Make this the plan of a node."""
-        old = self._plans.get(node)
-        version = old.version + 1 if old else 1
-        self._plans[node] = SimpleNamespace(version=version, gpus=dict(gpus), guests=guests or {})
+    def publish(self, node: str, gpus: GpuSlots, guests: Guests | None = None) -> int:
+        """Make this the plan of a node, which takes it over at once."""
+        version = self._board.publish(node, gpus, guests)
+        self._board.confirm(node, version)
         self._renewed[node] = None
         return version
 
     def acked(self, node: str) -> int:
-        """Return the newest plan's version."""
-        plan = self._plans.get(node)
-        return plan.version if plan else 0
+        """Return the version that a node has."""
+        return self._board.acked(node)
 
-    def wait_acked(self, _node: str, _version: int, _timeout: float) -> bool:
+    def wait_acked(self, node: str, version: int, timeout: float) -> bool:
         """Return at once."""
-        return True
+        return self._board.wait_acked(node, version, timeout)
 
-    def silence(self, _node: str) -> float:
-        """Return that every node was just heard."""
-        return 0.0
+    def silence(self, node: str) -> float:
+        """Return when a node was heard."""
+        return self._board.silence(node)
 
     # -- what happens between rounds -------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Have every node ask migbatchd for its plan."""
+        for name in self._held:
+            self._board.heard(name)
 
     def submit(self) -> None:
         """Submit jobs until as many wait as should."""
@@ -163,7 +176,7 @@ class LargeSite:
         """See what a node offers now."""
         for nodes in self._free.values():
             nodes.pop(node, None)
-        plan, held = self._plans.get(node), self._held[node]
+        plan, held = self._board.current(node), self._held[node]
         for uuid, rows in plan.gpus.items() if plan is not None else ():
             taken = sum({slot.placement.mask for slot in held[uuid]})
             for slot in (Slot.of(*row) for row in rows):

@@ -1,26 +1,33 @@
 """How long migbatchd's rounds take on large, busy sites, and how that grows with the number of GPUs.
 
 A round observes, decides on supply and on what waits, and compares with what Slurm and the nodes were told. Nothing in
-it waits here, so times are those of the processor, and what else a machine does does not lengthen them.
+it waits here, so times are those of the processor, and what else a machine does does not lengthen them. Rounds are
+recorded as migbatchd does (`daemon.flightrecorder`); that is done in another thread, and counted apart. So is what a
+look at Slurm's queue takes before the round that follows.
 """
 
 from __future__ import annotations
 
 import gc
 import resource
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.advertiser import Advertiser
 from slurm_migbatch.daemon.controller import Controller, NoRecord
+from slurm_migbatch.daemon.flightrecorder import FlightRecorder
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.settings import settings_of
+from slurm_migbatch.decide.snapshot import LendingPast
 from slurm_migbatch.lab.bars import Bar, exponent, quantile
 from slurm_migbatch.lab.bench.largesite import LargeSite
+from slurm_migbatch.lab.bench.looks import checks_s, reading_s
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 
@@ -50,6 +57,9 @@ class SiteRounds:
         rush_s: those in which Slurm starts all that has found a place.
         later_s, p99_s: rounds in which `CHURN` jobs ended and as many started: the median, and 99 % of them.
         dispatch_s: what a decision on waiting jobs took, in the rounds that had one; in no other figure.
+        recording_s: what recording a later round took, beside the round: the median; in no other figure.
+        reading_s, checks_s: what a look at the queue takes before the round: reading squeue's output, and the service's
+            checks of all jobs; in no other figure.
         parts: median seconds of the parts of a later round.
         changes: nodes whose offer changed in a later round, on average.
         peak_mib: the most memory that the process has held so far, the made-up site included.
@@ -63,6 +73,9 @@ class SiteRounds:
     later_s: float
     p99_s: float
     dispatch_s: float
+    recording_s: float
+    reading_s: float
+    checks_s: float
     parts: dict[str, float]
     changes: float
     peak_mib: float
@@ -71,7 +84,7 @@ class SiteRounds:
 class _Clock:
     """Processor time for what is measured; the site's own for what is decided."""
 
-    monotonic = staticmethod(time.process_time)
+    monotonic = staticmethod(time.thread_time)
 
     def __init__(self, site: LargeSite) -> None:
         self._site = site
@@ -101,7 +114,8 @@ def measure(
     config, sites = Config(), []
     for count in nodes:
         say(f"{count * gpus} GPUs")
-        sites.append(_rounds(config, gpu, count, gpus, PENDING * count if pending is None else pending, rounds))
+        site = LargeSite(geometry(gpu), count, gpus, PENDING * count if pending is None else pending, seed=1)
+        sites.append(_rounds(config, site, rounds))
     grown = exponent([(site.gpus, site.later_s) for site in sites])
     return {
         "bench": "scale",
@@ -114,22 +128,37 @@ def measure(
     }
 
 
-def _rounds(config: Config, gpu: str, nodes: int, gpus: int, pending: int, rounds: int) -> SiteRounds:
-    site = LargeSite(geometry(gpu), nodes, gpus, pending, seed=1)
+def _rounds(config: Config, site: LargeSite, rounds: int) -> SiteRounds:
+    settings = settings_of(config)
     advertiser = Advertiser(site, site, config.supply.ack_wait_s)  # type: ignore[arg-type]
     observer = Observer(site.view, site, advertiser.total, silence_s=config.supply.node_silence_s)
-    loop = Controller(settings_of(config), site, observer, advertiser, NoRecord(), _Clock(site))  # type: ignore[arg-type]
+    observer.remember(LendingPast())
+    loop = Controller(settings, site, observer, advertiser, NoRecord(), _Clock(site))  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as directory:
+        recorder = FlightRecorder(Path(directory), settings, config.daemon.record_hours, config.daemon.record_mb)
+        loop.recorder = recorder
+        try:
+            return _measured(config, site, loop, recorder, rounds)
+        finally:
+            recorder.close()
+
+
+def _measured(config: Config, site: LargeSite, loop: Controller, recorder: FlightRecorder, rounds: int) -> SiteRounds:
     found: list[dict[str, float]] = []
 
     def one() -> dict[str, float]:
+        site.poll()
         jobs, rows = site.jobs(), site.nodes()
-        begun = time.process_time()
+        began, begun = time.process_time(), time.thread_time()
         report = loop.round(jobs, rows)
-        spent = time.process_time() - begun
+        spent = time.thread_time() - begun
+        recorder.flush()
+        recording = time.process_time() - began - (time.thread_time() - begun)
         dispatch = report.seconds.get("dispatch", 0.0)
         site.now += config.cluster.poll_s
         changes = float(len(report.changes))
-        return {**report.seconds, "dispatch": dispatch, "supply": spent - dispatch, "changes": changes}
+        times = {"dispatch": dispatch, "supply": spent - dispatch, "recording": recording}
+        return {**report.seconds, **times, "changes": changes}
 
     gc.collect()
     first = one()
@@ -143,9 +172,10 @@ def _rounds(config: Config, gpu: str, nodes: int, gpus: int, pending: int, round
         site.submit()
         found.append(one())
     later = [timing["supply"] for timing in found]
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     names = ("observe", "plan", "advertise")
     return SiteRounds(
-        gpus=nodes * gpus,
+        gpus=site.gpus,
         running=sum(row.active for row in site.jobs()),
         pending=sum(row.pending for row in site.jobs()),
         first_s=first["supply"],
@@ -153,9 +183,12 @@ def _rounds(config: Config, gpu: str, nodes: int, gpus: int, pending: int, round
         later_s=median(later),
         p99_s=quantile(later, 0.99),
         dispatch_s=median([spent for timing in found if (spent := timing["dispatch"]) > _DECIDED_S] or [0.0]),
+        recording_s=median([timing["recording"] for timing in found]),
         parts={name: median([timing[name] for timing in found]) for name in names},
         changes=sum(timing["changes"] for timing in found) / len(found),
-        peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        reading_s=reading_s(site.jobs()),
+        checks_s=checks_s(site.jobs(), site.view.facts()),
+        peak_mib=peak_mib,
     )
 
 

@@ -183,15 +183,20 @@ def scale(nodes: tuple[int, ...], gpus: int, pending: int | None, rounds: int, a
             f"{site['later_s']:.3f}",
             f"{site['p99_s']:.3f}",
             f"{site['dispatch_s']:.3f}",
+            f"{site['recording_s']:.3f}",
             f"{site['peak_mib']:.0f}",
         )
         for site in result["sites"]
     ]
-    heads = ("GPUs", "running", "pending", "first", "rush", "later", "p99", "dispatch", "peak MiB")
+    heads = ("GPUs", "running", "pending", "first", "rush", "later", "p99", "dispatch", "recording", "peak MiB")
     print_table(heads, lines)
     for site in result["sites"]:
         parts = ", ".join(f"{part} {seconds:.3f}" for part, seconds in site["parts"].items())
         click.echo(f"  {site['gpus']} GPUs, later: {parts}; {site['changes']:.1f} nodes updated")
+        click.echo(
+            f"  {site['gpus']} GPUs, before a round: reading the queue {site['reading_s']:.2f}, "
+            f"checks of all jobs {site['checks_s']:.3f}"
+        )
     if result["exponent"] is not None:
         click.echo(f"  the time of later rounds grows with an exponent of {result['exponent']:.2f}")
     print_bars(result)

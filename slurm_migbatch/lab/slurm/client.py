@@ -85,6 +85,10 @@ class SimulatedSlurm(Slurmctld):
         self._asked("jobs", self.settings.listing_s)
         return self.order()
 
+    def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
+        """See SlurmClient."""
+        return [row for row in self.jobs() if not nodes.isdisjoint(row.nodes)]
+
     def nodes(self) -> list[NodeRow]:
         """See SlurmClient."""
         self._asked("nodes", self.settings.listing_s)

@@ -1,0 +1,66 @@
+"""How one sequence became the next: which stretches of it stay, and what came between them.
+
+Of a queue of some hundred thousand rows a few hundred differ from one look to the next. What stays is compared by its
+identity alone, and not looked into.
+"""
+
+from __future__ import annotations
+
+from operator import indexOf, is_
+from typing import Final, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+_STRETCH: Final = 1024
+"""How many objects are compared at once."""
+_NEAR: Final = 64
+"""How far ahead it is looked at first for where a stretch goes on."""
+
+
+class Edit(NamedTuple, Generic[T]):
+    """From `start` to `end` the sequence before stays; then come the `new` ones."""
+
+    start: int
+    end: int
+    new: tuple[T, ...]
+
+
+def edits(before: tuple[T, ...], now: tuple[T, ...]) -> list[Edit[T]]:
+    """Return how `now` is made of `before`.
+
+    An object that is another one is new, whatever it equals; one that has moved is gone, and new elsewhere.
+    """
+    found: list[Edit[T]] = []
+    i = j = 0
+    while i < len(before) or j < len(now):
+        start, alike = i, _alike(before, i, now, j)
+        i, j = i + alike, j + alike
+        gone, came = _gap(before, i, now, j)
+        found.append(Edit(start, i, now[j : j + came]))
+        i, j = i + gone, j + came
+    return found
+
+
+def _alike(before: tuple[T, ...], i: int, now: tuple[T, ...], j: int) -> int:
+    """Return how many objects are the same from `i` and `j` on."""
+    most, alike = min(len(before) - i, len(now) - j), 0
+    while alike < most:
+        size = min(_STRETCH, most - alike)
+        here, there = before[i + alike : i + alike + size], now[j + alike : j + alike + size]
+        if not all(map(is_, here, there)):
+            return alike + indexOf(map(is_, here, there), False)
+        alike += size
+    return alike
+
+
+def _gap(before: tuple[T, ...], i: int, now: tuple[T, ...], j: int) -> tuple[int, int]:
+    """Return how many of the next objects are gone, and how many came, before one that stays."""
+    near = _NEAR
+    while True:
+        places = {id(one): place for place, one in enumerate(before[i : i + near])}
+        for came, one in enumerate(now[j : j + near]):
+            if (gone := places.get(id(one))) is not None:
+                return gone, came
+        if near >= max(len(before) - i, len(now) - j):
+            return len(before) - i, len(now) - j
+        near *= 4

@@ -1,0 +1,75 @@
+"""What a look at Slurm's queue costs migbatchd beside the round that follows: reading it, and checks of all jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from copy import copy
+from statistics import median
+from typing import Final
+
+from slurm_migbatch.daemon.audit import Auditor, OrphanWatch
+from slurm_migbatch.daemon.poll import KeptRows, UnsavedJobs
+from slurm_migbatch.decide.capacity.facts import NodeFacts
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, new_mark, parse_jobs
+
+_SAMPLE: Final = 50_000
+"""Rows that are read; the time is that of all."""
+_LOOKS: Final = 4
+
+
+def reading_s(jobs: Sequence[JobRow]) -> float:
+    """Return the seconds of processor time that reading squeue's output takes."""
+    sample = jobs[:_SAMPLE]
+    if not sample:
+        return 0.0
+    mark = new_mark()
+    output = "".join(_printed(row, mark) for row in sample)
+    begun = time.thread_time()
+    parse_jobs(output, mark)
+    return (time.thread_time() - begun) * len(jobs) / len(sample)
+
+
+def checks_s(jobs: Sequence[JobRow], facts: Mapping[str, NodeFacts]) -> float:
+    """Return the seconds of processor time that the service's checks take of a queue that it knows; the median."""
+    kept, unsaved, auditor, orphans = KeptRows(), UnsavedJobs(), Auditor(), OrphanWatch()
+    spent = []
+    for now in range(_LOOKS):
+        listed = [copy(row) for row in jobs]
+        begun = time.thread_time()
+        rows = kept.of(listed)
+        unsaved.update(rows)
+        auditor.check(facts, rows)
+        orphans.check(facts, rows, float(now))
+        spent.append(time.thread_time() - begun)
+    return median(spent[1:])
+
+
+def _printed(row: JobRow, mark: str) -> str:
+    """Return a row as squeue prints it."""
+    throttle = "" if row.throttle is None else f"%{row.throttle}"
+    values = {
+        "JobID": row.job_id,
+        "ArrayJobID": row.array_job or row.job_id,
+        "ArrayTaskID": "N/A" if row.array_task is None else row.array_task + throttle,
+        "HetJobID": row.het_job or 0,
+        "RestartCnt": row.restarts,
+        "UserID": row.uid,
+        "State": row.state,
+        "Reason": row.reason,
+        "Partition": row.partition,
+        "PriorityLong": row.priority,
+        "SubmitTime": int(row.submit),
+        "EligibleTime": int(row.eligible or 0),
+        "StartTime": int(row.start or 0),
+        "EndTime": int(row.end or 0),
+        "TimeLimit": f"{(row.time_limit_s or 60) // 60}:00",
+        "NodeList": ",".join(row.nodes),
+        "NumNodes": row.num_nodes,
+        "tres-per-node": row.gres,
+        "NumCPUs": row.cpus,
+        "Comment": row.comment,
+        "Dependency": "(null)",
+    }
+    return "".join(f"{values.get(field, '')}{mark}" for field in SQUEUE_FIELDS) + "\n"

@@ -1,0 +1,94 @@
+"""How one queue becomes the next, and what is known of it then."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.capacity.demand import DemandBook, demands
+from slurm_migbatch.decide.capacity.edits import Edit, edits
+from slurm_migbatch.decide.capacity.queue import JobQueue
+from slurm_migbatch.slurm.client import JobRow
+from tests.support.changing_site import ChangingSite
+from tests.support.examples import examples
+
+Thing = tuple[int, int]
+
+
+def _thing(number: int) -> Thing:
+    """An object of its own, equal to others of its number."""
+    return (number, -number)
+
+
+def _applied(before: tuple[Thing, ...], found: list[Edit[Thing]]) -> list[Thing]:
+    return [one for start, end, new in found for one in (*before[start:end], *new)]
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(rng=st.randoms(use_true_random=False), size=st.sampled_from([0, 1, 5, 200, 5000]))
+def test_edits_make_the_next_sequence_of_the_one_before(rng: random.Random, size: int) -> None:
+    before = tuple(_thing(number) for number in range(size))
+    now = list(before)
+    for _ in range(rng.randint(0, 6)):
+        at, length = rng.randint(0, len(now)), rng.choice([1, 2, 100])
+        change = rng.randint(0, 3)
+        if change == 0:
+            del now[at : at + length]
+        elif change == 1:
+            now[at:at] = [_thing(rng.randint(0, size)) for _ in range(length)]
+        elif change == 2:
+            now[at : at + length] = [_thing(one[0]) for one in now[at : at + length]]
+        else:
+            now.insert(rng.randint(0, len(now)), now.pop(at) if at < len(now) else _thing(-1))
+    found = edits(before, tuple(now))
+    made = _applied(before, found)
+    assert len(made) == len(now)
+    assert all(one is other for one, other in zip(made, now, strict=True))
+    places = [place for start, end, _ in found for place in (start, end)]
+    assert sorted(places) == places, "what stays keeps its order"
+
+
+def test_what_did_not_change_is_one_edit() -> None:
+    things = tuple(_thing(number) for number in range(10_000))
+    assert edits(things, tuple(things)) == [(0, 10_000, ())]
+
+
+def test_many_that_come_or_go_at_once_leave_the_rest_as_it_is() -> None:
+    things = tuple(_thing(number) for number in range(10_000))
+    some = tuple(_thing(number) for number in range(700))
+    assert edits(things, (*things[:50], *some, *things[50:])) == [(0, 50, some), (50, 10_000, ())]
+    assert edits(things, (*things[:50], *things[750:])) == [(0, 50, ()), (750, 10_000, ())]
+
+
+def test_one_object_among_many_is_found() -> None:
+    things = tuple(_thing(number) for number in range(10_000))
+    new = _thing(7777)
+    assert edits(things, (*things[:7777], new, *things[7778:])) == [(0, 7777, (new,)), (7778, 10_000, ())]
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(rng=st.randoms(use_true_random=False), rounds=st.integers(2, 8))
+def test_a_queue_that_followed_others_is_like_one_by_itself(rng: random.Random, rounds: int) -> None:
+    site, queue, book = ChangingSite(rng, jobs=20), JobQueue(), DemandBook()
+    for _ in range(rounds):
+        jobs, alone = tuple(site.queue), JobQueue.of(site.queue)
+        queue.update(jobs)
+        assert (queue.jobs, queue.rows, queue.guests) == (jobs, alone.rows, alone.guests)
+        assert queue.running == alone.running
+        for node in site.rows:
+            assert sorted(map(id, queue.holders(node))) == sorted(map(id, alone.holders(node)))
+        nodes = tuple(site.rows.values())
+        assert book.of(queue, nodes, site.facts.keys(), site.now) == demands(jobs, nodes, site.facts.keys(), site.now)
+        for happens in rng.choices([site._submit, site._start, site._end, site._reorder, site._twice, site._node], k=3):
+            happens()
+
+
+def test_jobs_that_take_a_signal_are_listed_in_the_order_of_the_queue() -> None:
+    rows = [JobRow(number, state="RUNNING", comment="migbatch: role=train signal=usr1") for number in (3, 1, 2)]
+    queue = JobQueue.of([JobRow(9), *rows])
+    assert [row.job_id for row in queue.signalled()] == [3, 1, 2]
+    queue.update([rows[1], replace(rows[0], comment="")])
+    assert queue.signalled() == [rows[1]]
