@@ -213,7 +213,7 @@ class SharingQueue:
 
     def start(self, rule: SharingRule) -> list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]:
         """Start all that the rule starts, shortest first, passing over those that do not fit; where each went."""
-        started = []
+        started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]] = []
         position = 0
         queue = self.queue
         while self.in_turn and self.free and queue:

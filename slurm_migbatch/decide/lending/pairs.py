@@ -78,7 +78,7 @@ class Sharer:
     solo: bool = False
     ran_s: float = 0.0
     whole_s: float | None = None
-    errors: LengthErrors = LengthErrors()
+    errors: LengthErrors = field(default_factory=LengthErrors)
     resumes: bool = False
 
 
@@ -278,7 +278,10 @@ def _groups(
 
 @dataclass(frozen=True)
 class _Group:
-    """One user's slices of one profile, and his jobs that wait for one, the shortest first; `turns`: Slurm's order."""
+    """One user's slices of one profile, and his jobs that wait for one, the shortest first.
+
+    `turns`: Slurm's order; `lefts`: what jobs still take, as far as it was asked for.
+    """
 
     profile: Profile
     hosts: Sequence[Host]
@@ -287,6 +290,7 @@ class _Group:
     rules: SharingRules
     resting: frozenset[tuple[int, int]]
     turns: Mapping[int, int]
+    lefts: dict[int, float] = field(default_factory=dict)
 
     def pairs(self, budget: StepBudget) -> list[Pair]:
         """Return the pairs that start now."""
@@ -307,8 +311,7 @@ class _Group:
         return [Pair(host.sharer.job, guest.job, self._reason(host, guest)) for host, guest in named]
 
     def _queued(self, sharer: Sharer) -> QueuedTraining:
-        expected = _alone(sharer, self.profile, self.speeds, self.rules) or UNKNOWN_S
-        task = QueuedTraining(sharer.job, str(sharer.job), 1, expected)
+        task = QueuedTraining(sharer.job, str(sharer.job), 1, self._left_s(sharer))
         task.turn = self.turns.get(sharer.job, 0)
         if sharer.left_s is None and sharer.limit_s is not None and self.rules.cases > 1:
             task.cases = tuple(
@@ -316,6 +319,12 @@ class _Group:
                 for part in _parts(sharer.job, self.rules.cases)
             )
         return task
+
+    def _left_s(self, sharer: Sharer) -> float:
+        left = self.lefts.get(sharer.job)
+        if left is None:
+            left = self.lefts[sharer.job] = _alone(sharer, self.profile, self.speeds, self.rules) or UNKNOWN_S
+        return left
 
     def _slowdown(self) -> Slowdown:
         """Return slowdowns by job; jobs that wait may share later, in so far as their memory fits."""
@@ -358,7 +367,7 @@ class _Group:
         )
 
     def _alone_s(self, host: Host, guest: Sharer) -> tuple[float, float]:
-        return self._queued(guest).left, self._queued(host.sharer).left
+        return self._left_s(guest), self._left_s(host.sharer)
 
     def _slow(self, host: Host, guest: Sharer) -> tuple[float, float]:
         return self.rules.slow(guest, host.sharer), self.rules.slow(host.sharer, guest)
@@ -387,9 +396,7 @@ def _runs(sharer: Sharer, profile: Profile, speeds: Speeds) -> bool:
     return 0 < speeds.get(sharer.job, {}).get(profile, 0.0) < math.inf
 
 
-def _alone(
-    sharer: Sharer, profile: Profile, speeds: Speeds, rules: SharingRules, part: float = 0.5
-) -> float | None:
+def _alone(sharer: Sharer, profile: Profile, speeds: Speeds, rules: SharingRules, part: float = 0.5) -> float | None:
     """Return seconds that a job still takes alone on that slice; None where it does not run there."""
     if not _runs(sharer, profile, speeds):
         return None
@@ -434,7 +441,7 @@ def _expected_s(sharer: Sharer, rules: SharingRules) -> float:
 def _parts(job: int, cases: int) -> tuple[float, ...]:
     """Return probabilities in the middle of so many equal parts, in an order that differs from job to job."""
     order = list(range(cases))
-    Random(job).shuffle(order)
+    Random(job).shuffle(order)  # noqa: S311 - nothing is to be kept secret
     return tuple((number + 0.5) / cases for number in order)
 
 

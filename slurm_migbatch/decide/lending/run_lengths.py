@@ -66,7 +66,7 @@ class LengthHistory:
         """Take in that a job of this user has ended after `ran_s`."""
         if not (0 < expected_s < math.inf and 0 < ran_s < math.inf):
             return
-        error = math.log(ran_s / expected_s)
+        error = math.log(max(1.0, ran_s) / max(1.0, expected_s))
         self._all = _added(self._all, error)
         self._sums[uid] = _added(self._sums.get(uid, (0, 0.0, 0.0)), error)
 

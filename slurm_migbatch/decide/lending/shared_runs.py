@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from slurm_migbatch.decide.lending.ledger import JobView
-from slurm_migbatch.decide.lending.pair_slowdowns import PairSlowdowns, Reported
+from slurm_migbatch.decide.lending.pair_slowdowns import Kind, PairSlowdowns, Reported
 from slurm_migbatch.decide.lending.pairs import Sharer, SharingRules
 from slurm_migbatch.decide.lending.run_lengths import LengthHistory
 from slurm_migbatch.decide.lending.view import Run
@@ -23,16 +23,17 @@ class SharedRuns:
 
     def __init__(self, rules: SharingRules) -> None:
         self._rules = rules
-        self._slowdowns = PairSlowdowns(rules.measured, rules.slowdown)
-        self._lengths = LengthHistory()
+        self.slowdowns = PairSlowdowns(rules.measured, rules.slowdown)
+        self.lengths = LengthHistory()
         self._worked: dict[int, float] = {}
-        self._last: Mapping[int, JobView] = {}
+        #: user and time limit of those that have worked
+        self._limits: dict[int, tuple[int, float | None]] = {}
         self._now: float | None = None
 
     @property
     def rules(self) -> SharingRules:
         """The rules with the slowdowns that are known now."""
-        return replace(self._rules, measured=self._slowdowns.known, slowdown=self._slowdowns.assumed)
+        return replace(self._rules, measured=self.slowdowns.known, slowdown=self.slowdowns.assumed)
 
     def update(
         self,
@@ -48,55 +49,54 @@ class SharedRuns:
             job_view, report = job_views.get(run[0]), reports.get(run)
             if job_view is None or report is None or report.items is None or report.at is None:
                 continue
-            hints, other = job_view.hints, beside.get(run)
-            kind = job_view.row.uid, hints.model or run[0], hints.batch, hints.input, profile
-            reported = Reported(kind, hints.model or "", report.items, report.at)
-            partner = None if other is None else job_views.get(other[0])
-            model = (partner.hints.model or "") if partner is not None else ""
-            self._slowdowns.hear(run, reported, other, model)
-        self._slowdowns.forget(held.keys())
-
-    def measured(self, run: Run, beside: Run) -> float | None:
-        """Return how much longer a run takes beside that one, as far as both reported enough."""
-        return self._slowdowns.measured(run, beside)
+            other = beside.get(run)
+            reported = Reported(_kind(job_view, profile), _app(job_view), report.items, report.at)
+            self.slowdowns.hear(run, reported, other, _app(job_views.get(other[0])) if other is not None else "")
+        self.slowdowns.forget(held.keys())
 
     def told(self, sharer: Sharer, job_view: JobView) -> Sharer:
         """Return a job with what is known of its length."""
         row = job_view.row
-        return replace(
-            sharer,
-            ran_s=self._worked.get(row.job_id, 0.0),
-            whole_s=row.time_limit_s,
-            errors=self._lengths.errors(row.uid),
-        )
+        worked, errors = self._worked.get(row.job_id, 0.0), self.lengths.errors(row.uid)
+        return replace(sharer, ran_s=worked, whole_s=row.time_limit_s, errors=errors)
 
     def _work(
         self, now: float, job_views: Mapping[int, JobView], held: Collection[Run], beside: Mapping[Run, Run]
     ) -> None:
-        """Count what runs have worked since the last round, and note the lengths of jobs that left."""
+        """Count what runs have worked since the last round, as if alone, and note the lengths of jobs that left."""
         passed = 0.0 if self._now is None else max(0.0, now - self._now)
+        self._now = now
         for run in held:
             job_view = job_views.get(run[0])
             if job_view is None or job_view.row.state != "RUNNING":
                 continue
-            begin = job_view.row.start
-            if run[0] not in self._worked and begin is not None:
-                self._worked[run[0]] = max(0.0, now - begin)
-                continue
-            self._worked[run[0]] = self._worked.get(run[0], 0.0) + passed / self._slow(run, beside, job_views)
+            row, other = job_view.row, beside.get(run)
+            self._limits[run[0]] = row.uid, row.time_limit_s
+            if run[0] in self._worked:
+                slow = 1.0 if other is None else self._slow(run, other, job_views)
+                self._worked[run[0]] += passed / slow
+            else:
+                self._worked[run[0]] = 0.0 if row.start is None else max(0.0, now - row.start)
         for job in [job for job in self._worked if job not in job_views]:
-            worked, row = self._worked.pop(job), self._last[job].row
-            if row.time_limit_s is not None:
-                self._lengths.note(row.uid, self._rules.of_limit * row.time_limit_s, worked)
-        self._last, self._now = job_views, now
+            worked, (uid, limit) = self._worked.pop(job), self._limits.pop(job)
+            if limit is not None:
+                self.lengths.note(uid, self._rules.of_limit * limit, worked)
 
-    def _slow(self, run: Run, beside: Mapping[Run, Run], job_views: Mapping[int, JobView]) -> float:
-        other = beside.get(run)
-        if other is None:
-            return 1.0
-        measured = self._slowdowns.measured(run, other)
+    def _slow(self, run: Run, other: Run, job_views: Mapping[int, JobView]) -> float:
+        measured = self.slowdowns.measured(run, other)
         if measured is not None:
             return measured
-        own, partner = job_views.get(run[0]), job_views.get(other[0])
-        names = ((own.hints.model or "") if own else "", (partner.hints.model or "") if partner else "")
-        return max(1.0, self._slowdowns.known.get(names, self._slowdowns.assumed))
+        names = _app(job_views.get(run[0])), _app(job_views.get(other[0]))
+        return max(1.0, self.slowdowns.known.get(names, self.slowdowns.assumed))
+
+
+def _app(job_view: JobView | None) -> str:
+    """Return the name that slowdowns go by; empty where a job names no model."""
+    return "" if job_view is None else job_view.hints.model or ""
+
+
+def _kind(job_view: JobView, profile: Profile) -> Kind:
+    """Return what has one rate alone; a job that names no model is one of its own."""
+    hints, row = job_view.hints, job_view.row
+    said = f"{hints.model} {hints.batch} {hints.input}{hints.input_unit}" if hints.model else f"job {row.job_id}"
+    return Kind(row.uid, said, profile.name)

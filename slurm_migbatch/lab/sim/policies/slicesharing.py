@@ -137,7 +137,6 @@ class LivePairs(SliceQueue):
         memory_mib: what every job says that it needs.
         round_s: seconds until the next round where one has made as many pairs as it may.
         profile, order: see `SliceQueue`.
-        told: jobs say what they need, and it is right; else it follows from their limits.
     """
 
     def __init__(
@@ -148,11 +147,9 @@ class LivePairs(SliceQueue):
         round_s: float,
         profile: Profile,
         order: Order = by_arrival,
-        *,
-        told: bool = False,
     ) -> None:
         super().__init__(profile, order)
-        self.rules, self.limits, self.memory_mib, self.round_s, self.told = rules, limits, memory_mib, round_s, told
+        self.rules, self.limits, self.memory_mib, self.round_s = rules, limits, memory_mib, round_s
         self.lengths = LengthHistory()
         self.slowdowns = PairSlowdowns(rules.measured, rules.slowdown)
         self.resting: dict[tuple[int, int], float] = {}
@@ -257,7 +254,7 @@ class LivePairs(SliceQueue):
 
     def _sharer(self, run: SimulatedRun, now: float) -> Sharer:
         job, whole, left = run.job, self.limits(run.job), run.remaining(now)
-        sharer = Sharer(job.id, _uid(run), job.app, left if self.told else None, whole, self.memory_mib, resumes=True)
+        sharer = Sharer(job.id, _uid(run), job.app, None, whole, self.memory_mib, resumes=True)
         if whole is not None and run.running:
             sharer = replace(sharer, limit_s=max(0.0, self.begun[job.id] + whole - now))
         return replace(sharer, ran_s=job.work - left, whole_s=whole, errors=self.lengths.errors(sharer.uid))
