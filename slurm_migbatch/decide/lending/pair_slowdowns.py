@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from slurm_migbatch.decide.lending.pair_finish import finishes
 
@@ -21,10 +21,13 @@ MEASURED_S: Final = 60.0
 """Seconds between two reports from which on they tell a rate."""
 _WEIGHT: Final = 2.0
 """How many measured slowdowns the assumption counts for."""
+_MOST: Final = 10_000
+"""Rates and slowdowns that are kept."""
 _LOWER: Final = 0.5
 """By so many standard deviations (of logarithms) an untried pair is assumed to be better than those that were tried."""
 
 
+_Key = TypeVar("_Key")
 Run = tuple[int, int]
 """A job and its restart count."""
 
@@ -90,14 +93,16 @@ class PairSlowdowns:
         if seconds < MEASURED_S or items <= 0:
             return
         if beside is None:
-            self._alone[run] = self._usually[report.kind] = items / seconds
+            self._alone[run] = items / seconds
+            if report.app:
+                _put(self._usually, report.kind, items / seconds)
             return
         alone = self._alone.get(run, self._usually.get(report.kind))
         if alone is not None:
             slowdown = max(1.0, alone * seconds / items)
             self._runs[run, beside] = slowdown
             if report.app and other:
-                self._learned[report.app, other] = slowdown
+                _put(self._learned, (report.app, other), slowdown)
 
     def measured(self, run: Run, beside: Run) -> float | None:
         """Return how much longer a run takes beside that one, as far as it was measured."""
@@ -110,6 +115,14 @@ class PairSlowdowns:
             del self._stretches[run]
             self._alone.pop(run, None)
         self._runs = {pair: slowdown for pair, slowdown in self._runs.items() if kept.issuperset(pair)}
+
+
+def _put(known: dict[_Key, float], key: _Key, value: float) -> None:
+    """Keep a value as the latest one; the oldest goes where there are too many, since users name the models."""
+    known.pop(key, None)
+    known[key] = value
+    if len(known) > _MOST:
+        del known[next(iter(known))]
 
 
 def costs_s(own: float, other: float, slow_own: float, slow_other: float) -> float:

@@ -97,7 +97,7 @@ class SharingRules:
     """What is assumed and allowed.
 
     Attributes:
-        slowdown: of two jobs of which nothing was measured. 1.5 is where equal jobs are as well off one after the
+        slowdown: of two jobs of which nothing is known. 1.5 is where equal jobs are as well off one after the
             other, so that only short ones beside long ones share.
         measured: (application, the one beside it) -> slowdown.
         spare: part of the slice's memory that stays free.

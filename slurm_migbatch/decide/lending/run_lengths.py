@@ -15,7 +15,7 @@ from typing import Final
 
 _NORMAL: Final = NormalDist()
 _TINY: Final = 1e-290
-"""Of probabilities: below it the distribution has no more to say."""
+"""Of probabilities and ratios: below it the distribution has no more to say."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,10 @@ class LengthErrors:
 
     def _longer(self, expected_s: float, seconds: float) -> float:
         """Return the probability that a job takes longer than that."""
-        if seconds <= 0:
+        ratio = seconds / expected_s
+        if ratio <= _TINY:
             return 1.0
-        off = math.log(seconds / expected_s) - self.mean
+        off = math.log(ratio) - self.mean
         return 0.5 * math.erfc(off / self.deviation / math.sqrt(2))
 
 
