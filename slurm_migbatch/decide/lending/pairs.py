@@ -111,9 +111,10 @@ class SharingRules:
             more for each slice.
         tries: single changes of what the best rule starts that are tried.
         cases: lengths that are played of each job that did not say what it needs, all as probable; 1: the middle one.
-        late: with what probability at most a job of unknown length may come to its time limit only because it shares.
-        renewed_s: a time limit from which on a job that can be stopped with a checkpoint is stopped before that, and
-            goes on with a new limit (`renewals`); a shorter one leaves no time to get on.
+        late: with what probability at most a job of unknown length, which cannot be stopped with a checkpoint, may come
+            to its time limit only because it shares.
+        renewed_s: a time limit from which on a job that can be is stopped before that, and goes on with a new limit
+            (`renewals`). A shorter one leaves no time to get on; where it is due by sharing, so much work is lost.
         worth: how much two must do together of what one alone does. Less is refused, and ended where it shows.
     """
 
@@ -127,7 +128,7 @@ class SharingRules:
     steps: int = 8000
     tries: int = 2
     cases: int = 4
-    late: float = 0.2
+    late: float = 0.1
     renewed_s: float = 300.0
     worth: float = 0.9
 
@@ -420,7 +421,7 @@ def _likely_late(sharer: Sharer, end_s: float, beside_s: float, slow: float, rul
     limit = sharer.limit_s
     if limit is None or limit <= 0:
         return 0.0
-    if renewable(sharer, rules):
+    if sharer.resumes:
         return 0.0
     if sharer.left_s is not None:
         return float(end_s > limit)
