@@ -346,7 +346,8 @@ class LendingConfig:
     pairs: str = key(
         "",
         "File with what models cost one another on one slice: CSV of app1,app2,slowdown1,slowdown2 (how many times "
-        "longer app1 takes beside app2, and app2 beside app1). Of other pairs a slowdown of 1.5 is assumed.",
+        "longer app1 takes beside app2, and app2 beside app1). Other pairs are measured while they run, by what jobs "
+        "report; before the first of them a slowdown of 1.5 is assumed.",
         absolute_or_empty,
     )
     restart_s: float = key(

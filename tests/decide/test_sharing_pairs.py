@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from slurm_migbatch.decide.lending import pairs as sharing_pairs
 from slurm_migbatch.decide.lending.lookahead import StepBudget
 from slurm_migbatch.decide.lending.pair_finish import apart, finishes, together
-from slurm_migbatch.decide.lending.pairs import UNKNOWN_S, Host, Pair, Sharer, SharingRules, pairs, shortest_first
+from slurm_migbatch.decide.lending.pairs import (
+    UNKNOWN_S,
+    Host,
+    Pair,
+    Sharer,
+    SharingRules,
+    pairs,
+    partings,
+    renewals,
+    shortest_first,
+)
+from slurm_migbatch.decide.lending.run_lengths import LengthErrors
 from slurm_migbatch.mig.profile import Profile
 
 P2, P1 = Profile(2, 20), Profile(1, 10)
@@ -90,9 +101,77 @@ def test_nobody_comes_to_a_time_limit_for_it():
 def test_of_unknown_length_half_the_limit_is_assumed():
     rules = SharingRules(slowdown=1.4, gain=0.0)
     assert found([host(1, None, limit=1000.0)], [sharer(2, 100.0)], rules) == [(2, 1)]
-    assert found([host(1, None, limit=1000.0)], [sharer(2, 100.0)], SharingRules(slowdown=1.4, of_limit=1.0)) == []
     assert found([host(1, None)], [sharer(2, math.inf)], rules) == [(2, 1)], "two of which nobody knows anything"
     assert UNKNOWN_S > 86400
+
+
+def test_a_job_of_unknown_length_may_come_to_its_limit_for_it_with_a_small_probability_only():
+    """The host works 900 s of its 1000 beside one that slows it down 1.2 times."""
+    rules = SharingRules(slowdown=1.2, late=0.02)
+    running, waiting = [host(1, None, limit=1000.0)], [sharer(2, 500.0)]
+    assert found(running, waiting, rules) == []
+    assert found(running, waiting, replace(rules, late=0.2)) == [(2, 1)]
+    resumes = [replace(running[0], sharer=replace(running[0].sharer, resumes=True))]
+    assert found(resumes, waiting, rules) == [(2, 1)], "it is stopped before its limit, and goes on"
+    beyond = [replace(running[0], sharer=replace(running[0].sharer, limit_s=0.0, ran_s=1200.0, whole_s=1000.0))]
+    assert found(beyond, waiting, rules) == [(2, 1)], "its limit does not end it"
+
+
+def test_a_host_past_what_was_expected_of_it_is_not_taken_to_end_at_once():
+    """A slice that is free in 10 s is waited for; one whose job is long past its limit is not."""
+    rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
+    errors = LengthErrors(0.0, 1.5)
+    soon = Sharer(3, 7, "other", None, 20.0, 5000.0, whole_s=20.0, errors=errors)
+    over = replace(soon, limit_s=0.0, ran_s=20_000.0)
+    assert found([host(1), Host(soon, P2, 20000.0)], [sharer(2)], rules) == []
+    assert found([host(1), Host(over, P2, 20000.0)], [sharer(2)], rules) == [(2, 1)]
+
+
+# -- what ends ---------------------------------------------------------------------------------------------------------
+
+
+def parted(slow, guest_left=1000.0, restart_s=60.0, rules=NO_MARGIN):
+    running = [replace(host(1, 5000.0), guest=sharer(2, guest_left))]
+    both = {(2, 1): slow[0], (1, 2): slow[1]}
+    ends = partings(running, everywhere(1, 2), rules, lambda job, beside: both[job, beside], restart_s)
+    return [(pair.guest, pair.host) for pair in ends]
+
+
+def test_a_pair_that_does_less_than_one_alone_is_ended_where_a_restart_costs_less():
+    assert parted((3.0, 3.0)) == [(2, 1)]
+    assert parted((3.0, 3.0), guest_left=50.0) == [], "the guest ends in 150 s, which costs the host 50"
+    assert parted((1.9, 1.9)) == []
+    assert parted((1.0, 30.0)) == [], "the guest is as fast as alone"
+    assert parted((None, None)) == [], "nobody knows yet"
+    assert parted((None, 9.0), rules=SharingRules(slowdown=1.5)) == [(2, 1)]
+
+
+def test_what_is_ended_is_not_begun_again():
+    rules = SharingRules(measured={("bert", "bert"): 2.3}, depth=0, gain=0.0)
+    assert found([host(1, 10000.0)], [sharer(2, 10.0)], rules) == []
+    assert found([host(1, 10000.0)], [sharer(2, 10.0)], replace(rules, measured={("bert", "bert"): 2.2})) == [(2, 1)]
+
+
+def test_who_comes_to_its_limit_only_by_sharing_is_to_have_a_new_one():
+    rules = SharingRules()
+    due = Sharer(1, 7, limit_s=50.0, ran_s=500.0, whole_s=1000.0, resumes=True)
+    assert renewals([due], rules, 60.0) == [1]
+    others = [
+        replace(due, limit_s=61.0),
+        replace(due, ran_s=970.0),
+        replace(due, resumes=False),
+        replace(due, limit_s=None, whole_s=None),
+        replace(due, ran_s=50.0, whole_s=200.0),
+    ]
+    assert [renewals([other], rules, 60.0) for other in others] == [[]] * 5
+
+
+def test_slices_of_their_own_are_foreseen_in_slurms_order():
+    """The slice that is free in 10 s is the longer one's, which came first; so the short one need not wait for it."""
+    rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
+    running = [host(1, 4000.0), host(3, 10.0, app="other")]
+    assert found(running, [sharer(5, 900.0), sharer(2, 800.0)], rules) == [(2, 1)]
+    assert found(running, [sharer(2, 800.0)], rules) == []
 
 
 def test_speeds_make_seconds_of_work_and_say_where_it_fits():

@@ -256,3 +256,65 @@ def test_what_a_run_reports_while_it_shares_says_nothing_of_its_slice(world: Mak
     w.step()
     assert not w.lending.elastic_jobs._heard
     assert w.lending.slice_sharing.shared == {(host, 0), (guest, 0)}
+
+
+def working(w: LoanWorld, rates: dict[int, float], seconds: int) -> None:
+    """So many steps in which jobs report what they did at these rates (items a second)."""
+    for _ in range(seconds):
+        w.step()
+        for job, rate in rates.items():
+            if job in w.running():
+                w.items[job] = w.items.get(job, 0.0) + rate
+                w.tell(job, w.row(job).restarts, items=w.items[job], throughput_per_s=rate)
+
+
+def test_a_pair_that_does_less_than_one_alone_is_ended_and_not_tried_again(world: MakeWorld) -> None:
+    w = world()
+    model = f"{WHOLE} model=bert-large batch=8"
+    host = w.train(needs=5000.0, hints=model)
+    w.until(lambda: host in w.loaned())
+    working(w, {host: 10.0}, 70)
+    guest = short(w, needs=800.0, limit=1600, hints=model)
+    w.until(lambda: guest in w.running())
+    working(w, {host: 2.0, guest: 2.0}, 90)
+    w.until(lambda: guest not in w.running())
+    assert w.slurm.requeues == [guest] and host in w.loaned()
+    assert [cause for _, _, cause in loans(w, guest)] == ["parted"]
+    (told,) = [row for row in why(w, guest) if "less than one alone" in row]
+    assert told.startswith(f"beside job {host} it takes 5.")
+    working(w, {host: 10.0}, 90)
+    assert w.row(guest).pending and w.slurm.requeues == [guest] and not w.nodes.second
+
+
+def test_a_pair_that_was_measured_to_gain_goes_on(world: MakeWorld) -> None:
+    w = world()
+    model = f"{WHOLE} model=bert-large batch=8"
+    host = w.train(needs=5000.0, hints=model)
+    w.until(lambda: host in w.loaned())
+    working(w, {host: 10.0}, 70)
+    guest = short(w, needs=300.0, limit=600, hints=model)
+    w.until(lambda: guest in w.running())
+    working(w, {host: 8.0, guest: 8.0}, 100)
+    assert guest in w.running() and not w.slurm.requeues
+    assert w.lending.slice_sharing.runs.rules.measured == {("bert-large", "bert-large"): pytest.approx(1.25, rel=0.05)}
+
+
+def test_a_job_that_comes_to_its_limit_by_sharing_goes_on_with_a_new_one(world: MakeWorld) -> None:
+    w = world()
+    model = f"{WHOLE} model=bert-large batch=8"
+    host = w.train(needs=5000.0, hints=model)
+    w.until(lambda: host in w.loaned())
+    working(w, {host: 10.0}, 70)
+    guest = short(w, needs=10_000.0, limit=400, hints=model)
+    w.until(lambda: guest in w.running())
+    w.slurm.change(guest, end=(w.row(guest).start or 0.0) + 400)
+    working(w, {host: 6.0, guest: 6.0}, 350)
+    assert guest in w.running()
+    w.until(lambda: guest in w.slurm.requeues, 40)
+    assert [cause for _, _, cause in loans(w, guest)] == ["limit"]
+    assert w.training[guest].saved > 0, "from its checkpoint"
+
+
+def why(w: LoanWorld, job: int) -> list[str]:
+    with w.store() as store:
+        return [row["why"] for row in store.actions([job])]

@@ -98,6 +98,8 @@ class LoanWorld(World):
         self.seq = 0
         #: seconds for which the nodes' reports of ends are on their way
         self.late = 0
+        #: items that jobs have reported, where a test lets them work at rates of its own
+        self.items: dict[int, float] = {}
         self._muted = 0
         self.start_service()
 

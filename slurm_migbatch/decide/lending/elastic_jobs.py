@@ -115,6 +115,11 @@ class ElasticJobs:
 
     # -- what is asked ---------------------------------------------------------------------------------------------
 
+    @property
+    def reports(self) -> Mapping[Run, Report]:
+        """The latest report of each run."""
+        return dict(self._reports)  # reports come in another thread
+
     def checkpoints(self) -> dict[Run, float]:
         """Return the newest complete checkpoint of each run that has reported one."""
         reports = list(self._reports.items())  # reports come in another thread

@@ -58,8 +58,9 @@ class State(str, Enum):
 
 class Cause(str, Enum):
     """What ends a loan: inference that waits, a larger slice, a start that did not come, Slurm itself (preemption, a
-    node that died, somebody's requeue), that the job left Slurm's list, or that Slurm refused it. `FORECAST`, inference
-    that was expected, stands in records of earlier releases only."""
+    node that died, somebody's requeue), that the job left Slurm's list, that Slurm refused it, that the two on a slice
+    did less than one alone (`PARTED`), or a time limit that was due only because the job shared (`LIMIT`). `FORECAST`,
+    inference that was expected, stands in records of earlier releases only."""
 
     NONE = ""
     RECLAIM = "reclaim"
@@ -69,6 +70,8 @@ class Cause(str, Enum):
     SLURM = "slurm"
     LEFT = "left"
     REFUSED = "refused"
+    PARTED = "parted"
+    LIMIT = "limit"
 
 
 @dataclass(frozen=True)

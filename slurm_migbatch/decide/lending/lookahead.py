@@ -54,9 +54,11 @@ class QueuedTraining:
         left: seconds alone that it has to go, at the moment `since`.
         alone: how many of its GPUs it has to itself. `partners`: how many it shares with whom.
         rate: seconds of work a second; 0 while it waits.
+        turn: whose it is to have GPUs of its own, the least first (`SharingQueue.in_turn`).
+        cases: lengths that `left` may turn out to be, each as probable; empty: it is known.
     """
 
-    __slots__ = ("alone", "app", "key", "left", "need", "partners", "rate", "since", "version")
+    __slots__ = ("alone", "app", "cases", "key", "left", "need", "partners", "rate", "since", "turn", "version")
 
     def __init__(self, key: int, app: str, need: int, left: float) -> None:
         self.key, self.app, self.need, self.left = key, app, need, left
@@ -65,6 +67,16 @@ class QueuedTraining:
         self.rate = 0.0
         self.since = 0.0
         self.version = 0
+        self.turn = 0
+        self.cases: tuple[float, ...] = ()
+
+    def copy(self, case: int | None) -> QueuedTraining:
+        """Return the same job without partners; with `case` as long as it is in that one."""
+        left = self.left if case is None or not self.cases else self.cases[case % len(self.cases)]
+        copied = QueuedTraining(self.key, self.app, self.need, left)
+        copied.alone, copied.rate, copied.since = self.alone, self.rate, self.since
+        copied.turn, copied.cases = self.turn, self.cases
+        return copied
 
     def remaining(self, now: float) -> float:
         """Return the seconds that it would still need alone."""
@@ -126,9 +138,16 @@ class SharingQueue:
     GPUs are not told apart: whoever shares with a job can do so on any GPU that it has to itself.
     """
 
-    def __init__(self, free: int, slowdown: Slowdown, budget: StepBudget | None = None) -> None:
-        """Copies draw on the same `budget`; None: there is no bound."""
+    def __init__(
+        self, free: int, slowdown: Slowdown, budget: StepBudget | None = None, *, in_turn: bool = False
+    ) -> None:
+        """Copies draw on the same `budget`; None: there is no bound.
+
+        With `in_turn` GPUs of their own are given out by `QueuedTraining.turn`, not in the order of the queue; each job
+        needs one.
+        """
         self.size = self.free = free
+        self.in_turn = in_turn
         self.slowdown = slowdown
         self.budget = StepBudget() if budget is None else budget
         #: slowdowns of both of a pair, as far as they were asked for
@@ -139,22 +158,26 @@ class SharingQueue:
         self.tasks: dict[int, QueuedTraining] = {}
         self.queue: list[QueuedTraining] = []
 
-    def copy(self, waiting: int) -> SharingQueue:
+    @property
+    def cases(self) -> int:
+        """In how many cases lengths are known differently; 0: they are known."""
+        return max((len(task.cases) for task in (*self.tasks.values(), *self.queue)), default=0)
+
+    def copy(self, waiting: int, case: int | None = None) -> SharingQueue:
         """Return a copy with the first `waiting` of the queue, without those that can never fit."""
-        copied = SharingQueue(self.size, self.slowdown, self.budget)
+        copied = SharingQueue(self.size, self.slowdown, self.budget, in_turn=self.in_turn)
         copied._pairs = self._pairs
         copied.free = self.free
         copied.now, copied.lone = self.now, self.lone
         for task in self.tasks.values():
-            other = copied.tasks[task.key] = QueuedTraining(task.key, task.app, task.need, task.left)
-            other.alone, other.rate, other.since = task.alone, task.rate, task.since
+            copied.tasks[task.key] = task.copy(case)
         for task in self.tasks.values():
             copied.tasks[task.key].partners = {
                 copied.tasks[partner.key]: count for partner, count in task.partners.items()
             }
         copied.single = dict.fromkeys(copied.tasks[task.key] for task in self.single)
         fitting = islice((task for task in self.queue if task.need <= self.size), waiting)
-        copied.queue = [QueuedTraining(task.key, task.app, task.need, task.left) for task in fitting]
+        copied.queue = [task.copy(case) for task in fitting]
         return copied
 
     def run(
@@ -190,9 +213,14 @@ class SharingQueue:
 
     def start(self, rule: SharingRule) -> list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]:
         """Start all that the rule starts, shortest first, passing over those that do not fit; where each went."""
-        started = []
+        started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]] = []
         position = 0
         queue = self.queue
+        while self.in_turn and self.free and queue:
+            task = min(queue, key=_turn)
+            queue.remove(task)
+            self.run(task, 1, [])
+            started.append((task, 1, []))
         while position < len(queue) and (self.free or (self.lone and rule.accepts is not None)):
             task = queue[position]
             place = self._place(task, rule)
@@ -257,6 +285,10 @@ class SharingQueue:
         task.version += 1
 
 
+def _turn(task: QueuedTraining) -> int:
+    return task.turn
+
+
 def rollout(board: SharingQueue, rule: SharingRule, max_total: float = math.inf, *, hold: bool = False) -> float:
     """Sum of finishes, counted from now, of all on the board if nobody comes and the rule is kept to; plays it through.
 
@@ -311,10 +343,25 @@ def choose(board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int
     for rule in rules:
         if board.budget.left <= 0:
             break
-        total = rollout(board.copy(depth), rule, least)
+        total = _total(board, rule, depth, least)
         if total < least:
             least, chosen = total, rule
     return chosen, least
+
+
+def _total(
+    board: SharingQueue, rule: SharingRule, depth: int, most: float, starts: Sequence[TrainingStart] | None = None
+) -> float:
+    """Return the sum of finishes over all cases; with `starts` these are what starts before the first has ended."""
+    total = 0.0
+    for case in range(board.cases) if board.cases else (None,):
+        copied = board.copy(depth, case)
+        if starts is not None:
+            apply(copied, starts)
+        total += rollout(copied, rule, most - total, hold=starts is not None)
+        if total > most:
+            return math.inf
+    return total
 
 
 def plan(
@@ -370,9 +417,7 @@ def _better(
     starts: list[TrainingStart],
     other: list[TrainingStart],
 ) -> tuple[float, list[TrainingStart]]:
-    copied = board.copy(depth)
-    apply(copied, other)
-    total = rollout(copied, rule, least, hold=True)
+    total = _total(board, rule, depth, least, other)
     return (total, other) if total < least * (1 - 1e-9) else (least, starts)
 
 

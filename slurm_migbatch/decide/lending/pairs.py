@@ -10,8 +10,10 @@ Ours, because a slice is not a whole GPU and its jobs are their users':
   knows how much it needs shares with nobody;
 - the shortest first holds among the jobs of one user. Between users the order is Slurm's;
 - neither may come to its time limit for it. How long a job takes follows from its `items` and what it reports; where it
-  does not, it is taken to need a part of its limit (`SharingRules.of_limit`), and without a limit a long time;
+  does not, it is taken to need a part of its limit (`SharingRules.of_limit`), off by as much as its user's jobs were
+  before (`decide.lending.run_lengths`), and without a limit a long time;
 - slowdowns are measured ones of the two applications where there are any, else an assumption (`SharingRules.slowdown`);
+  a pair that turns out to do less than one alone is ended (`partings`);
 - whether a job is better off beside another one now, or on a slice of its own when one becomes free, is found by
   playing its user's queue to its end (`lookahead.plan`), with bounds on jobs and steps. Where the steps do not suffice
   the pair test decides.
@@ -22,8 +24,10 @@ Times are seconds, memory MiB; a slowdown says how many times longer a job takes
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from random import Random
 from typing import Final
 
 from slurm_migbatch.decide.lending.lookahead import (
@@ -37,6 +41,8 @@ from slurm_migbatch.decide.lending.lookahead import (
     plan,
 )
 from slurm_migbatch.decide.lending.pair_finish import apart, finishes, pays, together
+from slurm_migbatch.decide.lending.pair_slowdowns import costs_s, together_rate
+from slurm_migbatch.decide.lending.run_lengths import LengthErrors
 from slurm_migbatch.mig.profile import Profile
 
 UNKNOWN_S: Final = 7 * 86_400.0
@@ -57,6 +63,10 @@ class Sharer:
         limit_s: what its time limit leaves it; None: no limit.
         memory_mib: what it needs; None: nobody knows.
         solo: it may share with nobody, and waits for a slice of its own.
+        ran_s: how long it has worked so far, as if it had been alone.
+        whole_s: its whole time limit; None: nothing of it has passed.
+        errors: how far expectations of its user's jobs are off.
+        resumes: it can be stopped with a checkpoint.
     """
 
     job: int
@@ -66,6 +76,10 @@ class Sharer:
     limit_s: float | None = None
     memory_mib: float | None = None
     solo: bool = False
+    ran_s: float = 0.0
+    whole_s: float | None = None
+    errors: LengthErrors = field(default_factory=LengthErrors)
+    resumes: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,7 @@ class SharingRules:
     """What is assumed and allowed.
 
     Attributes:
-        slowdown: of two jobs of which nothing was measured. 1.5 is where equal jobs are as well off one after the
+        slowdown: of two jobs of which nothing is known. 1.5 is where equal jobs are as well off one after the
             other, so that only short ones beside long ones share.
         measured: (application, the one beside it) -> slowdown.
         spare: part of the slice's memory that stays free.
@@ -96,6 +110,12 @@ class SharingRules:
             rule starts now is always looked at to its end, so that a round may take up to 1.75 times as many, and three
             more for each slice.
         tries: single changes of what the best rule starts that are tried.
+        cases: lengths that are played of each job that did not say what it needs, all as probable; 1: the middle one.
+        late: with what probability at most a job of unknown length, which cannot be stopped with a checkpoint, may come
+            to its time limit only because it shares.
+        renewed_s: a time limit from which on a job that can be is stopped before that, and goes on with a new limit
+            (`renewals`). A shorter one leaves no time to get on; where it is due by sharing, so much work is lost.
+        worth: how much two must do together of what one alone does. Less is refused, and ended where it shows.
     """
 
     slowdown: float = 1.5
@@ -107,6 +127,10 @@ class SharingRules:
     depth: int = 16
     steps: int = 8000
     tries: int = 2
+    cases: int = 4
+    late: float = 0.1
+    renewed_s: float = 300.0
+    worth: float = 0.9
 
     def slow(self, sharer: Sharer, other: Sharer) -> float:
         """Return how many times longer `sharer` takes beside `other`."""
@@ -138,6 +162,7 @@ def pairs(
         rules: see Rules.
         resting: (guest, host) that are not to be tried now.
     """
+    slurms = {sharer.job: number for number, sharer in enumerate(waiting)}
     turns = shortest_first(waiting, speeds, rules)
     groups = _groups(running, turns, speeds)
     pair_of: dict[int, Pair] = {}
@@ -149,9 +174,63 @@ def pairs(
             if sharer.uid == uid and sharer.job not in pair_of and _runs(sharer, profile, speeds)
         ]
         budget = StepBudget(rules.steps // len(groups))
-        group = _Group(profile, hosts, queue, speeds, rules, frozenset(resting))
+        group = _Group(profile, hosts, queue, speeds, rules, frozenset(resting), slurms)
         pair_of.update({pair.guest: pair for pair in group.pairs(budget)})
     return [pair_of[sharer.job] for sharer in turns if sharer.job in pair_of][: rules.most]
+
+
+def partings(
+    running: Iterable[Host],
+    speeds: Speeds,
+    rules: SharingRules,
+    measured: Callable[[int, int], float | None],
+    restart_s: float,
+) -> list[Pair]:
+    """Return the pairs whose guest is to leave: together they do less than one alone, by more than a restart costs.
+
+    Args:
+        running, speeds, rules: as in `pairs`.
+        measured: how much longer a job takes beside that other one, as both report it; None: not known yet.
+        restart_s: what it costs the guest to stop and to start again.
+    """
+    found = []
+    for host in running:
+        guest, first = host.guest, host.sharer
+        if guest is None:
+            continue
+        seen = measured(guest.job, first.job), measured(first.job, guest.job)
+        own, other = (_alone(sharer, host.profile, speeds, rules) for sharer in (guest, first))
+        if seen == (None, None) or own is None or other is None:
+            continue
+        slow = seen[0] or rules.slow(guest, first), seen[1] or rules.slow(first, guest)
+        if together_rate(*slow) < rules.worth and costs_s(own, other, *slow) > restart_s:
+            why = (
+                f"beside job {first.job} it takes {slow[0]:.2f} times as long, and that one {slow[1]:.2f} times: "
+                "together they do less than one alone"
+            )
+            found.append(Pair(first.job, guest.job, why))
+    return found
+
+
+def renewals(running: Iterable[Sharer], rules: SharingRules, lead_s: float) -> list[int]:
+    """Return the jobs that come to their time limit within `lead_s` only because they shared a slice.
+
+    They are to be stopped with a checkpoint: started again they have a new limit. `running`: those that have shared.
+    """
+    return [
+        sharer.job
+        for sharer in running
+        if renewable(sharer, rules)
+        and sharer.limit_s is not None
+        and sharer.limit_s <= lead_s
+        and sharer.ran_s < (sharer.whole_s or 0.0) - lead_s
+    ]
+
+
+def renewable(sharer: Sharer, rules: SharingRules) -> bool:
+    """Return whether `renewals` keeps a job from ending at its time limit."""
+    whole = sharer.limit_s if sharer.whole_s is None else sharer.whole_s
+    return sharer.resumes and whole is not None and whole >= rules.renewed_s
 
 
 def shortest_first(waiting: Sequence[Sharer], speeds: Speeds, rules: SharingRules) -> list[Sharer]:
@@ -200,7 +279,10 @@ def _groups(
 
 @dataclass(frozen=True)
 class _Group:
-    """One user's slices of one profile, and his jobs that wait for one, the shortest first."""
+    """One user's slices of one profile, and his jobs that wait for one, the shortest first.
+
+    `turns`: Slurm's order; `lefts`: what jobs still take, as far as it was asked for.
+    """
 
     profile: Profile
     hosts: Sequence[Host]
@@ -208,10 +290,12 @@ class _Group:
     speeds: Speeds
     rules: SharingRules
     resting: frozenset[tuple[int, int]]
+    turns: Mapping[int, int]
+    lefts: dict[int, float] = field(default_factory=dict)
 
     def pairs(self, budget: StepBudget) -> list[Pair]:
         """Return the pairs that start now."""
-        board = SharingQueue(len(self.hosts), self._slowdown(), budget)
+        board = SharingQueue(len(self.hosts), self._slowdown(), budget, in_turn=True)
         for host in self.hosts:
             first = self._queued(host.sharer)
             board.run(first, 1, [])
@@ -228,9 +312,20 @@ class _Group:
         return [Pair(host.sharer.job, guest.job, self._reason(host, guest)) for host, guest in named]
 
     def _queued(self, sharer: Sharer) -> QueuedTraining:
-        return QueuedTraining(
-            sharer.job, str(sharer.job), 1, _alone(sharer, self.profile, self.speeds, self.rules) or UNKNOWN_S
-        )
+        task = QueuedTraining(sharer.job, str(sharer.job), 1, self._left_s(sharer))
+        task.turn = self.turns.get(sharer.job, 0)
+        if sharer.left_s is None and sharer.limit_s is not None and self.rules.cases > 1:
+            task.cases = tuple(
+                _alone(sharer, self.profile, self.speeds, self.rules, part) or UNKNOWN_S
+                for part in _parts(sharer.job, self.rules.cases)
+            )
+        return task
+
+    def _left_s(self, sharer: Sharer) -> float:
+        left = self.lefts.get(sharer.job)
+        if left is None:
+            left = self.lefts[sharer.job] = _alone(sharer, self.profile, self.speeds, self.rules) or UNKNOWN_S
+        return left
 
     def _slowdown(self) -> Slowdown:
         """Return slowdowns by job; jobs that wait may share later, in so far as their memory fits."""
@@ -258,19 +353,22 @@ class _Group:
                 may = _fit(sharer, partner, memory_mib if host is None else host.memory_mib, rules)
                 if may and host is not None:
                     may = (guest.job, host.sharer.job) not in self.resting and self._in_time(host, guest)
-                factor = known[own, other] = rules.slow(sharer, partner) if may else math.inf
+                slow = rules.slow(sharer, partner), rules.slow(partner, sharer)
+                factor = known[own, other] = slow[0] if may and together_rate(*slow) >= rules.worth else math.inf
             return factor
 
         return slowdown
 
     def _in_time(self, host: Host, guest: Sharer) -> bool:
-        """Return whether both end within their time limits if they share from now on."""
-        ends = finishes(*self._alone_s(host, guest), *self._slow(host, guest))
-        both = zip((guest, host.sharer), ends, strict=True)
-        return all(sharer.limit_s is None or end <= sharer.limit_s for sharer, end in both)
+        """Return whether neither is likely to come to its time limit only because they share from now on."""
+        (guest_s, host_s), (slow_guest, slow_host) = self._alone_s(host, guest), self._slow(host, guest)
+        guest_end, host_end = finishes(guest_s, host_s, slow_guest, slow_host)
+        return _likely_late(guest, guest_end, slow_host * host_s, slow_guest, self.rules) <= self.rules.late and (
+            _likely_late(host.sharer, host_end, slow_guest * guest_s, slow_host, self.rules) <= self.rules.late
+        )
 
     def _alone_s(self, host: Host, guest: Sharer) -> tuple[float, float]:
-        return self._queued(guest).left, self._queued(host.sharer).left
+        return self._left_s(guest), self._left_s(host.sharer)
 
     def _slow(self, host: Host, guest: Sharer) -> tuple[float, float]:
         return self.rules.slow(guest, host.sharer), self.rules.slow(host.sharer, guest)
@@ -299,13 +397,53 @@ def _runs(sharer: Sharer, profile: Profile, speeds: Speeds) -> bool:
     return 0 < speeds.get(sharer.job, {}).get(profile, 0.0) < math.inf
 
 
-def _alone(sharer: Sharer, profile: Profile, speeds: Speeds, rules: SharingRules) -> float | None:
+def _alone(sharer: Sharer, profile: Profile, speeds: Speeds, rules: SharingRules, part: float = 0.5) -> float | None:
     """Return seconds that a job still takes alone on that slice; None where it does not run there."""
     if not _runs(sharer, profile, speeds):
         return None
     if sharer.left_s is not None:
         return max(1.0, min(sharer.left_s / speeds[sharer.job][profile], UNKNOWN_S))
-    return UNKNOWN_S if sharer.limit_s is None else max(1.0, rules.of_limit * sharer.limit_s)
+    if sharer.limit_s is None:
+        return UNKNOWN_S
+    left = sharer.errors.left_s(_expected_s(sharer, rules), sharer.ran_s, part)
+    return max(1.0, min(left, sharer.limit_s or UNKNOWN_S))
+
+
+def _likely_late(sharer: Sharer, end_s: float, beside_s: float, slow: float, rules: SharingRules) -> float:
+    """Return the probability that a job comes to its time limit only because it shares.
+
+    Args:
+        end_s: when it is expected to end. A job that told what it needs is taken at its word.
+        beside_s: how long the other one is beside it at most.
+        slow: how many times longer it takes meanwhile.
+        sharer, rules: see there. A job that was let run beyond its limit has none.
+    """
+    limit = sharer.limit_s
+    if limit is None or limit <= 0:
+        return 0.0
+    if sharer.resumes:
+        return 0.0
+    if sharer.left_s is not None:
+        return float(end_s > limit)
+    done_s = min(limit, beside_s) / slow + max(0.0, limit - beside_s)
+    expected = _expected_s(sharer, rules)
+    return sharer.errors.ends_within(expected, sharer.ran_s, limit) - sharer.errors.ends_within(
+        expected, sharer.ran_s, done_s
+    )
+
+
+def _expected_s(sharer: Sharer, rules: SharingRules) -> float:
+    """Return how long a job of unknown length was expected to take when it was submitted."""
+    whole = sharer.limit_s if sharer.whole_s is None else sharer.whole_s
+    return max(1.0, rules.of_limit * (whole or 0.0))
+
+
+@cache
+def _parts(job: int, cases: int) -> tuple[float, ...]:
+    """Return probabilities in the middle of so many equal parts, in an order that differs from job to job."""
+    order = list(range(cases))
+    Random(job).shuffle(order)  # noqa: S311 - nothing is to be kept secret
+    return tuple((number + 0.5) / cases for number in order)
 
 
 def _shortest_s(sharer: Sharer, speeds: Speeds, rules: SharingRules) -> float:

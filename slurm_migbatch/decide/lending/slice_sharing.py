@@ -8,28 +8,37 @@ Only a job for which there is no room shares (`pairs.pairs` says with whom, and 
 loan like any other, on its host's profile, but takes no room: where inference needs the slice, both are reclaimed,
 and whoever of the two is left alone has it as its own loan.
 
+A guest leaves its host where both do less together than one alone (`pairs.partings`), and a job that shared is stopped
+before its time limit where it came to it only by sharing (`pairs.renewals`): it goes on from its checkpoint with a new
+limit. What was learned of lengths and slowdowns is in `decide.lending.shared_runs`.
+
 Slurm up to 23.02 does not forget former types of a job (`workload.loans`): who was a guest there would wait for a free
 `guest` for ever after. So nobody becomes one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, State
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round
-from slurm_migbatch.decide.lending.pairs import Host, Pair, Sharer, SharingRules, pairs
+from slurm_migbatch.decide.lending.pairs import Host, Pair, Sharer, SharingRules, pairs, partings, renewals
 from slurm_migbatch.decide.lending.reclaim import stop
 from slurm_migbatch.decide.lending.round import LACKING
+from slurm_migbatch.decide.lending.shared_runs import SharedRuns
 from slurm_migbatch.decide.lending.values import ElasticJob
 from slurm_migbatch.decide.lending.view import Run
+from slurm_migbatch.decide.snapshot import Report
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import forgets
 
 REST_S: Final = 600.0
 """How long a pair that was given up is not tried again."""
+LEAD_S: Final = 30.0
+"""How long before its time limit, and the time for its checkpoint, a job is stopped that is to have a new one."""
 
 _LACKING: Final = (LACKING["room"], LACKING["reserve"])
 
@@ -39,7 +48,8 @@ class SliceSharing:
 
     def __init__(self, rules: SharingRules, *, enabled: bool) -> None:
         """Without `enabled` no pair is made; those that are left from before go on to their end."""
-        self._rules, self._enabled = rules, enabled
+        self._enabled = enabled
+        self.runs = SharedRuns(rules)
         self._pairs: dict[int, tuple[Pair, float]] = {}
         self._rest: dict[tuple[int, int], float] = {}
         self._beside: dict[Run, Run] = {}
@@ -52,11 +62,24 @@ class SliceSharing:
         """What supply should offer: second job -> first job."""
         return {guest: pair.host for guest, (pair, _) in self._pairs.items()}
 
-    def update(self, facts: Mapping[str, NodeFacts], job_views: Mapping[int, JobView]) -> None:
-        """Take in who shares with whom now, as the nodes report it."""
+    def update(
+        self,
+        now: float,
+        facts: Mapping[str, NodeFacts],
+        job_views: Mapping[int, JobView],
+        reports: Mapping[Run, Report],
+    ) -> None:
+        """Take in who shares with whom now, as the nodes report it, and what runs reported last."""
         self._beside = dict(_both(facts))
-        self._located = {run for node in facts.values() for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests)}
+        held = {
+            run: slot.profile
+            for node in facts.values()
+            for gpu in node.gpus
+            for slot, run in (*gpu.leases, *gpu.guests)
+        }
+        self._located = set(held)
         self.shared = {run for run in self.shared | self._beside.keys() if run[0] in job_views}
+        self.runs.update(now, job_views, held, self._beside, reports)
 
     def add(self, view: LendingView, decided: Round, rules: LendingRules, offered: Mapping[int, str]) -> Round:
         """Return a round's orders with those for pairs.
@@ -67,6 +90,7 @@ class SliceSharing:
             offered: the pairs that supply has put into a plan: second job -> node.
         """
         orders = [*decided.orders, *self._together(view, rules, decided.orders)]
+        orders += self._ends(view, rules, {order.job for order in orders})
         busy = {order.job for order in orders}
         self._give_up(view, rules, busy)
         later = [*self._back(view, busy), *self._starts(view, offered, busy)]
@@ -88,6 +112,32 @@ class SliceSharing:
             if loan is not None and loan.state is State.RUNNING and loan.job_id not in named:
                 why = f"{order.why}; it shares the slice of job {order.job}"
                 yield stop(view, rules, loan.job_id, order.cause, why)
+
+    def _ends(self, view: LendingView, rules: LendingRules, busy: set[int]) -> Iterator[LoanOrder]:
+        """Yield the orders that end pairs which lose by it, and runs that come to their limit only by sharing."""
+        running = {
+            job: loan
+            for job, loan in view.loans.items()
+            if loan.state is State.RUNNING
+            and job not in busy
+            and (job_view := view.job_views.get(job)) is not None
+            and job_view.row.state == "RUNNING"
+        }
+        shared = [self._sharer(view, job) for job, loan in running.items() if (job, loan.restart) in self.shared]
+        ended = set(renewals(shared, self.runs.rules, rules.grace_s + LEAD_S))
+        for job in sorted(ended):
+            yield stop(view, rules, job, Cause.LIMIT, "it comes to its time limit, and has shared its slice")
+        stay = running.keys() - ended
+        hosts = [host for host in self._slices(view, busy | ended) if host.guest is not None and host.guest.job in stay]
+        restart_s = max((elastic_job.costs.full for elastic_job in view.elastic_jobs), default=0.0)
+        speeds = self._speeds(view, hosts)
+
+        def measured(job: int, beside: int) -> float | None:
+            return self.runs.slowdowns.measured((job, running[job].restart), (beside, running[beside].restart))
+
+        for pair in partings(hosts, speeds, self.runs.rules, measured, restart_s):
+            self._rest[pair.guest, pair.host] = view.now + REST_S
+            yield stop(view, rules, pair.guest, Cause.PARTED, pair.why)
 
     # -- pairs that were decided -----------------------------------------------------------------------------------
 
@@ -134,20 +184,17 @@ class SliceSharing:
             for elastic_job in view.elastic_jobs
             if elastic_job.place is None and _job(elastic_job) not in elsewhere
         ]
-        speeds = {_job(elastic_job): elastic_job.speeds for elastic_job in view.elastic_jobs}
-        for host in slices:
-            if host.guest is not None:  # it has no place of its own, so nothing is told of its speed
-                speeds.setdefault(host.guest.job, speeds[host.sharer.job])
+        speeds = self._speeds(view, slices)
         accounts = {_job(elastic_job): elastic_job.account for elastic_job in view.elastic_jobs}
         quota_left = view.quota_left(rules)
         turns = [
             replace(
-                _sharer(view, _job(elastic_job), elastic_job.needs_s),
+                self._sharer(view, _job(elastic_job), elastic_job.needs_s),
                 solo=not self._may_share(view, decided, elastic_job),
             )
             for elastic_job in waiting
         ]
-        for pair in pairs(slices, turns, speeds, self._rules, self._rest.keys()):
+        for pair in pairs(slices, turns, speeds, self.runs.rules, self._rest.keys()):
             account, compute = accounts[pair.guest], view.loans[pair.host].slice.compute
             if compute > quota_left.get(account, compute):
                 continue
@@ -164,35 +211,51 @@ class SliceSharing:
     def _slices(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
         """Yield the slices that one job has, and those that two have or are about to have."""
         guests = {pair.host: guest for guest, (pair, _) in self._pairs.items()}
-        for host in _running(view, busy):
+        for host in self._running(view, busy):
             job = host.sharer.job
             partner = self._beside.get((job, view.loans[job].restart))
             guest = guests.get(job) if partner is None else partner[0]
             if guest is None:
                 yield host
             elif guest in view.job_views:
-                yield replace(host, guest=_sharer(view, guest))
+                yield replace(host, guest=self._sharer(view, guest))
 
     def _hosts(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
         """Yield the jobs that run alone on a slice."""
-        for host in _running(view, busy):
+        for host in self._running(view, busy):
             if (host.sharer.job, view.loans[host.sharer.job].restart) not in self._beside:
                 yield host
 
+    def _running(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
+        """Yield the first holders of slices that are on loan and stay so."""
+        spaces = {(space.node, space.gpu): space for space in view.spaces}
+        for elastic_job in view.elastic_jobs:
+            job, place = _job(elastic_job), elastic_job.place
+            loan = view.loans.get(job)
+            if place is None or loan is None or loan.state is not State.RUNNING or job in busy:
+                continue
+            space = spaces.get((place.node, place.gpu))
+            if space is None or view.job_views[job].row.state != "RUNNING":
+                continue
+            memory = space.geometry.info(place.slot.profile).memory_mib
+            yield Host(self._sharer(view, job, elastic_job.needs_s), place.slot.profile, memory)
 
-def _running(view: LendingView, busy: set[int]) -> Iterator[Host]:
-    """Yield the first holders of slices that are on loan and stay so."""
-    spaces = {(space.node, space.gpu): space for space in view.spaces}
-    for elastic_job in view.elastic_jobs:
-        job, place = _job(elastic_job), elastic_job.place
-        loan = view.loans.get(job)
-        if place is None or loan is None or loan.state is not State.RUNNING or job in busy:
-            continue
-        space = spaces.get((place.node, place.gpu))
-        if space is None or view.job_views[job].row.state != "RUNNING":
-            continue
-        memory = space.geometry.info(place.slot.profile).memory_mib
-        yield Host(_sharer(view, job, elastic_job.needs_s), place.slot.profile, memory)
+    def _sharer(self, view: LendingView, job: int, needs_s: float | None = None) -> Sharer:
+        job_view = view.job_views[job]
+        row, hints = job_view.row, job_view.hints
+        limit = row.time_limit_s if row.end is None else max(0.0, row.end - view.now)
+        sharer = Sharer(
+            job, row.uid, hints.model or "", needs_s, limit, hints.mem_mib, resumes=hints.signal is not None
+        )
+        return self.runs.told(sharer, job_view)
+
+    @staticmethod
+    def _speeds(view: LendingView, hosts: Iterable[Host]) -> dict[int, Mapping[Profile, float]]:
+        speeds = {_job(elastic_job): elastic_job.speeds for elastic_job in view.elastic_jobs}
+        for host in hosts:
+            if host.guest is not None:  # it has no place of its own, so nothing is told of its speed
+                speeds.setdefault(host.guest.job, speeds[host.sharer.job])
+        return speeds
 
 
 def _job(elastic_job: ElasticJob) -> int:
@@ -207,10 +270,3 @@ def _both(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[Run, Run]]:
                 for slot, run in gpu.guests:
                     yield run, first[slot]
                     yield first[slot], run
-
-
-def _sharer(view: LendingView, job: int, needs_s: float | None = None) -> Sharer:
-    job_view = view.job_views[job]
-    row, hints = job_view.row, job_view.hints
-    limit = row.time_limit_s if row.end is None else max(0.0, row.end - view.now)
-    return Sharer(job, row.uid, hints.model or "", needs_s, limit, hints.mem_mib)

@@ -164,7 +164,7 @@ def plan_lending(
     job_views = job_views_of(inputs.rows, settings.partitions)
     places = places_of(inputs.facts)
     memory.elastic_jobs.gpus(gpu.geometry for node in inputs.facts.values() for gpu in node.gpus)
-    memory.slice_sharing.update(inputs.facts, job_views)
+    memory.slice_sharing.update(now, inputs.facts, job_views, memory.elastic_jobs.reports)
     alone = {run: place[2].profile for run, place in places.items() if run not in memory.slice_sharing.shared}
     memory.elastic_jobs.update(job_views, alone)
     unread = {row.job_id for row in inputs.rows if row.unread}

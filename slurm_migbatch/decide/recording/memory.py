@@ -23,7 +23,11 @@ from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.forecast import LevelGaps, Part
 from slurm_migbatch.decide.lending.ledger import Ledger, Loan, LoanHistory
 from slurm_migbatch.decide.lending.model import Kind
+from slurm_migbatch.decide.lending.pair_slowdowns import Kind as RateKind
+from slurm_migbatch.decide.lending.pair_slowdowns import PairSlowdowns, Stretch
 from slurm_migbatch.decide.lending.pairs import Pair
+from slurm_migbatch.decide.lending.run_lengths import LengthHistory
+from slurm_migbatch.decide.lending.shared_runs import SharedRuns
 from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
 from slurm_migbatch.decide.lending.stage import LendingMemory, Refusals
 from slurm_migbatch.decide.lending.training_speed import Heard
@@ -114,7 +118,23 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "_beside": dict[Run, Run],
         "_located": set[Run],
         "shared": set[Run],
+        "runs": SharedRuns,
     },
+    SharedRuns: {
+        "slowdowns": PairSlowdowns,
+        "lengths": LengthHistory,
+        "_worked": dict[int, float],
+        "_limits": dict[int, tuple[int, float | None]],
+        "_now": float | None,
+    },
+    PairSlowdowns: {
+        "_learned": dict[tuple[str, str], float],
+        "_alone": dict[Run, float],
+        "_usually": dict[RateKind, float],
+        "_stretches": dict[Run, Stretch],
+        "_runs": dict[tuple[Run, Run], float],
+    },
+    LengthHistory: {"_sums": dict[int, tuple[int, float, float]], "_all": tuple[int, float, float]},
 }
 #: attributes that are settings, save work, or are made anew by every decision
 DERIVED: Final[Mapping[type, frozenset[str]]] = {
@@ -124,7 +144,10 @@ DERIVED: Final[Mapping[type, frozenset[str]]] = {
     ElasticJobs: frozenset({"_predict", "_restart_s", "_checkpoint_s"}),
     Expectation: frozenset({"_days", "_day_s"}),
     LevelGaps: frozenset({"_part", "_day", "_around", "_days", "_ages", "_relevant"}),
-    SliceSharing: frozenset({"_rules", "_enabled"}),
+    SliceSharing: frozenset({"_enabled"}),
+    SharedRuns: frozenset({"_rules"}),
+    PairSlowdowns: frozenset({"_table", "_usual"}),
+    LengthHistory: frozenset({"weight"}),
 }
 
 

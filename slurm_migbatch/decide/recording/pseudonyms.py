@@ -286,6 +286,7 @@ class _Mask:
         pairs = lending["slice_sharing"]["_pairs"]
         shared = {
             **lending["slice_sharing"],
+            "runs": self._runs(lending["slice_sharing"]["runs"]),
             "_pairs": {guest: (replace(pair, why=""), since) for guest, (pair, since) in pairs.items()},
         }
         return {
@@ -298,6 +299,17 @@ class _Mask:
                 "served": {**served, "spent": spent},
             },
             "lending": {**lending, "ledger": ledger, "slice_sharing": shared},
+        }
+
+    def _runs(self, runs: State) -> State:
+        number = self._names.number
+        slowdowns, lengths = runs["slowdowns"], runs["lengths"]
+        usually = {kind._replace(uid=number(kind.uid)): rate for kind, rate in slowdowns["_usually"].items()}
+        return {
+            **runs,
+            "slowdowns": {**slowdowns, "_usually": usually},
+            "lengths": {**lengths, "_sums": {number(uid): sums for uid, sums in lengths["_sums"].items()}},
+            "_limits": {job: (number(uid), limit) for job, (uid, limit) in runs["_limits"].items()},
         }
 
     def _reservation(self, reservation: Reservation) -> Reservation:

@@ -28,6 +28,8 @@ _CAUSES: Final = {
     "slurm": "ended by Slurm",
     "left": "its job left the queue",
     "refused": "Slurm refused it",
+    "parted": "two on its slice did less than one alone",
+    "limit": "its time limit was due, as it had shared",
     "ended": "no cause is recorded",
 }
 _ROW, _AROUND = 66, 70

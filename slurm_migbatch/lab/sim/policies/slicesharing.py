@@ -11,10 +11,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Final
 
-from slurm_migbatch.decide.lending.pairs import Host, Sharer, SharingRules, pairs
+from slurm_migbatch.decide.lending.pair_slowdowns import MEASURED_S, Kind, PairSlowdowns, Reported
+from slurm_migbatch.decide.lending.pairs import Host, Sharer, SharingRules, pairs, partings, renewals
+from slurm_migbatch.decide.lending.run_lengths import LengthHistory
+from slurm_migbatch.decide.lending.slice_sharing import REST_S
 from slurm_migbatch.lab.sim.cluster import Place
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import SimulatedJob
@@ -26,6 +30,12 @@ from slurm_migbatch.mig.profile import Profile
 
 DECIDES: Final = f"{pairs.__module__}.{pairs.__qualname__}"
 """The function that decides, as results name it."""
+HEARD_S: Final = MEASURED_S + 30.0
+"""Seconds until two reports of a job that began to share are so far apart that they tell a rate."""
+RESTART_S: Final = 60.0
+"""What migbatchd takes a restart to cost, a checkpoint included, as shipped."""
+LEAD_S: Final = 60.0
+"""How long before its time limit a job is stopped that is to have a new one."""
 Order = Callable[[SimulatedJob], tuple[float, int]]
 """Whose turn it is: the least first."""
 
@@ -119,7 +129,7 @@ class FirstFitSharing(SliceQueue):
 
 
 class LivePairs(SliceQueue):
-    """Whoever finds no slice shares one where migbatchd says so.
+    """Whoever finds no slice shares one where migbatchd says so, and leaves it where migbatchd says so.
 
     Args:
         rules: of the test.
@@ -140,20 +150,99 @@ class LivePairs(SliceQueue):
     ) -> None:
         super().__init__(profile, order)
         self.rules, self.limits, self.memory_mib, self.round_s = rules, limits, memory_mib, round_s
+        self.lengths = LengthHistory()
+        self.slowdowns = PairSlowdowns(rules.measured, rules.slowdown)
+        self.resting: dict[tuple[int, int], float] = {}
+        self.begun: dict[int, float] = {}
+        self.shared: set[int] = set()
+        #: pairs that were ended, jobs that were given a new time limit, and that came to it only because they shared
+        self.parted = self.renewed = self.late = 0
+
+    def decide(self, sim: Simulation) -> None:
+        """Take in what jobs report, end what is to end, and start jobs."""
+        self._listen(sim)
+        self._renew(sim)
+        self._part(sim)
+        super().decide(sim)
+        self._listen(sim)
 
     def share(self, sim: Simulation) -> None:
         """Ask for pairs, and start them."""
-        hosts = self._hosts(sim)
         waiting = [self._sharer(run, sim.now) for _, run in self.queue]
         speeds = {job: {self.profile: 1.0} for job in (*self.running, *(job.job for job in waiting))}
-        chosen = pairs(hosts, waiting, speeds, self.rules)
+        chosen = pairs(self._hosts(sim), waiting, speeds, self._rules(), self.resting.keys())
         guests = {pair.guest for pair in chosen}
         runs = {run.job.id: run for _, run in self.queue if run.job.id in guests}
         self.queue = [entry for entry in self.queue if entry[1].job.id not in guests]
         for pair in chosen:
             self.join(sim, runs[pair.guest], self.alone[pair.host])
+            self.shared |= {pair.guest, pair.host}
+            for number in (1, 2):
+                sim.wake(sim.now + number * HEARD_S)
         if len(chosen) == self.rules.most and self.queue:
             sim.wake(sim.now + self.round_s)
+
+    def complete(self, sim: Simulation, run: SimulatedRun) -> None:
+        """Learn of its length."""
+        whole = self.limits(run.job)
+        if whole is not None:
+            self.late += sim.now - self.begun[run.job.id] > whole >= run.job.work
+            self.lengths.note(_uid(run), self.rules.of_limit * whole, run.job.work)
+        super().complete(sim, run)
+        self.slowdowns.forget([_key(run) for run in self.running.values()])
+
+    def _start(self, sim: Simulation, run: SimulatedRun, place: Place) -> None:
+        self.begun[run.job.id] = sim.now
+        self.shared.discard(run.job.id)
+        super()._start(sim, run, place)
+        whole = self.limits(run.job)
+        if whole is not None and whole >= self.rules.renewed_s:
+            sim.wake(sim.now + whole - LEAD_S)
+
+    def _listen(self, sim: Simulation) -> None:
+        for run in self.running.values():
+            assert isinstance(run.note, Place)
+            if sim.now < run.resumes:  # it has not made a step yet
+                continue
+            other = next((other for other in sim.cluster.runs(run.note) if other is not run), None)
+            kind = Kind(_uid(run), run.job.app, str(self.profile))
+            report = Reported(kind, run.job.app, run.job.work - run.remaining(sim.now), sim.now)
+            beside = (None, "") if other is None else (_key(other), other.job.app)
+            self.slowdowns.hear(_key(run), report, *beside)
+
+    def _renew(self, sim: Simulation) -> None:
+        shared = [self._sharer(self.running[job], sim.now) for job in sorted(self.shared & self.running.keys())]
+        for job in renewals(shared, self.rules, LEAD_S):
+            self._stop(sim, self.running[job])
+            self.renewed += 1
+
+    def _part(self, sim: Simulation) -> None:
+        self.resting = {pair: until for pair, until in self.resting.items() if until > sim.now}
+        speeds = {job: {self.profile: 1.0} for job in self.running}
+        keys = {job: _key(run) for job, run in self.running.items()}
+
+        def measured(job: int, beside: int) -> float | None:
+            return self.slowdowns.measured(keys[job], keys[beside])
+
+        for pair in partings(self._hosts(sim), speeds, self._rules(), measured, RESTART_S):
+            self._stop(sim, self.running[pair.guest])
+            self.parted += 1
+            self.resting[pair.guest, pair.host] = sim.now + REST_S
+
+    def _stop(self, sim: Simulation, run: SimulatedRun) -> None:
+        """Put a job back into the queue; whoever is beside it has the slice alone."""
+        assert isinstance(run.note, Place)
+        del self.running[run.job.id]
+        self.alone.pop(run.job.id, None)
+        others = [other for other in sim.cluster.runs(run.note) if other is not run]
+        sim.preempt(run)
+        self.alone.update({other.job.id: other for other in others})
+        if not others:
+            heappush(self.free, run.note)
+        insort(self.queue, (self.order(run.job), run), key=lambda entry: entry[0])
+
+    def _rules(self) -> SharingRules:
+        return replace(self.rules, measured=self.slowdowns.known, slowdown=self.slowdowns.assumed)
 
     def _hosts(self, sim: Simulation) -> list[Host]:
         memory = sim.cluster.gpus[0].geometry.info(self.profile).memory_mib
@@ -164,7 +253,16 @@ class LivePairs(SliceQueue):
         return [Host(holders[0], self.profile, memory, *holders[1:]) for holders in slices.values()]
 
     def _sharer(self, run: SimulatedRun, now: float) -> Sharer:
-        job, limit = run.job, self.limits(run.job)
-        if limit is not None and run.started is not None:
-            limit = max(0.0, run.started + limit - now)
-        return Sharer(job.id, int(job.user or 0), job.app, None, limit, self.memory_mib)
+        job, whole, left = run.job, self.limits(run.job), run.remaining(now)
+        sharer = Sharer(job.id, _uid(run), job.app, None, whole, self.memory_mib, resumes=True)
+        if whole is not None and run.running:
+            sharer = replace(sharer, limit_s=max(0.0, self.begun[job.id] + whole - now))
+        return replace(sharer, ran_s=job.work - left, whole_s=whole, errors=self.lengths.errors(sharer.uid))
+
+
+def _uid(run: SimulatedRun) -> int:
+    return int(run.job.user or 0)
+
+
+def _key(run: SimulatedRun) -> tuple[int, int]:
+    return run.job.id, run.starts

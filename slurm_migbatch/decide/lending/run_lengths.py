@@ -1,0 +1,94 @@
+"""How much of a training is left, where only an expectation of its length is known. Pure.
+
+The ratio of a job's length to what was expected of it (a part of its time limit) is taken to be log-normal, with a mean
+and a deviation that are learned from jobs that ended. What is left of a job that has run for some time follows from
+that distribution beyond that time: a job that is past its expected end is expected to go on for long, not to end at
+once. A reconstruction; the papers of this package know the lengths. Times are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Final
+
+_NORMAL: Final = NormalDist()
+_TINY: Final = 1e-290
+"""Of probabilities and ratios: below it the distribution has no more to say."""
+
+
+@dataclass(frozen=True)
+class LengthErrors:
+    """The logarithm of length over expectation: its mean and its standard deviation."""
+
+    mean: float = 0.0
+    deviation: float = 0.7
+
+    def left_s(self, expected_s: float, ran_s: float = 0.0, part: float = 0.5) -> float:
+        """Return the time that is left of a job with a probability of `part` at most; 0.5: its median.
+
+        Args:
+            expected_s: its whole length, as expected when it was submitted; above 0.
+            ran_s: how long it has run.
+        """
+        middle = expected_s * math.exp(self.mean)
+        rest = (1 - part) * self._longer(expected_s, ran_s)
+        if rest < _TINY:
+            return ran_s * self.deviation
+        return max(0.0, middle * math.exp(-self.deviation * _NORMAL.inv_cdf(rest)) - ran_s)
+
+    def ends_within(self, expected_s: float, ran_s: float, seconds: float) -> float:
+        """Return the probability that a job which has run for `ran_s` ends within so many more seconds."""
+        now = self._longer(expected_s, ran_s)
+        return 1.0 - self._longer(expected_s, ran_s + seconds) / now if now > _TINY else 1.0
+
+    def _longer(self, expected_s: float, seconds: float) -> float:
+        """Return the probability that a job takes longer than that."""
+        ratio = seconds / expected_s
+        if ratio <= _TINY:
+            return 1.0
+        off = math.log(ratio) - self.mean
+        return 0.5 * math.erfc(off / self.deviation / math.sqrt(2))
+
+
+@dataclass
+class LengthHistory:
+    """What ended jobs say of expectations, by user; sums of logarithms and of their squares.
+
+    A user of whom little is known is taken to err like all others, and all together like `LengthErrors()`.
+    """
+
+    weight: float = 5.0
+    _sums: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    _all: tuple[int, float, float] = (0, 0.0, 0.0)
+
+    def note(self, uid: int, expected_s: float, ran_s: float) -> None:
+        """Take in that a job of this user has ended after `ran_s`."""
+        if not (0 < expected_s < math.inf and 0 < ran_s < math.inf):
+            return
+        error = math.log(max(1.0, ran_s) / max(1.0, expected_s))
+        self._all = _added(self._all, error)
+        self._sums[uid] = _added(self._sums.get(uid, (0, 0.0, 0.0)), error)
+
+    def errors(self, uid: int) -> LengthErrors:
+        """Return what is expected of a user's next job."""
+        everybody = self._pooled(self._all, LengthErrors())
+        return self._pooled(self._sums.get(uid, (0, 0.0, 0.0)), everybody)
+
+    def _pooled(self, sums: tuple[int, float, float], prior: LengthErrors) -> LengthErrors:
+        count, total, squares = sums
+        if not count:
+            return prior
+        mean = (total + self.weight * prior.mean) / (count + self.weight)
+        around = squares - 2 * mean * total + count * mean * mean
+        variance = (around + self.weight * prior.deviation**2) / (count + self.weight)
+        return LengthErrors(mean, max(_LEAST, math.sqrt(variance)))
+
+
+_LEAST: Final = 0.1
+"""No user's expectations are exact, however the last ones were."""
+
+
+def _added(sums: tuple[int, float, float], error: float) -> tuple[int, float, float]:
+    return sums[0] + 1, sums[1] + error, sums[2] + error * error

@@ -1,0 +1,102 @@
+"""What is learned of trainings that may share slices: how long they work, and what pairs cost one another.
+
+Fed in each round with what Slurm shows, who is beside whom, and what runs report; asked by
+`decide.lending.slice_sharing`. Nothing of it outlives migbatchd: after a restart it is learned anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from slurm_migbatch.decide.lending.ledger import JobView
+from slurm_migbatch.decide.lending.pair_slowdowns import Kind, PairSlowdowns, Reported
+from slurm_migbatch.decide.lending.pairs import Sharer, SharingRules
+from slurm_migbatch.decide.lending.run_lengths import LengthHistory
+from slurm_migbatch.decide.lending.view import Run
+from slurm_migbatch.decide.snapshot import Report
+from slurm_migbatch.mig.profile import Profile
+
+
+class SharedRuns:
+    """Keeps how long jobs have worked, and the rates of runs alone and beside others."""
+
+    def __init__(self, rules: SharingRules) -> None:
+        self._rules = rules
+        self.slowdowns = PairSlowdowns(rules.measured, rules.slowdown)
+        self.lengths = LengthHistory()
+        self._worked: dict[int, float] = {}
+        #: user and time limit of those that have worked
+        self._limits: dict[int, tuple[int, float | None]] = {}
+        self._now: float | None = None
+
+    @property
+    def rules(self) -> SharingRules:
+        """The rules with the slowdowns that are known now."""
+        return replace(self._rules, measured=self.slowdowns.known, slowdown=self.slowdowns.assumed)
+
+    def update(
+        self,
+        now: float,
+        job_views: Mapping[int, JobView],
+        held: Mapping[Run, Profile],
+        beside: Mapping[Run, Run],
+        reports: Mapping[Run, Report],
+    ) -> None:
+        """Take in a round: the profile of each run that has a slice or shares one, and what runs reported last."""
+        self._work(now, job_views, held, beside)
+        for run, profile in held.items():
+            job_view, report = job_views.get(run[0]), reports.get(run)
+            if job_view is None or report is None or report.items is None or report.at is None:
+                continue
+            other = beside.get(run)
+            reported = Reported(_kind(job_view, profile), _app(job_view), report.items, report.at)
+            self.slowdowns.hear(run, reported, other, _app(job_views.get(other[0])) if other is not None else "")
+        self.slowdowns.forget(held.keys())
+
+    def told(self, sharer: Sharer, job_view: JobView) -> Sharer:
+        """Return a job with what is known of its length."""
+        row = job_view.row
+        worked, errors = self._worked.get(row.job_id, 0.0), self.lengths.errors(row.uid)
+        return replace(sharer, ran_s=worked, whole_s=row.time_limit_s, errors=errors)
+
+    def _work(
+        self, now: float, job_views: Mapping[int, JobView], held: Collection[Run], beside: Mapping[Run, Run]
+    ) -> None:
+        """Count what runs have worked since the last round, as if alone, and note the lengths of jobs that left."""
+        passed = 0.0 if self._now is None else max(0.0, now - self._now)
+        self._now = now
+        for run in held:
+            job_view = job_views.get(run[0])
+            if job_view is None or job_view.row.state != "RUNNING":
+                continue
+            row, other = job_view.row, beside.get(run)
+            self._limits[run[0]] = row.uid, row.time_limit_s
+            if run[0] in self._worked:
+                slow = 1.0 if other is None else self._slow(run, other, job_views)
+                self._worked[run[0]] += passed / slow
+            else:
+                self._worked[run[0]] = 0.0 if row.start is None else max(0.0, now - row.start)
+        for job in [job for job in self._worked if job not in job_views]:
+            worked, (uid, limit) = self._worked.pop(job), self._limits.pop(job)
+            if limit is not None:
+                self.lengths.note(uid, self._rules.of_limit * limit, worked)
+
+    def _slow(self, run: Run, other: Run, job_views: Mapping[int, JobView]) -> float:
+        measured = self.slowdowns.measured(run, other)
+        if measured is not None:
+            return measured
+        names = _app(job_views.get(run[0])), _app(job_views.get(other[0]))
+        return max(1.0, self.slowdowns.known.get(names, self.slowdowns.assumed))
+
+
+def _app(job_view: JobView | None) -> str:
+    """Return the name that slowdowns go by; empty where a job names no model."""
+    return "" if job_view is None else job_view.hints.model or ""
+
+
+def _kind(job_view: JobView, profile: Profile) -> Kind:
+    """Return what has one rate alone; a job that names no model is one of its own."""
+    hints, row = job_view.hints, job_view.row
+    said = f"{hints.model} {hints.batch} {hints.input}{hints.input_unit}" if hints.model else f"job {row.job_id}"
+    return Kind(row.uid, said, profile.name)

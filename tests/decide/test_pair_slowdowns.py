@@ -1,0 +1,83 @@
+"""Slowdowns of pairs from what both report: rates alone and beside one another, and what is assumed of the others."""
+
+import math
+
+import pytest
+
+from slurm_migbatch.decide.lending.pair_slowdowns import Kind, PairSlowdowns, Reported, costs_s, together_rate
+
+BERT, GPT = Kind(7, "bert 32", "2g.20gb"), Kind(7, "gpt 8", "2g.20gb")
+
+
+def told(kind, items, at):
+    return Reported(kind, kind.hints.split()[0], items, at)
+
+
+def pair(slowdowns, host_rate, guest_rate, at=1000.0):
+    """The host reports alone, then both beside one another: 100 s each."""
+    host, guest = (1, 0), (2, 0)
+    for second in (0.0, 100.0):
+        slowdowns.hear(host, told(BERT, 10 * second, at + second))
+    for second in (0.0, 100.0):
+        slowdowns.hear(host, told(BERT, 1000 + host_rate * second, at + 200 + second), guest, "gpt")
+        slowdowns.hear(guest, told(GPT, guest_rate * second, at + 200 + second), host, "bert")
+
+
+def test_a_host_was_alone_before_so_its_slowdown_is_known_and_that_of_a_new_guest_is_not():
+    slowdowns = PairSlowdowns({}, 1.5)
+    pair(slowdowns, 8.0, 4.0)
+    assert slowdowns.known == {("bert", "gpt"): pytest.approx(1.25)}
+    assert slowdowns.measured((1, 0), (2, 0)) == pytest.approx(1.25)
+    assert slowdowns.measured((2, 0), (1, 0)) is None
+
+
+def test_a_guest_goes_by_what_others_of_its_kind_did_alone():
+    slowdowns = PairSlowdowns({}, 1.5)
+    for second in (0.0, 100.0):
+        slowdowns.hear((9, 0), told(GPT, 6 * second, second))
+    pair(slowdowns, 8.0, 4.0)
+    assert slowdowns.known["gpt", "bert"] == pytest.approx(1.5)
+
+
+def test_a_table_is_believed():
+    slowdowns = PairSlowdowns({("bert", "gpt"): 1.1}, 1.5)
+    pair(slowdowns, 5.0, 5.0)
+    assert slowdowns.known["bert", "gpt"] == 1.1
+    assert slowdowns.measured((1, 0), (2, 0)) == pytest.approx(2.0), "what these two do shows all the same"
+
+
+def test_a_moment_tells_no_rate_and_what_changed_begins_anew():
+    slowdowns = PairSlowdowns({}, 1.5)
+    for second in (0.0, 100.0):
+        slowdowns.hear((1, 0), told(BERT, 10 * second, second))
+    slowdowns.hear((1, 0), told(BERT, 1000.0, 200.0), (2, 0), "gpt")
+    slowdowns.hear((1, 0), told(BERT, 1100.0, 230.0), (2, 0), "gpt")
+    assert not slowdowns.known
+    slowdowns.hear((1, 0), told(BERT, 1200.0, 300.0), (3, 0), "gpt")
+    slowdowns.hear((1, 0), told(BERT, 1300.0, 400.0), (3, 0), "gpt")
+    assert slowdowns.known == {("bert", "gpt"): pytest.approx(10.0)}
+    assert slowdowns.measured((1, 0), (2, 0)) is None
+    slowdowns.forget([(2, 0)])
+    assert slowdowns.measured((1, 0), (3, 0)) is None and slowdowns.known, "applications stay, runs go"
+
+
+def test_of_an_untried_pair_the_lower_part_of_what_was_measured_is_assumed():
+    alike, different = PairSlowdowns({}, 1.5), PairSlowdowns({}, 1.5)
+    assert alike.assumed == pytest.approx(1.5)
+    for number in range(40):
+        alike._learned[f"a{number}", "b"] = 1.1
+        different._learned[f"a{number}", "b"] = (1.0, 16.0)[number % 2]
+    assert alike.assumed == pytest.approx(1.1, abs=0.05)
+    assert 1.0 <= different.assumed < 2.5, "bad pairs are many, and good ones are still looked for"
+
+
+@pytest.mark.parametrize(
+    ("slow", "rate"), [((1.0, 1.0), 2.0), ((2.0, 2.0), 1.0), ((4.0, 4.0), 0.5), ((1.0, 100.0), 1.01)]
+)
+def test_what_two_do_together(slow, rate):
+    assert together_rate(*slow) == pytest.approx(rate)
+    assert math.copysign(1, costs_s(100.0, 1000.0, *slow)) == (1 if rate < 1 else -1) or rate == 1
+
+
+def test_what_a_bad_pair_costs_until_the_first_has_ended():
+    assert costs_s(100.0, 1000.0, 4.0, 4.0) == pytest.approx(400.0 * 0.5)
