@@ -288,9 +288,13 @@ class StockSite(Cluster):
             self._spawn_on(host, "slurmctld", ["/usr/sbin/slurmctld", "-D"])
             self.wait("slurmctld", lambda host=host: self._answers(host, "slurmctld"))  # type: ignore[misc]
         for node in self.nodes:
-            self._spawn_on(node, "slurmd", ["/usr/sbin/slurmd", "-D"])
+            self._spawn_on(node, "slurmd", self._slurmd())
         for node in self.nodes:
             self.wait(node, lambda node=node: self._answers(node, "slurmd"))  # type: ignore[misc]
+
+    def _slurmd(self) -> list[str]:
+        """Return what starts slurmd."""
+        return ["/usr/sbin/slurmd", "-D"]
 
     def _debian(self, host: str) -> str:
         """Return which Debian a machine is of; empty for that of this host."""

@@ -26,9 +26,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from random import Random
+from functools import lru_cache
 from typing import Final
+from zlib import crc32
 
 from slurm_migbatch.decide.lending.lookahead import (
     PAIR,
@@ -438,11 +438,10 @@ def _expected_s(sharer: Sharer, rules: SharingRules) -> float:
     return max(1.0, rules.of_limit * (whole or 0.0))
 
 
-@cache
+@lru_cache(maxsize=1 << 14)
 def _parts(job: int, cases: int) -> tuple[float, ...]:
     """Return probabilities in the middle of so many equal parts, in an order that differs from job to job."""
-    order = list(range(cases))
-    Random(job).shuffle(order)  # noqa: S311 - nothing is to be kept secret
+    order = sorted(range(cases), key=lambda number: crc32(b"%d %d" % (job, number)))
     return tuple((number + 0.5) / cases for number in order)
 
 
