@@ -74,7 +74,7 @@ class SubmitSupervisor:
             await self._serve()
         finally:
             if not self._leaving:
-                await asyncio.shield(self._relieve())
+                await asyncio.shield(self._relieve(self._before))
 
     def leave(self) -> None:
         """Do not end the child at the end of `run`: the next service's supervisor will, by `succeed`."""
@@ -86,7 +86,7 @@ class SubmitSupervisor:
 
     async def close(self) -> None:
         """End what was left for a successor that does not come."""
-        await self._relieve()
+        await self._relieve(self._before)
         self._hand_over()
 
     async def _serve(self) -> None:
@@ -114,10 +114,10 @@ class SubmitSupervisor:
                 await asyncio.shield(self._end(child))
             self._hand_over()
 
-    async def _relieve(self) -> None:
-        """End the children of the services before, and take in what they still have to say."""
-        while self._before:
-            await self._end(self._before.pop())
+    async def _relieve(self, children: list[Process]) -> None:
+        """End children of services before, and take in what they still have to say."""
+        while children:
+            await self._end(children.pop())
 
     async def keep_record(self) -> None:
         """Hand decisions to the record, several at a time, for ever."""
@@ -164,7 +164,9 @@ class SubmitSupervisor:
             elif "serving" in message and child is self._child:
                 log.info("serving submissions", extra={"socket": self._config.submit.socket, "child": child.pid})
                 self.serving.set()
-                self._relieving = asyncio.create_task(self._relieve())
+                # those of now alone: ours joins them where this service leaves before they have ended
+                before, self._before = self._before, []
+                self._relieving = asyncio.create_task(self._relieve(before))
 
     async def _end(self, child: Process) -> None:
         """Close the child's stdin, which ends it, and take in what it still has to say."""

@@ -1,5 +1,6 @@
 """From what nodes report to answers for slurmctld: catalog, compiled table, submit socket and the record."""
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -9,7 +10,10 @@ from pathlib import Path
 from slurm_migbatch.config import GpuConfig, ModelConfig, loads, text_of
 from slurm_migbatch.daemon.catalog import build
 from slurm_migbatch.daemon.facts import chooser_of
+from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.service import Service
+from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
+from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
@@ -17,6 +21,62 @@ from slurm_migbatch.workload.gpufacts import facts_of, short_name
 from tests.support.daemon_fakes import GEOMETRY, FakeSigner, FakeSlurm, FakeStore, Node, gpu, inventory
 from tests.support.daemon_running import Running
 from tests.support.waiting import eventually
+
+
+class Child:
+    """A process that answers submissions, which ends when the test says so."""
+
+    def __init__(self):
+        self.stdin, self.stdout, self.pid, self.returncode = self, asyncio.StreamReader(), 7, None
+        self.closed, self.over = False, asyncio.Event()
+
+    def write(self, _data):
+        pass
+
+    def close(self):
+        self.closed = True
+
+    def end(self):
+        self.returncode = 0
+        self.stdout.feed_eof()
+        self.over.set()
+
+    async def wait(self):
+        await self.over.wait()
+        return 0
+
+
+def test_a_service_that_leaves_ends_nobody_who_answers_for_the_next(config, monkeypatch):
+    """Also where it still waits for the one before it to end: reloads may follow each other at once."""
+
+    async def reloads():
+        first, second = Child(), Child()
+
+        async def start(*_argv, **_options):
+            return second
+
+        monkeypatch.setattr("asyncio.create_subprocess_exec", start)
+        supervisors = [SubmitSupervisor(config, StoreWriter(FakeStore, 20), Metrics()) for _ in range(2)]
+        supervisors[0]._before = [first]
+        supervisors[0]._known.set()
+        running = asyncio.create_task(supervisors[0].run())
+        second.stdout.feed_data(b'{"serving": true}\n')
+        while not first.closed:
+            await asyncio.sleep(0)
+        supervisors[0].leave()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        first.end()
+        await supervisors[0]._relieving
+        assert not second.closed
+        supervisors[1].succeed(supervisors[0])
+        closing = asyncio.create_task(supervisors[1].close())
+        while not second.closed:
+            await asyncio.sleep(0)
+        second.end()
+        await closing
+
+    asyncio.run(asyncio.wait_for(reloads(), 60))
 
 
 def row(name, *partitions):
