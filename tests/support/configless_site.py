@@ -1,0 +1,38 @@
+"""The stock site where nodes have no slurm.conf of their own: slurmctld gives it to them (configless)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tests.support.stock_site import StockSite
+
+#: slurmd's machine keeps the site's own scripts, which slurmctld does not give to nodes, and nothing else
+_SLURMD = """set -e
+if mountpoint -q /etc/slurm; then
+    mkdir -p /run/kept
+    cp -a /etc/slurm/prolog.d /etc/slurm/epilog.sh /etc/slurm/task_prolog.sh /run/kept
+    umount /etc/slurm
+    rm -rf /etc/slurm/*
+    cp -a /run/kept/* /etc/slurm
+fi
+exec /usr/sbin/slurmd -D --conf-server ctl
+"""
+
+
+class ConfiglessSite(StockSite):
+    """A controller, a node with GPUs and a login node: `with ConfiglessSite(slurm_root) as site:`."""
+
+    hosts: Sequence[str] = ("ctl", "h1", "login")
+    edits: Mapping[str, str] = {
+        "SlurmdParameters=config_overrides": "SlurmdParameters=config_overrides\nSlurmctldParameters=enable_configless"
+    }
+
+    def bring_programs(self, *hosts: str) -> None:
+        """Copy the programs that slurm.conf names to hosts, as the document says."""
+        for host in hosts:
+            for name in ("prolog", "epilog", "task_prolog"):
+                if (path := self.directory / f"slurm/migbatch-{name}").exists():
+                    self.on(host, ["cp", "-p", str(path), "/etc/slurm"])
+
+    def _slurmd(self) -> list[str]:
+        return ["/bin/sh", "-c", _SLURMD]
