@@ -17,7 +17,8 @@ MIGBATCH = "/opt/slurm-migbatch/bin/migbatch"
 @pytest.fixture(scope="module")
 def site(slurm_root: str) -> Iterator[ConfiglessSite]:
     """The site with everything installed by the document's commands."""
-    with ConfiglessSite(slurm_root) as running:
+    running = ConfiglessSite(slurm_root)
+    with running:
         running.follow("On the controller", "ctl")
         running.follow("On each GPU node", "h1")
         running.wait("the node's report", lambda: reported(running))
