@@ -268,14 +268,20 @@ def working(w: LoanWorld, rates: dict[int, float], seconds: int) -> None:
                 w.tell(job, w.row(job).restarts, items=w.items[job], throughput_per_s=rate)
 
 
-def test_a_pair_that_does_less_than_one_alone_is_ended_and_not_tried_again(world: MakeWorld) -> None:
-    w = world()
+def reporting_pair(w: LoanWorld, needs: float, limit: int) -> tuple[int, int]:
+    """A job whose rate alone is known, and one beside it that needs so many seconds of its limit."""
     model = f"{WHOLE} model=bert-large batch=8"
     host = w.train(needs=5000.0, hints=model)
     w.until(lambda: host in w.loaned())
     working(w, {host: 10.0}, 70)
-    guest = short(w, needs=800.0, limit=1600, hints=model)
+    guest = short(w, needs=needs, limit=limit, hints=model)
     w.until(lambda: guest in w.running())
+    return host, guest
+
+
+def test_a_pair_that_does_less_than_one_alone_is_ended_and_not_tried_again(world: MakeWorld) -> None:
+    w = world()
+    host, guest = reporting_pair(w, 800.0, 1600)
     working(w, {host: 2.0, guest: 2.0}, 90)
     w.until(lambda: guest not in w.running())
     assert w.slurm.requeues == [guest] and host in w.loaned()
@@ -288,12 +294,7 @@ def test_a_pair_that_does_less_than_one_alone_is_ended_and_not_tried_again(world
 
 def test_a_pair_that_was_measured_to_gain_goes_on(world: MakeWorld) -> None:
     w = world()
-    model = f"{WHOLE} model=bert-large batch=8"
-    host = w.train(needs=5000.0, hints=model)
-    w.until(lambda: host in w.loaned())
-    working(w, {host: 10.0}, 70)
-    guest = short(w, needs=300.0, limit=600, hints=model)
-    w.until(lambda: guest in w.running())
+    host, guest = reporting_pair(w, 300.0, 600)
     working(w, {host: 8.0, guest: 8.0}, 100)
     assert guest in w.running() and not w.slurm.requeues
     assert w.lending.slice_sharing.runs.rules.measured == {("bert-large", "bert-large"): pytest.approx(1.25, rel=0.05)}
@@ -301,12 +302,7 @@ def test_a_pair_that_was_measured_to_gain_goes_on(world: MakeWorld) -> None:
 
 def test_a_job_that_comes_to_its_limit_by_sharing_goes_on_with_a_new_one(world: MakeWorld) -> None:
     w = world()
-    model = f"{WHOLE} model=bert-large batch=8"
-    host = w.train(needs=5000.0, hints=model)
-    w.until(lambda: host in w.loaned())
-    working(w, {host: 10.0}, 70)
-    guest = short(w, needs=10_000.0, limit=400, hints=model)
-    w.until(lambda: guest in w.running())
+    host, guest = reporting_pair(w, 10_000.0, 400)
     w.slurm.change(guest, end=(w.row(guest).start or 0.0) + 400)
     working(w, {host: 6.0, guest: 6.0}, 350)
     assert guest in w.running()
