@@ -73,7 +73,7 @@ def _jobs(bed: Cluster) -> None:
     )
     bed.wait_job(3, "RUNNING")
     jobs.append(sbatch(bed, *chemistry, "-J", "whole", "-w", "n1", "--gres=mig:7g.80gb", wrap="true"))
-    jobs.append(sbatch(bed, *chemistry, "-J", "notebook", "-w", "n2", "--gres=mig:3g.40gb", wrap="sleep 3600"))
+    jobs.append(sbatch(bed, *chemistry, "-J", "notebook", "-w", "n2", "--gres=mig:4g.40gb", wrap="sleep 3600"))
     bed.wait_job(5, "RUNNING")
     train = "--comment=migbatch: role=train signal=usr1 min=7g.80gb"
     jobs.append(
@@ -84,7 +84,7 @@ def _jobs(bed: Cluster) -> None:
     for job in (3, 5):
         account(bed, job, "RUNNING")
     until("the reservation", lambda: "reserved" in _run(bed, "migbatch why 4"))
-    until("what is offered beside them", lambda: "4g.40gb:1" in _run(bed, "migbatch nodes -n n2"))
+    until("what is offered beside them", lambda: "1g.10gb:1,2g.20gb:1" in _run(bed, "migbatch nodes -n n2"))
 
 
 def _run(bed: Cluster, command: str) -> str:
