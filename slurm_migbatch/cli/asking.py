@@ -6,7 +6,6 @@ import os
 import sys
 
 from slurm_migbatch.cli.ending import Failure
-from slurm_migbatch.query.login import CONFIG, LOGIN_CONF, RECORD, Servers, find_servers, uid_of
 from slurm_migbatch.query.reply import Unanswerable
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.values import TYPE_CHECKING
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
     from slurm_migbatch.config import Config
     from slurm_migbatch.node.auth import MungeSigner
+    from slurm_migbatch.query.login import Servers
     from slurm_migbatch.query.protocol import Answer
     from slurm_migbatch.query.questions import Question
     from slurm_migbatch.query.reply import Reply
@@ -41,7 +41,7 @@ def ask_and_print(
         ConfigError: the configuration exists and cannot be used.
     """
     found = _source(config, db, catalog, submit_socket)
-    if isinstance(found, Servers):
+    if not isinstance(found, QuerySite):
         return _print_answer(_asked(question, found))
     from slurm_migbatch.query.answers import answer
 
@@ -58,7 +58,7 @@ def asker(config: str | None = None) -> Callable[[Question], Answer]:
         LoginError, ConfigError, Failure: it is not known whom to ask. What it returns raises errors of one question.
     """
     found = _source(config, None)
-    if isinstance(found, Servers):
+    if not isinstance(found, QuerySite):
         servers, signer = found, _signer(found)
 
         def far(question: Question) -> Answer:
@@ -95,7 +95,7 @@ def ask_for_text(question: Question, config: str | None = None, *, db: str | Non
         ConfigError: the configuration exists and cannot be used.
     """
     found = _source(config, db)
-    if isinstance(found, Servers):
+    if not isinstance(found, QuerySite):
         told = _asked(question, found)
         if told.error:
             raise Failure(told.error, told.code)
@@ -165,11 +165,15 @@ def _source(path: str | None, db: str | None, catalog: str = "", submit_socket: 
     if db:
         return QuerySite(None, catalog, submit_socket, url=db)
     found = _configuration(path, named=bool(catalog or submit_socket))
+    from slurm_migbatch.query.login import Servers
+
     return found if isinstance(found, Servers) else QuerySite(found, catalog, submit_socket)
 
 
 def _configuration(path: str | None, *, named: bool) -> Config | Servers:
     """Return the configuration whose record this user may open, or in any case if `named`; else the services to ask."""
+    from slurm_migbatch.query.login import CONFIG, RECORD, find_servers
+
     path = path or os.environ.get("MIGBATCH_CONFIG") or CONFIG
     here = os.path.exists(path) or path != CONFIG  # noqa: PTH110 keeps pathlib out of start-up
     if not (named or here or os.path.exists(RECORD)):  # noqa: PTH110
@@ -187,6 +191,8 @@ def _configuration(path: str | None, *, named: bool) -> Config | Servers:
 
 def _may_read(config: Config) -> bool:
     """Whether this user may open the record; that on a database server root alone, whoever may read its URL."""
+    from slurm_migbatch.query.login import LOGIN_CONF
+
     scheme, _, rest = config.store.url.partition("://")
     if not scheme.startswith("sqlite"):
         return os.geteuid() == 0
@@ -204,6 +210,8 @@ def _may_read(config: Config) -> bool:
 
 def _servers_of(config: Config) -> Servers:
     """Return this host's own service where migbatchd runs here, else the services that any host would ask."""
+    from slurm_migbatch.query.login import CONFIG, Servers, find_servers, uid_of
+
     directory = config.daemon.run_dir
     uids = frozenset({0, *uid_of(config.cluster.slurm_user)})
     try:

@@ -9,6 +9,7 @@ from slurm_migbatch.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NoReturn
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -66,6 +67,18 @@ def ending(prog: str, work: Callable[[], object]) -> int:
             raise
         return _failed(prog, describe(error))
     return code if isinstance(code, int) and not isinstance(code, bool) else 0
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once with this exit code, for a command that has written and closed all that it opened.
+
+    The interpreter's own end takes it down object by object, a tenth of the time of a short command.
+    """
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def _failed(prog: str, text: str, code: int = EXIT_FAILED) -> int:

@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 
-from slurm_migbatch.cli.ending import Failure, ending
+from slurm_migbatch.cli.ending import Failure, ending, leave
 from slurm_migbatch.cli.options import Option, parse
 from slurm_migbatch.values import TYPE_CHECKING
 
@@ -142,4 +142,4 @@ def main() -> None:
     """Run the command."""
     # it lives for a moment and makes no cycles worth mentioning; a tenth of its time would go into looking for them
     gc.disable()
-    sys.exit(called(sys.argv[1:]))
+    leave(called(sys.argv[1:]))

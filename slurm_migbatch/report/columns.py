@@ -74,6 +74,8 @@ def _all_slices(cell_of: SliceCell) -> RunCell:
     """Return the same of every slice, separated by commas, repetitions once."""
 
     def cell(_run: Fields, slices: Sequence[Fields], context: Context) -> str:
+        if len(slices) == 1:
+            return cell_of(slices[0], 0, context)
         return ",".join(dict.fromkeys(cell_of(mig_slice, number, context) for number, mig_slice in enumerate(slices)))
 
     return cell
