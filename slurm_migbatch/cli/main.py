@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from slurm_migbatch.cli.common import HELP, LazyGroup, run
+from slurm_migbatch.cli.ending import leave
 
 _HERE = "slurm_migbatch.cli"
 _LAB = "slurm_migbatch.lab.cli"
@@ -60,4 +59,4 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command."""
-    sys.exit(run(cli, "migbatch"))
+    leave(run(cli, "migbatch"))

@@ -122,8 +122,8 @@ def _charts(connection: Connection, wanted: RunFilter, rights: Rights) -> Iterat
 
 def _agreements(connection: Connection, wanted: RunFilter) -> Iterator[Chart]:
     rows = windows.predictions(connection, wanted)
-    columns = np.array([tuple(row) for row in rows], np.float64).reshape(-1, 2 * len(_FIGURES))
+    columns = [np.array(column, np.float64) for column in zip(*rows, strict=True)] or [np.empty(0)] * 2 * len(_FIGURES)
     for number, (figure, unit) in enumerate(_FIGURES):
-        agreement = sums.agreement(columns[:, 2 * number], columns[:, 2 * number + 1])
+        agreement = sums.agreement(columns[2 * number], columns[2 * number + 1])
         if agreement is not None:
             yield charts.agreement(agreement, figure, unit)

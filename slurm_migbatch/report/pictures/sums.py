@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,10 +120,12 @@ class Held:
 
 def _coded(values: Iterable[Any], order: Any) -> tuple[Codes, list[Any]]:
     """Return the number of each value in the list of different values, which is in order."""
-    listed = list(values)
-    known: list[Hashable] = sorted(set(listed), key=order)
-    numbers = {value: number for number, value in enumerate(known)}
-    return np.fromiter((numbers[value] for value in listed), np.int64, len(listed)), known
+    found: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
+    as_found = np.fromiter(map(found.__getitem__, values), np.int64)
+    known = sorted(found, key=order)
+    number_of = np.empty(len(known), np.int64)
+    number_of[[found[value] for value in known]] = np.arange(len(known))
+    return number_of[as_found], known
 
 
 def _gpu_order(gpu: tuple[str, int | None, str]) -> tuple[str, int, str]:
