@@ -8,13 +8,11 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-from sqlalchemy import Connection
 
 from slurm_migbatch.query.questions import PageQuestion
-from slurm_migbatch.query.reading import reading
 from slurm_migbatch.query.redact import allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.selected import selection
+from slurm_migbatch.query.selected import failed, selection
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.pictures import charts, sums
@@ -24,7 +22,9 @@ from slurm_migbatch.report.pictures.page import render
 from slurm_migbatch.report.pictures.words import moment, zone
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store import windows
-from slurm_migbatch.store.queries import RunFilter
+from slurm_migbatch.store.errors import ReadError
+from slurm_migbatch.store.reader import RunReader, open_reader
+from slurm_migbatch.store.runquery import RunFilter
 from slurm_migbatch.values import replace
 
 _FINE, _COARSE = 250, 62
@@ -73,8 +73,11 @@ def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:
     if end <= wanted.start:
         raise Unanswerable(f"the window from {moment(wanted.start)} to {moment(end)} holds no time that has passed", 2)
     mine = allowed(rights, replace(wanted, end=end))
-    with reading(site) as connection:
-        shown = [chart for chart in _charts(connection, mine, rights) if chart.table.rows]
+    try:
+        with contextlib.closing(open_reader(site.url)) as record:
+            shown = [chart for chart in _charts(record, mine, rights) if chart.table.rows]
+    except ReadError as error:
+        raise failed(error, site) from None
     notes = [] if mine.only is None else ["Only your own runs and those of accounts that you coordinate (PrivateData)."]
     if not shown:
         notes.append("The record holds nothing of that.")
@@ -96,14 +99,14 @@ def _title(wanted: RunFilter) -> str:
     return f"GPU slices: {'; '.join(chosen)}" if chosen else "GPU slices"
 
 
-def _charts(connection: Connection, wanted: RunFilter, rights: Rights) -> Iterator[Chart]:
+def _charts(record: RunReader, wanted: RunFilter, rights: Rights) -> Iterator[Chart]:
     assert wanted.start is not None
     assert wanted.end is not None
     fine, coarse = (TimeBins.over(wanted.start, wanted.end, max_bins) for max_bins in (_FINE, _COARSE))
-    held = sums.Held.of(windows.held_slices(connection, wanted), wanted.end, named=rights.accounts)
+    held = sums.Held.of(windows.held_slices(record, wanted), wanted.end, named=rights.accounts)
     # GPUs that lay idle belong to a picture of all runs only
     everything = not (wanted.accounts or wanted.users or wanted.uids or wanted.partitions or wanted.only)
-    rows = windows.gpus(connection, wanted) if everything and rights.nodes else ()
+    rows = windows.gpus(record, wanted) if everything and rights.nodes else ()
     gpus = [(str(row[0]), row[2], str(row[1])) for row in rows]
     uses = sums.use_by_account(held, coarse)
     if uses:
@@ -111,17 +114,17 @@ def _charts(connection: Connection, wanted: RunFilter, rights: Rights) -> Iterat
         yield charts.use_over_time(sums.use_over_time(held, coarse), coarse)
         yield charts.profiles_over_time(sums.profiles_over_time(held, fine), held.profiles, fine, len(gpus))
     bounds = [bound for bound, _ in sums.WAITS[:-1]]
-    if waits := sums.waits_by_profile(windows.waits(connection, wanted, bounds), _PROFILES):
+    if waits := sums.waits_by_profile(windows.waits(record, wanted, bounds), _PROFILES):
         yield charts.waits(waits)
     if uses and rights.nodes:
         yield charts.layout(sums.layout_over_time(held, fine, gpus, _GPUS), held.profiles, fine)
-    yield from _agreements(connection, wanted)
-    if loans := windows.loans(connection, wanted):
+    yield from _agreements(record, wanted)
+    if loans := windows.loans(record, wanted):
         yield charts.loans(sums.loans_over_time(loans, coarse), coarse)
 
 
-def _agreements(connection: Connection, wanted: RunFilter) -> Iterator[Chart]:
-    rows = windows.predictions(connection, wanted)
+def _agreements(record: RunReader, wanted: RunFilter) -> Iterator[Chart]:
+    rows = windows.predictions(record, wanted)
     columns = [np.array(column, np.float64) for column in zip(*rows, strict=True)] or [np.empty(0)] * 2 * len(_FIGURES)
     for number, (figure, unit) in enumerate(_FIGURES):
         agreement = sums.agreement(columns[2 * number], columns[2 * number + 1])

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Connected(Protocol):
-        """One consistent view of a record."""
+        """One consistent view of a record.
+
+        Attributes:
+            dialect: of its SQL: sqlite, mariadb (mysql) or postgresql.
+        """
+
+        dialect: str
 
         def execute(self, statement: str, values: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
             """Run a SELECT whose values have names, `:name` in its text. Raises ReadError, also while rows are read."""
@@ -25,6 +31,11 @@ if TYPE_CHECKING:
 
 
 _SQLITE = "sqlite:///"
+#: what stands at a key of a JSON column, and the same as a number
+_AT_KEY = {"sqlite": "json_extract({}, '$.{}')", "postgresql": "({} ->> '{}')"}
+_AT_KEY_ELSE = "JSON_VALUE({}, '$.{}')"
+_NUMBER = {"sqlite": "{}", "postgresql": "CAST({} AS DOUBLE PRECISION)"}
+_NUMBER_ELSE = "CAST({} AS DOUBLE)"
 
 
 class RunReader:
@@ -46,6 +57,18 @@ class RunReader:
     def has_run(self, wanted: RunFilter) -> bool:
         """Return whether there is any such run. Raises ReadError."""
         return any_run(self._connected.execute, wanted)
+
+    def rows(self, statement: str, values: Mapping[str, Any]) -> list[Sequence[Any]]:
+        """Return the rows of a SELECT whose values have names, `:name` in its text. Raises ReadError."""
+        return list(self._connected.execute(statement, values))
+
+    def text_in(self, document: str, key: str) -> str:
+        """Return the SQL of what stands at `key` of a JSON column (`table.column`), null where nothing does."""
+        return _AT_KEY.get(self._connected.dialect, _AT_KEY_ELSE).format(document, key)
+
+    def number_in(self, document: str, key: str) -> str:
+        """Return the SQL of the number at `key` of a JSON column, null where there is none."""
+        return _NUMBER.get(self._connected.dialect, _NUMBER_ELSE).format(self.text_in(document, key))
 
     def geometries(self) -> dict[str, Any]:
         """Return the geometries of GPUs by UUID, as their nodes last described them. Raises ReadError."""
@@ -84,6 +107,8 @@ def _sqlite(path: str) -> _SqliteConnected | None:
 
 
 class _SqliteConnected:
+    dialect = "sqlite"
+
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
@@ -108,6 +133,7 @@ class _StoreConnected:
         self._store = open_store(url, readonly=True)
         self._closing = ExitStack()
         self._closing.callback(self._store.close)
+        self.dialect: str = self._store.engine.dialect.name
         self._connection: Any = None
 
     def execute(self, statement: str, values: Mapping[str, Any]) -> Iterator[Sequence[Any]]:

@@ -1,21 +1,33 @@
 """What the record holds of a window of time, for pictures of it: slices held, waits, predictions, loans, GPUs.
 
-Each is one statement, restricted by a `RunFilter` that has a window.
+Each is one statement, restricted by a `RunFilter` that has a window. Text as in `runquery`: a page is made in half the
+time without SQLAlchemy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
-
-from slurm_migbatch.store.models import Gpu, Lease, Loan, Run
-from slurm_migbatch.store.queries import RunFilter, conditions_of
-from slurm_migbatch.store.usage import COUNTED, SM_ACTIVITY
+from slurm_migbatch.store.runquery import RunFilter, Values, conditions
 
 #: figures that are predicted and measured, as columns of a run: predicted_<name>, measured_<name>
 PREDICTED = ("throughput_per_s", "latency_ms", "memory_mib")
+
+Rows = Sequence[Sequence[Any]]
+
+
+class Readable(Protocol):
+    """One state of a record, see `reader.RunReader`."""
+
+    def rows(self, statement: str, values: Mapping[str, Any]) -> Rows:
+        """Return the rows of a SELECT. Raises ReadError."""
+
+    def text_in(self, document: str, key: str) -> str:
+        """Return the SQL of what stands at `key` of a JSON column, null where nothing does."""
+
+    def number_in(self, document: str, key: str) -> str:
+        """Return the SQL of the number at `key` of a JSON column, null where there is none."""
 
 
 class HeldSlice(NamedTuple):
@@ -38,26 +50,32 @@ class HeldSlice(NamedTuple):
     sm: float | None
 
 
-def held_slices(connection: Connection, wanted: RunFilter) -> Sequence[Sequence[Any]]:
+def held_slices(record: Readable, wanted: RunFilter) -> Rows:
     """Return rows with the fields of `HeldSlice`; a slice that two runs share comes once for each.
 
     Which slices, from when to when and how active is as `migbatch usage` has it.
     """
-    statement = select(
-        Lease.node, Lease.gpu, Lease.gpu_index, Lease.profile, Lease.slot_start, Lease.slot_size, Run.started,
-        Run.ended, Run.account, SM_ACTIVITY,
-    ).join(Run, Lease.run_id == Run.id)  # fmt: skip
-    known: list[ColumnElement[bool]] = [Run.started.is_not(None), COUNTED]
+    values, facts = Values(), "runs.measured_facts"
+    known = [
+        *conditions(wanted, values),
+        "runs.started IS NOT NULL",
+        "leases.outcome IS NULL OR leases.outcome <> 'moved'",
+    ]
     if wanted.end is not None:
-        known.append(Run.started < wanted.end)
+        known.append(f"runs.started < {values.one(wanted.end)}")
     if wanted.start is not None:
-        known.append(or_(Run.ended.is_(None), Run.ended > wanted.start))
+        known.append(f"runs.ended IS NULL OR runs.ended > {values.one(wanted.start)}")
     if wanted.nodes:
-        known.append(Lease.node.in_(wanted.nodes))
-    return connection.execute(statement.where(*conditions_of(wanted), *known)).all()
+        known.append(f"leases.node IN {values.all(wanted.nodes)}")
+    columns = (
+        "leases.node, leases.gpu, leases.gpu_index, leases.profile, leases.slot_start, leases.slot_size, runs.started, "
+        f"runs.ended, runs.account, CASE WHEN {record.text_in(facts, 'shared')} IS NULL "
+        f"THEN {record.number_in(facts, 'sm')} END"
+    )
+    return _select(record, columns, "leases JOIN runs ON leases.run_id = runs.id", known, values)
 
 
-def waits(connection: Connection, wanted: RunFilter, bounds: Sequence[float]) -> list[tuple[str, int, int]]:
+def waits(record: Readable, wanted: RunFilter, bounds: Sequence[float]) -> list[tuple[str, int, int]]:
     """Count the runs that started in the window by profile and by how long they waited since submission.
 
     Args:
@@ -66,55 +84,66 @@ def waits(connection: Connection, wanted: RunFilter, bounds: Sequence[float]) ->
     Returns:
         (what they got, class, runs).
     """
-    wait = Run.started - Run.submitted
-    classes = case(*((wait < bound, number) for number, bound in enumerate(bounds)), else_=len(bounds))
-    statement = select(Run.profile, classes, func.count()).where(*conditions_of(wanted), *_within(Run.started, wanted))
-    statement = statement.where(Run.submitted.is_not(None), Run.profile.is_not(None)).group_by(Run.profile, classes)
-    return [(str(profile), int(number), int(count)) for profile, number, count in connection.execute(statement)]
+    values = Values()
+    wait = "runs.started - runs.submitted"
+    classes = "".join(f" WHEN {wait} < {values.one(bound)} THEN {number}" for number, bound in enumerate(bounds))
+    known = [*conditions(wanted, values), *_within("runs.started", wanted, values)]
+    known += ["runs.submitted IS NOT NULL", "runs.profile IS NOT NULL"]
+    columns = f"runs.profile, CASE{classes} ELSE {len(bounds)} END, count(*)"
+    found = _select(record, columns, "runs", known, values, " GROUP BY 1, 2")
+    return [(str(profile), int(number), int(count)) for profile, number, count in found]
 
 
-def predictions(connection: Connection, wanted: RunFilter) -> Sequence[Sequence[Any]]:
+def predictions(record: Readable, wanted: RunFilter) -> Rows:
     """Return predicted and measured figures of runs that ended in the window: two columns for each of PREDICTED."""
-    pairs = [(getattr(Run, f"predicted_{name}"), getattr(Run, f"measured_{name}")) for name in PREDICTED]
-    known = or_(*(and_(predicted > 0, measured > 0) for predicted, measured in pairs))
-    columns = [column for pair in pairs for column in pair]
-    statement = select(*columns).where(*conditions_of(wanted), *_within(Run.ended, wanted), known)
-    return connection.execute(statement).all()
+    values = Values()
+    pairs = [(f"runs.predicted_{name}", f"runs.measured_{name}") for name in PREDICTED]
+    either = " OR ".join(f"{predicted} > 0 AND {measured} > 0" for predicted, measured in pairs)
+    known = [*conditions(wanted, values), *_within("runs.ended", wanted, values), either]
+    return _select(record, ", ".join(column for pair in pairs for column in pair), "runs", known, values)
 
 
-def loans(connection: Connection, wanted: RunFilter) -> Sequence[Sequence[Any]]:
+def loans(record: Readable, wanted: RunFilter) -> Rows:
     """Return (profile, started, signalled, requeued, ended, cause) of loans that ran at some moment of the window.
 
     Of the filter the window, users, accounts, partitions, nodes and `only` count.
     """
-    conditions: list[ColumnElement[bool]] = [Loan.started.is_not(None)]
+    values = Values()
+    known = ["loans.started IS NOT NULL"]
     if wanted.end is not None:
-        conditions.append(Loan.started <= wanted.end)
+        known.append(f"loans.started <= {values.one(wanted.end)}")
     if wanted.start is not None:
-        conditions.append(or_(Loan.ended.is_(None), Loan.ended >= wanted.start))
+        known.append(f"loans.ended IS NULL OR loans.ended >= {values.one(wanted.start)}")
     if wanted.only is not None:
         uid, accounts = wanted.only
-        conditions.append(or_(Loan.uid == uid, Loan.account.in_(accounts)))
+        known.append(f"loans.uid = {values.one(uid)} OR loans.account IN {values.all(accounts)}")
     if wanted.users or wanted.uids:
-        conditions.append(or_(Loan.user.in_(wanted.users), Loan.uid.in_(wanted.uids)))
-    chosen = ((Loan.account, wanted.accounts), (Loan.partition, wanted.partitions), (Loan.node, wanted.nodes))
-    conditions += [column.in_(names) for column, names in chosen if names]
-    columns = (Loan.profile, Loan.started, Loan.signalled, Loan.requeued, Loan.ended, Loan.cause)
-    return connection.execute(select(*columns).where(*conditions)).all()
+        known.append(f"loans.user IN {values.all(wanted.users)} OR loans.uid IN {values.all(wanted.uids)}")
+    for column, names in (("account", wanted.accounts), ("partition", wanted.partitions), ("node", wanted.nodes)):
+        if names:
+            known.append(f"loans.{column} IN {values.all(names)}")
+    columns = "loans.profile, loans.started, loans.signalled, loans.requeued, loans.ended, loans.cause"
+    return _select(record, columns, "loans", known, values)
 
 
-def gpus(connection: Connection, wanted: RunFilter) -> Sequence[Sequence[Any]]:
+def gpus(record: Readable, wanted: RunFilter) -> Rows:
     """Return (node, uuid, index) of the GPUs in MIG mode that nodes have now."""
-    statement = select(Gpu.node, Gpu.uuid, Gpu.gpu_index).where(Gpu.present, Gpu.mig)
+    values = Values()
+    known = ["gpus.present", "gpus.mig"]
     if wanted.nodes:
-        statement = statement.where(Gpu.node.in_(wanted.nodes))
-    return connection.execute(statement).all()
+        known.append(f"gpus.node IN {values.all(wanted.nodes)}")
+    return _select(record, "gpus.node, gpus.uuid, gpus.gpu_index", "gpus", known, values)
 
 
-def _within(moment: ColumnElement[Any] | Any, wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
+def _select(record: Readable, columns: str, tables: str, known: Iterable[str], values: Values, end: str = "") -> Rows:
+    where = " AND ".join(f"({condition})" for condition in known)
+    return record.rows(f"SELECT {columns} FROM {tables} WHERE {where}{end}", values.found)  # noqa: S608 names are ours
+
+
+def _within(moment: str, wanted: RunFilter, values: Values) -> Iterator[str]:
     """Yield that a moment is known and lies in the window."""
-    yield moment.is_not(None)
+    yield f"{moment} IS NOT NULL"
     if wanted.start is not None:
-        yield moment >= wanted.start
+        yield f"{moment} >= {values.one(wanted.start)}"
     if wanted.end is not None:
-        yield moment <= wanted.end
+        yield f"{moment} <= {values.one(wanted.end)}"

@@ -25,6 +25,7 @@ from slurm_migbatch.report.pictures.sums import Held, use_by_account
 from slurm_migbatch.store import windows
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.queries import RunFilter
+from slurm_migbatch.store.reader import open_reader
 from tests.support.store_events import Node, piece
 from tests.support.transcripts import transcript
 from tests.support.usage_record import H, at, describe, run
@@ -245,8 +246,8 @@ def test_it_agrees_with_a_straight_query(usage: Cli, tmp_path: Path, seed: int) 
 def test_the_page_of_pictures_shows_the_same_hours(usage: Cli, database: str, accounts: tuple[str, ...]) -> None:
     start, end = at("10-01"), at("11-01")
     wanted = RunFilter(start=start, end=end, accounts=accounts, duplicates=True)
-    with open_store(database, readonly=True) as store, store.reading() as connection:
-        held = Held.of(windows.held_slices(connection, wanted), end)
+    with closing(open_reader(database)) as record:
+        held = Held.of(windows.held_slices(record, wanted), end)
     drawn = {use.name: use for use in use_by_account(held, TimeBins.over(start, end, 60))}
     found = rows(usage, *OCTOBER, "--by", "account", *(("-A", ",".join(accounts)) if accounts else ()))
     assert drawn.keys() == {account for (account,) in found}
