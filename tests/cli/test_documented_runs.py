@@ -32,6 +32,7 @@ LONG: Final = {
     "bench lending": "tests/lab/test_bench_lending.py",
     "bench live": "tests/lab/slurm",
     "bench reports": "tests/report/test_report_parts.py",
+    "bench nodes": "tests/lab/slurm",
     "bench pipelines": "tests/lab/test_bench_pipelines.py",
     "bench rounds": "tests/lab/slurm",
     "bench sharing": "tests/lab/test_bench_sharing.py",

@@ -21,7 +21,7 @@ from slurm_migbatch.lab.cli.common import (
     write_plots,
 )
 from slurm_migbatch.lab.cli.experiments import COMMANDS
-from slurm_migbatch.lab.cli.live import live, rounds
+from slurm_migbatch.lab.cli.live import live, nodes, rounds
 from slurm_migbatch.lab.cli.studies import study
 
 _SIDES = {"with": "with the filter", "empty": "with empty scripts", "without": "without"}
@@ -36,7 +36,7 @@ def bench() -> None:
     """
 
 
-for _experiment in (*COMMANDS, study, live, rounds):
+for _experiment in (*COMMANDS, study, live, nodes, rounds):
     bench.add_command(_experiment)
 
 

@@ -1,4 +1,4 @@
-"""`migbatch bench live` and `rounds`: lending beside a real Slurm."""
+"""`migbatch bench live`, `rounds` and `nodes`: what runs beside a real Slurm on a test bed."""
 
 from __future__ import annotations
 
@@ -102,3 +102,39 @@ def rounds(pending: int, slurm_root: str, as_json: bool) -> None:
             ],
         )
     print_bars(result)
+
+
+@click.command()
+@click.option("--nodes", type=click.IntRange(1, 1000), default=256, show_default=True, help="Nodes of the test bed.")
+@click.option("--gpus", type=click.IntRange(1, 16), default=8, show_default=True, help="Simulated H100s of each.")
+@click.option("--jobs", type=click.IntRange(1, 100_000), default=512, show_default=True, help="Jobs of a second each.")
+@click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian.")
+@json_option
+def nodes(nodes: int, gpus: int, jobs: int, slurm_root: str, as_json: bool) -> None:
+    """What slurmctld has to do for migbatchd on a site of many nodes, all of them on this machine (as root)."""
+    from slurm_migbatch.lab.bench.manynodes import UPDATE, measure
+    from slurm_migbatch.testbed.errors import TestbedError
+
+    try:
+        with steps() as say:
+            result = measure(nodes, gpus, jobs, say, slurm_root)
+    except TestbedError as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    click.echo(f"{nodes} nodes of {gpus} GPUs: all of them offered slices {result['start_s']:.0f} s after the start")
+    for name, phase in result["phases"].items():
+        what = "without jobs" if name == "rest" else f"{jobs} jobs"
+        updates = phase["rpcs"].get(UPDATE, [0])[0]
+        click.echo(
+            f"{what}, {phase['seconds']:.0f} s: {phase['changes']} changed offers of nodes in {updates} requests; "
+            f"{phase['rounds']} rounds of supply, {phase['round_s']:.3f} s on average"
+        )
+        rows = [(name, str(count), f"{seconds:.3f}") for name, (count, seconds) in phase["rpcs"].items()]
+        print_table(("RPC", "CALLS", "SLURMCTLD_S"), rows)
+    for way, update in result["updates"].items():
+        click.echo(
+            f"an update of all nodes, {way}: {update['rpcs']} requests, {update['seconds']:.2f} s, of which slurmctld "
+            f"{update['rpc_s']:.3f} s"
+        )
