@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections.abc import Iterator
 
 import numpy as np
 
+from slurm_migbatch.query.collection import no_collection
 from slurm_migbatch.query.questions import PageQuestion
 from slurm_migbatch.query.redact import allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
@@ -41,18 +41,8 @@ def answer(question: PageQuestion, rights: Rights, site: QuerySite) -> Reply:
         wanted = selection(question, now, rights.uid, allusers=not question.users, duplicates=True).wanted
     except ReportError as error:
         raise Unanswerable(str(error), 2) from None
-    with _no_collection():
+    with no_collection():
         return Reply([page(wanted, rights, site, now)])
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Look for no cycles meanwhile: rows of the record make none, and a fifth of the time would go into it."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:

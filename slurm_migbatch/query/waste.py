@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from slurm_migbatch.daemon.recurring import past_run
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.recurring import WINDOW, PastRun, RunsPolicy
+from slurm_migbatch.query.collection import no_collection
 from slurm_migbatch.query.questions import WasteQuestion
 from slurm_migbatch.query.reading import reading
 from slurm_migbatch.query.redact import allowed
@@ -47,7 +48,7 @@ def answer(question: WasteQuestion, rights: Rights, site: QuerySite) -> Reply:
     recurring = site.config.recurring
     policy = RunsPolicy(recurring.runs, recurring.slowdown)
     others = allowed(rights, RunFilter())
-    with reading(site) as connection:
+    with no_collection(), reading(site) as connection:
         runs = list(_judged(connection, wanted, policy, now))
         total = wastelines.add_up(run.verdict for run in runs)
         if not question.job:
