@@ -119,7 +119,7 @@ class Replay:
 def measure(data: Path, say: Say = silent) -> dict[str, Any]:
     """All rows; `data` is ParvaGPU's folder, or one that holds it as `parvagpu`. Raises NotMeasurable."""
     folder = data / "parvagpu" if (data / "parvagpu").is_dir() else data
-    bench = _Bench(folder, read_folder(folder), say)
+    bench = InstanceBench(folder, read_folder(folder), say)
     rows = bench.baselines()
     say("measured figures", 0)
     rows.append(bench.measured(MEASURED, PROCS))
@@ -156,7 +156,7 @@ MEASURED: Final = "integer programme, measured figures"
 MIG_OFF: Final = "MIG off, a GPU for each model"
 
 
-class _Bench:
+class InstanceBench:
     """The scenarios of one table, with one subject for each model."""
 
     def __init__(self, data: Path, rows: Sequence[Measurement], say: Say) -> None:
