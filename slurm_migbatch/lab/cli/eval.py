@@ -225,6 +225,7 @@ def _print_services(result: dict[str, Any]) -> None:
             way["half"],
             way["name"],
             str(number),
+            str(way["off"]),
             str(way["measured"]),
             str(at["total"]),
             f"{at['points']:.1f}",
@@ -234,7 +235,17 @@ def _print_services(result: dict[str, Any]) -> None:
         for way in result["made"]
         for number, at in enumerate(way["rounds"])
     ]
-    header = ("models", "points", "round", "GPUs, all measured", "GPUs", "measured", "limits broken", "rates short")
+    header = (
+        "models",
+        "points",
+        "round",
+        "MIG off",
+        "all measured",
+        "GPUs",
+        "measured",
+        "limits broken",
+        "rates short",
+    )
     print_table(header, lines)
     click.echo()
     print_bars(result)

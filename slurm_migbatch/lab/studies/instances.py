@@ -214,7 +214,7 @@ class InstanceBench:
         for loads in self.loads.values():
             share, more = self._of_whole(loads, 1), self._of_whole(loads, PROCS)
             dedicated.append(_rounded_up(share))
-            several.append(_rounded_up(more))
+            several.append(self.without_mig(loads))
             shared.append(sum(share for share in more if math.isfinite(share)))
             services = self.services(loads)
             divided.append(fluid(services, slices))
@@ -229,6 +229,10 @@ class InstanceBench:
         rows.append(_row("bound: slices divided at will", divided))
         rows.append(_row("bound: whole instances, no packing", whole))
         return rows
+
+    def without_mig(self, loads: Sequence[Load]) -> int:
+        """Return the GPUs that a scenario needs with MIG off and a GPU, or several, for each model."""
+        return _rounded_up(self._of_whole(loads, PROCS))
 
     def _of_whole(self, loads: Sequence[Load], procs: int) -> list[float]:
         """Whole GPUs that the rate of each service takes; infinite where a whole GPU does not keep its limit."""
