@@ -65,6 +65,17 @@ def _tuning(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return value.lower()
 
 
+def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    from slurm_migbatch.workload.units import duration_us
+
+    microseconds = duration_us(value)
+    if not microseconds:
+        raise click.BadParameter(f"'{value}' is no time with its unit: write 200ms or 0.2s", ctx, param)
+    return microseconds / 1e6
+
+
 @click.command(short_help="Measure a model on the GPU, slice or CPU at hand.")
 @click.argument("target", required=False, metavar="[TARGET]")
 @click.option("--command", metavar="TEXT", help="A program to measure instead of TARGET; see above.")
@@ -103,6 +114,12 @@ def _tuning(ctx: click.Context, param: click.Parameter, value: str) -> str:
 )
 @click.option(
     "--points", type=click.IntRange(1, 1000), metavar="N", help="Measure N combinations, those that teach most."
+)
+@click.option(
+    "--slo",
+    callback=_slo,
+    metavar="TIME",
+    help="With --points: those that a service would run whose batches may take so long, 200ms.",
 )
 @click.option("--grid", is_flag=True, help="Measure all combinations, ascending (the default).")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Table [default: NAME.csv].")
@@ -195,6 +212,7 @@ class _RunOptions:
     inputs: Sequence[int] | None
     procs: Sequence[int]
     points: int | None
+    slo: float | None
     grid: bool
     output: Path | None
     resume: bool
@@ -233,6 +251,8 @@ def _run(options: _RunOptions) -> None:
     points, path = options.points, options.table
     if points is not None and options.grid:
         raise click.UsageError("give --points N or --grid, one of them")
+    if points is None and options.slo is not None:
+        raise click.UsageError("--slo says which --points N are measured: give both")
     wanted = _target(options.target, options.command, options.inputs)
     try:
         cells = cells_.product(options.batches, options.inputs or (None,), options.procs)
@@ -245,7 +265,9 @@ def _run(options: _RunOptions) -> None:
     subject.row(cells[0], DidNotFit(""))  # an option that no table can hold is refused before anything is measured
     program = _program(options, wanted)
     meter = NoMeter() if device.is_cpu else NvmlMeter(device.visible)
-    rule: MeasuringRule = FullGrid() if points is None else AtMost(points, Chosen(partial(_most_informative, subject)))
+    rule: MeasuringRule = (
+        FullGrid() if points is None else AtMost(points, Chosen(partial(_most_informative, subject, options.slo)))
+    )
     most = len(cells_.open_cells(cells, filter(subject.owns, earlier)))
     with _progress(subject, most if points is None else min(points, most), options.quiet) as watch:
         try:
@@ -271,7 +293,8 @@ def _run_server(options: _RunOptions) -> None:
     from slurm_migbatch.profiling.load import LoadEffort
 
     others = {
-        "TARGET": options.target, "--command": options.command, "--points": options.points, "--plot": options.plot,
+        "TARGET": options.target, "--command": options.command, "--points": options.points, "--slo": options.slo,
+        "--plot": options.plot,
         "--procs": tuple(options.procs) != (1,), "--kind": options.kind != "infer", "--params": options.params,
         "--flops": options.flops, "--python": options.python, "--tuning": options.tuning,
     }  # fmt: skip
@@ -355,12 +378,12 @@ def _program(options: _RunOptions, target: Python | tuple[str, ...]) -> Program:
 
 
 def _most_informative(
-    subject: ProfiledModel, done: Sequence[Measurement], open_: Sequence[MeasurementCell]
+    subject: ProfiledModel, limit_s: float | None, done: Sequence[Measurement], open_: Sequence[MeasurementCell]
 ) -> MeasurementCell | None:
-    """Choose the cell to measure next by the predictor's own rule."""
+    """Choose the cell to measure next by the predictor's own rule, or by the one for a limit."""
     try:
         from slurm_migbatch.predict.known import ModelKnowledge
-        from slurm_migbatch.predict.points import choose
+        from slurm_migbatch.predict.points import choose, choose_within
     except ImportError as error:
         raise click.ClickException(
             f"--points asks the predictor, which is not installed here ({error}): install slurm-migbatch[controller], "
@@ -368,7 +391,11 @@ def _most_informative(
         ) from None
     from slurm_migbatch.profiling.measure import DidNotFit
 
-    index = choose(done, [subject.row(cell, DidNotFit("")) for cell in open_], ModelKnowledge())
+    rows = [subject.row(cell, DidNotFit("")) for cell in open_]
+    if limit_s is None:
+        index = choose(done, rows, ModelKnowledge())
+    else:
+        index = choose_within(done, rows, ModelKnowledge(), limit_s)
     return None if index is None else open_[index]
 
 

@@ -15,11 +15,19 @@ likely that is, is the share of parameters drawn from the belief for which it ho
 deviation of the point's prediction. (Ours. The points after which the whole grid is expected to be surest would teach
 the curve, but measure much that nobody would ever choose; the first three are corners because a model that is like no
 other is caught only there.)
+
+Where the longest time that a batch may take is known, other points are worth measuring: those that a service under this
+limit would run (`choose_within`). By the best guess so far, on each slice the cell with the most throughput that keeps
+the limit; of those that were not measured the one with the most throughput for its SMs. A cell that turns out too slow
+or over the limit makes way for the next best. Where the best of every slice is measured, the cell that comes nearest to
+the limit from above is, of those with more throughput than what is known to keep it. Figures more hopeful than the best
+guess choose no better points (`migbatch eval services`, made-up services).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -70,17 +78,80 @@ def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge:
     """
     if not open_:
         return None
-    ran = [row for row in done if row.seconds is not None]
+    ran = _that_ran(done)
+    cells, belief = _believed(ran, open_, knowledge)
+    count = len(ran)
+    chosen = next_point(TIME, belief, cells, range(count), range(count, len(cells)))
+    return None if chosen is None else chosen - count
+
+
+@dataclass(frozen=True)
+class Skew:
+    """How an evaluation changes predicted times: shorter by `hope` standard deviations, then multiplied by `wrong`."""
+
+    hope: float = 0.0
+    wrong: Array | float = 1.0
+
+
+NO_SKEW: Final = Skew()
+
+
+def choose_within(
+    done: Sequence[Measurement],
+    open_: Sequence[Measurement],
+    knowledge: ModelKnowledge,
+    limit_s: float,
+    skew: Skew = NO_SKEW,
+) -> int | None:
+    """Return the index of the row of `open_` to measure next for a service whose batches may take `limit_s`.
+
+    None where nothing is left that could do more on its slice. `done` is as for `choose`.
+    """
+    if not open_:
+        return None
+    ran = _that_ran(done)
+    cells, belief = _believed(ran, open_, knowledge)
+    value, deviation = belief.predict(TIME, cells)
+    seconds = np.exp(value - skew.hope * deviation)
+    seconds[: len(ran)] = [row.seconds or 1.0 for row in ran]
+    seconds[len(ran) :] *= skew.wrong
+    chosen = next_within(cells, seconds, len(ran), limit_s)
+    return None if chosen is None else chosen - len(ran)
+
+
+def next_within(cells: Cells, seconds: Array, measured: int, limit_s: float) -> int | None:
+    """Return the index of the cell to measure next, of those after the first `measured`.
+
+    None where none of them could do more on its slice, at its input size, than what is measured. `seconds` are what a
+    batch takes at each cell: as measured, and the best guess.
+    """
+    rates = cells.batch * cells.procs / seconds
+    slices = list(zip(cells.sm.tolist(), cells.memory.tolist(), cells.work.tolist(), strict=True))
+    best: dict[tuple[float, float, float], int] = {}
+    for i in np.flatnonzero(seconds <= limit_s).tolist():
+        if slices[i] not in best or rates[i] > rates[best[slices[i]]]:
+            best[slices[i]] = i
+    new = [i for i in best.values() if i >= measured]
+    if new:
+        return max(new, key=lambda i: (float(rates[i] / cells.sm[i]), -i))
+    over = [i for i in range(measured, len(cells)) if slices[i] not in best or rates[i] > rates[best[slices[i]]]]
+    return min(over, key=lambda i: (float(seconds[i]), i), default=None)
+
+
+def _that_ran(rows: Sequence[Measurement]) -> list[Measurement]:
+    return [row for row in rows if row.seconds is not None]
+
+
+def _believed(
+    ran: Sequence[Measurement], open_: Sequence[Measurement], knowledge: ModelKnowledge
+) -> tuple[Cells, Belief]:
+    """Return the cells of all rows, and what public facts and the rows that ran say of the model."""
     rows = [*ran, *open_]
-    first = rows[0]
-    known, gpu = knowledge.of(first.model, rows), GpuSpec.of_rows(rows)
+    known, gpu = knowledge.of(rows[0].model, rows), GpuSpec.of_rows(rows)
     cells = Cells.of_rows(rows, gpu, known)
     logs = np.array([np.log(row.seconds or 1.0) for row in ran])
-    count = list(range(len(ran)))
-    prior = pool(TIME, first.kind, ()).prior(first.model, known, gpu)
-    belief = adapt(TIME, prior, cells.take(count), logs, NOISE)
-    chosen = next_point(TIME, belief, cells, count, list(range(len(ran), len(rows))))
-    return None if chosen is None else chosen - len(ran)
+    prior = pool(TIME, rows[0].kind, ()).prior(rows[0].model, known, gpu)
+    return cells, adapt(TIME, prior, cells.take(list(range(len(ran)))), logs, NOISE)
 
 
 def _corner(cells: Cells, step: int) -> tuple[float, float] | None:

@@ -42,6 +42,7 @@ LONG: Final = {
     "bench study paris-elsa": "tests/lab/test_study_pariselsa.py",
     "bench study placement": "tests/lab/test_study_placement.py",
     "bench submit": "tests/cli/test_benchmarks.py",
+    "eval services": "tests/lab/test_services_evaluation.py",
 }
 
 

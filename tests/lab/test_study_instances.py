@@ -11,33 +11,6 @@ from slurm_migbatch.lab.cli.bench import bench
 from slurm_migbatch.lab.studies import instances
 from slurm_migbatch.lab.studies.instances import MEASURED, MIG_OFF, measure
 
-MODELS = {"bert": 3.0, "densenet121": 1.0, "resnet50": 0.8, "vgg16": 2.0}
-SLICES = (1, 2, 3, 4, 7)
-
-
-def seconds(work, gpc, batch, procs):
-    """A host that takes 3 ms, and a device whose time grows with the work and shrinks with the slice."""
-    return max(0.003, work * 1e-3 * batch * procs / gpc) + 0.0005 * procs
-
-
-@pytest.fixture(scope="module")
-def parvagpu(tmp_path_factory):
-    """ParvaGPU's folder with four made-up models, every figure of which follows one law, and two scenarios."""
-    tmp_path = tmp_path_factory.mktemp("data")
-    lines = ["model,gpc,batch,procs,throughput_per_s,latency_s"]
-    for model, work in MODELS.items():
-        for gpc in SLICES:
-            for batch in (1, 2, 4, 8, 16, 32):
-                for procs in (1, 2, 3):
-                    took = seconds(work, gpc, batch, procs)
-                    lines.append(f"{model},{gpc},{batch},{procs},{batch / took:.6f},{took:.6f}")
-    folder = tmp_path / "parvagpu"
-    (folder / "raw" / "SLO").mkdir(parents=True)
-    (folder / "parvagpu_a100_80gb_mig.csv").write_text("\n".join(lines) + "\n")
-    (folder / "raw" / "SLO" / "SLO_latency.csv").write_text("200,100,N/A,150\n400,200,160,300\n")
-    (folder / "raw" / "SLO" / "SLO_req_rate.csv").write_text("300,500,N/A,400\n600,1500,2000,1000")
-    return tmp_path
-
 
 @pytest.fixture(scope="module")
 def result(parvagpu):

@@ -259,6 +259,32 @@ def test_a_few_points_are_the_predictors_choice(capsys):
     assert code == 0 and len(batches) == len(set(batches)) == 5 and {4, 8, 32} <= set(batches)
 
 
+def test_points_for_a_limit_are_those_that_a_service_would_run(capsys):
+    """Two milliseconds an item: whatever is guessed at first, the largest batch that keeps the limit is found."""
+    Path("bench.py").write_text(
+        Path("bench.py").read_text() + "\nimport time\ndef slow(batch):\n    return lambda: time.sleep(0.002 * batch)\n"
+    )
+    wanted = ["bench.py:slow", "--model", "m", "--batches", "1-64", *QUICK, "--json"]
+    code, out, _ = go(capsys, *wanted, "--points", 7, "--slo", "20ms")
+    assert code == 0, out
+    rows = read_folder(Path.cwd())
+    assert 8 in [row.batch for row in rows]  # 16 ms; 16 takes 32
+    assert len({row.batch for row in rows}) == len(rows) <= 7
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--slo", "20ms"], "give both"),
+        (["--points", 2, "--slo", "20"], "write 200ms"),
+        (["--points", 2, "--slo", "0s"], "write 200ms"),
+    ],
+)
+def test_a_limit_is_a_time_and_goes_with_points(capsys, words, told):
+    code, _, err = go(capsys, "bench.py:plain", "--model", "m", *QUICK, *words)
+    assert code == 2 and told in err
+
+
 def test_points_or_grid(capsys):
     code, _, err = go(capsys, "bench.py:make", "--model", "m", "--points", 1, "--grid", *QUICK)
     assert code == 2 and "one of them" in err

@@ -135,6 +135,25 @@ def batch(data: Path, as_json: bool) -> None:
 @eval_.command()
 @data_option
 @json_option
+def services(data: Path, as_json: bool) -> None:
+    """GPUs for services with rates and latency limits by three measured points a model, on ParvaGPU's scenarios.
+
+    Points of the grid, or those that `migbatch profile run --points 3 --slo TIME` measures; and with predictions that
+    are wrong by x0.5 to x2.
+    """
+    from slurm_migbatch.lab.evaluate.services import evaluate
+
+    with measuring() as say:
+        result = evaluate(data, say)
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    _print_services(result)
+
+
+@eval_.command()
+@data_option
+@json_option
 def llm(data: Path, as_json: bool) -> None:
     """Time to the first token and of each further one of language models, each left out of the fit in turn.
 
@@ -173,6 +192,62 @@ def llm(data: Path, as_json: bool) -> None:
     print_table(("measured", "ttft", "tpot"), learned)
     memory = result["memory"]
     click.echo(f"memory of Llama-3.1-8B: {memory['weights_gib']} GiB weights, {memory['runtime_gib']} GiB runtime")
+    print_bars(result)
+
+
+def _print_services(result: dict[str, Any]) -> None:
+    for note in result["notes"]:
+        click.echo(f"note: {note}")
+    names = result["scenarios"]
+    print_table(
+        ("GPUs", *names, "total"),
+        [(row["name"], *(f"{gpus:g}" for gpus in row["gpus"]), str(row["total"])) for row in result["rows"]],
+    )
+    for title, ways in (("points", result["placed"]), ("predictions wrong", (*result["wrong"], *result["trusted"]))):
+        click.echo()
+        lines = [
+            (
+                way["name"] if number == 0 else "",
+                str(number),
+                *(str(gpus) for gpus in at["gpus"]),
+                str(at["total"]),
+                f"{at['points']:.1f}",
+                str(at["broken"]),
+                str(at["short"]),
+            )
+            for way in ways
+            for number, at in enumerate(way["rounds"])
+        ]
+        print_table((title, "round", *names, "total", "measured", "limits broken", "rates short"), lines)
+    click.echo("\nmade-up services")
+    lines = [
+        (
+            way["half"],
+            way["name"],
+            str(number),
+            str(way["off"]),
+            str(way["measured"]),
+            str(at["total"]),
+            f"{at['points']:.1f}",
+            f"{at['broken']} of {way['services']}",
+            str(at["short"]),
+        )
+        for way in result["made"]
+        for number, at in enumerate(way["rounds"])
+    ]
+    header = (
+        "models",
+        "points",
+        "round",
+        "MIG off",
+        "all measured",
+        "GPUs",
+        "measured",
+        "limits broken",
+        "rates short",
+    )
+    print_table(header, lines)
+    click.echo()
     print_bars(result)
 
 

@@ -68,7 +68,8 @@ class Undecided(RuntimeError):
 class ServiceDemand:
     """A rate to serve (items a second, above 0) and the settings that keep the latency limit.
 
-    One for each slice is enough (`best_settings`). `hopes` are rates above those that can be counted on.
+    One for each slice is enough (`best_settings`). `hopes` are rates above those that can be counted on; a planner that
+    prefers some settings among equals, because they were measured say, gives those a little of it.
     """
 
     name: str

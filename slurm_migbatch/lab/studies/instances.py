@@ -119,7 +119,7 @@ class Replay:
 def measure(data: Path, say: Say = silent) -> dict[str, Any]:
     """All rows; `data` is ParvaGPU's folder, or one that holds it as `parvagpu`. Raises NotMeasurable."""
     folder = data / "parvagpu" if (data / "parvagpu").is_dir() else data
-    bench = _Bench(folder, read_folder(folder), say)
+    bench = InstanceBench(folder, read_folder(folder), say)
     rows = bench.baselines()
     say("measured figures", 0)
     rows.append(bench.measured(MEASURED, PROCS))
@@ -156,7 +156,7 @@ MEASURED: Final = "integer programme, measured figures"
 MIG_OFF: Final = "MIG off, a GPU for each model"
 
 
-class _Bench:
+class InstanceBench:
     """The scenarios of one table, with one subject for each model."""
 
     def __init__(self, data: Path, rows: Sequence[Measurement], say: Say) -> None:
@@ -214,7 +214,7 @@ class _Bench:
         for loads in self.loads.values():
             share, more = self._of_whole(loads, 1), self._of_whole(loads, PROCS)
             dedicated.append(_rounded_up(share))
-            several.append(_rounded_up(more))
+            several.append(self.without_mig(loads))
             shared.append(sum(share for share in more if math.isfinite(share)))
             services = self.services(loads)
             divided.append(fluid(services, slices))
@@ -229,6 +229,10 @@ class _Bench:
         rows.append(_row("bound: slices divided at will", divided))
         rows.append(_row("bound: whole instances, no packing", whole))
         return rows
+
+    def without_mig(self, loads: Sequence[Load]) -> int:
+        """Return the GPUs that a scenario needs with MIG off and a GPU, or several, for each model."""
+        return _rounded_up(self._of_whole(loads, PROCS))
 
     def _of_whole(self, loads: Sequence[Load], procs: int) -> list[float]:
         """Whole GPUs that the rate of each service takes; infinite where a whole GPU does not keep its limit."""

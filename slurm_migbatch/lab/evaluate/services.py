@@ -1,0 +1,423 @@
+"""GPUs for services by a few measured points of each model: which points, and what wrong predictions do.
+
+Points are measured by one of two rules, both of `predict.points`, which `migbatch profile run --points` follows: the
+grid's (`choose`), or for the limit of the service (`choose_within`, option `--slo`), that is the cells that a plan by
+the best guess would use. They are chosen one by one, by public facts and the model's own points alone.
+
+Then all services of a scenario are placed at once by `lab.papers.instances.allocate`. A measured cell counts as
+measured, another with the slow end of its interval, from a predictor that was not shown the model. Two more rules keep
+what was promised (`ServicePlanner`): among plans of the same GPUs measured cells are preferred, and a model one of
+whose points took longer than the slow end that was said of it before, or all of whose points took less, is no longer
+taken at its word. migbatchd places nothing this way; the points are what ships.
+
+After a placement the cells in use are measured, and as many of the rule's next points as at first: a round. Each plan
+is replayed on the measured table. A limit is broken where a cell in use takes longer than it may, a rate is short where
+the instances serve less.
+
+Best guess or more hopeful figures, and how many points a round has, was chosen on made-up services of every second
+model of ParvaGPU's; made-up services of the other models, and its scenarios, are told apart. What `DOUBTFUL` does where
+predictions are wrong was set with all of them seen.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.lab.bars import Bar
+from slurm_migbatch.lab.evaluate.scenarios import ServiceLoad
+from slurm_migbatch.lab.papers.instances import ServiceDemand, allocate
+from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings
+from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.studies.instances import MEASURED, MIG_OFF, PROCS, HeldOutModel, InstanceBench
+from slurm_migbatch.predict.cells import Array
+from slurm_migbatch.predict.learned import CONFIDENCE
+from slurm_migbatch.predict.points import Skew, choose_within
+from slurm_migbatch.profiling.table import read_folder
+
+POINTS: Final = 3
+ROUNDS: Final = 4
+"""Placements that are replayed: the first, and one after each round of measuring."""
+MADE: Final = 20
+"""Made-up scenarios of each half of the models."""
+DOUBTFUL: Final = 1.1
+"""How much longer than was said of it a point may take before its model is served by measured cells alone. Where one
+took longer at all, predicted cells are counted on as that much slower, and by this factor more; where all took less, as
+that much faster than was said, but for its square."""
+PREFERENCE: Final = 1.03
+"""What a measured cell counts for among plans of the same GPUs, so that predicted ones are used where they save."""
+FACTORS: Final = (0.5, 0.71, 1.41, 2.0)
+SEEDS: Final = (1, 2, 3)
+HOPES: Final = (0.5, 1.0, 1.5)
+"""Standard deviations, of the more hopeful figures that were tried."""
+FIRST_TARGET, ROUND_TARGET, LOSS_TARGET = 47, 45, 1.02
+CHOSEN_ON, GRID, LIMIT = "chosen on", "grid's", "for the limit"
+FEWER_TWICE: Final = 1.5
+SAME_AGAIN: Final = 1.25
+
+Wrong = Callable[[str, int], float]
+"""By which a predicted time of a model's cell is multiplied."""
+Known = Mapping[str, tuple[int, ...]]
+"""The measured cells of each model, in the order in which they were measured."""
+
+
+def right(_model: str, _cell: int) -> float:
+    """Leave predictions as they are."""
+    return 1.0
+
+
+@dataclass(frozen=True)
+class PlacedServices:
+    """One plan for a scenario, replayed: GPUs, services with a broken limit or a short rate, cells in use."""
+
+    gpus: int
+    broken: int
+    short: int
+    used: Mapping[str, frozenset[int]]
+
+
+class ServicePlanner:
+    """Places services by measured points and predicted figures.
+
+    The latter may be made `wrong`; `hope` is that of the points (`predict.points.Skew`). With `trusting` a model is
+    taken at its word whatever its points took.
+    """
+
+    def __init__(
+        self, bench: InstanceBench, wrong: Wrong = right, *, hope: float = 0.0, trusting: bool = False
+    ) -> None:
+        self._bench, self._wrong, self._hope, self._trusting = bench, wrong, hope, trusting
+
+    def points(self, load: ServiceLoad, done: Sequence[int], count: int) -> tuple[int, ...]:
+        """Return the cells `done` and up to `count` more that the rule for the limit measures, in order."""
+        subject = self._bench.subjects[load.sample.model]
+        known, rows = list(done), subject.sample.rows
+        for _ in range(count):
+            left = [i for i in subject.usable if i not in known]
+            wrong = np.array([self._wrong(load.sample.model, i) for i in left])
+            measured, open_ = [rows[i] for i in known], [rows[i] for i in left]
+            chosen = choose_within(measured, open_, subject.knowledge, load.limit_s, Skew(self._hope, wrong))
+            if chosen is None:
+                break
+            known.append(left[chosen])
+        return tuple(known)
+
+    def place(self, loads: Sequence[ServiceLoad], known: Known) -> PlacedServices:
+        """Plan for all services, and replay the plan."""
+        cells = {load.sample.model: self._counted(load.sample.model, known[load.sample.model]) for load in loads}
+        asked = [self._asked(load, cells[load.sample.model], known[load.sample.model]) for load in loads]
+        found = allocate(self._bench.geometry, asked)
+        assert found is not None
+        broken = short = 0
+        used: dict[str, frozenset[int]] = {}
+        for load in loads:
+            model = load.sample.model
+            instances = {cells[model][setting]: count for setting, count in found.of(model).items()}
+            truth = self._bench.subjects[model].settings
+            used[model] = frozenset(instances)
+            broken += any(truth[i].seconds > load.limit_s for i in instances)
+            short += sum(count * truth[i].rate for i, count in instances.items()) < load.rate * (1 - 1e-9)
+        return PlacedServices(found.gpus, broken, short, used)
+
+    def rounds(self, loads: Sequence[ServiceLoad], first: Known, more: int) -> Iterator[tuple[PlacedServices, Known]]:
+        """Yield each placement and what was measured before it, without end; a round has `more` points of the rule."""
+        known = dict(first)
+        while True:
+            placed = self.place(loads, known)
+            yield placed, dict(known)
+            for load in loads:
+                model = load.sample.model
+                done = (*known[model], *sorted(placed.used[model] - set(known[model])))
+                known[model] = self.points(load, done, more)
+
+    def _slow(self, model: str, done: Sequence[int]) -> Array:
+        slow: Array = self._bench.figures(model, tuple(done), CONFIDENCE)[0].copy()
+        for i in set(range(len(slow))) - set(done):
+            slow[i] *= self._wrong(model, i)
+        return slow
+
+    def surprise(self, model: str, done: Sequence[int]) -> float:
+        """Return what measured points took over the slow end that was said of each before, at most.
+
+        Counted are the first points, each of which was measured after something was said of it; 1 without any.
+        """
+        if self._trusting or not done:
+            return 1.0
+        truth = self._bench.subjects[model].settings
+        return max(truth[i].seconds / float(self._slow(model, done[:k])[i]) for k, i in enumerate(done[: 2 * POINTS]))
+
+    def _counted(self, model: str, done: Sequence[int]) -> dict[InstanceSetting, int]:
+        """Return every cell that may be used, with the seconds that are counted on, and its index."""
+        subject, surprise = self._bench.subjects[model], self.surprise(model, done)
+        slow, sure = self._slow(model, done), set(done)
+        longer = surprise * DOUBTFUL if surprise > 1.0 else min(1.0, surprise * DOUBTFUL**2)
+        return {
+            replace(subject.settings[i], seconds=float(slow[i]) * (1.0 if i in sure else longer)): i
+            for i in subject.usable
+        }
+
+    def _asked(self, load: ServiceLoad, cells: Mapping[InstanceSetting, int], done: Sequence[int]) -> ServiceDemand:
+        kept = [setting for setting in cells if setting.seconds <= load.limit_s]
+        kept = kept or [min(cells, key=lambda setting: setting.seconds)]
+        sure = [setting for setting in kept if cells[setting] in done]
+        if sure and self.surprise(load.sample.model, done) > DOUBTFUL:
+            kept = sure
+        settings = tuple(sorted({*best_settings(kept).values(), *best_settings(sure).values()}))
+        preferred = {setting: PREFERENCE * setting.rate for setting in settings if cells[setting] in done}
+        return ServiceDemand(load.sample.model, load.rate, settings, preferred)
+
+
+def out_of_line(settings: Sequence[InstanceSetting]) -> frozenset[InstanceSetting]:
+    """Return settings whose batch takes hardly longer than half of it, though that took much longer than a quarter.
+
+    Where a batch took `FEWER_TWICE` times as long as its half, the device sets the pace, and the next doubling cannot
+    cost less than `SAME_AGAIN`. ParvaGPU's table has such cells; no curve expects them.
+    """
+    seconds = {(s.profile, s.procs, s.batch): s.seconds for s in settings}
+    found = set()
+    for setting in settings:
+        half = seconds.get((setting.profile, setting.procs, setting.batch // 2))
+        quarter = seconds.get((setting.profile, setting.procs, setting.batch // 4))
+        if half and quarter and half > FEWER_TWICE * quarter and setting.seconds < SAME_AGAIN * half:
+            found.add(setting)
+    return frozenset(found)
+
+
+def made_up(subjects: Sequence[HeldOutModel], count: int, seed: int) -> dict[str, list[ServiceLoad]]:
+    """Return scenarios of services for all models: limits of 1.5 to 6 times the largest slice's batch of 8, rates of a
+    tenth to four times the largest slice's best."""
+    drawn = random.Random(seed)  # noqa: S311 - reproducible, no secret
+    scenarios: dict[str, list[ServiceLoad]] = {}
+    for number in range(count):
+        scale, loads = drawn.choice((1, 2, 4)), []
+        for subject in subjects:
+            largest = max(setting.profile.compute for setting in subject.settings)
+            full = [s for s in subject.settings if s.profile.compute == largest and s.procs == 1]
+            limit_s = math.exp(drawn.uniform(math.log(1.5), math.log(6.0)))
+            limit_s *= min(full, key=lambda s: abs(math.log(s.batch / 8))).seconds
+            rate = scale * max(s.rate for s in full) * math.exp(drawn.uniform(math.log(0.1), 0.0))
+            if best_settings([s for s in subject.settings if s.procs == 1], limit_s):
+                loads.append(ServiceLoad(f"made {number}", subject.sample, rate, limit_s))
+        scenarios[f"made {number}"] = loads
+    return scenarios
+
+
+def evaluate(data: Path, say: Say = silent) -> dict[str, Any]:
+    """All rows and bars; `data` is ParvaGPU's folder, or one that holds it as `parvagpu`. Raises NotMeasurable."""
+    folder = data / "parvagpu" if (data / "parvagpu").is_dir() else data
+    bench = InstanceBench(folder, read_folder(folder), say)
+    off = next(row for row in bench.baselines() if row["name"] == MIG_OFF)
+    rows = [off, bench.measured(MEASURED, PROCS), _in_line(bench), _hindsight(bench)]
+    planner = ServicePlanner(bench)
+    say("points", 2)
+    placed = [
+        _rounds(ServicePlanner(bench, trusting=True), bench.loads, GRID, _grid_points(bench, bench.loads)),
+        _rounds(planner, bench.loads, LIMIT, _limit_points(planner, bench.loads)),
+    ]
+    wrong = []
+    for name, factor in _wrongs(SEEDS):
+        say(f"predictions wrong: {name}", len(FACTORS) + 2 * len(SEEDS))
+        planner = ServicePlanner(bench, factor)
+        wrong.append(_rounds(planner, bench.loads, name, _limit_points(planner, bench.loads), rounds=2))
+    planner = ServicePlanner(bench, _times(FACTORS[0]), trusting=True)
+    points = _limit_points(planner, bench.loads)
+    trusted = [_rounds(planner, bench.loads, f"all x{FACTORS[0]:g}, taken at its word", points, rounds=2)]
+    names = sorted(bench.subjects)
+    made = []
+    for name, half, seed in ((CHOSEN_ON, names[0::2], 1), ("others", names[1::2], 2)):
+        say(f"made-up services, models {name}", 2)
+        scenarios = made_up([bench.subjects[model] for model in half], MADE, seed)
+        made += _made(bench, name, scenarios)
+    return {
+        "data": str(data),
+        "scenarios": list(bench.loads),
+        "services": sum(len(loads) for loads in bench.loads.values()),
+        "points": POINTS,
+        "confidence": CONFIDENCE,
+        "notes": [*bench.notes, *_told(_odd(bench))],
+        "rows": rows,
+        "placed": placed,
+        "wrong": wrong,
+        "trusted": trusted,
+        "made": made,
+        "bars": [bar.to_dict() for bar in _bars(placed[1], wrong, off["total"], made)],
+    }
+
+
+def _in_line(bench: InstanceBench) -> dict[str, Any]:
+    """Everything measured, without the cells that no curve expects."""
+    odd = _odd(bench)
+    counts = []
+    for loads in bench.loads.values():
+        asked = []
+        for load in loads:
+            settings = bench.subjects[load.sample.model].settings
+            kept = [s for s in settings if s.procs <= PROCS and s not in odd[load.sample.model]]
+            asked.append(ServiceDemand(load.sample.model, load.rate, tuple(best_settings(kept, load.limit_s).values())))
+        found = allocate(bench.geometry, asked)
+        assert found is not None
+        counts.append(found.gpus)
+    return _row(f"{MEASURED}, without {sum(map(len, odd.values()))} cells out of line", counts)
+
+
+def _odd(bench: InstanceBench) -> dict[str, frozenset[InstanceSetting]]:
+    found = {model: [s for s in subject.settings if s.procs <= PROCS] for model, subject in bench.subjects.items()}
+    return {model: out_of_line(settings) for model, settings in found.items()}
+
+
+def _hindsight(bench: InstanceBench) -> dict[str, Any]:
+    """Placed with the points that the best plan by measured figures uses."""
+    counts, most = [], 0
+    for loads in bench.loads.values():
+        best = allocate(bench.geometry, bench.services(loads))
+        assert best is not None
+        known: dict[str, tuple[int, ...]] = {}
+        for load in loads:
+            settings = bench.subjects[load.sample.model].settings
+            known[load.sample.model] = tuple(settings.index(setting) for setting in sorted(best.of(load.sample.model)))
+        most = max(most, *map(len, known.values()))
+        counts.append(ServicePlanner(bench).place(loads, known).gpus)
+    return _row(f"points with hindsight, at most {most} a model", counts)
+
+
+def _told(odd: Mapping[str, frozenset[InstanceSetting]]) -> list[str]:
+    cells = [
+        f"{model} {s.profile} batch {s.batch} of {s.procs} processes"
+        for model, settings in odd.items()
+        for s in sorted(settings)
+    ]
+    return [f"out of line, hardly slower than half the batch: {', '.join(cells)}"] if cells else []
+
+
+def _row(name: str, gpus: Sequence[int]) -> dict[str, Any]:
+    return {"name": name, "gpus": list(gpus), "total": sum(gpus)}
+
+
+def _grid_points(bench: InstanceBench, scenarios: Mapping[str, Sequence[ServiceLoad]]) -> list[Known]:
+    return [
+        {load.sample.model: bench.subjects[load.sample.model].points(POINTS) for load in loads}
+        for loads in scenarios.values()
+    ]
+
+
+def _limit_points(planner: ServicePlanner, scenarios: Mapping[str, Sequence[ServiceLoad]]) -> list[Known]:
+    return [{load.sample.model: planner.points(load, (), POINTS) for load in loads} for loads in scenarios.values()]
+
+
+def _rounds(
+    planner: ServicePlanner,
+    scenarios: Mapping[str, Sequence[ServiceLoad]],
+    name: str,
+    first: Sequence[Known],
+    rounds: int = ROUNDS,
+) -> dict[str, Any]:
+    """Replay all scenarios round by round; points of a round are counted for each service."""
+    runs = []
+    for loads, known in zip(scenarios.values(), first, strict=True):
+        steps = planner.rounds(loads, known, POINTS)
+        runs.append([next(steps) for _ in range(rounds)])
+    services = sum(map(len, scenarios.values()))
+    return {
+        "name": name,
+        "services": services,
+        "rounds": [
+            {
+                "gpus": [run[n][0].gpus for run in runs],
+                "total": sum(run[n][0].gpus for run in runs),
+                "points": round(sum(len(done) for run in runs for done in run[n][1].values()) / services, 2),
+                "broken": sum(run[n][0].broken for run in runs),
+                "short": sum(run[n][0].short for run in runs),
+            }
+            for n in range(rounds)
+        ],
+    }
+
+
+def _made(bench: InstanceBench, half: str, scenarios: Mapping[str, Sequence[ServiceLoad]]) -> list[dict[str, Any]]:
+    measured = off = 0
+    for loads in scenarios.values():
+        off += bench.without_mig(loads)
+        found = allocate(bench.geometry, bench.services(loads))
+        assert found is not None
+        measured += found.gpus
+    trusting, planner = ServicePlanner(bench, trusting=True), ServicePlanner(bench)
+    ways = [(GRID, trusting, _grid_points(bench, scenarios)), (LIMIT, planner, _limit_points(planner, scenarios))]
+    others = [(f"{LIMIT}, hoping for {hope:g} deviations", ServicePlanner(bench, hope=hope)) for hope in HOPES]
+    if half != CHOSEN_ON:
+        others = [(f"{LIMIT}, {name}", ServicePlanner(bench, wrong)) for name, wrong in _wrongs(SEEDS[:1])]
+    ways += [(name, planner, _limit_points(planner, scenarios)) for name, planner in others]
+    return [
+        {"half": half, "off": off, "measured": measured, **_rounds(planner, scenarios, name, first, rounds=2)}
+        for name, planner, first in ways
+    ]
+
+
+def _wrongs(seeds: Sequence[int]) -> Iterator[tuple[str, Wrong]]:
+    """Yield the ways in which predictions are wrong, by a factor of 0.5 to 2."""
+    for factor in FACTORS:
+        yield f"all x{factor:g}", _times(factor)
+    for seed in seeds:
+        yield f"each model its own ({seed})", _own(seed, by_cell=False)
+    for seed in seeds:
+        yield f"each cell its own ({seed})", _own(seed, by_cell=True)
+
+
+def _times(factor: float) -> Wrong:
+    return lambda _model, _cell: factor
+
+
+def _own(seed: int, *, by_cell: bool) -> Wrong:
+    return lambda model, cell: _drawn(f"{seed} {model} {cell}" if by_cell else f"{seed} {model}")
+
+
+def _drawn(seed: str) -> float:
+    return float(2.0 ** random.Random(seed).uniform(-1.0, 1.0))  # noqa: S311 - reproducible, no secret
+
+
+def _bars(
+    placed: Mapping[str, Any], wrong: Sequence[Mapping[str, Any]], off: int, made: Sequence[Mapping[str, Any]]
+) -> list[Bar]:
+    first, second = placed["rounds"][:2]
+    others = [way for way in made if way["half"] != CHOSEN_ON and way["name"] != GRID]
+    return [
+        Bar("first placement: GPUs", first["total"], FIRST_TARGET),
+        Bar("first placement: limits broken and rates short", first["broken"] + first["short"], 0),
+        Bar("after one round: GPUs", second["total"], ROUND_TARGET),
+        Bar("after one round: limits broken and rates short", second["broken"] + second["short"], 0),
+        Bar(
+            "predictions wrong by x0.5 to x2: GPUs of the first placement over MIG off, at worst",
+            max(way["rounds"][0]["total"] for way in wrong) / off,
+            LOSS_TARGET,
+        ),
+        Bar(
+            "predictions wrong by x0.5 to x2: limits broken in the first placement, at worst",
+            max(way["rounds"][0]["broken"] for way in wrong),
+            0,
+        ),
+        Bar(
+            "predictions wrong by x0.5 to x2: rates short in the first placement, at worst",
+            max(way["rounds"][0]["short"] for way in wrong),
+            0,
+        ),
+        Bar(
+            "predictions wrong by x0.5 to x2: limits broken and rates short after one round, at worst",
+            max(way["rounds"][1]["broken"] + way["rounds"][1]["short"] for way in wrong),
+            0,
+        ),
+        Bar(
+            "the same on made-up services of other models: GPUs of the first placement over MIG off, at worst",
+            max(way["rounds"][0]["total"] / way["off"] for way in others),
+            LOSS_TARGET,
+        ),
+        Bar(
+            "the same on made-up services of other models: limits broken and rates short at first, at worst",
+            max(way["rounds"][0]["broken"] + way["rounds"][0]["short"] for way in others),
+            0,
+        ),
+    ]

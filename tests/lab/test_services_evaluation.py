@@ -1,0 +1,98 @@
+"""`migbatch eval services`: points for a limit beside the grid's, wrong predictions, and what is told of them."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_migbatch.lab.cli.eval import eval_
+from slurm_migbatch.lab.evaluate import services
+from slurm_migbatch.lab.evaluate.services import ServicePlanner, evaluate, made_up, out_of_line
+from slurm_migbatch.lab.papers.settings import InstanceSetting
+from slurm_migbatch.lab.studies.instances import InstanceBench
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.profiling.table import read_folder
+
+
+@pytest.fixture(scope="module")
+def result(parvagpu):
+    """The evaluation, shortened."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"MADE": 2, "FACTORS": (0.5, 2.0), "SEEDS": (1,), "HOPES": (1.0,)}.items():
+            patch.setattr(services, name, value)
+        return evaluate(parvagpu)
+
+
+@pytest.fixture(scope="module")
+def bench(parvagpu):
+    return InstanceBench(parvagpu / "parvagpu", read_folder(parvagpu / "parvagpu"), lambda *_: None)
+
+
+def test_every_way_is_replayed_and_none_beats_what_is_measured(result):
+    off, measured, *_ = result["rows"]
+    for way in (*result["placed"], *result["wrong"]):
+        for at in way["rounds"]:
+            assert len(at["gpus"]) == 2 and sum(at["gpus"]) == at["total"]
+            if not at["broken"] and not at["short"]:
+                assert all(mine >= best for mine, best in zip(at["gpus"], measured["gpus"], strict=True))
+        assert way["rounds"][0]["points"] <= 3 < way["rounds"][1]["points"]
+    grid, limit = result["placed"]
+    assert len(grid["rounds"]) == len(limit["rounds"]) == services.ROUNDS
+    assert limit["rounds"][0]["total"] <= grid["rounds"][0]["total"] <= off["total"]
+    assert {way["half"] for way in result["made"]} == {"chosen on", "others"}
+    assert [bar["name"] for bar in result["bars"]][:1] == ["first placement: GPUs"]
+
+
+def test_a_model_is_not_taken_at_its_word_after_a_point_took_longer(bench):
+    """Predictions of half the time: without the doubt limits break, with it none does."""
+    half = lambda _model, _cell: 0.5  # noqa: E731
+    believing, doubting = ServicePlanner(bench, half, trusting=True), ServicePlanner(bench, half)
+    for loads in bench.loads.values():
+        known = {load.sample.model: believing.points(load, (), 3) for load in loads}
+        for load in loads:
+            assert believing.surprise(load.sample.model, known[load.sample.model]) == 1.0
+        careless, careful = believing.place(loads, known), doubting.place(loads, known)
+        assert careful.broken <= careless.broken and careful.short <= careless.short
+        assert any(doubting.surprise(model, points) > services.DOUBTFUL for model, points in known.items())
+
+
+def test_points_are_asked_one_after_the_other_and_never_twice(bench):
+    planner = ServicePlanner(bench)
+    for load in (load for loads in bench.loads.values() for load in loads):
+        three = planner.points(load, (), 3)
+        six = planner.points(load, three, 3)
+        assert six[:3] == three == planner.points(load, (), 2) + three[2:]
+        assert len(set(six)) == len(six) <= 6
+        usable = bench.subjects[load.sample.model].usable
+        assert set(six) <= set(usable)
+
+
+def test_cells_that_no_curve_expects_are_found():
+    profile = Profile.parse("3g.40gb")
+    curve = {16: 0.021, 32: 0.0415, 64: 0.0753, 128: 0.0876}  # densenet169 in ParvaGPU's table
+    settings = [InstanceSetting(profile, batch, 1, seconds) for batch, seconds in curve.items()]
+    assert {setting.batch for setting in out_of_line(settings)} == {128}
+    host = [InstanceSetting(profile, batch, 1, 0.01 + 0.0001 * batch) for batch in (1, 2, 4, 8, 16, 32)]
+    assert not out_of_line(host)
+
+
+def test_made_up_services_can_be_served_and_are_the_same_each_time(bench):
+    subjects = list(bench.subjects.values())
+    first, again = made_up(subjects, 3, 7), made_up(subjects, 3, 7)
+    assert first == again != made_up(subjects, 3, 8)
+    for loads in first.values():
+        for load in loads:
+            settings = bench.subjects[load.sample.model].settings
+            assert load.rate > 0 and any(s.seconds <= load.limit_s for s in settings if s.procs == 1)
+
+
+def test_the_command_prints_one_object_or_tables_and_bars(parvagpu, result, monkeypatch):
+    monkeypatch.setattr(services, "evaluate", lambda data, say: result)
+    found = CliRunner().invoke(eval_, ["services", "--data", str(parvagpu), "--json"])
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["bars"] == result["bars"]
+    told = CliRunner().invoke(eval_, ["services", "--data", str(parvagpu)])
+    assert told.exit_code == 0, told.output
+    assert (
+        "for the limit" in told.stdout and "made-up services" in told.stdout and "first placement: GPUs" in told.stdout
+    )

@@ -1,0 +1,92 @@
+"""Which points are measured for a service with a latency limit: those that it would run."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.predict.cells import Cells
+from slurm_migbatch.predict.known import ModelKnowledge
+from slurm_migbatch.predict.points import Skew, choose_within, next_within
+from slurm_migbatch.profiling.measurement import Measurement
+from tests.support.examples import examples
+
+SLICES = ((1, 14 / 108), (2, 28 / 108), (3, 42 / 108), (7, 98 / 108))
+
+
+def grid(slices=SLICES, batches=(1, 2, 4, 8, 16, 32)):
+    """Cells of one process, by slice and batch."""
+    pairs = [(compute, sm, batch) for compute, sm in slices for batch in batches]
+    ones = np.ones(len(pairs))
+    return Cells(
+        np.array([float(batch) for *_, batch in pairs]),
+        np.array([sm for _, sm, _ in pairs]),
+        np.array([compute / 8 for compute, *_ in pairs]),
+        ones,
+        ones,
+        ones,
+    )
+
+
+def test_the_best_of_the_slice_that_does_most_for_its_sms_comes_first():
+    cells = grid(slices=SLICES[:2], batches=(1, 2, 4))
+    seconds = np.array([1.0, 1.5, 2.5, 0.9, 1.2, 1.7])
+    assert next_within(cells, seconds, 0, 2.0) == 1  # 2 in 1.5 s on the small slice, 4 in 1.7 s on twice as much
+    assert next_within(cells, seconds, 0, 3.0) == 2
+
+
+def test_where_the_best_are_measured_the_next_is_the_nearest_over_the_limit_that_could_do_more():
+    cells = grid(slices=SLICES[:1], batches=(4, 1, 2, 8, 16))
+    assert next_within(cells, np.array([1.0, 0.9, 0.95, 1.8, 3.0]), 1, 1.5) == 3
+    assert next_within(cells, np.array([1.0, 0.9, 0.95, 1.8, 4.1]), 4, 1.5) is None  # 16 in 4.1 s is less than 4 in 1 s
+
+
+def test_the_quickest_is_measured_where_nothing_is_thought_to_keep_the_limit():
+    cells = grid(slices=SLICES[:1], batches=(4, 1, 2))
+    assert next_within(cells, np.array([5.0, 3.0, 4.0]), 0, 1.0) == 1
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    st.lists(st.floats(-0.7, 0.7), min_size=24, max_size=24),
+    st.lists(st.floats(-0.7, 0.7), min_size=24, max_size=24),
+    st.floats(0.05, 2.0),
+)
+def test_however_wrong_the_guesses_the_best_of_every_slice_is_measured_in_the_end(noise, error, limit_s):
+    """What is left when nothing more is asked is, by its guess, no better than what is known to keep the limit."""
+    cells = grid()
+    truth = 0.02 * cells.batch / cells.sm * 0.1 * np.exp(noise) + 0.03
+    guess = truth * np.exp(error)
+    order, left = [], list(range(len(cells)))
+    while left:
+        rows = [*order, *left]
+        seconds = np.where(np.arange(len(rows)) < len(order), truth[rows], guess[rows])
+        chosen = next_within(cells.take(rows), seconds, len(order), limit_s)
+        if chosen is None:
+            break
+        assert chosen >= len(order)
+        order.append(rows[chosen])
+        left.remove(rows[chosen])
+    for i in left:
+        kept = [j for j in order if cells.sm[j] == cells.sm[i] and truth[j] <= limit_s]
+        assert max(cells.batch[j] / truth[j] for j in kept) >= cells.batch[i] / guess[i]
+
+
+def row(compute, batch, seconds):
+    """A row of resnet50 on a slice of an A100; None where it was not measured."""
+    return Measurement(
+        gpu="a100-80gb", model="resnet50", family="cnn", kind="infer", profile=f"{compute}g.{10 * compute}gb",
+        compute_slices=compute, memory_slices=compute, sm_count=14 * compute, batch=batch, procs=1,
+        throughput_per_s=None if seconds is None else batch / seconds, latency_s=seconds,
+    )  # fmt: skip
+
+
+def test_points_of_a_model_come_near_its_limit_and_hope_brings_larger_batches():
+    open_ = [row(compute, 2**k, None) for compute in (1, 2) for k in range(8)]
+    knowledge = ModelKnowledge()
+    first, bold = (choose_within([], open_, knowledge, 0.05, Skew(hope)) for hope in (0.0, 2.0))
+    tight = choose_within([], open_, knowledge, 0.01)
+    assert open_[tight].batch < open_[first].batch <= open_[bold].batch
+    done = [row(open_[first].compute_slices, open_[first].batch, 0.2)]  # four times over the limit
+    left = [each for i, each in enumerate(open_) if i != first]
+    assert left[choose_within(done, left, knowledge, 0.05)].batch < open_[first].batch
+    assert choose_within(done, [], knowledge, 0.05) is None
