@@ -71,21 +71,36 @@ class Layout(Frozen):
         """Return the layout without this slot; raises LayoutError where it is not there."""
         if slot not in self.slots:
             raise LayoutError(f"{slot} is not in the layout {self}")
-        return Layout(s for s in self.slots if s != slot)
+        return self._part([s for s in self.slots if s != slot])
 
     def union(self, other: Layout) -> Layout:
         """Return all slots of both."""
-        return Layout((*self.slots, *other.slots))
+        if not other.slots:
+            return self
+        return Layout((*self.slots, *other.slots)) if self.slots else other
 
     def minus(self, other: Layout) -> Layout:
         """Return the slots that `other` does not hold."""
-        removed = set(other.slots)
-        return Layout(s for s in self.slots if s not in removed)
+        return self._part([s for s in self.slots if s not in other.slots]) if self.mask & other.mask else self
 
     def intersection(self, other: Layout) -> Layout:
         """Return the slots that both hold."""
-        kept = set(other.slots)
-        return Layout(s for s in self.slots if s in kept)
+        return self._part([s for s in self.slots if s in other.slots])
+
+    def clear_of(self, mask: int) -> Layout:
+        """Return the slots that touch none of these memory slices."""
+        return self._part([s for s in self.slots if not s.placement.mask & mask]) if self.mask & mask else self
+
+    def _part(self, slots: list[Slot]) -> Layout:
+        """Return the layout of some of these slots, in their order: they need no check."""
+        if len(slots) == len(self.slots):
+            return self
+        mask = 0
+        for slot in slots:
+            mask |= slot.placement.mask
+        part, ordered = Layout.__new__(Layout), tuple(slots)
+        part._init(slots=ordered, mask=mask, _hash=hash(ordered))
+        return part
 
     def contains(self, slot: Slot) -> bool:
         """Return whether this slot is part of the layout."""

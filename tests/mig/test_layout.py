@@ -39,6 +39,15 @@ def test_difference_and_intersection_take_a_layout_apart(ab):
     assert not a.minus(b).mask & a.intersection(b).mask
 
 
+@given(compatible(2), st.integers(0, 2**12 - 1))
+def test_parts_are_the_layouts_of_their_slots(ab, mask):
+    a, b = ab
+    for part in (a.minus(b), a.intersection(b), a.clear_of(mask)):
+        again = Layout(part.slots)
+        assert (part, hash(part), part.mask) == (again, hash(again), again.mask)
+    assert set(a.clear_of(mask).slots) == {slot for slot in a.slots if not slot.placement.mask & mask}
+
+
 @given(compatible(1))
 def test_slots_come_and_go_singly(one):
     layout = EMPTY

@@ -62,7 +62,7 @@ class Gpu:
         """Slots of the plan that touch none that is occupied."""
         if not self.offered.mask & self.occupied.mask:
             return self.offered
-        return Layout(s for s in self.offered.slots if not s.placement.mask & self.occupied.mask)
+        return self.offered.clear_of(self.occupied.mask)
 
     @cached_property
     def busy(self) -> tuple[tuple[Slot, float | None], ...]:

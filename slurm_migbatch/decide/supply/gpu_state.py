@@ -56,7 +56,7 @@ class GpuState:
         self.claims, self.slots = claims, slots
         self.taken = used.union(slots)
         #: offers of before that no claim uses and that can stay
-        self.rest = book.legal(geometry, self.taken, _clear_of(keep, self.taken.mask))
+        self.rest = book.legal(geometry, self.taken, keep.clear_of(self.taken.mask))
         self.value = book.value(geometry, self.taken)
         self._room: frozenset[Profile] | None = None
         self._next: dict[Profile, tuple[Cost, GpuState] | None] = {}
@@ -279,11 +279,11 @@ def _leftover(shape: GpuState, rest: Layout, cycle: tuple[Profile, ...]) -> Layo
     if shape.future is not None:
         inside = GpuStates.legal(geometry, shape.future, Layout((*shape.slots.slots, *rest.slots)))
         base = shape.future.union(inside)
-    warm = _clear_of(shape.warm, base.mask)
+    warm = shape.warm.clear_of(base.mask)
     added = plan_free(geometry, base, cycle * geometry.max_slots, keep=warm)
     if shape.future is None:
         return added
-    return GpuStates.legal(geometry, taken, _clear_of(added, taken.mask))
+    return GpuStates.legal(geometry, taken, added.clear_of(taken.mask))
 
 
 def _arrange(
@@ -302,7 +302,7 @@ def _arrange(
     if not claims:
         return EMPTY
     base = used if future is None else future
-    offers = _clear_of(keep, base.mask | used.mask)
+    offers = keep.clear_of(base.mask | used.mask)
     wanted = Counter(claims)
     matched: list[Slot] = []
     for slot in sorted(offers.slots, key=lambda s: s not in warm):
@@ -312,7 +312,7 @@ def _arrange(
     fixed = GpuStates.legal(geometry, base, Layout(matched))
     if len(fixed) == len(claims) and (future is None or _fit_beside(geometry, used, fixed)):
         return fixed
-    hints = offers.union(_clear_of(warm, offers.mask))
+    hints = offers.union(warm.clear_of(offers.mask))
     if len(fixed) == len(matched):
         left = tuple(sorted(wanted.elements(), reverse=True))
         rest = Layout(s for s in offers.slots if s not in fixed)
@@ -328,11 +328,6 @@ def _arrange(
     if len(found) == len(ordered) and (future is None or _fit_beside(geometry, used, found)):
         return found
     return None
-
-
-def _clear_of(layout: Layout, mask: int) -> Layout:
-    """Return the slots that touch none of these memory slices."""
-    return Layout(s for s in layout.slots if not s.placement.mask & mask) if layout.mask & mask else layout
 
 
 def _fit_beside(geometry: Geometry, used: Layout, slots: Layout) -> bool:

@@ -428,10 +428,8 @@ class Reserver:
         geometry = gpu_claims.gpu.geometry
         future = reserved.union(self._fleet.book.legal(geometry, reserved, staying))
         shape = gpu_claims.shape
-        keep = Layout(s for s in shape.keep.slots if not s.placement.mask & reserved.mask)
-        keep = self._fleet.book.legal(
-            geometry, future, Layout(s for s in keep.slots if not s.placement.mask & future.mask)
-        )
+        keep = shape.keep.clear_of(reserved.mask)
+        keep = self._fleet.book.legal(geometry, future, keep.clear_of(future.mask))
         blocked = self._fleet.book.start(geometry, shape.used, keep, shape.warm, future, last_choice=shape.last_choice)
         self._fleet.change(gpu_claims, blocked, gpu_claims.claims)
 
