@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,9 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
             _time(path, _MIGACCT, name, ["-n", *options], repeats, start_s)
             for name, options in _queries(runs, days, end)
         ]
+        configured = {"MIGBATCH_CONFIG": f"{directory}/migbatch.toml", "MIGBATCH_DB": ""}
+        named = "one job, by migbatch.toml"
+        queries.append(_time(path, _MIGACCT, named, ["-n", "-j", str(runs // 2)], repeats, start_s, configured))
         others = {
             key: _time(path, _MIGBATCH, name, words, repeats, start_s)
             for key, name, words in _others(runs, days, end, Path(directory), page)
@@ -207,9 +210,18 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def _time(path: Path, program: str, name: str, options: list[str], repeats: int, start_s: float) -> dict[str, Any]:
+def _time(
+    path: Path,
+    program: str,
+    name: str,
+    options: list[str],
+    repeats: int,
+    start_s: float,
+    changed: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Time a command. `changed`: variables of its environment, which names the record at `path` by default."""
     command = [sys.executable, "-c", f"from {program} import main; main()", *options]
-    environment = {**_environment(), "MIGBATCH_DB": f"sqlite:///{path}"}
+    environment = {**_environment(), "MIGBATCH_DB": f"sqlite:///{path}", **(changed or {})}
     _timed(command, environment)
     runs = [_timed(command, environment) for _ in range(repeats)]
     times, cpu_s = [run[0] for run in runs], statistics.median(run[1] for run in runs)
