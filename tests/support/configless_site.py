@@ -27,6 +27,7 @@ class ConfiglessSite(StockSite):
     edits: Mapping[str, str] = {
         "SlurmdParameters=config_overrides": "SlurmdParameters=config_overrides\nSlurmctldParameters=enable_configless",
         "prolog=/etc/slurm/prolog.d/*.sh\n": "",
+        '/bin/rmdir "/var/tmp/scratch-$SLURM_JOB_ID"': "true",
         'TaskProlog="/etc/slurm/task_prolog.sh"\n': "",
     }
 

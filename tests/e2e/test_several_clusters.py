@@ -1,0 +1,135 @@
+"""Two clusters on one slurmdbd: jobs sent to the other one, and the sibling jobs of a federation with their large ids.
+
+The tests build on each other. Each cluster has its own record.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_migbatch.cli.migacctclick import command
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.commands import invoke, migbatch
+from tests.support.end_to_end import UUID, account, accounts, on_offer, until
+from tests.support.several_clusters import two_clusters
+
+pytestmark = pytest.mark.slurm
+USER = "mbalice"
+#: bits of a federated job id that number it within its cluster
+OWN_BITS = 26
+SEEN = "echo $SLURM_CLUSTER_NAME $MIGBATCH_PROFILE $CUDA_VISIBLE_DEVICES"
+ODD = "neither the node nor its plan accounts for"
+Pair = tuple[Cluster, Cluster]
+
+
+@pytest.fixture(scope="module")
+def pair(slurm_root: str) -> Iterator[Pair]:
+    with two_clusters(slurm_root) as both:
+        yield both
+
+
+def submitted(bed: Cluster, *options: str, wrap: str = SEEN) -> int:
+    """The job id that sbatch printed, with the cluster's name behind it or without."""
+    line = ["sbatch", "--parsable", *options, "-o", "out-%A", "--wrap", wrap]
+    return int(bed.run(line, USER).stdout.split(";")[0])
+
+
+def shown(bed: Cluster, job: int) -> str:
+    return bed.run(["scontrol", "--local", "-o", "show", "job", str(job)], check=False).stdout
+
+
+def wrote(bed: Cluster, job: int) -> list[str]:
+    """What a SEEN job that was submitted there wrote."""
+    return (bed.home(USER) / f"out-{job}").read_text().split()
+
+
+def test_a_job_sent_to_the_other_cluster_waits_and_gets_its_slice(pair: Pair) -> None:
+    one, two = pair
+    assert not on_offer(two, "n1")["7g.80gb"]
+    for gres, comment, profile in (
+        ("mig:7g.80gb", "", "7g.80gb"),
+        ("mig:auto", "--comment=migbatch: mem=30gb", "3g.40gb"),
+    ):
+        job = submitted(one, "-M", "two", f"--gres={gres}", *filter(None, [comment]))
+        row = account(two, job)
+        assert [each["profile"] for each in row["slices"]] == [profile]
+        name, said, uuid = wrote(one, job)
+        assert (name, said) == ("two", profile) and UUID.fullmatch(uuid)
+    line = ["srun", "-M", "two", "--gres=mig:2g.20gb", "sh", "-c", "echo $SLURM_CLUSTER_NAME $CUDA_VISIBLE_DEVICES"]
+    assert one.run(line, USER).stdout.split()[0] == "two"
+    assert accounts(one) == {}
+
+
+def test_migacct_says_of_which_cluster_its_record_is(pair: Pair) -> None:
+    _, two = pair
+    asked = ("-a", "-n", "-X", "-P", "-S", "now-2hours", "-o", "jobid,cluster", "-M")
+    rows = migacct(two, *asked, "two")[0].split()
+    assert rows and all(row.endswith("|two") for row in rows)
+    assert migacct(two, *asked, "one") == ("", "migacct: warning: the runs of this record are of the cluster two alone\n")
+
+
+def migacct(bed: Cluster, *words: str) -> tuple[str, str]:
+    """What migacct writes as root on the controller of a cluster: its table, its warnings."""
+    env = {**bed.client_env(inside=False), "MIGBATCH_CONFIG": str(bed.product.config)}
+    done = CliRunner().invoke(command, list(words), env=env, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout, done.stderr
+
+
+def test_sibling_jobs_of_a_federation(pair: Pair) -> None:
+    """Each runs on one of the clusters and is in that one's record; the other's nodes are never taken for its own."""
+    one, two = pair
+    one.run(["sacctmgr", "-i", "add", "federation", "fed", "clusters=one,two"])
+    until("the federation", lambda: all("PersistConnSend/Recv:Yes/Yes" in federation(bed) for bed in pair))
+    jobs = {submitted(bed, "--gres=mig:7g.80gb"): bed for bed in (one, two, one, two)}
+    assert {job >> OWN_BITS for job in jobs} == {1, 2}
+    for job, bed in jobs.items():
+        until(f"the end of {job}", lambda bed=bed, job=job: "JobState=COMPLETED" in shown(bed, job))  # type: ignore[misc]
+        name, profile, uuid = wrote(bed, job)
+        assert profile == "7g.80gb" and UUID.fullmatch(uuid)
+        ran, other = (one, two) if name == "one" else (two, one)
+        assert account(ran, job)["nodes"] == ["n1"] and str(job) not in accounts(other)
+    array = submitted(two, "--array=0-2", "--gres=mig:3g.40gb", wrap="true")
+    ran = next(bed for bed in pair if re.search(rf"FedActiveSiblings={bed.spec.name}\b", shown_until_started(two, array)))
+    assert [account(ran, f"{array}_{task}")["state"] for task in range(3)] == ["COMPLETED"] * 3
+
+
+def federation(bed: Cluster) -> str:
+    return bed.run(["scontrol", "show", "federation"]).stdout
+
+
+def shown_until_started(bed: Cluster, job: int) -> str:
+    until(f"the start of {job}", lambda: re.search(r"FedActiveSiblings=\w+\s", shown(bed, job)) is not None)
+    return shown(bed, job)
+
+
+def test_why_a_sibling_job_waits_is_told_on_each_cluster(pair: Pair) -> None:
+    one, two = pair
+    holders = [submitted(bed, "-M", bed.spec.name, "--gres=mig:7g.80gb", wrap="sleep 600") for bed in pair]
+    for bed, job in zip(pair, holders, strict=True):
+        until("both to be taken", lambda bed=bed, job=job: "JobState=RUNNING" in shown(bed, job))  # type: ignore[misc]
+    waiting = submitted(one, "--gres=mig:1g.10gb")
+    for bed, holder in zip(pair, holders, strict=True):
+        until("the sibling", lambda bed=bed: "JobState=PENDING" in shown(bed, waiting))  # type: ignore[misc]
+        until("why", lambda bed=bed, holder=holder: str(holder) in migbatch(bed, "why", str(waiting)))  # type: ignore[misc]
+    two.run(["scancel", "-M", "two", str(holders[1])])
+    account(two, waiting)
+    assert wrote(one, waiting)[:2] == ["two", "1g.10gb"]
+    one.run(["scancel", "-M", "one", str(holders[0])])
+    account(one, holders[0], "CANCELLED")
+
+
+def test_nothing_is_to_correct_on_either(pair: Pair) -> None:
+    for bed in pair:
+        until("0 to correct", lambda bed=bed: wrong(bed) == [])  # type: ignore[misc]
+        assert ODD not in bed.daemons.log("migbatchd").read_text()
+
+
+def wrong(bed: Cluster) -> list[str]:
+    found = json.loads(invoke(bed, "doctor", "--json", "--nodes", "-c", str(bed.product.config)).stdout)["findings"]
+    return [f"{each['subject']}: {each['text']}" for each in found if each["level"] == "FAIL"]
