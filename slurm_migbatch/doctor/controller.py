@@ -15,7 +15,18 @@ from pathlib import Path
 from sqlalchemy import select
 
 from slurm_migbatch.config import Config
-from slurm_migbatch.doctor import controllers, health, lending, lua, nodes, paths, service, settings, slurmfiles, topology
+from slurm_migbatch.doctor import (
+    controllers,
+    health,
+    lending,
+    lua,
+    nodes,
+    paths,
+    service,
+    settings,
+    slurmfiles,
+    topology,
+)
 from slurm_migbatch.doctor.catalog import check_catalog
 from slurm_migbatch.doctor.database import check_file, check_server
 from slurm_migbatch.doctor.disks import check_disks, look

@@ -92,8 +92,8 @@ def _foreign(known: Collection[str], seen: Mapping[str, float], now: float) -> I
     foreign = sorted(name for name, at in seen.items() if name not in known and now - at <= SILENCE_S)
     if foreign:
         text = f"{fold(foreign)} reported within the last {SILENCE_S:.0f} s, and this cluster has no such node"
-        advice = "where another cluster's migbatchd writes to this database, give each its own ([store] url); where the "
-        yield Finding(BAD, "record", text, f"{advice}node was taken out of slurm.conf, stop its agent")
+        advice = "where another cluster's migbatchd writes to this database, give each its own ([store] url); "
+        yield Finding(BAD, "record", text, f"{advice}where the node was taken out of slurm.conf, stop its agent")
 
 
 def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iterator[Finding]:

@@ -10,9 +10,7 @@ from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 
 _UNIT = re.compile(r"^(Switch|Block)Name=.*? Nodes=(\S+)", re.MULTILINE)
-_ADVICE = (
-    "migbatch install --role controller --edit --apply, then restart slurmctld; in a topology.yaml by hand (add "
-)
+_ADVICE = "migbatch install --role controller --edit --apply, then restart slurmctld; in a topology.yaml by hand (add "
 
 
 def names_of(partitions: Mapping[str, Mapping[str, str]], mig: Collection[str]) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ def yaml_note(text: str, catalog: str) -> str:
 
 def _units(topology: Conf, kind: str) -> Iterator[_Unit]:
     for line, values in topology.records(kind):
-        nodes, below = (frozenset(expand(values[key])) if key in values else frozenset() for key in ("nodes", "switches"))
+        nodes, below = (frozenset(expand(values.get(key, ""))) for key in ("nodes", "switches"))
         yield _Unit(line, values[kind], nodes, below)
 
 

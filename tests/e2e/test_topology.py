@@ -124,7 +124,7 @@ def test_blocks(slurm_root: str) -> None:
 
 
 def test_topology_yaml(slurm_root: str) -> None:
-    """The administrator changes it as `migbatch install` says, and doctor finds it where that was not done; older ones do not read it."""
+    """The administrator changes it as `migbatch install` says,: doctor finds it else. Older ones do not read it."""
     reads = SlurmRoot(Path(slurm_root) if slurm_root else None).version() >= HAS_YAML
     with Cluster(nodes=3, gpus=1, migbatch="all", slurm_root=slurm_root) as bed:
         path = bed.slurm_conf.with_name("topology.yaml")
