@@ -57,9 +57,9 @@ def render(  # noqa: PLR0913 - one keyword for each thing that goes into the tex
     """Return one shim (`JOB_SUBMIT` or `CLI_FILTER`) as Lua source.
 
     `socket` and `table` are the paths that slurmctld sees. `catalog` goes into the file for the day on which neither
-    service nor table can be had. `default_partition` is for the user commands, which do not know it. `cluster`: ClusterName,
-    to which jobs with slices are kept in a federation; empty: it is not known. `module`: as a
-    file that a site's own script loads, instead of the script itself.
+    service nor table can be had. `default_partition` is for the user commands, which do not know it. `cluster`:
+    ClusterName, to which jobs with slices are kept in a federation; empty: it is not known. `module`: as a file that a
+    site's own script loads, instead of the script itself.
     """
     environment = Environment(
         loader=template_loader(),

@@ -96,7 +96,7 @@ def test_jobs_of_a_federation_keep_their_slices_where_they_were_submitted(pair: 
         assert (name, profile) == (own.spec.name, "7g.80gb") and UUID.fullmatch(uuid)
     plain = submitted(one, "--begin=now+1hour")
     assert "FedViableSiblings=one,two " in shown(one, plain)
-    array = submitted(two, "--array=0-2", "--gres=mig:3g.40gb", wrap="true")
+    array = submitted(two, "--array=0-2", "--gres=mig:3g.40gb", wrap="sleep 3")
     for task in range(3):
         account(two, f"{array}_{task}")
     assert not [job for job in accounts(one) if int(job.split("_")[0]) >> OWN_BITS == 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.database import ACCOUNT
@@ -18,7 +19,7 @@ OPTIONS = {"FederationParameters": "fed_display"}
 class SecondCluster(Cluster):
     """A test bed with the munge key and the slurmdbd of another one."""
 
-    def __init__(self, first: Cluster, name: str, **spec: object) -> None:
+    def __init__(self, first: Cluster, name: str, **spec: Any) -> None:
         super().__init__(name=name, users=first.spec.users, slurm_root=first.spec.slurm_root, **spec)
         self._first = first
         accounting = {
@@ -37,7 +38,7 @@ class SecondCluster(Cluster):
 @contextmanager
 def two_clusters(slurm_root: str) -> Iterator[tuple[Cluster, Cluster]]:
     """The clusters `one` and `two`, one node each; slurmdbd knows where both slurmctld are."""
-    spec = {"nodes": 1, "gpus": 1, "migbatch": "all", "options": OPTIONS}
+    spec: dict[str, Any] = {"nodes": 1, "gpus": 1, "migbatch": "all", "options": OPTIONS}
     with Cluster(name="one", dbd=True, users=1, slurm_root=slurm_root, **spec) as one:
         one.run(["sacctmgr", "-i", "add", "cluster", "two"])
         one.run(["sacctmgr", "-i", "add", "account", ACCOUNT, "Cluster=two"])
