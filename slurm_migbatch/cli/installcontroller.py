@@ -15,7 +15,7 @@ from slurm_migbatch.config import DEFAULT_PATH, Config, loads
 from slurm_migbatch.config import load as load_config
 from slurm_migbatch.config import render as render_config
 from slurm_migbatch.doctor.health import this_one
-from slurm_migbatch.install import scripts
+from slurm_migbatch.install import scripts, topology
 from slurm_migbatch.install.files import InstallRecord, Wanted, read
 from slurm_migbatch.install.hosts import HostPlan, Places, add_unit, slurmctld_hosts, stub_path
 from slurm_migbatch.install.slurmconf import Conf, apply, load
@@ -25,6 +25,8 @@ from slurm_migbatch.submit import shim
 
 UNIT: Final = "migbatchd.service"
 STATE: Final = "/var/lib/migbatch"
+TOPOLOGY_YAML: Final = (25, 5)
+"""The release from which Slurm reads topology.yaml, and topology.conf no more where there is one."""
 _HOOKS: Final = ("prolog", "epilog", "task_prolog")
 _BESIDE: Final = {shim.JOB_SUBMIT: "migbatch_submit.lua", shim.CLI_FILTER: "migbatch_cli_filter.lua"}
 
@@ -103,12 +105,21 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
     if len(slurmctld_hosts(conf)) > 1:
         on, off = (str(Path(conf.main).with_name(name)) for name in scripts.PRIMARY)
         hooked = replace(hooked, primary_on=on, primary_off=off)
-    return plan_slurm(hooked, conf, gres_conf(conf), lending)
+    yaml = read(str(Path(conf.main).with_name("topology.yaml"))) if found.version >= TOPOLOGY_YAML else None
+    planned = plan_slurm(hooked, conf, gres_conf(conf), lending, topology_conf(conf) if yaml is None else None)
+    if yaml is not None and (note := topology.yaml_note(yaml, found.catalog.names)):
+        planned.notes.append(note)
+    return planned
 
 
 def gres_conf(conf: Conf) -> Conf:
     """Read gres.conf beside slurm.conf; without lines where there is none."""
     return load(str(Path(conf.main).with_name("gres.conf")), read)
+
+
+def topology_conf(conf: Conf) -> Conf:
+    """Read topology.conf beside slurm.conf; without lines where there is none."""
+    return load(str(Path(conf.main).with_name("topology.conf")), read)
 
 
 def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm_user: str) -> Config:
@@ -143,7 +154,7 @@ def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
     """Add files beside slurm.conf, and edits of the site's, to a plan."""
     directory = Path(conf.main).parent
     plan.wanted += [Wanted(str(directory / name), text) for name, text in rendered(slurm).items()]
-    texts = {**gres_conf(conf).texts, **conf.texts}
+    texts = {**topology_conf(conf).texts, **gres_conf(conf).texts, **conf.texts}
     if edit:
         found = apply(texts, slurm.edits)
         plan.wanted += [

@@ -15,7 +15,18 @@ from pathlib import Path
 from sqlalchemy import select
 
 from slurm_migbatch.config import Config
-from slurm_migbatch.doctor import controllers, health, lending, lua, nodes, paths, service, settings, slurmfiles
+from slurm_migbatch.doctor import (
+    controllers,
+    health,
+    lending,
+    lua,
+    nodes,
+    paths,
+    service,
+    settings,
+    slurmfiles,
+    topology,
+)
 from slurm_migbatch.doctor.catalog import check_catalog
 from slurm_migbatch.doctor.database import check_file, check_server
 from slurm_migbatch.doctor.disks import check_disks, look
@@ -29,6 +40,7 @@ from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import Conf, load
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
 from slurm_migbatch.query.site import QuerySite
+from slurm_migbatch.slurm.cli import LOCAL
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
 from slurm_migbatch.slurm.versions import parse_release
 from slurm_migbatch.store.engines import sqlite_file
@@ -151,9 +163,20 @@ def _slurm(
         yield from nodes.check_orphans(held, client.jobs(), time.time())
     except SlurmError as error:
         yield Finding(BAD, "Slurm's queue", str(error), "see what squeue says")
+    partitions = lending.parse_partitions(_scontrol(config, "-o", "show", "partition"))
+    yield from _topology(config, rows, partitions)
     if config.lending.enabled:
-        partitions = lending.parse_partitions(_scontrol(config, "-o", "show", "partition"))
         yield from lending.check_lending(config, conf, rows, partitions, number)
+
+
+def _topology(
+    config: Config, rows: Sequence[NodeRow], partitions: Mapping[str, Mapping[str, str]]
+) -> Iterator[Finding]:
+    mig = nodes.mig_nodes(rows, config)
+    served = {partition for row in rows if row.name in mig for partition in row.partitions}
+    names = topology.names_of(partitions, served)
+    shown = {name: _scontrol(config, "show", "topology", *filter(None, [name])) for name in names}
+    yield from topology.check_topology(shown, config.cluster.catalog_nodes)
 
 
 def _controllers(config: Config, conf: Mapping[str, str], here: health.DaemonState) -> Iterator[Finding]:
@@ -212,6 +235,6 @@ def _no_slurm(error: SlurmError) -> Finding:
 
 def _scontrol(config: Config, *arguments: str) -> str:
     program = f"{config.cluster.slurm_bin}/scontrol" if config.cluster.slurm_bin else "scontrol"
-    env = {**os.environ, **({"SLURM_CONF": config.cluster.slurm_conf} if config.cluster.slurm_conf else {})}
+    env = {**os.environ, **LOCAL, **({"SLURM_CONF": config.cluster.slurm_conf} if config.cluster.slurm_conf else {})}
     done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=30, env=env, check=False)
     return done.stdout

@@ -93,8 +93,10 @@ def _called(facts: HookFacts) -> Iterator[Finding]:
         return
     shown = ", ".join(facts.values)
     there = [program for program in facts.programs if program.text is not None]
-    if not there:
-        yield Finding(BAD, facts.key, f"{shown} is not on this host", f"put it there, or run {_INSTALL}")
+    gone = [program.path for program in facts.programs if program.text is None]
+    for path in gone:
+        yield _gone(facts.key, path)
+    if not there or any(Path(path).name == f"migbatch-{Path(ours).name}" for path in gone):
         return
     calling = [program for program in there if program.path == ours or scripts.calls_hook(program.text or "", ours)]
     if not calling:
@@ -105,6 +107,15 @@ def _called(facts: HookFacts) -> Iterator[Finding]:
     for program in calling:
         if program.path != ours:
             yield from _runs(facts.key, program)
+
+
+def _gone(key: str, path: str) -> Finding:
+    """Name a program of slurm.conf that this host lacks."""
+    effect = "jobs do not see their slices" if key == "TaskProlog" else "slurmd drains the node at the next job"
+    advice = f"put it there, or run {_INSTALL}"
+    if Path(path).name.startswith("migbatch-"):
+        advice = f"copy the controller's {path} here; slurmctld gives configless nodes no programs"
+    return Finding(BAD, key, f"{path} is not on this host: {effect}", advice)
 
 
 def _sound(facts: HookFacts) -> Iterator[Finding]:

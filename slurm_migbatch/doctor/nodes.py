@@ -67,6 +67,7 @@ def check_nodes(
             yield Finding(BAD, row.name, text, f"on {row.name}: systemctl status migbatch-node, and migbatch doctor")
         else:
             yield Finding(GOOD, row.name, f"{sum(row.gres.values())} counts, {len(row.used)} types in use")
+    yield from _foreign({row.name for row in rows}, seen, now)
     for name in catalog:
         yield from _catalog(rows, mig, name)
     yield from _names(rows, mig, catalog)
@@ -84,6 +85,15 @@ def check_orphans(held: Sequence[LeaseRow], jobs: Sequence[JobRow], now: float) 
         yield Finding(ODD, orphan.node, text, advice)
     if not found:
         yield Finding(GOOD, "leases", f"{len(held)} slices are held, all by jobs that Slurm has")
+
+
+def _foreign(known: Collection[str], seen: Mapping[str, float], now: float) -> Iterator[Finding]:
+    """Check that all who write to the record are of this cluster: job ids of two clusters would be mixed up."""
+    foreign = sorted(name for name, at in seen.items() if name not in known and now - at <= SILENCE_S)
+    if foreign:
+        text = f"{fold(foreign)} reported within the last {SILENCE_S:.0f} s, and this cluster has no such node"
+        advice = "where another cluster's migbatchd writes to this database, give each its own ([store] url); "
+        yield Finding(BAD, "record", text, f"{advice}where the node was taken out of slurm.conf, stop its agent")
 
 
 def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iterator[Finding]:

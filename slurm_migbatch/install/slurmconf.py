@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-RECORDS: Final = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname")
+RECORDS: Final = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname", "blockname")
 """Keys that make a line a record of its own, whose other keys are no settings of the cluster."""
 _TOKEN: Final = re.compile(r'([A-Za-z0-9_.]+)\s*([-*+/]?=)\s*("[^"]*"|\S+)(?=\s|$)')
 _INCLUDE: Final = re.compile(r'\s*include\s+("[^"]*"|\S+)\s*$', re.IGNORECASE)

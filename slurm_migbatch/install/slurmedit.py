@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.install import scripts
+from slurm_migbatch.install import scripts, topology
 from slurm_migbatch.install.slurmconf import Conf, Line, LineEdit, added, changed, edit
 from slurm_migbatch.site import NodeLine, Setting, Site, preemption, render
 from slurm_migbatch.slurm import gres
@@ -51,7 +51,9 @@ class SlurmPlan:
     problems: list[str] = field(default_factory=list)
 
 
-def plan(site: Site, conf: Conf, gres_conf: Conf, lending: Collection[str] = ()) -> SlurmPlan:
+def plan(
+    site: Site, conf: Conf, gres_conf: Conf, lending: Collection[str] = (), topology_conf: Conf | None = None
+) -> SlurmPlan:
     """Return what a site's files need.
 
     Args:
@@ -59,6 +61,7 @@ def plan(site: Site, conf: Conf, gres_conf: Conf, lending: Collection[str] = ())
         conf: slurm.conf.
         gres_conf: gres.conf, empty where there is none.
         lending: partitions whose training jobs are lent idle slices.
+        topology_conf: topology.conf; None where Slurm reads none.
     """
     counts = {name: line.counts for line in site.nodes for name in expand(line.names)}
     done = SlurmPlan(site)
@@ -78,6 +81,11 @@ def plan(site: Site, conf: Conf, gres_conf: Conf, lending: Collection[str] = ())
     done.site = replace(needed, own=own)
     done.edits += [*_include(conf, INCLUDED), *_include(gres_conf, INCLUDED_GRES)]
     _select_type(conf, done)
+    if topology_conf is not None:
+        found = topology.plan(topology.plugin_of(conf), topology_conf, site.catalog.names, site.version)
+        done.edits += found.edits
+        done.notes += found.notes
+        done.problems += found.problems
     _own_gres(gres_conf, counts, done)
     if not done.problems:
         devices = list(_devices(gres_conf, rows, counts, done))

@@ -80,7 +80,8 @@ def grant_of(gres: str) -> Grant | None:
 
 def query(config: NodeConfig, program: str, arguments: list[str], timeout: float) -> str:
     """Run one of Slurm's commands (`squeue`, ...), in scontrol's directory; return its output. Raises ScontrolError."""
-    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+    # of a federation this cluster alone, also where slurm.conf has fed_display
+    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "SQUEUE_LOCAL": "1", "SCONTROL_LOCAL": "1"}
     if config.slurm_conf:
         environ["SLURM_CONF"] = config.slurm_conf
     path = f"{os.path.dirname(config.scontrol)}/{program}" if program != "scontrol" else config.scontrol

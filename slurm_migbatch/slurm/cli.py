@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 from slurm_migbatch.slurm import reservations
 from slurm_migbatch.slurm.arrays import split_arrays
@@ -49,6 +50,8 @@ _ENDED = ("Invalid job id specified", "already completing or completed")
 _NOBODY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
 #: bytes that Linux lets one argument of a command have, with the NUL at its end
 _LONGEST_ARGUMENT = 1 << 17
+LOCAL: Final = {"SQUEUE_LOCAL": "1", "SINFO_LOCAL": "1", "SCONTROL_LOCAL": "1"}
+"""Variables by which Slurm's commands show this cluster alone, also where FederationParameters=fed_display."""
 #: seconds after which scancel has sent a signal to each of a few tasks, and not yet again
 _ONCE_S = 3.0
 #: releases up to this one heed SQUEUE_ARRAY_UNIQUE
@@ -75,6 +78,7 @@ class CliClient:
         self._env = {
             "PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
             "LC_ALL": "C.UTF-8",
+            **LOCAL,
             "SLURM_TIME_FORMAT": "%s",
             "SLURM_BITSTR_LEN": "0",  # array task lists uncut
             "SQUEUE_ARRAY_UNIQUE": "1",  # see arrays.py

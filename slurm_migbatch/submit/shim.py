@@ -42,7 +42,7 @@ DESCRIBE_SECONDS: Final = 3
 """How long a submission waits for the description of a model, at most."""
 
 
-def render(
+def render(  # noqa: PLR0913 - one keyword for each thing that goes into the text
     name: str,
     *,
     socket: str,
@@ -51,13 +51,15 @@ def render(
     policy: SubmitPolicy,
     deadline_ms: int = 100,
     default_partition: str = "",
+    cluster: str = "",
     module: bool = False,
 ) -> str:
     """Return one shim (`JOB_SUBMIT` or `CLI_FILTER`) as Lua source.
 
     `socket` and `table` are the paths that slurmctld sees. `catalog` goes into the file for the day on which neither
-    service nor table can be had. `default_partition` is for the user commands, which do not know it. `module`: as a
-    file that a site's own script loads, instead of the script itself.
+    service nor table can be had. `default_partition` is for the user commands, which do not know it. `cluster`:
+    ClusterName, to which jobs with slices are kept in a federation; empty: it is not known. `module`: as a file that a
+    site's own script loads, instead of the script itself.
     """
     environment = Environment(
         loader=template_loader(),
@@ -92,6 +94,7 @@ def render(
         max_hint=MAX_BYTES,
         longest_mark=LONGEST_MARK,
         changed=CHANGED,
+        cluster=cluster,
         other_words=OTHER_WORDS,
         longest_key=LONGEST_KEY,
         node_feature=NODE_FEATURE,

@@ -19,7 +19,6 @@ from . import restd
 from .errors import TestbedError
 from .spec import Spec
 
-CLUSTER: Final = "migbatch"
 CATALOG: Final = "no-mig-slice-free"
 
 
@@ -38,7 +37,7 @@ def write(
     """
     etc = directory / "etc"
     bed = {
-        "name": CLUSTER,
+        "name": spec.name,
         "host": socket.gethostname(),
         "hosts": [f"{name}({address})" for name, address in controllers(spec).items()],
         # what is a controller's own: another directory on each
@@ -65,13 +64,15 @@ def write(
 
 def installed(spec: Spec, geometry: Geometry, version: tuple[int, int], etc: Path, stock: str) -> dict[str, str]:
     """Return slurm.conf, gres.conf and what they include, by path, as `migbatch install` leaves a stock slurm.conf."""
-    main, gres = str(etc / "slurm.conf"), str(etc / "gres.conf")
+    main, gres, switches = (str(etc / name) for name in ("slurm.conf", "gres.conf", "topology.conf"))
     conf, gres_conf = load(main, {main: stock}.get), load(gres, {gres: ""}.get)
-    found = slurmedit.plan(described(spec, geometry, version), conf, gres_conf, spec.lending)
+    topology = load(switches, {switches: spec.topology}.get) if spec.topology else None
+    found = slurmedit.plan(described(spec, geometry, version), conf, gres_conf, spec.lending, topology)
     if found.problems:
         raise TestbedError("; ".join(found.problems))
     rendered = {str(etc / name): text for name, text in slurmedit.rendered(found).items()}
-    return {**apply({**conf.texts, **gres_conf.texts}, found.edits), **rendered}
+    texts = {**conf.texts, **gres_conf.texts, **(topology.texts if topology else {})}
+    return {**apply(texts, found.edits), **rendered}
 
 
 def controllers(spec: Spec) -> dict[str, str]:

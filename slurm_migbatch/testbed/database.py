@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from slurm_migbatch import site
 
-from .conf import CLUSTER
 from .errors import TestbedError
 
 if TYPE_CHECKING:
@@ -70,8 +69,8 @@ def start(cluster: RunningCluster) -> None:
     conf.chmod(0o600)
     cluster.spawn("slurmdbd", [cluster.root.locate("slurmdbd"), "-D"], {"MYSQL_UNIX_PORT": str(sock)}, in_root=True)
     cluster.wait("slurmdbd", lambda: cluster.run(["sacctmgr", "-n", "list", "cluster"], check=False).returncode == 0)
-    cluster.run(["sacctmgr", "-i", "add", "cluster", CLUSTER])
-    cluster.run(["sacctmgr", "-i", "add", "account", ACCOUNT, f"Cluster={CLUSTER}"])
+    cluster.run(["sacctmgr", "-i", "add", "cluster", cluster.spec.name])
+    cluster.run(["sacctmgr", "-i", "add", "account", ACCOUNT, f"Cluster={cluster.spec.name}"])
     names = ",".join(user.name for user in cluster.users)
     if names:
         cluster.run(["sacctmgr", "-i", "add", "user", names, f"Account={ACCOUNT}"])

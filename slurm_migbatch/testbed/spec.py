@@ -43,6 +43,8 @@ class Spec:
         options: further lines of slurm.conf.
         partition_nodes: host list of a partition (gpu, train) that does not have all nodes.
         features: of nodes, beside the one that each has for its name (node -> names joined by commas).
+        name: ClusterName.
+        topology: topology.conf of the site (nodes n1, ...; `options` names TopologyPlugin); empty for none.
         backup: whether there is a second controller, each by a name of its own (`mbctl1`, `mbctl2`; processes
             `slurmctld` and `slurmctld-2`, `migbatchd` and `migbatchd-2`); `config` must name a database server.
     """
@@ -68,6 +70,8 @@ class Spec:
     options: Mapping[str, str] = field(default_factory=dict)
     partition_nodes: Mapping[str, str] = field(default_factory=dict)
     features: Mapping[str, str] = field(default_factory=dict)
+    name: str = "migbatch"
+    topology: str = ""
     backup: bool = False
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from slurm_migbatch.testbed.errors import TestbedError
 from tests.support.configless_site import ConfiglessSite
 
 pytestmark = pytest.mark.slurm
@@ -44,6 +45,49 @@ def test_the_first_slice(site: ConfiglessSite) -> None:
 
 
 def test_nothing_is_to_correct(site: ConfiglessSite) -> None:
-    site.wait("0 to correct", lambda: "0 to correct" in site.on("ctl", f"{MIGBATCH} doctor", codes=(0, 1)))
+    in_order(site)
     said = site.on("h1", f"{MIGBATCH} doctor --role node", codes=(0, 1, 2))
     assert "0 to correct" in said, said
+
+
+def wrong(site: ConfiglessSite, host: str, options: str) -> list[str]:
+    """What doctor says there that is to correct, with its advice in the line below."""
+    said = site.on(host, f"{MIGBATCH} doctor {options}", codes=(0, 1, 2))
+    return re.findall(r"(?m)^FAIL .*\n.*", said)
+
+
+@pytest.mark.parametrize("key", ["Prolog", "TaskProlog", "Epilog"])
+def test_a_program_that_was_not_brought(site: ConfiglessSite, key: str) -> None:
+    """Found on the node and told on the controller before any job comes; before 24.11 the Epilog is the site's own."""
+    shown = site.on("ctl", "scontrol show config")
+    found = re.search(rf"(?m)^{key}(?:\[\d\])? .*?(/etc/slurm/migbatch-\w+)", shown)
+    path = found[1] if found else "/etc/slurm/epilog.sh"
+    site.on("h1", f"mv {path} {path}.away")
+    try:
+        effect = "jobs do not see their slices" if key == "TaskProlog" else "slurmd drains the node at the next job"
+        said = wrong(site, "h1", "--role node")
+        assert len(said) == 1 and f"{key}: {path} is not on this host: {effect}" in said[0], said
+        assert f"copy the controller's {path} here" in said[0] or not found
+        site.wait("the node's report", lambda: any(f"h1: {key}: {path} is" in each for each in told(site)))
+    finally:
+        site.on("h1", f"mv {path}.away {path}")
+    assert wrong(site, "h1", "--role node") == []
+    in_order(site)
+
+
+def in_order(site: ConfiglessSite) -> None:
+    """Wait until nothing is to correct, by what the node tells, too."""
+    found: list[str] = []
+
+    def nothing() -> bool:
+        found[:] = told(site)
+        return not found
+
+    try:
+        site.wait("nothing to correct", nothing)
+    except TestbedError:
+        raise AssertionError(found) from None
+
+
+def told(site: ConfiglessSite) -> list[str]:
+    return wrong(site, "ctl", "--nodes")

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from tests.support.stock_site import StockSite
 
-#: slurmd's machine keeps the site's own scripts, which slurmctld does not give to nodes, and nothing else
+#: slurmd's machine keeps the site's own Epilog, which slurmctld does not give to nodes, and nothing else
 _SLURMD = """set -e
 if mountpoint -q /etc/slurm; then
     mkdir -p /run/kept
-    cp -a /etc/slurm/prolog.d /etc/slurm/epilog.sh /etc/slurm/task_prolog.sh /run/kept
+    cp -a /etc/slurm/epilog.sh /run/kept
     umount /etc/slurm
     rm -rf /etc/slurm/*
     cp -a /run/kept/* /etc/slurm
@@ -23,8 +23,12 @@ class ConfiglessSite(StockSite):
     """A controller, a node with GPUs and a login node: `with ConfiglessSite(slurm_root) as site:`."""
 
     hosts: Sequence[str] = ("ctl", "h1", "login")
+    #: the site has an Epilog of its own, and neither Prolog nor TaskProlog
     edits: Mapping[str, str] = {
-        "SlurmdParameters=config_overrides": "SlurmdParameters=config_overrides\nSlurmctldParameters=enable_configless"
+        "SlurmdParameters=config_overrides": "SlurmdParameters=config_overrides\nSlurmctldParameters=enable_configless",
+        "prolog=/etc/slurm/prolog.d/*.sh\n": "",
+        '/bin/rmdir "/var/tmp/scratch-$SLURM_JOB_ID"': "true",
+        'TaskProlog="/etc/slurm/task_prolog.sh"\n': "",
     }
 
     def bring_programs(self, *hosts: str) -> None:

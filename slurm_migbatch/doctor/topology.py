@@ -1,0 +1,53 @@
+"""Whether requests may wait where Slurm knows a topology: the catalog needs a place in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+from slurm_migbatch.install.topology import SWITCH
+from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
+from slurm_migbatch.slurm.nodelist import NodeListError, expand
+
+_UNIT = re.compile(r"^(Switch|Block)Name=.*? Nodes=(\S+)", re.MULTILINE)
+_ADVICE = "migbatch install --role controller --edit --apply, then restart slurmctld; in a topology.yaml by hand (add "
+
+
+def names_of(partitions: Mapping[str, Mapping[str, str]], mig: Collection[str]) -> tuple[str, ...]:
+    """Return the topologies of the partitions that have MIG nodes; "" is the cluster's own.
+
+    Args:
+        partitions: the words of each, by `scontrol show partition`.
+        mig: names of the partitions that have MIG nodes.
+    """
+    return tuple(dict.fromkeys(words.get("Topology", "") for name, words in partitions.items() if name in mig)) or ("",)
+
+
+def check_topology(shown: Mapping[str, str], catalog: str) -> Iterator[Finding]:
+    """Check that the catalog is in a switch or block of each topology.
+
+    Args:
+        shown: what `scontrol show topology` says of each, by its name; empty where that has neither.
+        catalog: host list of the catalog.
+    """
+    for name, text in shown.items():
+        found = _UNIT.findall(text)
+        if not found:
+            continue
+        subject = f"topology {name}" if name else "topology"
+        kind = found[0][0].lower()
+        try:
+            known = {node for _, nodes in found for node in expand(nodes)}
+        except NodeListError as error:
+            yield Finding(UNKNOWN, subject, f"cannot be read: {error}", "see `scontrol show topology`")
+            continue
+        if set(expand(catalog)) <= known:
+            yield Finding(GOOD, subject, f"{catalog} is in a {kind}")
+        elif kind == "switch":
+            text = f"{catalog} is in no switch: jobs are refused while no node offers their profile"
+            yield Finding(BAD, subject, text, f"{_ADVICE}`- switch: {SWITCH}` with `nodes: {catalog}`)")
+        else:
+            text = f"{catalog} is in no block: jobs over several nodes are refused while no node offers their profile"
+            advice = f"{_ADVICE}`- block: {SWITCH}` with `nodes: {catalog}`)"
+            short = "before Slurm 25.11 [cluster] catalog_nodes needs as many nodes as a block has"
+            yield Finding(ODD, subject, text, f"{advice}; {short}")

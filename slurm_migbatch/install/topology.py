@@ -1,0 +1,127 @@
+"""The place of the catalog node in the site's topology.conf.
+
+Tried on 22.05 to 26.05: with topology/tree Slurm refuses at submission what only nodes in no switch could run, so the
+catalog needs a switch. With topology/block that is so for jobs over several nodes; up to 24.11 slurmctld does not start
+where a block has fewer nodes than the smallest of BlockSizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from slurm_migbatch.install.slurmconf import Conf, Line, LineEdit, added, edit
+from slurm_migbatch.slurm.nodelist import NodeListError, expand
+
+SWITCH: Final = "migbatch-catalog"
+"""Name of the catalog's switch or block."""
+SHORT_BLOCKS: Final = (25, 11)
+"""The oldest release on which a block was seen to be allowed fewer nodes than BlockSizes says."""
+
+
+@dataclass
+class TopologyPlan:
+    """What topology.conf needs: changes of its lines, and sentences; see `slurmedit.SlurmPlan`."""
+
+    edits: list[LineEdit] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """One line of topology.conf: a switch or a block, its nodes, and the switches below it."""
+
+    line: Line
+    name: str
+    nodes: frozenset[str]
+    below: frozenset[str]
+
+
+def plugin_of(conf: Conf) -> str:
+    """Return which plugin slurm.conf names, without the kind's name: "tree"; empty for none."""
+    return conf.value("TopologyPlugin").lower().removeprefix("topology/")
+
+
+def plan(plugin: str, topology: Conf, catalog: str, version: tuple[int, int]) -> TopologyPlan:
+    """Return what topology.conf needs for requests to wait for what is not on offer.
+
+    Args:
+        plugin: "tree", "block", or one that needs nothing.
+        topology: topology.conf.
+        catalog: host list of the catalog.
+        version: release of Slurm.
+    """
+    done = TopologyPlan()
+    if plugin not in ("tree", "block"):
+        return done
+    try:
+        units = list(_units(topology, "switchname" if plugin == "tree" else "blockname"))
+        names = expand(catalog)
+    except NodeListError as error:
+        done.problems.append(f"{topology.main}: {error}")
+        return done
+    if not units or set(names) <= {node for unit in units for node in unit.nodes}:
+        return done
+    own = next((unit for unit in units if unit.name == SWITCH), None)
+    if own is not None:
+        done.edits.append(edit(topology, own.line, {"nodes": catalog}))
+    elif plugin == "tree":
+        _switch(topology, units, catalog, done)
+    else:
+        _block(topology, catalog, len(names), version, done)
+    return done
+
+
+def yaml_note(text: str, catalog: str) -> str:
+    """Return what is to be done about a topology.yaml as a sentence; empty where it seems to hold the catalog."""
+    if catalog in text or all(name in text for name in expand(catalog)):
+        return ""
+    return (
+        f"topology.yaml is not changed: add `- switch: {SWITCH}` with `nodes: {catalog}` to the switches of each tree, "
+        f"and {SWITCH} to the children of its top switch; `- block: {SWITCH}` with the same nodes to the blocks of "
+        "each block topology; or jobs are refused while no node offers their profile"
+    )
+
+
+def _units(topology: Conf, kind: str) -> Iterator[_Unit]:
+    for line, values in topology.records(kind):
+        nodes, below = (frozenset(expand(values.get(key, ""))) for key in ("nodes", "switches"))
+        yield _Unit(line, values[kind], nodes, below)
+
+
+def _switch(topology: Conf, units: list[_Unit], catalog: str, done: TopologyPlan) -> None:
+    """Put the catalog into a switch of its own below the top one."""
+    inner = {name for unit in units for name in unit.below}
+    tops = [unit for unit in units if unit.name not in inner]
+    line = f"SwitchName={SWITCH} Nodes={catalog}"
+    if len(tops) > 1:
+        done.edits.append(added(topology, line))
+        done.notes.append(
+            f"{topology.main} has {len(tops)} switches that nothing connects: jobs over several nodes wait only where "
+            "there are as many catalog nodes ([cluster] catalog_nodes) as they have nodes"
+        )
+        return
+    (top,) = tops
+    key = "switches" if top.below else "nodes"
+    token = top.line.get(key)
+    if token is None:
+        done.problems.append(f"{topology.main}:{top.line.number}: the switch {top.name} has nothing below it")
+        return
+    if top.below:
+        done.edits += [edit(topology, top.line, {key: f"{token.value},{SWITCH}"}), added(topology, line)]
+    else:
+        done.edits.append(edit(topology, top.line, {key: f"{token.value},{catalog}"}))
+
+
+def _block(topology: Conf, catalog: str, count: int, version: tuple[int, int], done: TopologyPlan) -> None:
+    sizes = [int(part) for part in topology.value("BlockSizes").split(",") if part.isdigit()]
+    if version >= SHORT_BLOCKS or (sizes and count >= min(sizes)):
+        done.edits.append(added(topology, f"BlockName={SWITCH} Nodes={catalog}"))
+        return
+    needed = f"{min(sizes)} nodes, as BlockSizes says" if sizes else "as many nodes as a block has"
+    done.notes.append(
+        f"{topology.main}: jobs over several nodes are refused while no node offers their profile, unless the catalog "
+        f"([cluster] catalog_nodes) has {needed}: Slurm of this release takes no smaller block"
+    )

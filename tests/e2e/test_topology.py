@@ -1,0 +1,137 @@
+"""A cluster whose slurm.conf names switches or blocks: requests for what is not on offer wait there, too."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.install.topology import SHORT_BLOCKS, SWITCH
+from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.slurmroot import SlurmRoot
+from tests.support.commands import invoke
+from tests.support.end_to_end import cancel, on_offer, refused, sbatch, shown, until
+
+pytestmark = pytest.mark.slurm
+TREE = "SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n3\nSwitchName=s0 Switches=s[1-2] # the spine\n"
+BLOCKS = "BlockName=b1 Nodes=n[1-3]\nBlockSizes=3\n"
+YAML = """\
+- topology: fabric
+  cluster_default: true
+  tree:
+    switches:
+      - switch: s0
+        children: s[1-2]{below}
+      - switch: s1
+        nodes: n[1-2]
+      - switch: s2
+        nodes: n3
+{own}"""
+#: which release can have what
+HAS_BLOCKS = (24, 11)
+HAS_YAML = (25, 5)
+
+
+@pytest.fixture(scope="module")
+def tree(slurm_root: str) -> Iterator[Cluster]:
+    options = {"TopologyPlugin": "topology/tree"}
+    with Cluster(nodes=3, gpus=1, migbatch="all", options=options, topology=TREE, slurm_root=slurm_root) as bed:
+        yield bed
+
+
+@pytest.fixture
+def bed(tree: Cluster) -> Iterator[Cluster]:
+    yield tree
+    cancel(tree)
+
+
+def nodes_of(bed: Cluster, job: int) -> str:
+    found = re.search(r" NodeList=(\S+)", shown(bed, job))
+    return found[1] if found else ""
+
+
+def started(bed: Cluster, *options: str) -> str:
+    """The nodes on which a job ran that was accepted with these options."""
+    job, said = sbatch(bed, *options, wrap="true")
+    assert job, said
+    bed.wait_job(job, "COMPLETED")
+    return nodes_of(bed, job)
+
+
+def doctor(bed: Cluster) -> list[str]:
+    """What doctor says of topologies."""
+    found = json.loads(invoke(bed, "doctor", "--json", "-c", str(bed.product.config)).stdout)["findings"]
+    return ["{level} {subject}: {text}".format(**each) for each in found if each["subject"].startswith("topology")]
+
+
+def replace_topology(bed: Cluster, text: str) -> None:
+    path = bed.slurm_conf.with_name("topology.conf")
+    path.write_text(text)
+    bed.restart("slurmctld")
+    until("the nodes", lambda: set(bed.node_states().values()) == {"idle"})
+
+
+def test_the_catalog_has_a_switch_below_the_top_one(bed: Cluster) -> None:
+    text = bed.slurm_conf.with_name("topology.conf").read_text()
+    own = f"SwitchName={SWITCH} Nodes=no-mig-slice-free[1-2]\n"
+    assert text == TREE.replace("Switches=s[1-2]", f"Switches=s[1-2],{SWITCH}") + own
+    assert doctor(bed) == ["ok topology: no-mig-slice-free[1-2] is in a switch"]
+
+
+@pytest.mark.parametrize("switches", [(), ("--switches=1",)])
+def test_jobs_wait_for_what_is_not_on_offer(bed: Cluster, switches: tuple[str, ...]) -> None:
+    assert started(bed, "--gres=mig:7g.80gb", *switches)
+    assert started(bed, "--gres=mig:1g.10gb:7", *switches)
+    assert started(bed, "--gres=mig:7g.80gb", "-w", "n3", *switches) == "n3"
+    assert started(bed, "--gres=mig:3g.40gb:2", "-w", "n1,n2", "-N2", *switches) == "n[1-2]"
+
+
+def test_a_job_spans_switches(bed: Cluster) -> None:
+    assert started(bed, "--gres=mig:7g.80gb", "-w", "n1,n3", "-N2") == "n[1,3]"
+
+
+def test_doctor_finds_the_catalog_in_no_switch(bed: Cluster) -> None:
+    present = bed.slurm_conf.with_name("topology.conf").read_text()
+    replace_topology(bed, TREE)
+    (line,) = doctor(bed)
+    assert line.startswith("FAIL topology: no-mig-slice-free[1-2] is in no switch: jobs are refused while")
+    offered = on_offer(bed, "n1")
+    profile = "1g.10gb:7" if offered["7g.80gb"] else "7g.80gb"
+    assert "configuration is not available" in refused(bed, f"--gres=mig:{profile}", "-w", "n1")
+    replace_topology(bed, present)
+    assert doctor(bed)[0].startswith("ok")
+
+
+def test_blocks(slurm_root: str) -> None:
+    """A release that takes no small block lets jobs over one node wait all the same."""
+    version = SlurmRoot(Path(slurm_root) if slurm_root else None).version()
+    if version < HAS_BLOCKS:
+        return
+    options = {"TopologyPlugin": "topology/block"}
+    for catalog in (2, 3):
+        spec = {"nodes": 3, "gpus": 1, "migbatch": "all", "options": options, "topology": BLOCKS}
+        with Cluster(catalog_nodes=catalog, slurm_root=slurm_root, **spec) as bed:
+            fits = catalog == 3 or version >= SHORT_BLOCKS
+            (line,) = doctor(bed)
+            assert line.startswith("ok" if fits else "warn topology: no-mig-slice-free[1-2] is in no block"), line
+            assert started(bed, "--gres=mig:7g.80gb")
+            assert started(bed, "--gres=mig:1g.10gb:7", "--switches=1")
+            if fits:
+                assert started(bed, "--gres=mig:7g.80gb", "-N2") and started(bed, "--gres=mig:3g.40gb:2", "-N2")
+
+
+def test_topology_yaml(slurm_root: str) -> None:
+    """The administrator changes it as `migbatch install` says,: doctor finds it else. Older ones do not read it."""
+    reads = SlurmRoot(Path(slurm_root) if slurm_root else None).version() >= HAS_YAML
+    with Cluster(nodes=3, gpus=1, migbatch="all", slurm_root=slurm_root) as bed:
+        path = bed.slurm_conf.with_name("topology.yaml")
+        own = f"      - switch: {SWITCH}\n        nodes: no-mig-slice-free[1-2]\n"
+        for below, more, found in (("", "", "FAIL"), (f",{SWITCH}", own, "ok")):
+            path.write_text(YAML.format(below=below, own=more))
+            bed.restart("slurmctld")
+            until("the nodes", lambda: set(bed.node_states().values()) == {"idle"})
+            assert [line.split()[0] for line in doctor(bed)] == ([found] if reads else [])
+        assert started(bed, "--gres=mig:7g.80gb") and started(bed, "--gres=mig:3g.40gb:2", "-N2", "--switches=1")
