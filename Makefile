@@ -16,7 +16,7 @@ PACKAGES ?= build/packages
 # a cluster spread over the run (tests/conftest.py).
 PYTEST := $(BIN)/pytest -n $(or $(WORKERS),7) --dist loadfile --no-loadscope-reorder
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge slurm-wlm-basic-plugins lua5.1 lua-posix \
-	mariadb-server postgresql strace gcc libc6-dev make python3 python3-venv iproute2 systemd
+	mariadb-server postgresql strace gcc libc6-dev make python3 python3-venv iproute2 systemd mandoc groff-base
 
 # Each process of a run imports every test: compiled anew, they take longer to import than most of them to run.
 unexport PYTHONDONTWRITEBYTECODE

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
@@ -164,7 +165,8 @@ def stage(request: Request, role: str, built: Path, work: Path) -> Package:
     more = {"controller": request.extras, "node": "login"}.get(role, "")
     extras = ",".join(filter(None, [role, more]))
     pip(request, python, "install", "--no-compile", f"{built}[{extras}]")
-    run(python, "-I", HERE / "contents.py", role, request.prefix, ZSH[request.kind], root)
+    date = datetime.fromtimestamp(request.epoch, timezone.utc).date().isoformat()
+    run(python, "-I", HERE / "contents.py", role, request.prefix, ZSH[request.kind], date, root)
     documents = root / "usr/share/doc" / f"slurm-migbatch-{role}"
     documents.mkdir(parents=True)
     shutil.copyfile(ROOT / "LICENSE", documents / "copyright")

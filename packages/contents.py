@@ -1,8 +1,8 @@
 """Write what a package holds beside the virtual environment: units, man pages, completion of shells.
 
-Run by packages/build.py with the Python of that environment: `python contents.py ROLE PREFIX
-ZSH DIRECTORY`, ZSH the place of its completion. Commands of
-which something to import is not part of the role have no page.
+Run by packages/build.py with the Python of that environment: `python contents.py ROLE PREFIX ZSH DATE DIRECTORY`, ZSH
+the place of its completion, DATE that of the pages (2026-01-31). Commands of which something to import is not part of
+the role have no page.
 """
 
 from __future__ import annotations
@@ -34,10 +34,21 @@ SHELLS = {
     "fish": "usr/share/fish/vendor_completions.d/{}.fish",
 }
 UNITS = "usr/lib/systemd/system"
+_LONG = 40
+"""Characters of a word that no line of a terminal need hold."""
 
 
 class RoffFormatter(click.HelpFormatter):
     """Writes what `--help` shows as a page of the manual."""
+
+    #: whether nothing was written since the last heading: what comes next is a paragraph by itself
+    _begins = True
+
+    def write(self, string: str) -> None:
+        """Write lines of roff, none that is empty."""
+        if string.strip():
+            super().write(string)
+            self._begins = string.rpartition(".SH ")[2].count("\n") == 1
 
     def write_usage(self, prog: str, args: str = "", _prefix: str | None = None) -> None:
         """Write the synopsis."""
@@ -53,7 +64,7 @@ class RoffFormatter(click.HelpFormatter):
             lines = [_roff(line) for line in paragraph.splitlines() if line.strip() != "\b"]
             if paragraph.lstrip().startswith("\b"):
                 lines = [".nf", *lines, ".fi"]
-            self.write(".PP\n" + "\n".join(lines) + "\n")
+            self.write(("" if self._begins else ".PP\n") + "\n".join(lines) + "\n")
 
     def write_dl(self, rows: Iterable[tuple[str, str]], _col_max: int = 30, _col_spacing: int = 2) -> None:
         """Write a list of terms; the widths are those of a terminal."""
@@ -68,18 +79,21 @@ class RoffFormatter(click.HelpFormatter):
 
 
 def _roff(text: str) -> str:
-    """Return text so that roff sets it as it stands."""
-    escaped = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
+    """Return text so that roff sets it as it stands; a long list of words and commas may be broken at a comma."""
+    words = (word.replace(",", ",\0") if len(word) > _LONG else word for word in text.split())
+    escaped = " ".join(words).replace("\\", "\\e").replace("-", "\\-").replace("\0", "\\:")
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 
 
-def page(ctx: click.Context, section: int) -> str:
-    """Return the page of one command."""
+def page(ctx: click.Context, section: int, date: str) -> str:
+    """Return the page of one command. `date`: of the page, as 2026-01-31."""
     name = ctx.command_path.replace(" ", "-")
-    formatter = RoffFormatter()
+    # as wide as the longest sentence about a command
+    formatter = RoffFormatter(width=200)
     ctx.command.format_help(ctx, formatter)
     release = f"slurm-migbatch {version('slurm-migbatch')}"
-    head = f'.TH {name.upper()} {section} "" "{release}"\n.SH NAME\n'
+    # long words, paths and options, leave wide gaps where lines are filled to the right
+    head = f'.TH {name.upper()} {section} "{date}" "{release}"\n.nh\n.ad l\n.SH NAME\n'
     return f"{head}{name} \\- {_roff(ctx.command.get_short_help_str(limit=200))}\n{formatter.getvalue()}"
 
 
@@ -119,7 +133,7 @@ def units(role: str, prefix: str) -> dict[str, str]:
     return {}
 
 
-def contents(role: str, prefix: str, zsh: str) -> Iterator[tuple[str, bytes]]:
+def contents(role: str, prefix: str, zsh: str, date: str) -> Iterator[tuple[str, bytes]]:
     """Yield each file of the role's package, its path without the first slash."""
     for name, text in units(role, prefix).items():
         yield f"{UNITS}/{name}", text.encode()
@@ -129,13 +143,16 @@ def contents(role: str, prefix: str, zsh: str) -> Iterator[tuple[str, bytes]]:
             yield place.format(program), completion(command, program, shell).encode()
         for ctx in pages(click.Context(command, info_name=program)):
             name = ctx.command_path.replace(" ", "-")
-            yield f"usr/share/man/man{section}/{name}.{section}.gz", gzip.compress(page(ctx, section).encode(), mtime=0)
+            yield (
+                f"usr/share/man/man{section}/{name}.{section}.gz",
+                gzip.compress(page(ctx, section, date).encode(), mtime=0),
+            )
 
 
 def main() -> None:
     """Write them below a directory."""
-    role, prefix, zsh, directory = sys.argv[1:]
-    for path, data in contents(role, prefix, zsh):
+    role, prefix, zsh, date, directory = sys.argv[1:]
+    for path, data in contents(role, prefix, zsh, date):
         place = Path(directory) / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(data)
