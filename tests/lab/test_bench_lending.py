@@ -76,7 +76,7 @@ def test_the_noise_is_what_made_the_iterations(data):
 
 
 def test_requests_follow_the_day_and_the_count(data):
-    _, shape = lending._shape(data)
+    _, shape = lending.request_shape(data)
     load = Load("many", 6000, 4, 5.0)
     jobs, levels = lending.inference(load, shape, 3)
     assert 0.6 * load.requests < len(jobs) < 1.6 * load.requests
