@@ -56,9 +56,8 @@ class Wrong:
         factors = (low * np.power(high / low, _chance(seed).random(len(found.kinds)))).tolist()
         return [int(factor * kind.seconds) + 60 for factor, kind in zip(factors, found.kinds, strict=True)]
 
-    def config(self, kinds: Sequence[PodKind], seed: int) -> Config:
-        """Return what ships, on a site that has learned this."""
-        right = fragmentation.config_of(kinds)
+    def config(self, right: Config, kinds: Sequence[PodKind], seed: int) -> Config:
+        """Return what ships, on a site that has learned this; `right`: on one that has learned what is so."""
         if self.learned is None:
             return replace(right, supply=replace(right.supply, preference=()))
         if self.learned == 1.0:
@@ -110,6 +109,7 @@ def _population(
 ) -> dict[str, Any]:
     right = fragmentation.config_of(kinds)
     first_fit = fragmentation.ways(right, Counter(kind.profile for kind in kinds))[FIRST]
+    configs = {(row, seed): wrong.config(right, kinds, seed) for row, wrong in ROWS.items() for seed in range(seeds)}
     loads = []
     for load in (*QUEUED, TURNED_AWAY):
         queued = load in QUEUED
@@ -120,7 +120,7 @@ def _population(
             base.append(fragmentation.figures(drawn, first_fit(drawn, queued), gpu, queued))
             for row, wrong in ROWS.items():
                 tell(f"{name}, load {load:g}: seed {seed}, {row}")
-                outcome = fragmentation.shipped(drawn, wrong.config(kinds, seed), queued, wrong.limits_of(drawn, seed))
+                outcome = fragmentation.shipped(drawn, configs[row, seed], queued, wrong.limits_of(drawn, seed))
                 of[row].append(fragmentation.figures(drawn, outcome, gpu, queued))
         rows = {row: _row(runs, base, queued) for row, runs in of.items()}
         loads.append({"load": load, "queued": queued, "rows": rows})
