@@ -89,10 +89,10 @@ def test_time_limits_are_at_least_what_the_smallest_slice_takes(data):
 
 def test_restarts_take_another_time_on_both_sides(data):
     jobs = lendslices.training(lendslices.miso(data), [0.0], 0)
-    wrong = lendwrong.Wrong(restarts=2.0)
+    wrong = lendwrong.Wrong(restarts=2.0, checkpoints=0.5)
     for played in (wrong.told(case(training=jobs), None, 0), wrong.truth(case(training=jobs))):
         (job,) = played.training
-        assert (job.costs.restart_s, job.costs.checkpoint_s) == (50.0, 10.0)
+        assert (job.costs.restart_s, job.costs.checkpoint_s) == (50.0, 2.5)
         assert job.costs.cold_start_s == lendslices.TRAIN.cold_start_s
 
 

@@ -9,7 +9,8 @@ half with the same restarts.
 - *history x0.5*: every second use of each profile is missing; *x2*: each is there twice.
 - *speeds*: of each model, batch and profile wrong by a factor of its own; or of all slices but the whole GPU alike, so
   that slices seem slower or faster beside it than they are. Nothing corrects them: these jobs report no items.
-- *restarts*: checkpoints and restarts take so many times what they do elsewhere; `[lending] restart_s` is as it ships.
+- *restarts*, *checkpoints*: each takes so many times what it does elsewhere; `[lending] restart_s` is as it ships. A
+  checkpoint is what inference waits for where a loan is called back.
 - *limits*: each training has a time limit, so many times what it takes on the smallest slice that holds it.
 """
 
@@ -57,7 +58,7 @@ class Wrong:
         cells: the speed of each model, batch and profile is wrong by up to so many times, up or down (uniform in the
             logarithm); 1: none is.
         slices: speed of all slices but the whole GPU, over what it is.
-        restarts: time of checkpoints and restarts, over what is assumed.
+        restarts, checkpoints: what they take, over what they take elsewhere.
         limits: time limits over the time on the smallest slice, from the first to the second (uniform in the
             logarithm); None: nobody names one.
     """
@@ -67,6 +68,7 @@ class Wrong:
     cells: float = 1.0
     slices: float = 1.0
     restarts: float = 1.0
+    checkpoints: float = 1.0
     limits: tuple[float, float] | None = None
 
     def told(self, case: PlayedLoad, found: lendslices.Miso, seed: int) -> PlayedLoad:
@@ -78,11 +80,14 @@ class Wrong:
 
     def truth(self, case: PlayedLoad) -> PlayedLoad:
         """Return the load with these costs."""
-        if self.restarts == 1.0:
-            return case
-        costs = lendslices.TRAIN
-        dearer = JobCosts(costs.cold_start_s, costs.restart_s * self.restarts, costs.checkpoint_s * self.restarts)
-        return replace(case, training=[replace(job, costs=dearer) for job in case.training])
+        usual = lendslices.TRAIN
+        costs = JobCosts(usual.cold_start_s, usual.restart_s * self.restarts, usual.checkpoint_s * self.checkpoints)
+        return replace(case, training=[replace(job, costs=costs) for job in case.training])
+
+    @property
+    def costs(self) -> tuple[float, float]:
+        """Over those elsewhere: restarts, checkpoints."""
+        return self.restarts, self.checkpoints
 
     def predictions(self, found: lendslices.Miso, seed: int) -> KnownSpeeds:
         """Return what the predictor says."""
@@ -99,8 +104,9 @@ ROWS: Final[Mapping[str, Wrong]] = {
     "speeds x0.5 to x2, each its own": Wrong(cells=2.0),
     "speeds of slices x0.5": Wrong(slices=0.5),
     "speeds of slices x2": Wrong(slices=2.0),
-    "restarts x0.5": Wrong(restarts=0.5),
+    "restarts and checkpoints x0.5": Wrong(restarts=0.5, checkpoints=0.5),
     "restarts x2": Wrong(restarts=2.0),
+    "checkpoints x2": Wrong(checkpoints=2.0),
     "limits x1 to x8, each its own": Wrong(limits=(1.0, 8.0)),
 }
 
@@ -211,7 +217,7 @@ def _of_load(
     window_s: float,
     of: int,
 ) -> dict[str, Any]:
-    halves = {wrong.restarts: Wrong(restarts=wrong.restarts) for wrong in ROWS.values()}
+    halves = {wrong.costs: Wrong(restarts=wrong.restarts, checkpoints=wrong.checkpoints) for wrong in ROWS.values()}
     with lendruns.pool(processes) as submit:
         runs = {
             (seed, name): submit(_case, load, moments, found, seed, window_s, wrong, way)
@@ -225,7 +231,7 @@ def _of_load(
             figures[seed, name] = run()
     rows = {
         name: _row(
-            [figures[seed, name] for seed in range(seeds)], [figures[seed, wrong.restarts] for seed in range(seeds)]
+            [figures[seed, name] for seed in range(seeds)], [figures[seed, wrong.costs] for seed in range(seeds)]
         )
         for name, wrong in ROWS.items()
     }
