@@ -168,7 +168,7 @@ def test_the_commands_print_one_object_or_tables(small, openb, tmp_path, monkeyp
     done = CliRunner().invoke(bench, words)
     assert done.exit_code == 0, done.output
     assert "limits x8" in done.stdout and "at worst" in done.stdout
-    monkeypatch.setattr(lendwrong.measure, "__defaults__", (1, [TINY], *lendwrong.measure.__defaults__[2:4], 600.0))
+    monkeypatch.setattr(lendwrong, "LOADS", [TINY])
     folder = tmp_path / "lending"
     folder.mkdir()
     words = ["lending", "--wrong", "--data", str(write_miso(write_pollux(folder))), "--seeds", "1", "--processes", "1"]

@@ -170,12 +170,12 @@ def _limits(case: PlayedLoad, found: lendslices.Miso, span: tuple[float, float],
 def measure(
     data: Path,
     seeds: int = 10,
-    loads: Sequence[Load] = LOADS,
+    loads: Sequence[Load] | None = None,
     say: Say = silent,
     processes: int = 1,
     window_s: float = lendruns.WINDOW_S,
 ) -> dict[str, Any]:
-    """Play every load, seed and row on a folder with Pollux's data, MISO's and a measured request trace.
+    """Play every load (None: `LOADS`), seed and row on a folder with Pollux's data, MISO's and a request trace.
 
     Seed n has the jobs of seed n of `lending.measure` with ten seeds.
 
@@ -191,6 +191,7 @@ def measure(
     _, shape = lending.request_shape(data)
     arrivals = [[job.arrival for job in pollux.read(path, known).jobs] for path in workloads[:WORKLOADS]]
     moments = lendslices.Moments(arrivals, shape)
+    loads = LOADS if loads is None else loads
     results = [_of_load(load, moments, found, seeds, say, processes, window_s, len(loads)) for load in loads]
     return {
         "bench": "lending, wrong predictions",
