@@ -8,6 +8,7 @@ would end; run times that were learned can.
 - *limits x2*: right, as `fragmentation` has them; *x1 to x4*: each job's own, these wrong by 0.5 to 2 times.
 - *learned*: the run time of each profile is wrong by a factor of its own from 0.5 to 2, drawn anew for each seed;
   *nothing learned*: the configuration as it ships, on its first day.
+- *nothing moved*: with `[moves] enabled = false`, so that what placing alone loses is not hidden by what moves gain.
 """
 
 from __future__ import annotations
@@ -43,10 +44,12 @@ class Wrong:
         limits: time limits over run times, from the first to the second (uniform in the logarithm); None: nobody names
             one.
         learned: run times that were learned are wrong by up to so many times, up or down; None: none were learned.
+        moves: whether trainings may be moved (`[moves] enabled`).
     """
 
     limits: tuple[float, float] | None = (LIMIT, LIMIT)
     learned: float | None = 1.0
+    moves: bool = True
 
     def limits_of(self, found: Draw, seed: int) -> list[int | None]:
         """Return the time limit of each job, seconds."""
@@ -58,13 +61,14 @@ class Wrong:
 
     def config(self, right: Config, kinds: Sequence[PodKind], seed: int) -> Config:
         """Return what ships, on a site that has learned this; `right`: on one that has learned what is so."""
+        told = right
         if self.learned is None:
-            return replace(right, supply=replace(right.supply, preference=()))
-        if self.learned == 1.0:
-            return right
-        profiles = sorted({kind.profile for kind in kinds})
-        off = np.power(self.learned, _chance(seed).uniform(-1.0, 1.0, len(profiles))).tolist()
-        return fragmentation.config_of(kinds, dict(zip(profiles, off, strict=True)))
+            told = replace(right, supply=replace(right.supply, preference=()))
+        elif self.learned != 1.0:
+            profiles = sorted({kind.profile for kind in kinds})
+            off = np.power(self.learned, _chance(seed).uniform(-1.0, 1.0, len(profiles))).tolist()
+            told = fragmentation.config_of(kinds, dict(zip(profiles, off, strict=True)))
+        return replace(told, moves=replace(told.moves, enabled=self.moves))
 
 
 ROWS: Final[Mapping[str, Wrong]] = {
@@ -75,6 +79,10 @@ ROWS: Final[Mapping[str, Wrong]] = {
     "no limits": Wrong(limits=None),
     "learned x0.5 to x2, each profile its own": Wrong(learned=2.0),
     "nothing learned": Wrong(learned=None),
+    "nothing moved, limits x2 (right)": Wrong(moves=False),
+    "nothing moved, limits x1 to x4, each its own": Wrong(limits=(0.5 * LIMIT, 2 * LIMIT), moves=False),
+    "nothing moved, limits x8": Wrong(limits=(8.0, 8.0), moves=False),
+    "nothing moved, no limits": Wrong(limits=None, moves=False),
 }
 
 

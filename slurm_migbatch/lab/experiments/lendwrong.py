@@ -9,7 +9,7 @@ half with the same restarts.
 - *history x0.5*: every second use of each profile is missing; *x2*: each is there twice.
 - *speeds*: of each model, batch and profile wrong by a factor of its own; or of all slices but the whole GPU alike, so
   that slices seem slower or faster beside it than they are. Nothing corrects them: these jobs report no items.
-- *restarts*, *checkpoints*: each takes so many times what it does elsewhere; `[lending] restart_s` is as it ships. A
+- *restarts and checkpoints*: each takes so many times what it does elsewhere; `[lending] restart_s` is as it ships. A
   checkpoint is what inference waits for where a loan is called back.
 - *limits*: each training has a time limit, so many times what it takes on the smallest slice that holds it.
 """
@@ -105,8 +105,7 @@ ROWS: Final[Mapping[str, Wrong]] = {
     "speeds of slices x0.5": Wrong(slices=0.5),
     "speeds of slices x2": Wrong(slices=2.0),
     "restarts and checkpoints x0.5": Wrong(restarts=0.5, checkpoints=0.5),
-    "restarts x2": Wrong(restarts=2.0),
-    "checkpoints x2": Wrong(checkpoints=2.0),
+    "restarts and checkpoints x2": Wrong(restarts=2.0, checkpoints=2.0),
     "limits x1 to x8, each its own": Wrong(limits=(1.0, 8.0)),
 }
 
