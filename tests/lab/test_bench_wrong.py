@@ -9,7 +9,7 @@ from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.bench import bench
 from slurm_migbatch.lab.experiments import fragmentation, fragwrong, lending, lendruns, lendslices, lendwrong
-from slurm_migbatch.lab.experiments.fragmentation import Draw
+from slurm_migbatch.lab.experiments.fragmentation import OURS, STILL, Draw
 from slurm_migbatch.lab.experiments.lending import Load
 from slurm_migbatch.lab.experiments.lendruns import PlayedLoad
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -134,8 +134,9 @@ def test_limits_and_learned_run_times_of_fragmentation(monkeypatch):
     assert right.supply.preference
     assert rows["limits x2 (right)"].config(right, KINDS, 0) == right
     assert rows["nothing learned"].config(right, KINDS, 0).supply.preference == ()
+    assert not rows["nothing moved, no limits"].config(right, KINDS, 0).moves.enabled
     seen = []
-    monkeypatch.setattr(fragmentation, "learned", lambda gpus, classes: seen.append(classes))
+    monkeypatch.setattr(fragmentation, "learned", lambda gpus, classes: seen.append(classes) or right)
     for seed in range(6):
         rows["learned x0.5 to x2, each profile its own"].config(right, KINDS, seed)
     factors = [c.seconds / {THREE: 600.0, FOUR: 400.0}[c.profile] for classes in seen for c in classes]
@@ -149,18 +150,18 @@ def test_rows_of_fragmentation_are_beside_first_fit(small, openb):
     for name, population in result["populations"].items():
         for load, other in zip(population["loads"], right["populations"][name]["loads"], strict=True):
             assert set(load["rows"]) == set(fragwrong.ROWS)
-            same = load["rows"]["limits x2 (right)"]
-            assert same["over_first_fit"] == other["ways"]["planner"]["over_first_fit"]
-    assert len(result["bars"]) == 2 * (2 * 2 + 1)
-    worst = max(
-        row["over_first_fit"]["wait_s"][0]
-        for row in result["populations"]["parts of a GPU"]["loads"][0]["rows"].values()
-    )
-    assert result["bars"][0]["value"] == pytest.approx(worst)
+            for row, way in (("limits x2 (right)", OURS), ("nothing moved, limits x2 (right)", STILL)):
+                assert load["rows"][row]["over_first_fit"] == other["ways"][way]["over_first_fit"]
+    assert len(result["bars"]) == 2 * 2 * (2 * 2 + 1)
+    rows = result["populations"]["parts of a GPU"]["loads"][0]["rows"]
+    for bar, moves in zip(result["bars"], (True, False), strict=False):
+        worst = max(rows[name]["over_first_fit"]["wait_s"][0] for name in rows if fragwrong.ROWS[name].moves == moves)
+        assert bar["value"] == pytest.approx(worst)
 
 
 def test_the_commands_print_one_object_or_tables(small, openb, tmp_path, monkeypatch):
-    monkeypatch.setattr(fragwrong, "ROWS", {"limits x8": fragwrong.ROWS["limits x8"]})
+    few = ("limits x8", "nothing moved, limits x8")
+    monkeypatch.setattr(fragwrong, "ROWS", {row: fragwrong.ROWS[row] for row in few})
     words = ["fragmentation", "--wrong", "--data", str(openb), "--seeds", "2"]
     done = CliRunner().invoke(bench, [*words, "--json"])
     assert done.exit_code == 0, done.output
