@@ -14,45 +14,21 @@ from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.experiments import lending
 from slurm_migbatch.lab.experiments.lending import AFE, WAYS, Load
 from slurm_migbatch.lab.papers.forecast import Levels
-from slurm_migbatch.lab.papers.goodput import Goodput, Steps
+from slurm_migbatch.lab.papers.goodput import Goodput
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.sim.policies.lending import GoodputSpeeds, WholeGpuLending
+from tests.support.lending_folders import STEPS, write_pollux
 
-STEPS = Steps(0.05, 0.001, 0.02, 0.001, 0.01, 0.0005, 1.5)
 MODELS = {"cifar10": Goodput(STEPS, 4000.0, 128, 4096, 32, 1024)}
 TINY = Load("tiny", 120, 3, 10.0)
 
 
 @pytest.fixture
 def data(tmp_path):
-    """Two workloads of one application, and a request trace."""
-    app = tmp_path / "sched" / "traces" / "cifar10"
-    app.mkdir(parents=True)
-    rows = ["placement,local_bsz,step_time,sync_time"]
-    for placement, replicas in (("1", 1), ("2", 2), ("4", 4), ("44", 8), ("4444", 16)):
-        for local in (32, 64, 128, 256):
-            step = STEPS.iteration_s(replicas, len(placement), local)
-            rows.append(f"{placement},{local},{step},{step - STEPS.gradient_s(local)}")
-    (app / "placements.csv").write_text("\n".join(rows) + "\n")
-    for batch in (128, 512, 2048):
-        iterations = round(2_000_000 * (4000 + batch) / (4128 * batch))
-        (app / f"validation-{batch}.csv").write_text(f"iteration\n{iterations}\n")
-    loads = tmp_path / "workloads"
-    loads.mkdir()
-    for number in (1, 2):
-        jobs = [f"cifar10-{n},{n * 200 * number},cifar10,1,128" for n in range(12)]
-        text = "\n".join(["name,time,application,num_replicas,batch_size", *jobs])
-        (loads / f"workload-{number}.csv").write_text(text + "\n")
-    rng = np.random.Generator(np.random.PCG64(1))
-    times = np.cumsum(rng.exponential(300, 400)).astype(int)
-    requests = [f"{at},10,5" for at in times.tolist()]
-    (tmp_path / "mooncake_conversation_1h.csv").write_text(
-        "\n".join(["timestamp_ms,input_tokens,output_tokens", *requests]) + "\n"
-    )
-    return tmp_path
+    return write_pollux(tmp_path)
 
 
 def test_every_way_is_measured_and_repeats_itself(data):
@@ -76,7 +52,7 @@ def test_the_noise_is_what_made_the_iterations(data):
 
 
 def test_requests_follow_the_day_and_the_count(data):
-    _, shape = lending._shape(data)
+    _, shape = lending.request_shape(data)
     load = Load("many", 6000, 4, 5.0)
     jobs, levels = lending.inference(load, shape, 3)
     assert 0.6 * load.requests < len(jobs) < 1.6 * load.requests

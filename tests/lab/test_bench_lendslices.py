@@ -16,26 +16,14 @@ from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.slurm.controller import pace_of
 from slurm_migbatch.mig.profile import Profile
+from tests.support.lending_folders import write_miso
 
-STEP_S = {"7g.40gb": 0.1, "4g.20gb": 0.13, "3g.20gb": 0.15, "2g.10gb": 0.2, "1g.5gb": 0.3}
 TINY = Load("slices, tiny", 60, 3, 60.0)
 
 
 @pytest.fixture
 def data(tmp_path):
-    """Two models as MISO left them: one that fits everywhere, one on half a GPU and more."""
-    raw = tmp_path / "miso" / "raw"
-    raw.mkdir(parents=True)
-    rows = [
-        "slice,model,batch,epochs_logged,steps_logged,first_step_s,mean_s,p50_s,p05_s,p95_s,p99_s",
-        *(f"{name},resnet,64,1,100,1.0,{s},{s},{s},{s},{s}" for name, s in STEP_S.items()),
-        *(f"{name},bert,8,1,100,1.0,{s},{s},{s},{s},{s}" for name, s in list(STEP_S.items())[:3]),
-    ]
-    (tmp_path / "miso" / "miso_a100_40gb_train_step_times.csv").write_text("\n".join(rows) + "\n")
-    models = {"0": "resnet_train64", "1": "bert_train8", "2": "dummy_train1"}
-    (raw / "job_models.json").write_text(json.dumps(models))
-    (raw / "exp_100.json").write_text(json.dumps({"0": 300, "1": 900, "2": 100}))
-    return tmp_path
+    return write_miso(tmp_path)
 
 
 def test_what_miso_left(data):

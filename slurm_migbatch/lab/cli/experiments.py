@@ -32,10 +32,14 @@ from slurm_migbatch.lab.cli.common import (
     show_default="one for each processor",
     help="Simulations at once.",
 )
+@click.option("--wrong", is_flag=True, help="Only what wrong forecasts, speeds, restart times and time limits cost.")
 @plot_option
 @json_option
-def lending(data: Path, seeds: int, study: bool, processes: int, plot: Path | None, as_json: bool) -> None:
+def lending(data: Path, seeds: int, study: bool, processes: int, wrong: bool, plot: Path | None, as_json: bool) -> None:
     """Training jobs on idle GPUs of inference, against training on its own half and other ways to lend (simulated)."""
+    if wrong:
+        _lending_wrong(data, seeds, processes, plot, as_json)
+        return
     from slurm_migbatch.lab.experiments.lending import measure
 
     with measuring() as say:
@@ -78,6 +82,40 @@ def lending(data: Path, seeds: int, study: bool, processes: int, plot: Path | No
     print_bars(result)
 
 
+def _lending_wrong(data: Path, seeds: int, processes: int, plot: Path | None, as_json: bool) -> None:
+    from slurm_migbatch.lab.experiments.lendwrong import measure
+
+    _refuse_plots(plot)
+    with measuring() as say:
+        result = measure(data, seeds, processes=processes, say=say)
+    if hand_over("lending, wrong predictions", result, as_json, None):
+        return
+    print_notes(result)
+    for entry in result["results"]:
+        click.echo(f"\n{entry['load']} ({_decided(result)}), means over {entry['seeds']} seeds")
+        lines = [
+            (
+                name,
+                f"{row['jct_s']:.0f} s",
+                _with_interval(row["over_half"], 3),
+                f"{row['over_half_worst']:.3f}",
+                f"{row['restarts']:.2f}",
+                f"{row['delay_p95_s']:.2f} s",
+                f"{row['delay_p95_s'] - row['half_delay_p95_s']:+.2f} s",
+                f"{row['reclaimed']:.0f}",
+            )
+            for name, row in entry["rows"].items()
+        ]
+        columns = ("mean JCT", "over half (95 %)", "worst seed", "restarts", "delay p95", "beyond half", "called back")
+        print_table(("wrong", *columns), lines)
+    print_bars(result)
+
+
+def _refuse_plots(plot: Path | None) -> None:
+    if plot is not None:
+        raise click.UsageError("--wrong has no plots; leave --plot out")
+
+
 def _with_interval(values: Sequence[float], digits: int) -> str:
     """Return a mean, with its interval where there are several seeds."""
     text = f"{values[0]:.{digits}f}"
@@ -87,10 +125,14 @@ def _with_interval(values: Sequence[float], digits: int) -> str:
 @click.command()
 @data_option
 @click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of the arrivals.")
+@click.option("--wrong", is_flag=True, help="Only what wrong time limits and wrong run times learned cost.")
 @plot_option
 @json_option
-def fragmentation(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+def fragmentation(data: Path, seeds: int, wrong: bool, plot: Path | None, as_json: bool) -> None:
     """Waits and accepted slices by migbatchd's planner on the simulated Slurm: pods of the openb trace on 16 GPUs."""
+    if wrong:
+        _fragmentation_wrong(data, seeds, plot, as_json)
+        return
     from slurm_migbatch.lab.experiments.fragmentation import measure
 
     with measuring() as say:
@@ -114,6 +156,34 @@ def fragmentation(data: Path, seeds: int, plot: Path | None, as_json: bool) -> N
         columns = ("mean wait", "p95", "longest", "of whole GPUs", "mean JCT", "restarts")
         print_table(("load", "way", *columns, "wait over first fit", "JCT"), waits)
         print_table(("load", "way", "jobs accepted", "slices accepted", "jobs over first fit", "slices"), accepted)
+    print_bars(result)
+
+
+def _fragmentation_wrong(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+    from slurm_migbatch.lab.experiments.fragwrong import measure
+
+    _refuse_plots(plot)
+    with measuring() as say:
+        result = measure(data, seeds, say=say)
+    if hand_over("fragmentation, wrong predictions", result, as_json, None):
+        return
+    print_notes(result)
+    for title, population in result["populations"].items():
+        click.echo(f"\n{title} ({_decided(population)}), means of {seeds} draws")
+        waits, accepted = [], []
+        for load in population["loads"]:
+            for name, row in load["rows"].items():
+                over = [_ratio(*values) for values in row["over_first_fit"].values()]
+                if load["queued"]:
+                    own = (f"{row['wait_s']:.0f} s", f"{row['jct_s']:.0f} s", f"{row['restarts']:.2f}")
+                    waits.append((f"{load['load']:g}", name, *own, *over, f"{row['worst']:.3f}"))
+                else:
+                    taken = (f"{row['jobs']:.1%}", f"{row['slices']:.1%}")
+                    accepted.append((f"{load['load']:g}", name, *taken, *over, f"{row['worst']:.3f}"))
+        columns = ("wait over first fit", "JCT", "worst draw's wait")
+        print_table(("load", "wrong", "mean wait", "mean JCT", "restarts", *columns), waits)
+        columns = ("jobs over first fit", "slices", "worst draw's slices")
+        print_table(("load", "wrong", "jobs accepted", "slices accepted", *columns), accepted)
     print_bars(result)
 
 

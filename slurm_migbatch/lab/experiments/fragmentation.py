@@ -137,19 +137,31 @@ def at_once(found: Draw, place: Place, queued: bool) -> Outcome:
     return outcome
 
 
-def config_of(kinds: Sequence[PodKind]) -> Config:
-    """What ships, on a site to which these jobs came for a while."""
+def config_of(kinds: Sequence[PodKind], told: Mapping[Profile, float] | None = None) -> Config:
+    """What ships, on a site to which these jobs came for a while.
+
+    `told`: by profile, the run time that the site has learned over what it is; 1 where not named.
+    """
+    off = told or {}
     counts: Counter[Profile] = Counter(kind.profile for kind in kinds)
     seconds = {p: statistics.fmean(kind.seconds for kind in kinds if kind.profile == p) for p in counts}
     work = sum(profile.compute * seconds[profile] * count for profile, count in counts.items())
     gpus = NODES * PER_NODE
     rate = gpus * geometry(GPU).compute_slices / work
-    classes = [Class(count * rate * HORIZON_S, seconds[profile], profile) for profile, count in sorted(counts.items())]
+    classes = [
+        Class(count * rate * HORIZON_S, seconds[profile] * off.get(profile, 1.0), profile)
+        for profile, count in sorted(counts.items())
+    ]
     return learned({geometry(GPU): gpus}, classes)
 
 
-def shipped(found: Draw, config: Config, queued: bool) -> Outcome:
-    """migbatchd's decisions on the simulated Slurm."""
+def usual_limits(found: Draw) -> list[int | None]:
+    """Return the time limits (s) that jobs name: `LIMIT` times what they take."""
+    return [int(LIMIT * kind.seconds) + 60 for kind in found.kinds]
+
+
+def shipped(found: Draw, config: Config, queued: bool, limits: Sequence[int | None] | None = None) -> Outcome:
+    """migbatchd's decisions on the simulated Slurm; `limits`: of each job (s), None: `usual_limits`."""
     gpu = geometry(GPU)
     site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
     workload = [
@@ -157,11 +169,13 @@ def shipped(found: Draw, config: Config, queued: bool) -> Outcome:
             at,
             f"mig:{kind.profile.gres_type}:1",
             partial(_work, kind),
-            limit_s=int(LIMIT * kind.seconds) + 60,
+            limit_s=limit_s,
             name=f"job{n}",
             fields={"cpus": 1, "comment": "" if kind.served else "migbatch: role=train signal=usr1"},
         )
-        for n, (at, kind) in enumerate(zip(found.times, found.kinds, strict=True))
+        for n, (at, kind, limit_s) in enumerate(
+            zip(found.times, found.kinds, usual_limits(found) if limits is None else limits, strict=True)
+        )
     ]
     simulation = SlurmSimulation(site, workload)
     if not queued:
@@ -171,7 +185,7 @@ def shipped(found: Draw, config: Config, queued: bool) -> Outcome:
     outcome: Outcome = []
     for number, at in zip(ended.submissions, found.times, strict=True):
         job = None if number is None else ended.jobs[number]
-        if job is None or job.start is None:
+        if job is None or job.start is None or job.state != "COMPLETED":
             outcome.append(None)
         else:
             outcome.append(Served(job.start - ended.begin - at, job.end - ended.begin - at, job.restarts))
@@ -206,8 +220,8 @@ def grmu(found: Draw, queued: bool) -> Outcome:
         return at_once(found, lambda kind: rules.place(kind.profile), queued)
 
     def worth(outcome: Outcome) -> float:
-        figures = _figures(found, outcome, gpu, queued)
-        return -figures["wait_s"] if queued else figures["slices"]
+        of = figures(found, outcome, gpu, queued)
+        return -of["wait_s"] if queued else of["slices"]
 
     return max(map(served, quotas), key=worth)
 
@@ -268,7 +282,7 @@ def _population(name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, 
             drawn = draw(kinds, load, seed)
             for way, run in placing.items():
                 say(f"{name}, load {load:g}: seed {seed}, {way}", steps)
-                of.setdefault(way, []).append(_figures(drawn, run(drawn, queued), gpu, queued))
+                of.setdefault(way, []).append(figures(drawn, run(drawn, queued), gpu, queued))
         loads.append({"load": load, "queued": queued, "ways": {way: _row(runs, of) for way, runs in of.items()}})
     return {
         "jobs": len(kinds),
@@ -279,7 +293,8 @@ def _population(name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, 
     }
 
 
-def _figures(drawn: Draw, outcome: Outcome, gpu: Geometry, queued: bool) -> dict[str, float]:
+def figures(drawn: Draw, outcome: Outcome, gpu: Geometry, queued: bool) -> dict[str, float]:
+    """Return waits and completion times with a queue, else the shares of jobs and slices that were accepted."""
     counted = list(zip(drawn.kinds, outcome, strict=True))[WARM:]
     if queued:
         had = [served for _, served in counted if served is not None]
@@ -307,14 +322,15 @@ def _row(runs: Sequence[Mapping[str, float]], of: Mapping[str, Sequence[Mapping[
     over = {
         key: [
             round(value, 4)
-            for value in mean_with_interval([_ratio(a[key], b[key]) for a, b in zip(runs, of[FIRST], strict=True)])
+            for value in mean_with_interval([ratio(a[key], b[key]) for a, b in zip(runs, of[FIRST], strict=True)])
         ]
         for key in keys
     }
     return {**{key: round(statistics.fmean(run[key] for run in runs), 4) for key in runs[0]}, "over_first_fit": over}
 
 
-def _ratio(value: float, baseline: float) -> float:
+def ratio(value: float, baseline: float) -> float:
+    """Return a figure over that of a baseline; infinite where only that is 0."""
     return value / baseline if baseline else 1.0 if not value else float("inf")
 
 
@@ -328,13 +344,13 @@ def bars(results: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
             if entry["queued"]:
                 found.append(Bar(f"{label}: mean wait over first fit", over["wait_s"][0], WAIT_TARGET))
                 for key, what in (("wait_s", "mean wait"), ("jct_s", "mean completion time")):
-                    ratio = _ratio(rows[OURS][key], min(rows[way][key] for way in SIMPLE))
-                    found.append(Bar(f"{label}: {what} over the best simple rule", ratio, 1.0))
+                    over_best = ratio(rows[OURS][key], min(rows[way][key] for way in SIMPLE))
+                    found.append(Bar(f"{label}: {what} over the best simple rule", over_best, 1.0))
                 continue
             found.append(
                 Bar(f"{label}: accepted slices over first fit", over["slices"][0], SLICES_TARGET, at_least=True)
             )
             for key in ("jobs", "slices"):
-                ratio = _ratio(rows[OURS][key], max(rows[way][key] for way in SIMPLE))
-                found.append(Bar(f"{label}: accepted {key} over the best simple rule", ratio, 1.0, at_least=True))
+                over_best = ratio(rows[OURS][key], max(rows[way][key] for way in SIMPLE))
+                found.append(Bar(f"{label}: accepted {key} over the best simple rule", over_best, 1.0, at_least=True))
     return found

@@ -299,16 +299,13 @@ def measure(
         NotMeasurable: something is missing.
         TraceError, OSError: a file cannot be read.
     """
-    traces = next((path.parent.parent for path in sorted(data.rglob("cifar10/placements.csv*"))), None)
-    workloads = sorted(data.rglob("workloads/workload-*.csv"))
-    if traces is None or not workloads:
-        raise NotMeasurable(f"{data} has no Pollux data (cifar10/placements.csv, workloads/workload-1.csv) below it")
+    traces, workloads = pollux_files(data)
     try:
         models = goodputs(traces)
     except GoodputError as error:
         raise NotMeasurable(f"{traces}: {error}") from None
     known = pollux.profiles(traces)
-    origin, shape = _shape(data)
+    origin, shape = request_shape(data)
     learning = GoodputSpeeds(models, PER_NODE)
     jobs = [training(path, known, models) for path in workloads[:seeds]]
     results = []
@@ -363,7 +360,17 @@ def measure(
     }
 
 
-def _shape(data: Path) -> tuple[str, np.ndarray[Any, np.dtype[np.float64]]]:
+def pollux_files(data: Path) -> tuple[Path, list[Path]]:
+    """Return the folder of Pollux's profiles and its workloads. Raises NotMeasurable."""
+    traces = next((path.parent.parent for path in sorted(data.rglob("cifar10/placements.csv*"))), None)
+    workloads = sorted(data.rglob("workloads/workload-*.csv"))
+    if traces is None or not workloads:
+        raise NotMeasurable(f"{data} has no Pollux data (cifar10/placements.csv, workloads/workload-1.csv) below it")
+    return traces, workloads
+
+
+def request_shape(data: Path) -> tuple[str, np.ndarray[Any, np.dtype[np.float64]]]:
+    """Return the name of a measured request stream and its moments, seconds. Raises NotMeasurable, TraceError."""
     readers: tuple[tuple[str, str, Callable[[Path], Any]], ...] = (
         ("Azure 2023", "AzureLLMInferenceTrace_conv.csv*", azure.read),
         ("Mooncake", "mooncake_conversation_1h.csv*", mooncake.read),

@@ -24,13 +24,13 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.decide.lending.ledger import Cause
-from slurm_migbatch.decide.snapshot import LendingPast, NoPredictions
+from slurm_migbatch.decide.snapshot import LendingPast, NoPredictions, Predictions
 from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.experiments import lending, lendslices
 from slurm_migbatch.lab.experiments.lending import Load
@@ -141,12 +141,14 @@ class PlayedLoad:
         training, inference: those that come within the window; arrivals are seconds after its begin.
         uses: of slices before, in seconds after the begin of their days; see `lendslices.inference`.
         begin_s: when the window begins, seconds into the day.
+        limits: --time of training jobs by id, seconds; who is not there names none.
     """
 
     training: Sequence[SimulatedJob]
     inference: Sequence[SimulatedJob]
     uses: Sequence[tuple[str, float, float | None]]
     begin_s: float = 0.0
+    limits: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -171,13 +173,14 @@ class PlayedLoad:
         return cls([job for job in jobs if job.arrival < window_s], within, [*uses, *earlier], begin_s)
 
 
-def _submission(job: SimulatedJob, course: Course) -> Submission:
-    """Return one sbatch as the submit filter leaves it; nobody names a time limit."""
+def _submission(job: SimulatedJob, course: Course, limit_s: int | None) -> Submission:
+    """Return one sbatch as the submit filter leaves it."""
     if job.kind == "infer":
         return Submission(job.arrival, f"mig:{job.profile}:1", lambda: course, INFERENCE, name="infer")
     least = "" if job.profile is None else f" min={job.profile.gres_type}"
     hints = f"migbatch: role=train model={job.app} batch={job.batch}{least} signal=usr1 [mig:loan:1#loan0001]"
-    return Submission(job.arrival, "mig:loan:1", lambda: course, TRAINING, name="train", fields={"comment": hints})
+    fields = {"comment": hints}
+    return Submission(job.arrival, "mig:loan:1", lambda: course, TRAINING, limit_s, name="train", fields=fields)
 
 
 def site(way: Way) -> SimulatedSite:
@@ -244,8 +247,13 @@ class WholeServers:
         return () if decision is None or decision.supply is None else decision.supply.plan.placed
 
 
-def play(case: PlayedLoad, found: lendslices.Miso, way: Way) -> dict[str, float]:
+def play(
+    case: PlayedLoad, found: lendslices.Miso, way: Way, predictions: Predictions | None = None
+) -> dict[str, float]:
     """Play it with migbatchd's controller; the figures of `lending.figures` and further ones.
+
+    Args:
+        predictions: what migbatchd is told of training; None: its true speeds.
 
     Returns:
         "requests": inference jobs; "preempted": loans that Slurm itself ended; "rounds" of the controller; and those of
@@ -262,17 +270,19 @@ def play(case: PlayedLoad, found: lendslices.Miso, way: Way) -> dict[str, float]
     jobs = sorted([*trainings, *case.inference], key=lambda job: (job.arrival, job.id))
     courses = [course_of(job, speeds, speeds.geometry) for job in jobs]
     begin = _BEGIN + case.begin_s
-    simulation = SlurmSimulation(site(way), [_submission(*pair) for pair in zip(jobs, courses, strict=True)], begin)
+    workload = [_submission(job, course, case.limits.get(job.id)) for job, course in zip(jobs, courses, strict=True)]
+    simulation = SlurmSimulation(site(way), workload, begin)
     before = _BEGIN - lending.HISTORY_DAYS * DAY_S
     uses = [(name, before + at, None if until is None else before + until) for name, at, until in case.uses]
-    service = ServiceController(simulation, config(way), KnownSpeeds(found), past=LendingPast(uses=uses))
+    predictions = predictions or KnownSpeeds(found)
+    service = ServiceController(simulation, config(way), predictions, past=LendingPast(uses=uses))
     controller: Controller = WholeServers(simulation, service) if way.servers else service
     outcome = simulation.run(controller, pace())
     runs = []
     for job, course, number in zip(jobs, courses, outcome.submissions, strict=True):
         ended = None if number is None else outcome.jobs.get(number)
         run = SimulatedRun(job)
-        if ended is not None:
+        if ended is not None and ended.state == "COMPLETED":
             course.settle(ended.end)
             run.ended, run.preempted = ended.end - begin, ended.restarts
         run.began = None if course.began is None else course.began - begin
@@ -306,7 +316,7 @@ def measure(
         Results by load, as those of `lending`.
     """
     loads = [load for load in loads if moments.site or not load.site]
-    with _pool(processes) as submit:
+    with pool(processes) as submit:
         runs = {
             (load.name, seed, name): submit(_case, load, moments, found, seed, window_s, way)
             for load in loads
@@ -331,15 +341,15 @@ def _case(
 
 
 @contextmanager
-def _pool(processes: int) -> Iterator[Callable[..., Callable[[], dict[str, float]]]]:
+def pool(processes: int) -> Iterator[Callable[..., Callable[[], dict[str, float]]]]:
     """Give a function that takes a call and returns a function that returns its result."""
     if processes <= 1:
         yield lambda call, *args: lambda: call(*args)
         return
-    with ProcessPoolExecutor(min(processes, os.cpu_count() or 1)) as pool:
+    with ProcessPoolExecutor(min(processes, os.cpu_count() or 1)) as executor:
 
         def submit(call: Callable[..., dict[str, float]], *args: Any) -> Callable[[], dict[str, float]]:
-            future: Future[dict[str, float]] = pool.submit(call, *args)
+            future: Future[dict[str, float]] = executor.submit(call, *args)
             return future.result
 
         yield submit

@@ -1,0 +1,166 @@
+"""What wrong time limits and wrong run times cost the planner: the draws and the simulated Slurm of `fragmentation`.
+
+Ends of what runs are known by time limits: reservations, Slurm's backfilling and moves go by them. What free space is
+offered as (`[supply] preference`) follows from the run times by profile that the site's record has. Both are wrong
+here, and nothing else differs; first fit knows neither. A time limit cannot be below what its job takes, which Slurm
+would end; run times that were learned can.
+
+- *limits x2*: right, as `fragmentation` has them; *x1 to x4*: each job's own, these wrong by 0.5 to 2 times.
+- *learned*: the run time of each profile is wrong by a factor of its own from 0.5 to 2, drawn anew for each seed;
+  *nothing learned*: the configuration as it ships, on its first day.
+- *nothing moved*: with `[moves] enabled = false`, so that what placing alone loses is not hidden by what moves gain.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.lab.bars import Bar, mean_with_interval
+from slurm_migbatch.lab.experiments import fragmentation
+from slurm_migbatch.lab.experiments.fragmentation import FIRST, GPU, LIMIT, QUEUED, TURNED_AWAY, Draw
+from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.shipped import DECIDES, provenance
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.studies.placement import PodKind, populations
+from slurm_migbatch.mig.geometry import Geometry
+
+WAIT_TARGET: Final = 1.02
+SLICES_TARGET: Final = 0.98
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """What differs from what `fragmentation` has.
+
+    Attributes:
+        limits: time limits over run times, from the first to the second (uniform in the logarithm); None: nobody names
+            one.
+        learned: run times that were learned are wrong by up to so many times, up or down; None: none were learned.
+        moves: whether trainings may be moved (`[moves] enabled`).
+    """
+
+    limits: tuple[float, float] | None = (LIMIT, LIMIT)
+    learned: float | None = 1.0
+    moves: bool = True
+
+    def limits_of(self, found: Draw, seed: int) -> list[int | None]:
+        """Return the time limit of each job, seconds."""
+        if self.limits is None:
+            return [None] * len(found.kinds)
+        low, high = self.limits
+        factors = (low * np.power(high / low, _chance(seed).random(len(found.kinds)))).tolist()
+        return [int(factor * kind.seconds) + 60 for factor, kind in zip(factors, found.kinds, strict=True)]
+
+    def config(self, right: Config, kinds: Sequence[PodKind], seed: int) -> Config:
+        """Return what ships, on a site that has learned this; `right`: on one that has learned what is so."""
+        told = right
+        if self.learned is None:
+            told = replace(right, supply=replace(right.supply, preference=()))
+        elif self.learned != 1.0:
+            profiles = sorted({kind.profile for kind in kinds})
+            off = np.power(self.learned, _chance(seed).uniform(-1.0, 1.0, len(profiles))).tolist()
+            told = fragmentation.config_of(kinds, dict(zip(profiles, off, strict=True)))
+        return told if self.moves else replace(told, moves=replace(told.moves, enabled=False))
+
+
+ROWS: Final[Mapping[str, Wrong]] = {
+    "limits x2 (right)": Wrong(),
+    "limits x1": Wrong(limits=(1.0, 1.0)),
+    "limits x1 to x4, each its own": Wrong(limits=(0.5 * LIMIT, 2 * LIMIT)),
+    "limits x8": Wrong(limits=(8.0, 8.0)),
+    "no limits": Wrong(limits=None),
+    "learned x0.5 to x2, each profile its own": Wrong(learned=2.0),
+    "nothing learned": Wrong(learned=None),
+    "nothing moved, limits x2 (right)": Wrong(moves=False),
+    "nothing moved, limits x1 to x4, each its own": Wrong(limits=(0.5 * LIMIT, 2 * LIMIT), moves=False),
+    "nothing moved, limits x8": Wrong(limits=(8.0, 8.0), moves=False),
+    "nothing moved, no limits": Wrong(limits=None, moves=False),
+}
+
+
+def _chance(seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64([seed, 1]))
+
+
+def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
+    """Play all rows at all loads for both populations; `data` is openb's folder, or one that holds it.
+
+    Raises:
+        NotMeasurable, TraceError: as `fragmentation.measure`.
+    """
+    gpu = geometry(GPU)
+    found, notices = populations(data, gpu)
+    steps = len(found) * (len(QUEUED) + 1) * seeds * len(ROWS)
+    results = {
+        name: _population(name, kinds, gpu, seeds, lambda text: say(text, steps)) for name, kinds in found.items()
+    }
+    return {
+        "bench": "fragmentation, wrong predictions",
+        "data": str(data),
+        "seeds": seeds,
+        "notes": [*notices, "draws and first fit are those of the table with right predictions"],
+        "populations": results,
+        "bars": [bar.to_dict() for bar in bars(results)],
+    }
+
+
+def _population(
+    name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    right = fragmentation.config_of(kinds)
+    first_fit = fragmentation.ways(right, Counter(kind.profile for kind in kinds))[FIRST]
+    configs = {(row, seed): wrong.config(right, kinds, seed) for row, wrong in ROWS.items() for seed in range(seeds)}
+    loads = []
+    for load in (*QUEUED, TURNED_AWAY):
+        queued = load in QUEUED
+        base: list[dict[str, float]] = []
+        of: dict[str, list[dict[str, float]]] = {row: [] for row in ROWS}
+        for seed in range(seeds):
+            drawn = fragmentation.draw(kinds, load, seed)
+            base.append(fragmentation.figures(drawn, first_fit(drawn, queued), gpu, queued))
+            for row, wrong in ROWS.items():
+                tell(f"{name}, load {load:g}: seed {seed}, {row}")
+                outcome = fragmentation.shipped(drawn, configs[row, seed], queued, wrong.limits_of(drawn, seed))
+                of[row].append(fragmentation.figures(drawn, outcome, gpu, queued))
+        rows = {row: _row(runs, base, queued) for row, runs in of.items()}
+        loads.append({"load": load, "queued": queued, "rows": rows})
+    return {"jobs": len(kinds), **provenance(DECIDES, right), "loads": loads}
+
+
+def _row(runs: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]], queued: bool) -> dict[str, Any]:
+    """Return means over seeds, the mean ratios to first fit with their intervals, and that of the worst seed."""
+    keys = ("wait_s", "jct_s") if queued else ("jobs", "slices")
+    over = {key: [fragmentation.ratio(a[key], b[key]) for a, b in zip(runs, base, strict=True)] for key in keys}
+    return {
+        **{key: round(statistics.fmean(run[key] for run in runs), 4) for key in runs[0]},
+        "over_first_fit": {key: [round(v, 4) for v in mean_with_interval(values)] for key, values in over.items()},
+        "worst": round(max(over["wait_s"]) if queued else min(over["slices"]), 4),
+    }
+
+
+def bars(results: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
+    """Return what the worst rows of each population and load are held to, with and without moves, against first fit."""
+    found = []
+    for name, population in results.items():
+        for load in population["loads"]:
+            kept = (("wait_s", "mean wait"), ("jct_s", "mean completion time"))
+            for key, what in kept if load["queued"] else (("slices", "accepted slices"),):
+                for moves in (True, False):
+                    over = [
+                        (figures["over_first_fit"][key][0], row)
+                        for row, figures in load["rows"].items()
+                        if ROWS[row].moves == moves
+                    ]
+                    value, worst = max(over) if load["queued"] else min(over)
+                    label = f"{name}, load {load['load']:g}, at worst ({worst}): {what} over first fit"
+                    target = WAIT_TARGET if load["queued"] else SLICES_TARGET
+                    found.append(Bar(label, value, target, at_least=not load["queued"]))
+    return found

@@ -1,0 +1,282 @@
+"""What lending costs where what migbatchd is told is wrong: the jobs and the simulated Slurm of `lendruns`.
+
+Wrong is what the decision is told, at the edge: what the record holds of the days before, what the predictor says of
+training, what jobs say of their time, what restarts are assumed to cost. What jobs take is as ever, so each row stands
+beside the same training on its own half, which is told what is right; where restarts take another time, beside that
+half with the same restarts.
+
+- *history ... h later / earlier*: the record's days lag or lead by so much, twelve hours being the opposite of the day.
+- *history x0.5*: every second use of each profile is missing; *x2*: each is there twice.
+- *speeds*: of each model, batch and profile wrong by a factor of its own; or of all slices but the whole GPU alike, so
+  that slices seem slower or faster beside it than they are. Nothing corrects them: these jobs report no items.
+- *restarts and checkpoints*: each takes so many times what it does elsewhere; `[lending] restart_s` is as it ships. A
+  checkpoint is what inference waits for where a loan is called back.
+- *limits*: each training has a time limit, so many times what it takes on the smallest slice that holds it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.decide.lending.forecast import DAY_S
+from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.experiments import lending, lendruns, lendslices
+from slurm_migbatch.lab.experiments.lending import Load
+from slurm_migbatch.lab.experiments.lendruns import KnownSpeeds, PlayedLoad
+from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.sim.job import JobCosts
+from slurm_migbatch.lab.traces import pollux
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.workload.loans import LoanHints
+
+LOADS: Final = lendslices.LOADS[:3]
+LOSS_TARGET: Final = 1.02
+WORKLOADS: Final = 10
+"""Of Pollux, taken in turn; as many as the experiment with right predictions has with its ten seeds."""
+_SLACK_S: Final = 120.0
+"""Of time limits, for checkpoints of a run."""
+
+Uses = Sequence[tuple[str, float, float | None]]
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """How what migbatchd is told differs from what is.
+
+    Attributes:
+        later_s: by which the record's days lag; below 0: lead.
+        height: of demand in the record: 0.5, 1 or 2 times.
+        cells: the speed of each model, batch and profile is wrong by up to so many times, up or down (uniform in the
+            logarithm); 1: none is.
+        slices: speed of all slices but the whole GPU, over what it is.
+        restarts, checkpoints: what they take, over what they take elsewhere.
+        limits: time limits over the time on the smallest slice, from the first to the second (uniform in the
+            logarithm); None: nobody names one.
+    """
+
+    later_s: float = 0.0
+    height: float = 1.0
+    cells: float = 1.0
+    slices: float = 1.0
+    restarts: float = 1.0
+    checkpoints: float = 1.0
+    limits: tuple[float, float] | None = None
+
+    def told(self, case: PlayedLoad, found: lendslices.Miso, seed: int) -> PlayedLoad:
+        """Return the load with this record, these limits and these costs."""
+        end = lending.HISTORY_DAYS * DAY_S + case.begin_s
+        uses = _scaled(_shifted(case.uses, self.later_s, end), self.height)
+        limits = {} if self.limits is None else _limits(case, found, self.limits, seed)
+        return replace(self.truth(case), uses=uses, limits=limits)
+
+    def truth(self, case: PlayedLoad) -> PlayedLoad:
+        """Return the load with these costs."""
+        usual = lendslices.TRAIN
+        costs = JobCosts(usual.cold_start_s, usual.restart_s * self.restarts, usual.checkpoint_s * self.checkpoints)
+        return replace(case, training=[replace(job, costs=costs) for job in case.training])
+
+    @property
+    def costs(self) -> tuple[float, float]:
+        """Over those elsewhere: restarts, checkpoints."""
+        return self.restarts, self.checkpoints
+
+    def predictions(self, found: lendslices.Miso, seed: int) -> KnownSpeeds:
+        """Return what the predictor says."""
+        return WrongSpeeds(found, self, seed)
+
+
+ROWS: Final[Mapping[str, Wrong]] = {
+    "right": Wrong(),
+    "history 3 h later": Wrong(later_s=DAY_S / 8),
+    "history 3 h earlier": Wrong(later_s=-DAY_S / 8),
+    "history 12 h later": Wrong(later_s=DAY_S / 2),
+    "history x0.5": Wrong(height=0.5),
+    "history x2": Wrong(height=2.0),
+    "speeds x0.5 to x2, each its own": Wrong(cells=2.0),
+    "speeds of slices x0.5": Wrong(slices=0.5),
+    "speeds of slices x2": Wrong(slices=2.0),
+    "restarts and checkpoints x0.5": Wrong(restarts=0.5, checkpoints=0.5),
+    "restarts and checkpoints x2": Wrong(restarts=2.0, checkpoints=2.0),
+    "limits x1 to x8, each its own": Wrong(limits=(1.0, 8.0)),
+}
+
+
+class WrongSpeeds(KnownSpeeds):
+    """Measured speeds times what they are wrong by."""
+
+    def __init__(self, found: lendslices.Miso, wrong: Wrong, seed: int) -> None:
+        super().__init__(found)
+        self._wrong, self._seed = wrong, seed
+        self._full = geometry(lendslices.GPU).full.profile
+
+    def training_speeds(self, hints: LoanHints, partition: str, /) -> Mapping[Profile, float]:
+        """See Predictions."""
+        right = super().training_speeds(hints, partition)
+        return {profile: speed * self._factor(hints, profile) for profile, speed in right.items()}
+
+    def _factor(self, hints: LoanHints, profile: Profile) -> float:
+        cell = zlib.crc32(f"{hints.model} {hints.batch} {profile}".encode())
+        chance = np.random.Generator(np.random.PCG64([self._seed, cell]))
+        own: float = self._wrong.cells ** float(chance.uniform(-1.0, 1.0))
+        return own if profile == self._full else own * self._wrong.slices
+
+
+def _shifted(uses: Uses, later_s: float, end: float) -> list[tuple[str, float, float | None]]:
+    """Return what a record has whose days lag; what would be after its end is left out, days that lead begin one later.
+
+    A record that leads by three hours is one that lags by 21, so that its last hours are not empty.
+    """
+    by = later_s % DAY_S
+    return [
+        (name, since + by, None if until is None else min(until + by, end))
+        for name, since, until in uses
+        if since + by < end
+    ]
+
+
+def _scaled(uses: Uses, height: float) -> list[tuple[str, float, float | None]]:
+    """Return every use so many times; of less than one, as evenly of each profile as can be."""
+    counts: dict[str, float] = {}
+    scaled = []
+    for use in uses:
+        before = counts.get(use[0], 0.0)
+        counts[use[0]] = before + height
+        scaled += [use] * (math.floor(before + height) - math.floor(before))
+    return scaled
+
+
+def _limits(case: PlayedLoad, found: lendslices.Miso, span: tuple[float, float], seed: int) -> dict[int, int]:
+    chance = np.random.Generator(np.random.PCG64([seed, len(case.training)]))
+    profiles = [info.profile for info in geometry(lendslices.GPU).profiles if not info.profile.suffix]
+    limits = {}
+    for job in case.training:
+        speeds = [found.speeds.relative(job, profile) for profile in profiles]
+        slowest = min(speed for speed in speeds if speed > 0)
+        takes = job.work / slowest + job.costs.cold_start_s + _SLACK_S
+        limits[job.id] = math.ceil(takes * span[0] * (span[1] / span[0]) ** float(chance.random()))
+    return limits
+
+
+def measure(
+    data: Path,
+    seeds: int = 10,
+    loads: Sequence[Load] | None = None,
+    say: Say = silent,
+    processes: int = 1,
+    window_s: float = lendruns.WINDOW_S,
+) -> dict[str, Any]:
+    """Play every load (None: `LOADS`), seed and row on a folder with Pollux's data, MISO's and a request trace.
+
+    Seed n has the jobs of seed n of `lending.measure` with ten seeds.
+
+    Raises:
+        NotMeasurable: something is missing.
+        TraceError, OSError: a file cannot be read.
+    """
+    traces, workloads = lending.pollux_files(data)
+    found = lendslices.miso(data)
+    if found is None:
+        raise NotMeasurable(f"{data} has no MISO data (job_models.json, exp_100.json, miso_*_step_times.csv) below it")
+    known = pollux.profiles(traces)
+    _, shape = lending.request_shape(data)
+    arrivals = [[job.arrival for job in pollux.read(path, known).jobs] for path in workloads[:WORKLOADS]]
+    moments = lendslices.Moments(arrivals, shape)
+    loads = LOADS if loads is None else loads
+    results = [_of_load(load, moments, found, seeds, say, processes, window_s, len(loads)) for load in loads]
+    return {
+        "bench": "lending, wrong predictions",
+        "data": str(data),
+        "seeds": seeds,
+        **lendruns.settings(),
+        "notes": [
+            "every row is beside training on its own half that is told what is right, with the same jobs and restarts",
+            f"95 of 100 requests are to start within {lendslices.PROMISE_S:g} s, and at most "
+            f"{lending.TARGET_DELAY_S:g} s (p95) later than without lending",
+        ],
+        "results": results,
+        "bars": [bar.to_dict() for result in results for bar in bars(result)],
+    }
+
+
+def _of_load(
+    load: Load,
+    moments: lendslices.Moments,
+    found: lendslices.Miso,
+    seeds: int,
+    say: Say,
+    processes: int,
+    window_s: float,
+    of: int,
+) -> dict[str, Any]:
+    halves = {wrong.costs: Wrong(restarts=wrong.restarts, checkpoints=wrong.checkpoints) for wrong in ROWS.values()}
+    with lendruns.pool(processes) as submit:
+        runs = {
+            (seed, name): submit(_case, load, moments, found, seed, window_s, wrong, way)
+            for seed in range(seeds)
+            for way, named in (("half", halves), ("ours", ROWS))
+            for name, wrong in named.items()
+        }
+        figures = {}
+        for (seed, name), run in runs.items():
+            say(f"{load.name}: seed {seed}, {name if isinstance(name, str) else 'half'}", of * len(runs))
+            figures[seed, name] = run()
+    rows = {
+        name: _row(
+            [figures[seed, name] for seed in range(seeds)], [figures[seed, wrong.costs] for seed in range(seeds)]
+        )
+        for name, wrong in ROWS.items()
+    }
+    return {"load": load.name, "seeds": seeds, "rows": rows}
+
+
+def _case(
+    load: Load,
+    moments: lendslices.Moments,
+    found: lendslices.Miso,
+    seed: int,
+    window_s: float,
+    wrong: Wrong,
+    way: str,
+) -> dict[str, float]:
+    case = PlayedLoad.of(load, moments, found, seed, window_s)
+    if way == "half":
+        return lendruns.play(wrong.truth(case), found, lendruns.WAYS[way])
+    return lendruns.play(wrong.told(case, found, seed), found, lendruns.WAYS[way], wrong.predictions(found, seed))
+
+
+def _row(runs: Sequence[Mapping[str, float]], halves: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    ratios = [run["jct_s"] / half["jct_s"] for run, half in zip(runs, halves, strict=True)]
+    keys = ("jct_s", "restarts", "delay_p95_s", "reclaimed", "preempted")
+    return {
+        "over_half": [round(value, 4) for value in mean_with_interval(ratios) if math.isfinite(value)],
+        "over_half_worst": round(max(ratios), 4),
+        "half_delay_p95_s": round(statistics.fmean(half["delay_p95_s"] for half in halves), 3),
+        **{key: round(statistics.fmean(run[key] for run in runs), 3) for key in keys},
+    }
+
+
+def bars(result: Mapping[str, Any]) -> list[Bar]:
+    """Return what the worst row of a load is held to."""
+    rows = result["rows"]
+    held: dict[str, tuple[float, dict[str, float]]] = {
+        "mean JCT over training half only": (LOSS_TARGET, {name: row["over_half"][0] for name, row in rows.items()}),
+        "p95 start delay [s]": (lendslices.PROMISE_S, {name: row["delay_p95_s"] for name, row in rows.items()}),
+        "p95 start delay beyond a dedicated half [s]": (
+            lending.TARGET_DELAY_S,
+            {name: row["delay_p95_s"] - row["half_delay_p95_s"] for name, row in rows.items()},
+        ),
+    }
+    found = []
+    for what, (target, of) in held.items():
+        value, worst = max((value, name) for name, value in of.items())
+        found.append(Bar(f"{result['load']}, at worst ({worst}): {what}", value, target))
+    return found
