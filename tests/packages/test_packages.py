@@ -105,7 +105,8 @@ def test_a_package_is_installed_used_and_removed(built, host, kind, role):
         assert "Usage:" in host.run(f"{program} --help")
         (page,) = (path for name, path in before.items() if re.search(rf"/{program}\.\d\.gz$", name))
         text = gzip.decompress(page.read_bytes()).decode()
-        assert re.match(rf"\.TH {program.upper()} \d .*\n\.SH NAME\n{program} \\- \w", text) and ".SH OPTIONS" in text
+        assert re.match(rf'\.TH {program.upper()} \d "\d{{4}}-\d\d-\d\d" .*\n\.nh\n', text)
+        assert re.search(rf"(?m)^\.SH NAME\n{program} \\- \w", text) and ".SH OPTIONS" in text
         script = f"/usr/share/bash-completion/completions/{program}"
         assert f"complete -o nosort -F _{program}_completion {program}" in host.run(
             f"bash -c 'source {script} && complete -p {program}'"
