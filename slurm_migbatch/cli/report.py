@@ -45,6 +45,7 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
     if not html.parent.is_dir():
         raise Failure(f"there is no directory {html.parent} to write {html.name} in: make it, or name another file")
     from slurm_migbatch.cli.asking import ask_for_text
+    from slurm_migbatch.query.collection import no_collection
     from slurm_migbatch.query.questions import PageQuestion
 
     question = PageQuestion(
@@ -56,7 +57,8 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
         end=end,
     )
     tell_stage("adding up and drawing")
-    document = ask_for_text(question, config, db=db or os.environ.get("MIGBATCH_DB"))
+    with no_collection():
+        document = ask_for_text(question, config, db=db or os.environ.get("MIGBATCH_DB"))
     html.write_text(document, encoding="utf-8")
 
 

@@ -9,6 +9,7 @@ from io import StringIO
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+from slurm_migbatch.profiling.colours import COLOURS
 from slurm_migbatch.profiling.curves import KNEE_SHARE, MeasuredCurve, curves
 from slurm_migbatch.profiling.measurement import Measurement
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.ticker import Formatter
 
-# distinguishable by people with any colour vision (Okabe and Ito), grey in the place of black: also on a dark page
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c6d31")
 #: points (1/72 inch) of a line of text
 LINE = 16.0
 _PANEL_WIDTH, _PANEL_HEIGHT = 430.0, 330.0

@@ -12,7 +12,8 @@ from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.spans import MeanLevels, Span
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout
-from slurm_migbatch.profiling.plot import COLOURS, LINE, decades, document, numbers
+from slurm_migbatch.profiling.colours import COLOURS
+from slurm_migbatch.profiling.plot import LINE, decades, document, numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.profiling.plot import COLOURS
+from slurm_migbatch.profiling.colours import COLOURS
 from slurm_migbatch.report.pictures.bins import Reals, TimeBins
 from slurm_migbatch.report.pictures.sums import WAITS, Agreement, LayoutOverTime, Loans, Use, Waits
 from slurm_migbatch.report.pictures.words import amount, axis_moment, in_chart, moment, percent, plural, seconds
