@@ -20,7 +20,8 @@ WIDTH, HEIGHT = 1000, 655
 
 def draw(file: Path, days: int = 31) -> None:
     """Write the upper part of the page of such a month as PNG."""
-    with TemporaryDirectory() as name:
+    # Chromium's helpers may write there for a moment after it has ended
+    with TemporaryDirectory(ignore_cleanup_errors=True) as name:
         directory = Path(name)
         url = f"sqlite:///{directory}/record.db"
         with open_store(url) as store:

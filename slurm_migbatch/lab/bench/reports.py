@@ -137,7 +137,8 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
         does nothing, `starts` how many times it a command takes.
     """
     end = float(int(time.time()))
-    with tempfile.TemporaryDirectory(prefix="migacct-bench-") as directory:
+    # Chromium's helpers may write there for a moment after it has ended
+    with tempfile.TemporaryDirectory(prefix="migacct-bench-", ignore_cleanup_errors=True) as directory:
         path, page = Path(directory) / "bench.db", Path(directory) / "page.html"
         began = time.perf_counter()
         with open_store(f"sqlite:///{path}") as store:
