@@ -7,14 +7,16 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import MetaData, text
+from sqlalchemy import MetaData, text, update
 
+from slurm_migbatch.store import windows
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.errors import NewerDatabaseError
 from slurm_migbatch.store.history import HISTORY
-from slurm_migbatch.store.models import Base
+from slurm_migbatch.store.models import Base, Run
 from slurm_migbatch.store.reader import open_reader
 from slurm_migbatch.store.runquery import RETYPED_FIELDS, RUN_FIELDS, JobId, RunFilter
+from slurm_migbatch.store.windows import HeldSlice
 from tests.support.processes import at_once
 from tests.support.servers import KINDS, empty
 from tests.support.store_events import Node, job, piece, run_of, states
@@ -85,6 +87,16 @@ def test_a_day_on_the_cluster(store: Store, server: str) -> None:
         }
         assert found[8] == ("alice", None)
         assert len(runs.geometries()) == 1
+    with store.engine.begin() as connection:
+        for number, facts in ((7, {"sm": 0.25}), (8, {"sm": 0.5, "shared": True})):
+            connection.execute(update(Run).where(Run.job_id == number).values(measured_facts=facts))
+    with closing(open_reader(server)) as runs:
+        during = RunFilter(start=0.0, end=999.0)
+        held = [HeldSlice(*row) for row in windows.held_slices(runs, during)]
+        assert {row.sm for row in held if row.since == 100} == {0.25}
+        assert {row.sm for row in held if row.since == 101} == {None}, "of a shared slice it is nobody's own"
+        assert windows.waits(runs, during, [1.0, 1000.0]) is not None and windows.predictions(runs, during) is not None
+        assert windows.loans(runs, during) == [] and len(windows.gpus(runs, during)) == 1
 
 
 def test_the_tables_are_those_of_the_models(store: Store) -> None:

@@ -60,8 +60,6 @@ class Gpu:
     @cached_property
     def free(self) -> Layout:
         """Slots of the plan that touch none that is occupied."""
-        if not self.offered.mask & self.occupied.mask:
-            return self.offered
         return self.offered.clear_of(self.occupied.mask)
 
     @cached_property
