@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.package_programs import program
 
 
 @pytest.fixture(scope="module")
 def contents() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("packages_contents", ROOT / "packages/contents.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return program("contents")
 
 
 @pytest.fixture(scope="module")
