@@ -63,12 +63,13 @@ def up(directory: Path | None, plain: bool, latency: str, **options: Any) -> Non
         latency=latency if latency == "real" else float(latency),
         **options,
     )
-    cluster.up()
-    try:
-        cluster.keep()
-    except BaseException:
-        cluster.down()
-        raise
+    with registry.interrupted_once():
+        cluster.up()
+        try:
+            cluster.keep()
+        except BaseException:
+            cluster.down()
+            raise
     click.echo(f"up after {time.monotonic() - began:.1f} s in {cluster.directory}")
     click.echo(f'now: eval "$(migbatch testbed env{_option(directory)})"')
 

@@ -76,17 +76,18 @@ class Cluster(RunningCluster):
                 f"{', '.join(missing)} missing on this machine; `make system` installs Debian's packages"
             )
         mask = os.umask(0o022)  # ordinary users must be able to read most of it
-        try:
-            self._register()
-            self._prepare()
-            self._start()
-        except BaseException:
-            if self._registered:  # else it is somebody else's, or nothing was made
-                self._surely_down()
-            raise
-        finally:
-            os.umask(mask)
-            self._book.release()
+        with registry.interrupted_once():
+            try:
+                self._register()
+                self._prepare()
+                self._start()
+            except BaseException:
+                if self._registered:  # else it is somebody else's, or nothing was made
+                    self.down()
+                raise
+            finally:
+                os.umask(mask)
+                self._book.release()
         return self
 
     def down(self) -> None:

@@ -15,10 +15,11 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 from . import process_group, users
 from .errors import TestbedError
@@ -27,6 +28,7 @@ from .proc import ProcessId
 REGISTRY = Path("/run/migbatch-testbed")
 MARKER = ".migbatch-testbed"
 _LOCK_S = 180.0
+Handler = Callable[[int, FrameType | None], object]
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -88,6 +90,34 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
+def interrupted_once() -> Iterator[None]:
+    """Let one signal raise inside, and none after it, so that clearing away what the first interrupted is not.
+
+    Python delivers a signal at the next call, also at the one that begins to clear away. Signals that end the process
+    without raising, and those that are ignored, stay as they are. Nests: one raises in all.
+    """
+    handlers: dict[int, Handler] = {}
+    came = False
+
+    def first(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        if not came:
+            came = True
+            handlers[number](number, frame)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in _ENDING:
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = handler
+                signal.signal(number, first)
+    try:
+        yield
+    finally:
+        for replaced, handler in handlers.items():
+            signal.signal(replaced, handler)
+
+
+@contextmanager
 def locked() -> Iterator[None]:
     """Hold the registry, uninterrupted; it is removed at the end where it holds nothing.
 
@@ -136,9 +166,12 @@ def _take_lock() -> int | None:
 def records() -> list[TestbedRecord]:
     """Return all test beds of the machine, by name."""
     found = []
-    for path in sorted(REGISTRY.glob("*.json")):
+    names: list[str] = []
+    with suppress(FileNotFoundError):  # who leaves last removes the directory
+        names = sorted(name for name in os.listdir(REGISTRY) if name.endswith(".json"))  # noqa: PTH208 - names
+    for name in names:
         try:
-            data = json.loads(path.read_text())
+            data = json.loads((REGISTRY / name).read_text())
         except FileNotFoundError:
             continue
         owner = tuple(data["owner"]) if data["owner"] else None

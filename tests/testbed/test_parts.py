@@ -180,6 +180,23 @@ def test_an_interrupt_waits_for_the_end_of_the_work_also_where_another_thread_ge
     assert done == ["work"]
 
 
+def test_one_interrupt_raises_and_those_after_it_leave_the_clearing_away_alone() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    cleared = []
+    try:
+        with pytest.raises(KeyboardInterrupt), registry.interrupted_once():
+            try:
+                with registry.interrupted_once():
+                    signal.raise_signal(signal.SIGINT)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+                cleared.append("all")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert cleared == ["all"]
+
+
 def test_a_removal_that_was_stopped_can_begin_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "bed"
     for name in ("etc", "log", "run/procs"):
