@@ -15,7 +15,7 @@ has no step is asked about.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
-# ruff: noqa: PTH119, PTH120, PTH123
+# ruff: noqa: PTH119, PTH120
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from slurm_migbatch.node import unix_sockets
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.journal import JournalRun
 
 SETTLED_S = 10.0
 PAUSE_S = 2.0
-SOCKETS = "/proc/net/unix"
 LONGEST_LIST = 65536
 
 FINAL = (
@@ -139,29 +139,30 @@ def is_over(run: JournalRun, node: str, job: JobRecord | None) -> bool:
     return bool(job.nodes) and node not in job.nodes
 
 
-def steps(node: str, spool: str = "", sockets: str = SOCKETS) -> set[int]:
+def steps(node: str, spool: str = "") -> set[int]:
     """Return the jobs that have a slurmstepd on this node (its name in Slurm). Raises LivenessError.
 
-    Only a socket that belongs to root counts: any user can give one of his the same name elsewhere. `spool` is the
-    directory in which it must lie, where several nodes of one name live on a machine.
+    Only a socket that root made counts: any user can give one of his the same name elsewhere. `spool` is the directory
+    in which it must lie, where several nodes of one name live on a machine.
     """
     form = re.compile(re.escape(node) + r"_([0-9]{1,10})\.[0-9.]{1,24}")
     try:
-        with open(sockets, encoding="utf-8", errors="surrogateescape") as file:
-            paths = [fields[7] for line in file if len(fields := line.rstrip("\n").split(None, 7)) == 8]
+        sockets = unix_sockets.bound()
     except OSError as error:
-        raise LivenessError(f"{sockets} cannot be read: {error.strerror}") from None
+        raise LivenessError(f"the kernel does not list unix sockets (unix_diag): {error.strerror}") from None
     found = set()
-    for path in paths:
+    for path, uid in sockets:
         match = form.fullmatch(os.path.basename(path))
-        if match is not None and (not spool or os.path.dirname(path) == spool) and _is_roots(path):
+        if match is not None and (not spool or os.path.dirname(path) == spool) and _is_roots(path, uid):
             found.add(int(match[1]))
     return found
 
 
-def _is_roots(path: str) -> bool:
+def _is_roots(path: str, uid: int | None) -> bool:
+    if uid is not None:
+        return uid == 0
     try:
-        return os.lstat(path).st_uid == 0
+        return os.lstat(path).st_uid == 0  # kernels before 5.3 do not tell who made a socket
     except OSError:
         return False
 

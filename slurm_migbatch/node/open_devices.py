@@ -5,14 +5,19 @@ minor number alone (nv_cap_validate_and_dup_fd in kernel-open/nvidia/nv-caps.c),
 instance. No start waits for this scan or depends on it: descriptors on their way through a socket, or registered with
 io_uring, are not seen by it, and whoever holds many makes it slow. So it is the agent's, has a time limit, and goes on
 where it stopped.
+
+Files of any process may lie on a file system that does not answer (a server that is down, a user's FUSE mount), and
+who asks for their status waits with them. So only a descriptor by the name of a capability device is asked for it, and
+of those one whose file system asks nobody else.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
-# ruff: noqa: PTH116, PTH123, PTH208
+# ruff: noqa: PTH115, PTH116, PTH123, PTH208
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -21,6 +26,11 @@ from typing import NamedTuple
 
 MOST = 4096
 """Descriptors of one process that are looked at; more belong to a process that holds them for their number."""
+
+
+_NAME = re.compile(r"/nvidia-cap[0-9]+( \(deleted\))?$")
+_ANSWERING = ("devtmpfs", "tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs")
+"""File systems that have device nodes and answer from memory or a disk of the machine."""
 
 
 class OpenDevice(NamedTuple):
@@ -62,19 +72,26 @@ def _open(pid: int, major: int) -> Iterator[int]:
     with os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in islice(entries, MOST):
             try:
-                status = os.stat(entry.path)
-                if not stat.S_ISCHR(status.st_mode) or os.major(status.st_rdev) != major:
+                if not _NAME.search(os.readlink(entry.path)) or not _gives_access(pid, entry.name):
                     continue
+                status = os.stat(entry.path)
                 minor = os.minor(status.st_rdev)
-                if minor not in seen and not _is_path(pid, entry.name):
+                if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == major and minor not in seen:
                     seen.add(minor)
                     yield minor
             except OSError:
                 continue
 
 
-def _is_path(pid: int, name: str) -> bool:
-    """Return whether it is an O_PATH descriptor, which gives no access. Raises OSError."""
+def _gives_access(pid: int, name: str) -> bool:
+    """Return whether a descriptor is of a file system that answers, and no O_PATH one. Raises OSError."""
     with open(f"/proc/{pid}/fdinfo/{name}", encoding="ascii") as file:
-        flags = next((line.split()[1] for line in file if line.startswith("flags:")), "0")
-    return bool(int(flags, 8) & os.O_PATH)
+        fields = dict(line.split(":", 1) for line in file if ":" in line)
+    if int(fields["flags"], 8) & os.O_PATH:
+        return False
+    mount = fields["mnt_id"].strip()
+    with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        # 36 35 98:0 /root /where options tags - type source options
+        rows = (line.split(" ") for line in file)
+        kind = next((row[row.index("-") + 1] for row in rows if row[0] == mount), "")
+    return kind in _ANSWERING

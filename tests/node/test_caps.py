@@ -12,6 +12,7 @@ import pytest
 from slurm_migbatch.node.caps import MODE, Caps, CapsError, helper_is_setuid
 from slurm_migbatch.node.open_devices import OpenDevice, OpenDeviceScan
 from tests.support.directories import open_to_users
+from tests.support.hung_mount import hung_mount
 from tests.support.nodes import ALICE, BOB
 
 
@@ -241,6 +242,34 @@ def test_who_still_has_a_device_open_is_found(null_caps):
     assert kept[0] == {OpenDevice(holders[0].pid, ALICE, 7)}, "a path handle gives no right and does not count"
     assert kept[1:] == (set(), set(), set()), "who has it open may have it, or has another one"
     assert found({7: BOB}) == set()
+
+
+@pytest.mark.parametrize("name", ["data", "nvidia-cap7"])
+def test_a_file_system_that_does_not_answer_keeps_no_look_waiting(tmp_path, null_caps, name):
+    """A user's server that is down, or a FUSE mount of his that has the name of a device."""
+    caps, _ = null_caps
+    (tmp_path / name).mkdir()
+    open_to_users(tmp_path / name)
+    code = (
+        f"import os, time\nos.setuid({ALICE})\nos.open({str(tmp_path / name)!r}, os.O_PATH)\n"
+        "print(flush=True)\ntime.sleep(600)"
+    )
+    look = (
+        "import sys\nfrom slurm_migbatch.node.open_devices import OpenDeviceScan\n"
+        f"OpenDeviceScan().scan({caps.major()}, {{7: {BOB}}}, 600.0)"
+    )
+    with hung_mount(tmp_path / name):
+        holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        holder.stdout.readline()
+        looking = subprocess.Popen([sys.executable, "-c", look])
+        try:
+            assert looking.wait(60) == 0
+        finally:
+            looking.kill()
+            holder.kill()
+            holder.wait()
+            holder.stdout.close()
+    looking.wait()
 
 
 def test_roots_own_open_devices_do_not_count(null_caps):

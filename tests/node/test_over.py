@@ -7,15 +7,16 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from slurm_migbatch.node import client, ending, exits, liveness
+from slurm_migbatch.node import client, ending, exits, liveness, unix_sockets
 from slurm_migbatch.node.deadline import Deadline, locked
 from slurm_migbatch.node.liveness import JobRecord, LivenessError, is_over
 from slurm_migbatch.node.repair import run_lock
 from slurm_migbatch.node.status import status
+from tests.support.hung_mount import hung_mount
 from tests.support.node_processes import agent_process, run_hook
 from tests.support.nodes import ALICE, BOB, in_child
 
@@ -28,16 +29,24 @@ def at_once(monkeypatch):
 
 
 @contextmanager
+def socket_at(path, uid=0):
+    """A socket that a user has bound to a path, as slurmstepd has one."""
+    os.seteuid(uid)
+    link = socket.socket(socket.AF_UNIX)
+    os.seteuid(0)
+    with link:
+        link.bind(str(path))
+        yield
+    path.unlink(missing_ok=True)
+
+
+@contextmanager
 def step(node, job, name="4294967291", uid=0):
     """A socket as slurmstepd has one."""
     spool = node.root / "spool"
     spool.mkdir(exist_ok=True)
-    path = spool / f"{node.name}_{job}.{name}"
-    with socket.socket(socket.AF_UNIX) as link:
-        link.bind(str(path))
-        os.chown(path, uid, -1)
+    with socket_at(spool / f"{node.name}_{job}.{name}", uid):
         yield
-    path.unlink()
 
 
 def through_reconcile(node):
@@ -155,15 +164,61 @@ def test_a_step_keeps_its_run_whatever_slurmctld_says(node):
 
 @pytest.mark.parametrize("name", ["n1_1.0", "n1_1.4294967291", "n1_1.0.1", "n1_1.4294967290"])
 def test_steps_are_found_in_what_the_kernel_lists(tmp_path, name):
-    with socket.socket(socket.AF_UNIX) as link:
-        link.bind(str(tmp_path / name))
+    with socket_at(tmp_path / name):
         assert 1 in liveness.steps("n1", str(tmp_path))
         assert liveness.steps("n2", str(tmp_path)) == set()
         assert liveness.steps("n1", "/elsewhere") == set()
         os.chown(tmp_path / name, BOB, -1)
+        assert liveness.steps("n1", str(tmp_path)) == {1}, "who made it counts"
+    with socket_at(tmp_path / name, uid=BOB):
+        os.chown(tmp_path / name, 0, -1)
         assert liveness.steps("n1", str(tmp_path)) == set()
-    with pytest.raises(LivenessError):
-        liveness.steps("n1", "", str(tmp_path / "missing"))
+
+
+def test_all_of_very_many_sockets_are_found(tmp_path):
+    with ExitStack() as open_sockets:
+        for job in range(3000):
+            open_sockets.enter_context(socket_at(tmp_path / f"n1_{job}.0"))
+        assert liveness.steps("n1", str(tmp_path)) == set(range(3000))
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["owner told", "kernel before 5.3"])
+def test_only_roots_sockets_are_steps(tmp_path, monkeypatch, told):
+    path = tmp_path / "n1_7.0"
+    if not told:
+        real = unix_sockets.bound
+        monkeypatch.setattr(unix_sockets, "bound", lambda: [entry._replace(uid=None) for entry in real()])
+    with socket_at(path):
+        assert liveness.steps("n1", str(tmp_path)) == {7}
+    with socket_at(path, uid=BOB):
+        os.chown(path, BOB, -1)
+        assert liveness.steps("n1", str(tmp_path)) == set()
+
+
+def test_a_path_that_does_not_answer_keeps_nobody_waiting(tmp_path):
+    """A user binds his socket, and puts a link to a FUSE mount of his in the place of its directory."""
+    hung, place = tmp_path / "hung", tmp_path / "place"
+    hung.mkdir()
+    place.mkdir()
+    with socket_at(place / "n1_7.0", uid=BOB):
+        place.rename(tmp_path / "moved")
+        place.symlink_to(hung)
+        with hung_mount(hung):
+            looking = subprocess.Popen(
+                [sys.executable, "-c", "from slurm_migbatch.node.liveness import steps\nsteps('n1')"]
+            )
+            try:
+                assert looking.wait(60) == 0
+            finally:
+                looking.kill()
+        place.unlink()
+    looking.wait()
+
+
+def test_a_kernel_that_does_not_list_sockets_is_told(monkeypatch):
+    monkeypatch.setattr(unix_sockets, "_SOCK_DIAG", 1 << 5)
+    with pytest.raises(LivenessError, match="unix_diag"):
+        liveness.steps("n1")
 
 
 def test_a_run_that_has_just_begun_is_not_looked_at(node, monkeypatch):
