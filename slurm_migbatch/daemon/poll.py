@@ -88,7 +88,7 @@ class KeptRows:
         kept = []
         for row in jobs:
             old = before.get(row.job_id)
-            kept.append(old if old is not None and old == row else row)
+            kept.append(old if old is not None and (old is row or old == row) else row)
             self._rows[row.job_id] = kept[-1]
         return tuple(kept)
 

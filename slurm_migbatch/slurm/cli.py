@@ -23,6 +23,7 @@ from slurm_migbatch.slurm.diag import parse_sdiag
 from slurm_migbatch.slurm.dialog import Dialog, Records, Request, line
 from slurm_migbatch.slurm.listing import (
     NODES_COMMAND,
+    JobReader,
     gres_command,
     new_mark,
     parse_gres,
@@ -85,6 +86,7 @@ class CliClient:
             **({"SLURM_CONF": conf} if conf else {}),
         }
         self._version: tuple[int, int] | None = None
+        self._reader = JobReader()
         self._odd_jobs = Unread("job")
         self._odd_nodes = Unread("node")
         self._reserved = False
@@ -122,7 +124,8 @@ class CliClient:
         mark = new_mark()
         # one id alone that has gone would be an error
         only = [f"--jobs={','.join(jobs)},{jobs[-1]}"] if jobs else []
-        rows, now = parse_jobs(self._run(*squeue_command(mark), *only), mark), time.time()
+        read = parse_jobs if jobs else self._reader.read
+        rows, now = read(self._run(*squeue_command(mark), *only), mark), time.time()
         return self._known(merge_partitions([row.of_its_run(now) for row in rows]))
 
     def _shown(self, jobs: Sequence[str]) -> list[str]:

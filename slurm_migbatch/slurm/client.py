@@ -323,11 +323,14 @@ def merge_partitions(rows: Iterable[JobRow]) -> list[JobRow]:
     found: dict[int, JobRow] = {}
     partitions: dict[int, list[str]] = {}
     for row in rows:
-        found.setdefault(row.job_id, row)
+        first = found.setdefault(row.job_id, row)
+        if first is row and "," not in row.partition:
+            continue
         names = partitions.setdefault(row.job_id, [])
-        names.extend(p for p in row.partition.split(",") if p and p not in names)
-    merged = []
-    for job_id, row in found.items():
-        names = partitions[job_id]
-        merged.append(row if len(names) < 2 or not row.pending else replace(row, partition=",".join(names)))
-    return merged
+        for part in (first, row):
+            names.extend(p for p in part.partition.split(",") if p and p not in names)
+    for job_id, names in partitions.items():
+        row = found[job_id]
+        if len(names) > 1 and row.pending:
+            found[job_id] = replace(row, partition=",".join(names))
+    return list(found.values())

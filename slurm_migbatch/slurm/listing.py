@@ -16,6 +16,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError
@@ -109,6 +110,33 @@ def parse_jobs(output: str, mark: str) -> list[JobRow]:
     return [_job_or_unread(values) for values in _records(output, mark, len(SQUEUE_FIELDS))]
 
 
+class JobReader:
+    """Reads one listing of the queue after another as `parse_jobs` does.
+
+    Rows that squeue prints as in the listing before are the same objects and are not parsed again: in a long queue few
+    change from one second to the next. Kept of each is a digest of what was printed. Its fields are joined by a text
+    that nobody is told, so that no two rows of different fields look alike.
+    """
+
+    def __init__(self) -> None:
+        self._joint = new_mark()
+        self._rows: dict[bytes, JobRow] = {}
+
+    def read(self, output: str, mark: str) -> list[JobRow]:
+        """Return the rows of one listing; one that is not understood is UNREAD. Raises SlurmError."""
+        before, kept, rows = self._rows, {}, []
+        for values in _records(output, mark, len(SQUEUE_FIELDS)):
+            text = self._joint.join(values).encode("utf-8", "surrogateescape")
+            digest = blake2b(text, digest_size=16).digest()
+            row = before.get(digest)
+            if row is None:
+                row = _job_or_unread(values)
+            kept[digest] = row
+            rows.append(row)
+        self._rows = kept
+        return rows
+
+
 def parse_gres(output: str, mark: str) -> dict[int, str]:
     """Return the GRES by job id from the output of `gres_command`; raises SlurmError."""
     return {_id(job): _text(text) or "" for job, text in _records(output, mark, len(_GRES_FIELDS))}
@@ -120,7 +148,7 @@ def parse_reservations(output: str, mark: str) -> dict[int, str]:
     return {job: name for job, name in found if name}
 
 
-def _records(output: str, mark: str, size: int) -> Iterator[list[str]]:
+def _records(output: str, mark: str, size: int) -> Iterator[tuple[str, ...]]:
     """Yield the fields of each row, of which the first is the job id; raises SlurmError where the output breaks off.
 
     squeue ends a row with a newline; fields may hold newlines too, so the marks alone separate rows.
@@ -129,7 +157,8 @@ def _records(output: str, mark: str, size: int) -> Iterator[list[str]]:
     tail = fields.pop()
     if tail.strip("\n") or len(fields) % size:
         raise SlurmError(f"squeue's output breaks off or is not understood near {tail[-80:]!r}")
-    return (fields[start : start + size] for start in range(0, len(fields), size))
+    values = iter(fields)
+    return zip(*[values] * size, strict=True)
 
 
 def _id(text: str) -> int:

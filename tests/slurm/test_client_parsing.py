@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions
 from slurm_migbatch.slurm.dialog import line
-from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, count_tasks, parse_gres, parse_jobs, parse_nodes
+from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, JobReader, count_tasks, parse_gres, parse_jobs, parse_nodes
 from slurm_migbatch.slurm.unread import Unread
 from slurm_migbatch.slurm.versions import parse_version
 
 ASSETS = Path(__file__).parent / "assets"
-MARK = "\x1f0123456789abcdef\x1f"
+MARK, NEXT = "\x1f0123456789abcdef\x1f", "\x1ffedcba9876543210\x1f"
 RELEASES = sorted(folder.name for folder in ASSETS.iterdir() if folder.is_dir())
 
 
@@ -149,9 +149,9 @@ texts = st.one_of(
 )
 
 
-def squeue_row(job: int, **fields: str) -> str:
+def squeue_row(job: int, mark: str = MARK, **fields: str) -> str:
     values = PLAIN | {"JobID": str(job)} | {name.replace("_", "-"): value for name, value in fields.items()}
-    return "".join(f"{values[name]}{MARK}" for name in SQUEUE_FIELDS) + "\n"
+    return "".join(f"{values[name]}{mark}" for name in SQUEUE_FIELDS) + "\n"
 
 
 @given(st.lists(st.fixed_dictionaries({name.replace("-", "_"): texts for name in FREE}), min_size=1, max_size=4))
@@ -177,6 +177,37 @@ def test_a_row_that_cannot_be_read_is_there_all_the_same_and_spoils_no_other(odd
     if second.unread:
         assert not second.pending and not second.active and second.reason
         assert (second.name, second.gres, second.comment) == ("", "", "")
+
+
+#: what a field of each job holds, listing after listing; the marks of others may be known to a user
+listings = st.lists(st.dictionaries(st.integers(1, 4), st.one_of(texts, st.just(MARK), st.just("n[1")), max_size=4))
+
+
+@given(listings, st.sampled_from([name for name in SQUEUE_FIELDS if name != "JobID"]))
+def test_listing_after_listing_is_read_as_each_alone(queue: list[dict[int, str]], field: str) -> None:
+    reader = JobReader()
+    for number, jobs in enumerate(queue):
+        mark = f"\x1fcall {number}\x1f"
+        output = "".join(squeue_row(job, mark, **{field.replace("-", "_"): text}) for job, text in jobs.items())
+        assert reader.read(output, mark) == parse_jobs(output, mark)
+
+
+def test_a_row_that_is_printed_as_before_is_the_same_object() -> None:
+    reader = JobReader()
+    first = reader.read(squeue_row(9) + squeue_row(1) + squeue_row(2, Name="a") + squeue_row(3, Name="n"), MARK)
+    rows = squeue_row(9, NEXT) + squeue_row(2, NEXT, Name="b") + squeue_row(3, NEXT, Name=f"n{MARK}")
+    second = reader.read(rows + squeue_row(1, NEXT), NEXT)
+    assert second[0] is first[0]
+    assert second[3] is first[1]
+    assert [row.name for row in second[1:3]] == ["b", f"n{MARK}"]
+
+
+def test_a_listing_that_breaks_off_leaves_what_was_read_before() -> None:
+    reader = JobReader()
+    (row,) = reader.read(squeue_row(1), MARK)
+    with pytest.raises(SlurmError):
+        reader.read(squeue_row(2)[:-9], MARK)
+    assert reader.read(squeue_row(1), MARK)[0] is row
 
 
 @pytest.mark.parametrize("field", ["UserID", "TimeLimit", "NodeList", "ArrayTaskID"])

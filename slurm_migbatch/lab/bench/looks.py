@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from copy import copy
 from statistics import median
 from typing import Final
 
 from slurm_migbatch.daemon.audit import Auditor, OrphanWatch
 from slurm_migbatch.daemon.poll import KeptRows, UnsavedJobs
 from slurm_migbatch.decide.capacity.facts import NodeFacts
-from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, new_mark, parse_jobs
+from slurm_migbatch.slurm.client import JobRow, merge_partitions
+from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, JobReader, new_mark
 
 _SAMPLE: Final = 50_000
 """Rows that are read; the time is that of all."""
 _LOOKS: Final = 4
 
 
-def reading_s(jobs: Sequence[JobRow]) -> float:
-    """Return the seconds of processor time that reading squeue's output takes."""
+def reading_s(jobs: Sequence[JobRow]) -> tuple[float, float]:
+    """Return the seconds of processor time of reading squeue's output: the first time, and as it was a second before.
+
+    The latter is the median.
+    """
     sample = jobs[:_SAMPLE]
     if not sample:
-        return 0.0
-    mark = new_mark()
-    output = "".join(_printed(row, mark) for row in sample)
-    begun = time.thread_time()
-    parse_jobs(output, mark)
-    return (time.thread_time() - begun) * len(jobs) / len(sample)
+        return 0.0, 0.0
+    reader, spent = JobReader(), []
+    for _ in range(_LOOKS):
+        mark = new_mark()
+        output = "".join(_printed(row, mark) for row in sample)
+        begun = time.thread_time()
+        merge_partitions(reader.read(output, mark))
+        spent.append((time.thread_time() - begun) * len(jobs) / len(sample))
+    return spent[0], median(spent[1:])
 
 
 def checks_s(jobs: Sequence[JobRow], facts: Mapping[str, NodeFacts]) -> float:
@@ -36,9 +41,8 @@ def checks_s(jobs: Sequence[JobRow], facts: Mapping[str, NodeFacts]) -> float:
     kept, unsaved, auditor, orphans = KeptRows(), UnsavedJobs(), Auditor(), OrphanWatch()
     spent = []
     for now in range(_LOOKS):
-        listed = [copy(row) for row in jobs]
         begun = time.thread_time()
-        rows = kept.of(listed)
+        rows = kept.of(jobs)
         unsaved.update(rows)
         auditor.check(facts, rows)
         orphans.check(facts, rows, float(now))

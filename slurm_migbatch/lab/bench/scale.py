@@ -58,8 +58,8 @@ class SiteRounds:
         later_s, p99_s: rounds in which `CHURN` jobs ended and as many started: the median, and 99 % of them.
         dispatch_s: what a decision on waiting jobs took, in the rounds that had one; in no other figure.
         recording_s: what recording a later round took, beside the round: the median; in no other figure.
-        reading_s, checks_s: what a look at the queue takes before the round: reading squeue's output, and the service's
-            checks of all jobs; in no other figure.
+        first_reading_s, reading_s, checks_s: what a look at the queue takes before the round: reading squeue's output
+            for the first time and as it was before, and the service's checks of all jobs; in no other figure.
         parts: median seconds of the parts of a later round.
         changes: nodes whose offer changed in a later round, on average.
         peak_mib: the most memory that the process has held so far, the made-up site included.
@@ -74,6 +74,7 @@ class SiteRounds:
     p99_s: float
     dispatch_s: float
     recording_s: float
+    first_reading_s: float
     reading_s: float
     checks_s: float
     parts: dict[str, float]
@@ -173,6 +174,7 @@ def _measured(config: Config, site: LargeSite, loop: Controller, recorder: Fligh
         found.append(one())
     later = [timing["supply"] for timing in found]
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    first_reading, reading = reading_s(site.jobs())
     names = ("observe", "plan", "advertise")
     return SiteRounds(
         gpus=site.gpus,
@@ -186,7 +188,8 @@ def _measured(config: Config, site: LargeSite, loop: Controller, recorder: Fligh
         recording_s=median([timing["recording"] for timing in found]),
         parts={name: median([timing[name] for timing in found]) for name in names},
         changes=sum(timing["changes"] for timing in found) / len(found),
-        reading_s=reading_s(site.jobs()),
+        first_reading_s=first_reading,
+        reading_s=reading,
         checks_s=checks_s(site.jobs(), site.view.facts()),
         peak_mib=peak_mib,
     )

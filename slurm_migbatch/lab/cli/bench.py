@@ -194,8 +194,8 @@ def scale(nodes: tuple[int, ...], gpus: int, pending: int | None, rounds: int, a
         parts = ", ".join(f"{part} {seconds:.3f}" for part, seconds in site["parts"].items())
         click.echo(f"  {site['gpus']} GPUs, later: {parts}; {site['changes']:.1f} nodes updated")
         click.echo(
-            f"  {site['gpus']} GPUs, before a round: reading the queue {site['reading_s']:.2f}, "
-            f"checks of all jobs {site['checks_s']:.3f}"
+            f"  {site['gpus']} GPUs, before a round: reading the queue {site['first_reading_s']:.2f} first, "
+            f"{site['reading_s']:.3f} later, checks of all jobs {site['checks_s']:.3f}"
         )
     if result["exponent"] is not None:
         click.echo(f"  the time of later rounds grows with an exponent of {result['exponent']:.2f}")
