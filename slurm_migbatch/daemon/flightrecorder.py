@@ -37,6 +37,10 @@ SUFFIX: Final = ".jsonl.gz"
 _STAMP: Final = "%Y%m%dT%H%M%S.%fZ"
 _SEGMENTS: Final = 8
 """Segments that the allowed time, and the allowed room, are divided into."""
+_WHOLES: Final = 2.0
+"""A segment has at least the size of so many whole rounds: it has one at its begin, what follows is changes."""
+_LARGEST: Final = 0.5
+"""Share of the allowed room above which a segment ends in any case."""
 _WAITING: Final = 64
 """Rounds that may wait for the thread."""
 _FLUSH_S: Final = 10.0
@@ -150,10 +154,12 @@ class FlightRecorder:
                 writer, begin = SegmentWriter(), item
                 continue
             now = item.snapshot.now
-            if not self._files.open:
+            whole = not self._files.open
+            if whole:
                 self._files.begin(now)
                 self._files.write(writer.begin(self._settings, begin.state), now)
-            self._files.write(writer.round(item.snapshot, item.decision, item.outcomes, item.asked), now)
+            entry = writer.round(item.snapshot, item.decision, item.outcomes, item.asked)
+            self._files.write(entry, now, whole=whole)
 
 
 class _Segments:
@@ -164,7 +170,7 @@ class _Segments:
         self._file: int | None = None
         self._path = directory
         self._begun = self._flushed = self._latest = 0.0
-        self._written = 0
+        self._written = self._whole = 0
         self._zip = zlib.compressobj(wbits=31)
         #: whether the segment has its size or age, and another should begin; taken back by who sees to that
         self.full = False
@@ -181,19 +187,21 @@ class _Segments:
         self._file, self._path = _created(self._directory, now)
         self._zip = zlib.compressobj(wbits=31)
         self._begun = self._flushed = self._latest = now
-        self._written, self._announced = 0, False
+        self._written, self._whole, self._announced = 0, 0, False
 
-    def write(self, entry: Any, now: float) -> None:
-        """Append an entry; raises OSError where that is not possible."""
+    def write(self, entry: Any, now: float, *, whole: bool = False) -> None:
+        """Append an entry; raises OSError where that is not possible. `whole`: it is the segment's first round."""
         line = json.dumps(entry, separators=(",", ":"), allow_nan=False)
         data = self._zip.compress(line.encode() + b"\n")
-        if not 0 <= now - self._flushed < _FLUSH_S:
+        if whole or not 0 <= now - self._flushed < _FLUSH_S:
             data += self._zip.flush(zlib.Z_SYNC_FLUSH)
             self._flushed = now
         self._append(data)
         self._latest = now
         self._make_room(now)
-        large = self._written >= self._size / _SEGMENTS
+        if whole:
+            self._whole = self._written
+        large = self._written >= max(self._size / _SEGMENTS, min(_WHOLES * self._whole, _LARGEST * self._size))
         if not self._announced and (large or not 0 <= now - self._begun < self._seconds / _SEGMENTS):
             self._announced = self.full = True
 
