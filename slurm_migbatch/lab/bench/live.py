@@ -11,7 +11,6 @@ record that migbatchd keeps and from what the training jobs themselves wrote.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,8 +21,6 @@ from slurm_migbatch.lab.experiments.wave import Wave, draw
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.slurm import waves
-from slurm_migbatch.slurm.cli import CliClient
-from slurm_migbatch.testbed.cluster import Cluster
 
 TARGET_JCT: Final = 0.70
 TARGET_DELAY_S: Final = 5.0
@@ -82,45 +79,26 @@ def _bars(half: Mapping[str, Any], lending: Mapping[str, Any]) -> list[Bar]:
 
 def run(wave: Wave, lending: bool, say: Say = silent, slurm_root: str = "") -> dict[str, Any]:
     """One way, on a test bed of its own (with the Slurm of `slurm_root`, where given); its figures."""
-    with Cluster(
-        nodes=wave.nodes,
-        gpus=wave.gpus,
-        gpu_type=wave.gpu_type,
-        slurm_root=slurm_root,
-        cpus=256,
-        latency="real",
-        migbatch="all",
-        config=waves.settings(wave),
-        options={"MaxJobCount": "20000", "KillWait": "5"},
-        partition_nodes=_partitions(wave, lending),
-    ) as bed:
+    with wavebed.bed_for(wave, waves.settings(wave), slurm_root, _partitions(wave, lending)) as bed:
         library = wavebed.install(bed.directory / "elastic")
-        client = CliClient(bed.bin, bed.slurm_conf)
-        before = client.diag()
-        begun = time.time()
-        jobs = wavebed.submit(bed, _plans(wave, library))
-        say(f"all submitted after {time.time() - begun:.0f} s", 0)
-        wavebed.await_end(bed, [job for of_user in jobs.values() for job in of_user])
-        after = client.diag()
-        recorded = wavebed.records(bed)
-        inference = [wavebed.ended(recorded, job) for job in jobs[wavebed.INFERENCE_USER]]
-        training = [wavebed.ended(recorded, job) for job in jobs[wavebed.TRAINING_USER]]
-        delays = [job.started - job.submitted for job in inference if job.started]
-        jct = [job.ended - job.submitted for job in training]
-        return {
-            "jct_s": round(statistics.fmean(jct), 2),
-            "jct_p95_s": round(quantile(jct, 0.95), 2),
-            "mean_delay_s": round(statistics.fmean(delays), 2),
-            "p95_s": round(quantile(delays, 0.95), 2),
-            "restarts": round(statistics.fmean(job.runs - 1 for job in training), 3),
-            "restarts_max": max(job.runs - 1 for job in training),
-            "inference_failed": sum(1 for job in inference if job.state != "COMPLETED"),
-            "training_failed": sum(1 for job in training if job.state != "COMPLETED"),
-            "steps_lost": sum(wavebed.lost_steps(bed, job) for job in jobs[wavebed.TRAINING_USER]),
-            "drained_nodes": [n for n, state in bed.node_states().items() if state.rstrip("*") != "idle"],
-            "rpcs": sum(count.count for count in after.since(before).types.values()),
-            "makespan_s": round(max(job.ended for job in (*inference, *training)) - begun, 1),
-        }
+        played = wavebed.play(bed, _plans(wave, library), say)
+    inference, training = played.jobs[wavebed.INFERENCE_USER], played.jobs[wavebed.TRAINING_USER]
+    delays = [job.started - job.submitted for job in inference if job.started]
+    jct = [job.ended - job.submitted for job in training]
+    return {
+        "jct_s": round(statistics.fmean(jct), 2),
+        "jct_p95_s": round(quantile(jct, 0.95), 2),
+        "mean_delay_s": round(statistics.fmean(delays), 2),
+        "p95_s": round(quantile(delays, 0.95), 2),
+        "restarts": round(statistics.fmean(job.runs - 1 for job in training), 3),
+        "restarts_max": max(job.runs - 1 for job in training),
+        "inference_failed": played.failed(wavebed.INFERENCE_USER),
+        "training_failed": played.failed(wavebed.TRAINING_USER),
+        "steps_lost": played.steps_lost,
+        "drained_nodes": list(played.drained),
+        "rpcs": played.rpcs,
+        "makespan_s": played.makespan_s,
+    }
 
 
 def _partitions(wave: Wave, lending: bool) -> dict[str, str]:

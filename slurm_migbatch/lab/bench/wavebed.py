@@ -13,9 +13,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from slurm_migbatch.lab.bars import NotMeasurable
+from slurm_migbatch.lab.say import Say
+from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.proc import wait_until
 from slurm_migbatch.testbed.running_cluster import FINAL
@@ -49,6 +51,88 @@ class WaveJobResult:
     state: str
 
 
+@dataclass(frozen=True)
+class PlayedWave:
+    """What became of a wave.
+
+    Attributes:
+        jobs: by user, in the order of the plan.
+        steps_lost: steps that trainings reported as saved and did not resume from.
+        drained: nodes that are not idle afterwards.
+        rpcs: requests that slurmctld answered meanwhile.
+        makespan_s: from the first submission to the last end.
+    """
+
+    jobs: Mapping[str, Sequence[WaveJobResult]]
+    steps_lost: int
+    drained: tuple[str, ...]
+    rpcs: int
+    makespan_s: float
+
+    def failed(self, user: str) -> int:
+        """Return how many jobs of a user did not complete."""
+        return sum(1 for job in self.jobs[user] if job.state != "COMPLETED")
+
+
+class WaveSite(Protocol):
+    """What a wave says of the cluster that it is for."""
+
+    @property
+    def nodes(self) -> int:
+        """Nodes."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of each."""
+
+    @property
+    def gpu_type(self) -> str:
+        """Their model."""
+
+
+def bed_for(
+    site: WaveSite, config: Mapping[str, Mapping[str, object]], slurm_root: str, partitions: Mapping[str, str]
+) -> Cluster:
+    """Return the test bed of a wave: `config` is what its migbatch.toml has that the shipped one has not."""
+    return Cluster(
+        nodes=site.nodes,
+        gpus=site.gpus,
+        gpu_type=site.gpu_type,
+        slurm_root=slurm_root,
+        cpus=256,
+        latency="real",
+        migbatch="all",
+        config=config,
+        options={"MaxJobCount": "20000", "KillWait": "5"},
+        partition_nodes=partitions,
+    )
+
+
+def play(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]], say: Say) -> PlayedWave:
+    """Submit everything and wait until it has ended.
+
+    Raises:
+        NotMeasurable: a job was refused, or never started.
+        TestbedError: jobs did not end in time.
+    """
+    client = CliClient(bed.bin, bed.slurm_conf)
+    before = client.diag()
+    begun = time.time()
+    found = _submit(bed, plans)
+    say(f"all submitted after {time.time() - begun:.0f} s", 0)
+    _await_end(bed, [job for of_user in found.values() for job in of_user])
+    after = client.diag()
+    recorded = _records(bed)
+    jobs = {user: [_ended(recorded, job) for job in of_user] for user, of_user in found.items()}
+    return PlayedWave(
+        jobs,
+        sum(_steps_lost(bed, job) for job in found.get(TRAINING_USER, ())),
+        tuple(name for name, state in bed.node_states().items() if state.rstrip("*") != "idle"),
+        sum(count.count for count in after.since(before).types.values()),
+        round(max(job.ended for of_user in jobs.values() for job in of_user) - begun, 1),
+    )
+
+
 def install(library: Path) -> Path:
     """Copy the training job and what it imports to `library`: a checkout may lie where ordinary users cannot read."""
     (library / "slurm_migbatch").mkdir(parents=True)
@@ -66,7 +150,7 @@ def training_command(library: Path, steps: int, step_s: float) -> str:
     return f"exec python3 -I {library}/{_TRAINING.name} {library} wave-$SLURM_JOB_ID {steps} {step_s}"
 
 
-def submit(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]]) -> dict[str, tuple[int, ...]]:
+def _submit(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]]) -> dict[str, tuple[int, ...]]:
     """Submit each user's jobs in their time, each user in a thread, so that none holds up another.
 
     Returns:
@@ -97,7 +181,7 @@ def submit(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]]) -> dict[str, tu
     return {user: tuple(jobs) for user, jobs in found.items()}
 
 
-def await_end(bed: Cluster, jobs: Sequence[int]) -> None:
+def _await_end(bed: Cluster, jobs: Sequence[int]) -> None:
     """Wait until all jobs have ended, at most `END_S` seconds. Raises TestbedError."""
     wanted = {str(job) for job in jobs}
 
@@ -108,7 +192,7 @@ def await_end(bed: Cluster, jobs: Sequence[int]) -> None:
     wait_until(over, END_S, "the end of the wave", every=2.0)
 
 
-def records(bed: Cluster) -> dict[int, list[Any]]:
+def _records(bed: Cluster) -> dict[int, list[Any]]:
     """Runs by job id, the oldest first."""
     from sqlalchemy import select
 
@@ -129,8 +213,8 @@ def records(bed: Cluster) -> dict[int, list[Any]]:
     return read()
 
 
-def ended(recorded: Mapping[int, Sequence[Any]], job: int) -> WaveJobResult:
-    """Return what became of a job by the `records`. Raises NotMeasurable."""
+def _ended(recorded: Mapping[int, Sequence[Any]], job: int) -> WaveJobResult:
+    """Return what became of a job by the record. Raises NotMeasurable."""
     runs = [run for run in recorded.get(job, ()) if run.started is not None]
     if not runs:
         raise NotMeasurable(f"job {job} never started, or was not recorded")
@@ -138,7 +222,7 @@ def ended(recorded: Mapping[int, Sequence[Any]], job: int) -> WaveJobResult:
     return WaveJobResult(job, submitted, runs[0].started, runs[-1].ended, len(runs), runs[-1].state)
 
 
-def lost_steps(bed: Cluster, job: int) -> int:
+def _steps_lost(bed: Cluster, job: int) -> int:
     """Return the steps that the job reported as saved and did not resume from."""
     lost = 0
     saved = 0
