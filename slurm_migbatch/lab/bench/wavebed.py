@@ -12,9 +12,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from slurm_migbatch.decide.supply.moves import MOVE
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.say import Say
 from slurm_migbatch.slurm.cli import CliClient
@@ -25,6 +27,7 @@ from slurm_migbatch.testbed.running_cluster import FINAL
 END_S: Final = 1500.0
 INFERENCE_USER: Final = "mbalice"
 TRAINING_USER: Final = "mbbob"
+_ACTIONS: Final = 100_000
 _TRAINING = Path(__file__).with_name("wave_training.py")
 _PACKAGE = Path(__file__).resolve().parents[2]
 _LINE = re.compile(r"^(begin|saved|end) (\d+)", re.MULTILINE)
@@ -41,7 +44,10 @@ class WaveJob:
 
 @dataclass(frozen=True)
 class WaveJobResult:
-    """One job of the wave: when it was submitted, first started and ended (unix s), its runs, and how it ended."""
+    """One job of the wave: when it was submitted, first started and ended (unix s), its runs, and how it ended.
+
+    `pauses_s` are the seconds from the end of each run to the start of the next.
+    """
 
     job: int
     submitted: float
@@ -49,6 +55,7 @@ class WaveJobResult:
     ended: float
     runs: int
     state: str
+    pauses_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ class PlayedWave:
 
     Attributes:
         jobs: by user, in the order of the plan.
+        moved: the job of each move.
         steps_lost: steps that trainings reported as saved and did not resume from.
         drained: nodes that are not idle afterwards.
         rpcs: requests that slurmctld answered meanwhile.
@@ -64,6 +72,7 @@ class PlayedWave:
     """
 
     jobs: Mapping[str, Sequence[WaveJobResult]]
+    moved: tuple[int, ...]
     steps_lost: int
     drained: tuple[str, ...]
     rpcs: int
@@ -126,6 +135,7 @@ def play(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]], say: Say) -> Play
     jobs = {user: [_ended(recorded, job) for job in of_user] for user, of_user in found.items()}
     return PlayedWave(
         jobs,
+        _moved(bed),
         sum(_steps_lost(bed, job) for job in found.get(TRAINING_USER, ())),
         tuple(name for name, state in bed.node_states().items() if state.rstrip("*") != "idle"),
         sum(count.count for count in after.since(before).types.values()),
@@ -219,7 +229,22 @@ def _ended(recorded: Mapping[int, Sequence[Any]], job: int) -> WaveJobResult:
     if not runs:
         raise NotMeasurable(f"job {job} never started, or was not recorded")
     submitted = min(run.submitted for run in recorded[job] if run.submitted is not None)
-    return WaveJobResult(job, submitted, runs[0].started, runs[-1].ended, len(runs), runs[-1].state)
+    pauses = tuple(later.started - earlier.ended for earlier, later in pairwise(runs) if earlier.ended is not None)
+    return WaveJobResult(job, submitted, runs[0].started, runs[-1].ended, len(runs), runs[-1].state, pauses)
+
+
+def _moved(bed: Cluster) -> tuple[int, ...]:
+    """Return the job of each requeue by which a training made way; a repeated order counts once."""
+    from slurm_migbatch.store.db import open_store
+
+    with open_store(bed.product.record, readonly=True) as store:
+        rows = store.actions(limit=_ACTIONS)
+    requeues = {
+        (row["job_id"], row["restart"])
+        for row in rows
+        if row["kind"] == MOVE and row["after"] == "PENDING" and not row["outcome"]
+    }
+    return tuple(job for job, _ in sorted(requeues))
 
 
 def _steps_lost(bed: Cluster, job: int) -> int:
