@@ -94,9 +94,10 @@ Outcome = list[Served | None]
 
 
 def draw(
-    kinds: Sequence[PodKind], load: float, seed: int, gpus: int = NODES * PER_NODE, arrivals: int = ARRIVALS
+    kinds: Sequence[PodKind], load: float, seed: int, gpus: int | None = None, arrivals: int | None = None
 ) -> Draw:
-    """Poisson arrivals that offer so many times what all GPUs can do."""
+    """Poisson arrivals that offer so many times what all GPUs can do; None: `NODES` of `PER_NODE`, `ARRIVALS` jobs."""
+    gpus, arrivals = gpus or NODES * PER_NODE, arrivals or ARRIVALS
     work = statistics.fmean(kind.profile.compute * kind.seconds for kind in kinds)
     rate = load * gpus * geometry(GPU).compute_slices / work
     rng = np.random.Generator(np.random.PCG64(seed))
@@ -303,10 +304,10 @@ def _population(name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, 
     }
 
 
-def figures(drawn: Draw, outcome: Outcome, gpu: Geometry, queued: bool, warm: int = WARM) -> dict[str, float]:
+def figures(drawn: Draw, outcome: Outcome, gpu: Geometry, queued: bool, warm: int | None = None) -> dict[str, float]:
     """Return waits and completion times with a queue, else the shares of jobs and slices that were accepted; of all
-    but the first `warm` jobs."""
-    counted = list(zip(drawn.kinds, outcome, strict=True))[warm:]
+    but the first `warm` jobs (None: `WARM`)."""
+    counted = list(zip(drawn.kinds, outcome, strict=True))[WARM if warm is None else warm :]
     if queued:
         had = [served for _, served in counted if served is not None]
         waits = [served.wait_s for served in had]
