@@ -45,6 +45,9 @@ MEAN_S: Final = 25.0
 LONGEST_S: Final = 14_400.0
 SHORTEST_S: Final = 2.0
 BLOCKS: Final = 7
+MULTIFACTOR: Final = (24, 5)
+"""From this release on priority/multifactor is Slurm's default: without weights all jobs have the same priority, and one
+that is requeued comes behind all that wait."""
 _SCALED: Final = ("after_s", "gain_s", "rest_s")
 """Keys of [moves] that are lengths of time of the load, not of what a checkpoint takes."""
 
@@ -137,7 +140,7 @@ def predict(
 
     gpu = geometry(wave.gpu_type)
     site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * wave.gpus) for n in range(wave.nodes)))
-    site = replace(site, slurm=replace(site.slurm, release=release))
+    site = replace(site, slurm=replace(site.slurm, release=release, requeued_last=release >= MULTIFACTOR))
     simulation = SlurmSimulation(site, fragmentation.workload(wave.drawn, wave.limits_s, _work))
     settled = config(wave, moves)
     return fragmentation.of_jobs(wave.drawn, simulation.run(ServiceController(simulation, settled), pace_of(settled)))
