@@ -23,9 +23,9 @@ class SlurmSettings:
         backfill_depth: jobs that get a reservation in one pass (bf_max_job_test).
         backfill_window_s: how far ahead reservations are made (bf_window).
         requeue_delay_s: a requeued job may not begin for so long.
-        requeued_last: whether a requeued job comes behind those of its priority that were submitted before its requeue, as
-            Slurm orders them. That is so with priority/multifactor where jobs have the same priority; with
-            priority/basic each job has a priority of its own and keeps its place.
+        requeued_last: whether a requeued job comes behind those of its priority that were submitted before its
+            requeue, as Slurm has it: with priority/multifactor jobs may have the same priority. With priority/basic
+            each has a priority of its own and keeps its place.
         over_limit_s: by which a job may run over its time limit (OverTimeLimit).
         kill_s: from TERM to the end of the Epilog, of jobs whose nodes are not simulated.
         listing_s, update_s: what one listing of jobs or nodes costs, and one request to change something.

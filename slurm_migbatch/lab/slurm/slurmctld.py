@@ -2,9 +2,9 @@
 
 What it does as the real one (tests/support/contract.py holds both to it):
 
-- Order is partition tier, priority, job id (`SlurmSettings.requeued_last`: time of submission before job id). A pass goes through it; a job that finds nodes starts, the tasks of an
-  array one after the other as far as its throttle allows, the components of a heterogeneous job all at once and each on
-  nodes of its own.
+- Order is partition tier, priority, job id (with `SlurmSettings.requeued_last` time of submission before job id). A
+  pass goes through it; a job that finds nodes starts, the tasks of an array one after the other as far as its throttle
+  allows, the components of a heterogeneous job all at once and each on nodes of its own.
 - A job that waits for what nodes list and others hold (Resources) gets a reservation of whole nodes at the time at
   which the limits of those that run let it start, and a later job starts beside it only where its own limit ends it
   before that: conservative backfill. Heterogeneous jobs get no reservations. A job that asks for a type that no node
