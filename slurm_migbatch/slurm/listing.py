@@ -82,8 +82,12 @@ def new_mark() -> str:
 
 
 def squeue_command(mark: str) -> tuple[str, ...]:
-    """Return the squeue call whose output `parse_jobs` reads; `mark` must not be guessable."""
-    return ("squeue", "--noheader", "--all", "--priority", "--sort=-p,i", *_selection(SQUEUE_FIELDS, mark))
+    """Return the squeue call whose output `parse_jobs` reads; `mark` must not be guessable.
+
+    Jobs come in the order in which Slurm looks at them: priority, then time of submission, then id
+    (https://slurm.schedmd.com/priority_multifactor.html). A requeue sets a new time of submission.
+    """
+    return ("squeue", "--noheader", "--all", "--priority", "--sort=-p,V,i", *_selection(SQUEUE_FIELDS, mark))
 
 
 def gres_command(mark: str) -> tuple[str, ...]:

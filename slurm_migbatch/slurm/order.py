@@ -13,7 +13,8 @@ NO_TASK: Final = 0xFFFFFFFE
 
 
 def in_order(rows: Iterable[JobRow], tiers: Mapping[str, int]) -> list[JobRow]:
-    """Return the rows in the order of `squeue --priority --sort=-p,i`: by tier of the partition, priority, id.
+    """Return the rows in the order of `squeue --priority --sort=-p,V,i`: by tier of the partition, priority, time of
+    submission, id.
 
     A waiting job has its place by the best of its partitions. Slurm keeps a priority for each of these where partitions
     have priorities of their own; a row has one.
@@ -23,7 +24,7 @@ def in_order(rows: Iterable[JobRow], tiers: Mapping[str, int]) -> list[JobRow]:
         for row in rows
         for name in (row.partition.split(",") if row.pending else [row.partition])
     ]
-    listed.sort(key=lambda entry: (-entry[1], -entry[0].priority, *_place(entry[0])))
+    listed.sort(key=lambda entry: (-entry[1], -entry[0].priority, entry[0].submit, *_place(entry[0])))
     return merge_partitions(row for row, _ in listed)
 
 

@@ -150,3 +150,5 @@ def test_the_order_is_that_of_squeue() -> None:
         JobRow(5, partition="gpu", priority=10),
     ]
     assert [row.job_id for row in in_order(rows, {"gpu": 10, "train": 1})] == [3, 2, 8, 9, 4, 5, 1]
+    requeued = [JobRow(1, submit=200.0), JobRow(2, submit=100.0), JobRow(3, submit=100.0), JobRow(4, "x", priority=1)]
+    assert [row.job_id for row in in_order(requeued, {})] == [4, 2, 3, 1]

@@ -3,44 +3,82 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
 from slurm_migbatch.cli.common import print_table, steps
 from slurm_migbatch.cli.ending import Failure
-from slurm_migbatch.lab.cli.common import json_option, print_bars
+from slurm_migbatch.lab.cli.common import json_option, measuring, print_bars
+from slurm_migbatch.lab.say import Say
 
 
 @click.command()
 @click.option("--seed", default=1, show_default=True, help="Of the wave.")
+@click.option("--moves", is_flag=True, help="Trainings that make way for larger slices, in place of lending.")
+@click.option(
+    "--data",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="With Alibaba's openb trace, for --moves.",
+)
 @click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian.")
 @json_option
-def live(seed: int, slurm_root: str, as_json: bool) -> None:
+def live(seed: int, moves: bool, data: Path | None, slurm_root: str, as_json: bool) -> None:
     """Inference that follows a day, and training throughout, on a test bed: with lending and without (as root).
 
     The day is compressed to six minutes, so this takes about twenty minutes. Two nodes of four simulated H100s
     under a real Slurm; the simulator's figures for the same wave are printed beside.
+
+    With --moves: jobs of the population of `bench fragmentation` at load 0.9, with trainings that make way for larger
+    slices and without, and what the simulator predicts of 20 such days. Takes about 16 minutes. A Slurm up to 23.02
+    puts off what was moved by two minutes, which is not compressed.
     """
-    from slurm_migbatch.lab.bars import NotMeasurable
-    from slurm_migbatch.lab.bench.live import measure
     from slurm_migbatch.testbed.errors import TestbedError
 
+    if moves and data is None:
+        raise click.UsageError("--moves needs --data DIR, with Alibaba's openb trace")
+    if data is not None and not moves:
+        raise click.UsageError("--data is for --moves")
     try:
-        with steps() as say:
-            result = measure(seed, say=say, slurm_root=slurm_root)
-    except (NotMeasurable, TestbedError) as error:
+        with measuring() as say:
+            result = _measured(seed, data, say, slurm_root)
+    except TestbedError as error:
         raise Failure(str(error)) from None
     if as_json:
         click.echo(json.dumps(result))
         return
-    click.echo(
-        f"{result['requests']} inference and {result['trainings']} training jobs, a day of {result['day_s']:g} s"
-    )
+    if moves:
+        _print_moves(result)
+    else:
+        _print_lending(result)
+    print_bars(result)
+
+
+def _measured(seed: int, data: Path | None, say: Say, slurm_root: str) -> dict[str, Any]:
+    if data is not None:
+        from slurm_migbatch.lab.bench import livemoves
+
+        return livemoves.measure(data, seed, say, slurm_root)
+    from slurm_migbatch.lab.bench.live import measure
+
+    return measure(seed, say=say, slurm_root=slurm_root)
+
+
+def _print_decider(result: Mapping[str, Any]) -> None:
     changed = ", ".join(
         f"[{section}] {key}={value}" for section, keys in result["changed"].items() for key, value in keys.items()
     )
     click.echo(f"{result['decides']} with the configuration {result['configuration']}: as shipped, but {changed}")
+
+
+def _print_lending(result: Mapping[str, Any]) -> None:
+    click.echo(
+        f"{result['requests']} inference and {result['trainings']} training jobs, a day of {result['day_s']:g} s"
+    )
+    _print_decider(result)
     print_table(
         (
             *("WAY", "JCT_S", "PREDICTED", "P95_S", "DELAY_S", "PREDICTED", "DELAY_P95_S", "PREDICTED"),
@@ -48,7 +86,6 @@ def live(seed: int, slurm_root: str, as_json: bool) -> None:
         ),
         [_row(name, way) for name, way in result["ways"].items()],
     )
-    print_bars(result)
 
 
 def _row(name: str, way: dict[str, Any]) -> list[str]:
@@ -65,6 +102,50 @@ def _row(name: str, way: dict[str, Any]) -> list[str]:
         str(way["restarts_max"]),
         str(way["rpcs"]),
     ]
+
+
+def _print_moves(result: Mapping[str, Any]) -> None:
+    click.echo(
+        f"{result['jobs']} jobs, {result['trainings']} of them trainings that may be moved, submitted in "
+        f"{result['day_s']:.0f} s to {result['nodes']} nodes of {result['gpus']} GPUs at load {result['load']:g} "
+        f"(times of the trace over {result['compression']:g}); Slurm {result['slurm'][0]}.{result['slurm'][1]:02}; "
+        f"the first {result['warm']} jobs are not counted"
+    )
+    _print_decider(result)
+    print_table(
+        (
+            *("WAY", "WAIT_S", "PREDICTED", "WAIT_P95_S", "PREDICTED", "JCT_S", "PREDICTED"),
+            *("MOVES", "RESTARTS", "PREDICTED", "AWAY_S", "MOST", "RPCS"),
+        ),
+        [
+            *(_moves_row(name, way) for name, way in result["ways"].items()),
+            *(_computed_row(name, way) for name, way in result["computed"].items()),
+        ],
+    )
+    ratio, low, high = result["wait_over_still"]
+    click.echo(
+        f"mean wait with moves over that without: {ratio:.2f} (95 % interval by blocks of jobs {low:.2f} to {high:.2f})"
+    )
+    scatter = result["scatter"]
+    for name, what in (("wait_s", "mean wait"), ("jct_s", "mean completion time")):
+        mean, low, high, least, most = scatter[name]
+        click.echo(
+            f"predicted for {scatter['draws']} such days: {what} with moves over that without {mean:.2f} "
+            f"({low:.2f} to {high:.2f}), from {least:.2f} to {most:.2f}"
+        )
+
+
+def _moves_row(name: str, way: Mapping[str, Any]) -> list[str]:
+    predicted = way["predicted"]
+    seconds = [f"{of[key]:.1f}" for key in ("wait_s", "wait_p95_s", "jct_s") for of in (way, predicted)]
+    away = ["-" if way[key] is None else f"{way[key]:.1f}" for key in ("away_s", "away_max_s")]
+    counts = [str(way["moves"]), str(way["restarts"]), str(predicted["restarts"])]
+    return [name, *seconds, *counts, *away, str(way["rpcs"])]
+
+
+def _computed_row(name: str, way: Mapping[str, float]) -> list[str]:
+    seconds = [cell for key in ("wait_s", "wait_p95_s", "jct_s") for cell in (f"{way[key]:.1f}", "-")]
+    return [name, *seconds, *["-"] * 6]
 
 
 @click.command()

@@ -44,7 +44,7 @@ from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
-from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
+from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission, WorkloadOutcome
 from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining, Work
 from slurm_migbatch.lab.studies.placement import Place, PlacementCluster, PodKind, Pool, populations
 from slurm_migbatch.mig.geometry import Geometry
@@ -59,6 +59,8 @@ ARRIVALS: Final = 1200
 WARM: Final = 200
 """Arrivals that are not counted: the cluster fills up."""
 LIMIT: Final = 2.0
+RESTARTABLE: Final = "migbatch: role=train signal=usr1"
+"""Comment of a training that may be moved."""
 PATIENCE_S: Final = 20.0
 CHECKPOINT_S: Final = 5.0
 RESTART_S: Final = 30.0
@@ -91,13 +93,16 @@ Outcome = list[Served | None]
 """Of each job; None: it was turned away."""
 
 
-def draw(kinds: Sequence[PodKind], load: float, seed: int) -> Draw:
-    """Poisson arrivals that offer so many times what all GPUs can do."""
+def draw(
+    kinds: Sequence[PodKind], load: float, seed: int, gpus: int | None = None, arrivals: int | None = None
+) -> Draw:
+    """Poisson arrivals that offer so many times what all GPUs can do; None: `NODES` of `PER_NODE`, `ARRIVALS` jobs."""
+    gpus, arrivals = gpus or NODES * PER_NODE, arrivals or ARRIVALS
     work = statistics.fmean(kind.profile.compute * kind.seconds for kind in kinds)
-    rate = load * NODES * PER_NODE * geometry(GPU).compute_slices / work
+    rate = load * gpus * geometry(GPU).compute_slices / work
     rng = np.random.Generator(np.random.PCG64(seed))
-    drawn = tuple(kinds[i] for i in rng.integers(0, len(kinds), ARRIVALS).tolist())
-    return Draw(tuple(np.cumsum(rng.exponential(1.0 / rate, ARRIVALS)).tolist()), drawn)
+    drawn = tuple(kinds[i] for i in rng.integers(0, len(kinds), arrivals).tolist())
+    return Draw(tuple(np.cumsum(rng.exponential(1.0 / rate, arrivals)).tolist()), drawn)
 
 
 def at_once(found: Draw, place: Place, queued: bool) -> Outcome:
@@ -164,24 +169,30 @@ def shipped(found: Draw, config: Config, queued: bool, limits: Sequence[int | No
     """migbatchd's decisions on the simulated Slurm; `limits`: of each job (s), None: `usual_limits`."""
     gpu = geometry(GPU)
     site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
-    workload = [
-        Submission(
-            at,
-            f"mig:{kind.profile.gres_type}:1",
-            partial(_work, kind),
-            limit_s=limit_s,
-            name=f"job{n}",
-            fields={"cpus": 1, "comment": "" if kind.served else "migbatch: role=train signal=usr1"},
-        )
-        for n, (at, kind, limit_s) in enumerate(
-            zip(found.times, found.kinds, usual_limits(found) if limits is None else limits, strict=True)
-        )
-    ]
-    simulation = SlurmSimulation(site, workload)
+    simulation = SlurmSimulation(site, workload(found, usual_limits(found) if limits is None else limits, _work))
     if not queued:
         for n, at in enumerate(found.times):
             simulation.clock.at(simulation.begin + at + PATIENCE_S, partial(_give_up, simulation, f"job{n}"))
-    ended = simulation.run(ServiceController(simulation, config), pace(config))
+    return of_jobs(found, simulation.run(ServiceController(simulation, config), pace(config)))
+
+
+def workload(found: Draw, limits: Sequence[int | None], work: Callable[[PodKind], Work]) -> list[Submission]:
+    """Return the jobs as the submit filter leaves them, with these time limits (s); `work`: what a job does."""
+    return [
+        Submission(
+            at,
+            f"mig:{kind.profile.gres_type}:1",
+            partial(work, kind),
+            limit_s=limit_s,
+            name=f"job{n}",
+            fields={"cpus": 1, "comment": "" if kind.served else RESTARTABLE},
+        )
+        for n, (at, kind, limit_s) in enumerate(zip(found.times, found.kinds, limits, strict=True))
+    ]
+
+
+def of_jobs(found: Draw, ended: WorkloadOutcome) -> Outcome:
+    """Return what became of each job of a `workload`."""
     outcome: Outcome = []
     for number, at in zip(ended.submissions, found.times, strict=True):
         job = None if number is None else ended.jobs[number]
@@ -293,9 +304,10 @@ def _population(name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, 
     }
 
 
-def figures(drawn: Draw, outcome: Outcome, gpu: Geometry, queued: bool) -> dict[str, float]:
-    """Return waits and completion times with a queue, else the shares of jobs and slices that were accepted."""
-    counted = list(zip(drawn.kinds, outcome, strict=True))[WARM:]
+def figures(drawn: Draw, outcome: Outcome, gpu: Geometry, queued: bool, warm: int | None = None) -> dict[str, float]:
+    """Return waits and completion times with a queue, else the shares of jobs and slices that were accepted; of all
+    but the first `warm` jobs (None: `WARM`)."""
+    counted = list(zip(drawn.kinds, outcome, strict=True))[WARM if warm is None else warm :]
     if queued:
         had = [served for _, served in counted if served is not None]
         waits = [served.wait_s for served in had]

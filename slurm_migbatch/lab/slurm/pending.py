@@ -10,10 +10,12 @@ from slurm_migbatch.lab.slurm.records import Shape
 
 
 class Key(NamedTuple):
-    """A place in the queue: partition tier and priority (both negative), then age by job id, array task, job id."""
+    """A place in the queue: partition tier and priority (both negative), time of submission (0: does not count), job
+    id of the array, array task, job id."""
 
     tier: int
     priority: int
+    submit: int
     array: int
     task: int
     job: int

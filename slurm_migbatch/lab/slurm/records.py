@@ -23,6 +23,9 @@ class SlurmSettings:
         backfill_depth: jobs that get a reservation in one pass (bf_max_job_test).
         backfill_window_s: how far ahead reservations are made (bf_window).
         requeue_delay_s: a requeued job may not begin for so long.
+        requeued_last: whether a requeued job comes behind those of its priority that were submitted before its
+            requeue, as Slurm has it: with priority/multifactor jobs may have the same priority. With priority/basic
+            each has a priority of its own and keeps its place.
         over_limit_s: by which a job may run over its time limit (OverTimeLimit).
         kill_s: from TERM to the end of the Epilog, of jobs whose nodes are not simulated.
         listing_s, update_s: what one listing of jobs or nodes costs, and one request to change something.
@@ -34,6 +37,7 @@ class SlurmSettings:
     backfill_depth: int = 500
     backfill_window_s: float = 86_400.0
     requeue_delay_s: float = 120.0
+    requeued_last: bool = False
     over_limit_s: float = 0.0
     kill_s: float = 2.0
     listing_s: float = 0.0

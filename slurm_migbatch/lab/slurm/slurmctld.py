@@ -2,9 +2,9 @@
 
 What it does as the real one (tests/support/contract.py holds both to it):
 
-- Order is partition tier, priority, job id. A pass goes through it; a job that finds nodes starts, the tasks of an
-  array one after the other as far as its throttle allows, the components of a heterogeneous job all at once and each on
-  nodes of its own.
+- Order is partition tier, priority, job id (with `SlurmSettings.requeued_last` time of submission before job id). A
+  pass goes through it; a job that finds nodes starts, the tasks of an array one after the other as far as its throttle
+  allows, the components of a heterogeneous job all at once and each on nodes of its own.
 - A job that waits for what nodes list and others hold (Resources) gets a reservation of whole nodes at the time at
   which the limits of those that run let it start, and a later job starts beside it only where its own limit ends it
   before that: conservative backfill. Heterogeneous jobs get no reservations. A job that asks for a type that no node
@@ -396,7 +396,8 @@ class Slurmctld:
     def _key(self, row: JobRow) -> Key:
         task = int((row.array_task or "0").partition("%")[0].partition(",")[0].partition("-")[0])
         leader = row.array_job or row.het_job or row.job_id
-        return Key(-self._tier(row), -row.priority, leader, task, row.job_id)
+        submit = int(row.submit) if self.settings.requeued_last else 0
+        return Key(-self._tier(row), -row.priority, submit, leader, task, row.job_id)
 
     def _shape(self, row: JobRow, facts: Facts) -> Shape:
         need = dict(facts.node)

@@ -37,6 +37,21 @@ def test_a_higher_tier_has_jobs_of_the_same_type_requeued_and_no_more_than_it_ne
     assert sum(s.queue[job].state == "RUNNING" for job in training) == 5
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_requeued_job_keeps_its_place_only_where_each_has_a_priority_of_its_own(last: bool) -> None:
+    s = slurm(counts={"1g.10gb": 1}, requeued_last=last, requeue_delay_s=0.0, kill_s=0.0)
+    jobs = [s.submit("mig:1g.10gb:1", limit=60) for _ in range(3)]
+    s.clock.sleep(5)
+    assert s.queue[jobs[0]].state == "RUNNING"
+    s.set_gres({"n1": "mig:none:1"})
+    s.requeue(jobs[0])
+    s.clock.sleep(5)
+    assert [row.job_id for row in s.jobs()] == (jobs[1:] + jobs[:1] if last else jobs)
+    s.set_gres({"n1": "mig:1g.10gb:1"})
+    s.clock.sleep(5)
+    assert s.queue[jobs[1 if last else 0]].state == "RUNNING"
+
+
 def test_up_to_23_02_a_pending_job_needs_its_former_type_too() -> None:
     s = slurm(release=(22, 5), counts={"1g.10gb": 3, "2g.20gb": 1})
     job = s.submit("mig:3g.40gb:1")

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_migbatch.config import Config, loads, render
 from slurm_migbatch.config.schema import LendingConfig
-from slurm_migbatch.lab.bench.live import install
+from slurm_migbatch.lab.bench.wavebed import install
 from slurm_migbatch.lab.experiments.wave import Wave, WaveRequest, WaveTraining, draw
 from slurm_migbatch.lab.slurm.waves import TrainingCosts, config, predict, settings
 
