@@ -325,8 +325,9 @@ class LendingConfig:
     most_releases: int = key(8, "Most jobs released in one round.", between(1, 1000))
     max_restarts: int = key(
         3,
-        "A job that was stopped so often for the sake of a larger slice is not stopped for one again; a job that was "
-        "stopped so often at all is stopped for inference only where no other loan would do.",
+        "A job that was stopped so often for the sake of a larger slice is stopped for one again only after it has run "
+        "for an hour; a job that was stopped so often at all is stopped for inference only where no other loan would "
+        "do.",
         between(0, 1000),
     )
     quota: Mapping[str, int] = table(

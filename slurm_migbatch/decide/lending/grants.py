@@ -60,8 +60,11 @@ def lend(
     given: list[Given] = []
     lacking: dict[Hashable, Reason] = {}
     hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
+    resumed = _resume(board, elastic_jobs, limit)
+    given += resumed
+    started = {grant.elastic_job.job for grant in resumed}
     for elastic_job in elastic_jobs:
-        if elastic_job.place is not None:
+        if elastic_job.place is not None or elastic_job.job in started:
             continue
         if len(given) >= limit:
             lacking[elastic_job.job] = "round"
@@ -83,3 +86,18 @@ def lend(
     if enough:
         grown = board.grow(elastic_jobs, int(min(limit - len(given), len(elastic_jobs))))
     return Lending(*board.placed(given, grown), lacking, short)
+
+
+def _resume(board: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit: float) -> list[Given]:
+    """Give jobs that were stopped to grow the slices for which they were stopped, as far as there is room."""
+    given: list[Given] = []
+    for elastic_job in elastic_jobs:
+        target = elastic_job.target
+        if elastic_job.place is not None or target is None or len(given) >= limit:
+            continue
+        useful = board.useful(elastic_job)
+        room = board.smallest(elastic_job, (target,)) if target in useful else None
+        if room is not None:
+            given.append(Given(elastic_job, board.worths(elastic_job, useful), room[1], room[0]))
+            board.put(*room)
+    return given

@@ -123,8 +123,9 @@ class Kind(str, Enum):
 class LoanOrder:
     """One order about a job's loan.
 
-    `profile`: what a release gives, or the host has; `signal`: USR1 or USR2; `node`: the host's; `away`: nodes where a
-    released job must not start.
+    `profile`: what a release gives, the host has, or a job that is stopped to grow is to get; `signal`: USR1 or USR2;
+    `node`: the host's, or where a job that grows is to get its slice; `away`: nodes where a released job must not
+    start.
     """
 
     kind: Kind

@@ -148,10 +148,15 @@ def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> lis
             )
         if has is not None:
             loan = view.loans.get(job)
-            stays = job in busy or loan is None or loan.leaving or elastic_job.changes >= rules.max_restarts
+            stays = job in busy or loan is None or loan.leaving or _stopped_often(elastic_job, rules, view.now)
             elastic_job = replace(elastic_job, since=view.now) if stays else elastic_job
         elastic_jobs.append(elastic_job)
     return elastic_jobs
+
+
+def _stopped_often(elastic_job: ElasticJob, rules: LendingRules, now: float) -> bool:
+    """Return whether a running job was stopped for larger slices as often as it may be, and lately."""
+    return elastic_job.changes >= rules.max_restarts and now - elastic_job.since < rules.calm.most_s
 
 
 def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
@@ -169,4 +174,5 @@ def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
 
 def _grow(view: LendingView, rules: LendingRules, grow: Grow) -> LoanOrder:
     why = f"{grow.profile} instead of {grow.before} makes it {grow.faster:.1f} times faster"
-    return stop(view, rules, int(str(grow.job)), Cause.GROW, why)
+    order = stop(view, rules, int(str(grow.job)), Cause.GROW, why)
+    return replace(order, profile=grow.profile, node=grow.place.node)

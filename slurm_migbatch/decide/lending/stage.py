@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
-from slurm_migbatch.decide.lending.ledger import JobView, Ledger, Loan, Place
+from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, Place, Target
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LoanOrder, Round
 from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.decide.lending.round import decide
@@ -177,7 +177,7 @@ def plan_lending(
         if not snapshot.recording:
             orders = [order for order in orders if order.kind not in GIVING]
         for order in orders:
-            _intend(memory.ledger, order, job_views[order.job], now)
+            _intend(memory.ledger, order, job_views[order.job], settings.rules, now)
     return LendingDecision(tuple(orders), job_views, tuple(ended), tuple(memory.ledger.unsaved()))
 
 
@@ -279,7 +279,9 @@ def settle_lending(outcomes: Iterable[OrderOutcome], memory: LendingMemory) -> t
     return tuple(memory.ledger.unsaved())
 
 
-def _intend(ledger: Ledger, order: LoanOrder, job_view: JobView, now: float) -> None:
+def _intend(ledger: Ledger, order: LoanOrder, job_view: JobView, rules: LendingRules, now: float) -> None:
+    if order.cause is Cause.GROW and order.profile is not None:
+        ledger.targets[order.job] = Target(order.profile, order.node, now + rules.grace_s + 2 * rules.start_s)
     if order.kind in GIVING and order.profile is not None:
         ledger.release(job_view.row, order.profile, order.why, now)
     elif order.kind is Kind.WITHDRAW:

@@ -79,6 +79,7 @@ class ElasticJob:
         left_s: seconds that it would still need on the whole GPU; infinite where that is not known.
         needs_s: the same by what it said of itself; None: it did not.
         reported: whether its present run has reported anything.
+        target: the larger slice for which it was stopped; None: it waits for another reason.
     """
 
     job: Hashable
@@ -93,6 +94,7 @@ class ElasticJob:
     left_s: float = math.inf
     needs_s: float | None = None
     reported: bool = False
+    target: Profile | None = None
 
     @property
     def changes(self) -> int:

@@ -21,7 +21,7 @@ from slurm_migbatch.decide.dispatch.stage import DispatchMemory
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.forecast import LevelGaps, Part
-from slurm_migbatch.decide.lending.ledger import Ledger, Loan, LoanHistory
+from slurm_migbatch.decide.lending.ledger import Ledger, Loan, LoanHistory, Target
 from slurm_migbatch.decide.lending.model import Kind
 from slurm_migbatch.decide.lending.pair_slowdowns import Kind as RateKind
 from slurm_migbatch.decide.lending.pair_slowdowns import PairSlowdowns, Stretch
@@ -96,6 +96,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "past": dict[int, LoanHistory],
         "runs": set[Run],
         "reclaimed": dict[str, float],
+        "targets": dict[int, Target],
         "ran_on": dict[int, dict[str, float]],
         "_unsaved": dict[tuple[int, int, float], Loan],
         "_expected": dict[tuple[int, int], Loan],
