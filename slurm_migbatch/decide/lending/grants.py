@@ -27,7 +27,9 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.capacity import Given, Grown, LendingCapacity
+from slurm_migbatch.decide.lending.division import divide
 from slurm_migbatch.decide.lending.values import (
+    Division,
     ElasticJob,
     GpuCapacity,
     Lending,
@@ -60,11 +62,13 @@ def lend(
     given: list[Given] = []
     lacking: dict[Hashable, Reason] = {}
     hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
-    resumed = _resume(board, elastic_jobs, limit)
-    given += resumed
-    started = {grant.elastic_job.job for grant in resumed}
+    given += _resume(board, elastic_jobs, limit)
+    resumed = {grant.elastic_job.job for grant in given}
     for elastic_job in elastic_jobs:
-        if elastic_job.place is not None or elastic_job.job in started:
+        if elastic_job.place is not None or elastic_job.job in resumed:
+            continue
+        if elastic_job.target is not None and board.vacated(elastic_job.target.node):
+            lacking[elastic_job.job] = "idle"
             continue
         if len(given) >= limit:
             lacking[elastic_job.job] = "round"
@@ -85,7 +89,14 @@ def lend(
     grown: list[Grown] = []
     if enough:
         grown = board.grow(elastic_jobs, int(min(limit - len(given), len(elastic_jobs))))
-    return Lending(*board.placed(given, grown), lacking, short)
+    grants, grows = board.placed(given, grown)
+    divisions: Sequence[Division] = ()
+    if not grows:
+        touched = {(grant.place.node, grant.place.gpu) for grant in grants}
+        untouched = [space for space in spaces if (space.node, space.gpu) not in touched]
+        waiting = [job for job in elastic_jobs if lacking.get(job.job) in ("room", "idle", "reserve") and job.target is None]
+        divisions = divide(untouched, elastic_jobs, waiting, now, calm, int(min(limit, len(elastic_jobs))))
+    return Lending(grants, grows, tuple(divisions), lacking, short)
 
 
 def _resume(board: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit: float) -> list[Given]:
@@ -96,7 +107,7 @@ def _resume(board: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit: f
         if elastic_job.place is not None or target is None or len(given) >= limit:
             continue
         useful = board.useful(elastic_job)
-        room = board.smallest(elastic_job, (target,)) if target in useful else None
+        room = board.smallest(elastic_job, (target.profile,)) if target.profile in useful else None
         if room is not None:
             given.append(Given(elastic_job, board.worths(elastic_job, useful), room[1], room[0]))
             board.put(*room)

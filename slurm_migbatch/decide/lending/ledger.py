@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from typing import Any, Final
 
+from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm.client import JobRow
@@ -66,6 +67,7 @@ class Cause(str, Enum):
     RECLAIM = "reclaim"
     FORECAST = "forecast"
     GROW = "grow"
+    DIVIDE = "divide"
     LATE = "late"
     SLURM = "slurm"
     LEFT = "left"
@@ -160,20 +162,6 @@ class LoanHistory:
     restart: int = -1
     ended: float = 0.0
     node: str = ""
-
-
-@dataclass(frozen=True)
-class Target:
-    """The slice that a job is to get when it is back in the queue, because it was stopped for that.
-
-    Attributes:
-        node: where there was room for it.
-        until: after this moment (unix seconds) the job is served like any other.
-    """
-
-    profile: Profile
-    node: str
-    until: float
 
 
 Place = tuple[str, str, Slot]

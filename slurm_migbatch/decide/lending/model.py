@@ -123,9 +123,8 @@ class Kind(str, Enum):
 class LoanOrder:
     """One order about a job's loan.
 
-    `profile`: what a release gives, the host has, or a job that is stopped to grow is to get; `signal`: USR1 or USR2;
-    `node`: the host's, or where a job that grows is to get its slice; `away`: nodes where a released job must not
-    start.
+    `profile`: what a release gives, or the host has; `signal`: USR1 or USR2; `node`: the host's; `away`: nodes where a
+    released job must not start.
     """
 
     kind: Kind
@@ -141,10 +140,16 @@ class LoanOrder:
 
 @dataclass(frozen=True)
 class Round:
-    """What is decided on a view: orders, and why each job that still waits does (a sentence)."""
+    """What is decided on a view.
+
+    Attributes:
+        lacking: why each job that still waits does (a sentence).
+        targets: the profile that a job is to get when it can be released, and the node that has room for it then.
+    """
 
     orders: tuple[LoanOrder, ...] = ()
     lacking: Mapping[int, str] = field(default_factory=dict)
+    targets: Mapping[int, tuple[Profile, str]] = field(default_factory=dict)
 
 
 class RoundCapacity:

@@ -14,11 +14,12 @@ from typing import Any, Final
 
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
-from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, Place, Target
+from slurm_migbatch.decide.lending.ledger import JobView, Ledger, Loan, Place
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LoanOrder, Round
 from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
+from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import (
     Idleness,
     LendingInputs,
@@ -177,7 +178,9 @@ def plan_lending(
         if not snapshot.recording:
             orders = [order for order in orders if order.kind not in GIVING]
         for order in orders:
-            _intend(memory.ledger, order, job_views[order.job], settings.rules, now)
+            _intend(memory.ledger, order, job_views[order.job], now)
+        until = now + settings.rules.grace_s + 2 * settings.rules.start_s
+        memory.ledger.targets |= {job: Target(*target, until) for job, target in decided.targets.items()}
     return LendingDecision(tuple(orders), job_views, tuple(ended), tuple(memory.ledger.unsaved()))
 
 
@@ -279,9 +282,7 @@ def settle_lending(outcomes: Iterable[OrderOutcome], memory: LendingMemory) -> t
     return tuple(memory.ledger.unsaved())
 
 
-def _intend(ledger: Ledger, order: LoanOrder, job_view: JobView, rules: LendingRules, now: float) -> None:
-    if order.cause is Cause.GROW and order.profile is not None:
-        ledger.targets[order.job] = Target(order.profile, order.node, now + rules.grace_s + 2 * rules.start_s)
+def _intend(ledger: Ledger, order: LoanOrder, job_view: JobView, now: float) -> None:
     if order.kind in GIVING and order.profile is not None:
         ledger.release(job_view.row, order.profile, order.why, now)
     elif order.kind is Kind.WITHDRAW:

@@ -367,7 +367,7 @@ def _elastic_jobs(
                 left_s=knowledge.left_s(job_view),
                 needs_s=knowledge.needs_s(job_view),
                 reported=costs.reported,
-                target=ledger.targets[job].profile if job in ledger.targets else None,
+                target=ledger.targets.get(job),
             )
         )
     return elastic_jobs
