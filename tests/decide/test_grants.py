@@ -23,6 +23,7 @@ from slurm_migbatch.decide.lending.values import (
     LentSlot,
     Release,
     SlotReference,
+    Target,
     usual_speed,
     within,
 )
@@ -55,6 +56,10 @@ def gpu(number=0, taken=(), lent=(), node="n0", **more):
 
 def waits(job, speeds=ROOT, **more):
     return ElasticJob(job, speeds, **more)
+
+
+def goes_to(profile, node="n0"):
+    return Target(profile, node, NOW + 60)
 
 
 def runs(job, where, speeds=ROOT, **more):
@@ -359,14 +364,14 @@ def test_a_job_whose_slice_is_promised_to_others_already_grows_elsewhere_only():
 
 def test_jobs_that_were_stopped_for_larger_slices_get_them_before_others_get_any():
     """Else each of those that come back at once would get the smallest again, and the restart was for nothing."""
-    jobs = [waits(0), waits(1, target=FOUR), waits(2, target=THREE), waits(3)]
+    jobs = [waits(0), waits(1, target=goes_to(FOUR)), waits(2, target=goes_to(THREE)), waits(3)]
     found = lend([gpu()], jobs, {}, NOW, RULES)
     assert {grant.job: grant.profile for grant in found.grants} == {1: FOUR, 2: THREE}
     assert found.lacking == {0: "room", 3: "room"}
 
 
 def test_a_target_that_has_no_room_any_more_binds_nobody():
-    found = lend([gpu(taken=[slot(FOUR, 0)])], [waits(1, target=FOUR)], {}, NOW, RULES)
+    found = lend([gpu(taken=[slot(FOUR, 0)])], [waits(1, target=goes_to(FOUR))], {}, NOW, RULES)
     assert [(grant.job, grant.profile) for grant in found.grants] == [(1, THREE)]
 
 

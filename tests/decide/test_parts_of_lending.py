@@ -16,9 +16,10 @@ from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs, report_of
 from slurm_migbatch.decide.lending.expectation import Expectation
-from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, LoanHistory, State, Target
+from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, LoanHistory, State
 from slurm_migbatch.decide.lending.model import Kind, LendingRules
 from slurm_migbatch.decide.lending.round import decide
+from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, delayed, job_views_of, view_of
 from slurm_migbatch.decide.snapshot import Report
 from slurm_migbatch.decide.supply.planner import Planner
@@ -419,8 +420,9 @@ def test_a_job_grows_on_nodes_of_its_partition_only(reachable: bool) -> None:
     one = replace(one, nodes=[one.nodes[0], replace(one.nodes[1], partitions=partitions)])
     ledger = Ledger()
     ledger.follow({5: job_view(row)}, {}, {}, NOW)
-    orders = decide(look(one, ledger), LendingRules(calm=Hysteresis(idle_s=0, rest_s=0))).orders
-    assert [(order.cause, order.profile, order.node) for order in orders] == ([(Cause.GROW, ALL, "n2")] * reachable)
+    found = decide(look(one, ledger), LendingRules(calm=Hysteresis(idle_s=0, rest_s=0)))
+    assert [(order.cause, order.job) for order in found.orders] == [(Cause.GROW, 5)] * reachable
+    assert found.targets == ({5: (ALL, "n2")} if reachable else {})
 
 
 def test_what_a_job_was_stopped_for_is_kept_until_it_is_released() -> None:
@@ -437,7 +439,7 @@ def test_what_a_job_was_stopped_for_is_kept_until_it_is_released() -> None:
     earlier = elastic(4, reason="Resources")
     one = scene([earlier, waiting], empty=("n2",))
     (held,) = [job for job in look(one, ledger).elastic_jobs if job.job == 5]
-    assert held.target == ALL
+    assert held.target == Target(ALL, "n2", NOW + 100)
     orders = decide(look(one, ledger), LendingRules()).orders
     assert next(order.profile for order in orders if order.job == 5) == ALL
     ledger.release(waiting, ALL, "idle", NOW + 2)

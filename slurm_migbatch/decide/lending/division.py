@@ -1,4 +1,4 @@
-"""Divide GPUs anew among the training jobs that run there and one that has no room, or runs on a slice too small for it.
+"""Divide GPUs anew for training that has no room, or runs on a slice much too small for it.
 
 Speed grows less than the slice does, so more jobs on a GPU mostly get more work done in all: a job on a whole GPU is
 stopped for two on half of it each. A restart costs time, so a division must earn its restarts back within `loan_s`, and
@@ -8,23 +8,27 @@ sense, on whole GPUs; the search over slices is ours.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.decide.capacity.spare import by_size, fits, ordered
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.capacity import Given, LendingCapacity
 from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
 
 MARGIN: Final = 0.1
 """A division must do so much more work than the former one, in whole GPUs."""
-_GPUS: Final = 16
+_GPUS: Final = 8
 """GPUs that are tried for one job, those first whose jobs have the largest slices."""
-_JOBS: Final = 8
+_JOBS: Final = 4
 """Jobs for which a division is sought in one round."""
+_AT_ONCE: Final = Hysteresis(idle_s=0.0, rest_s=0.0)
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def divide(
             plan = divided.get(number, plan)
             if job.job in plan.profiles or (job.nodes is not None and plan.space.node not in job.nodes):
                 continue
-            more = _with(plan, job, now, calm)
+            more = _with(plan, job, calm)
             if more is None:
                 continue
             gain = more.work - plan.work - before
@@ -96,9 +100,7 @@ def divide(
     ]
 
 
-def _plan(
-    space: GpuCapacity, running: Mapping[Hashable, ElasticJob], now: float, calm: Hysteresis
-) -> _Plan | None:
+def _plan(space: GpuCapacity, running: Mapping[Hashable, ElasticJob], now: float, calm: Hysteresis) -> _Plan | None:
     """Return a GPU whose division may change; None where no job on it may."""
     if not calm.may_lend(now, space.idle_since, space.reclaimed) and not (space.own and space.reclaimed is None):
         return None
@@ -110,38 +112,61 @@ def _plan(
     if not jobs:
         return None
     profiles = {job.job: job.place.slot.profile for job in jobs if job.place is not None}
-    return _Plan(space, tuple(jobs), profiles, sum(_speed(job) for job in jobs) * calm.loan_s)
+    return _Plan(space, tuple(jobs), profiles, math.fsum(_speed(job) for job in jobs) * calm.loan_s)
 
 
-def _with(plan: _Plan, job: ElasticJob, now: float, calm: Hysteresis) -> _Plan | None:
+def _with(plan: _Plan, job: ElasticJob, calm: Hysteresis) -> _Plan | None:
     """Return the best division of a GPU with one job more; None where it has no room."""
+    everyone = frozenset(held.job for held in plan.jobs)
+    groups = dict.fromkeys([*(plan.changed | {held.job} for held in plan.jobs), everyone])
+    found = [more for group in groups if (more := _divided(plan, job, group, calm)) is not None]
+    return max(found, key=lambda more: more.work, default=None)
+
+
+def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], calm: Hysteresis) -> _Plan | None:
+    """Return a GPU on which a group of its jobs and one more divide what they have and what is free."""
     space = plan.space
-    mine = {held.job for held in plan.jobs}
-    fixed = tuple(loan for loan in space.lent if loan.job not in mine)
-    emptied = replace(space, lent=fixed, idle_since=0.0, reclaimed=None)
-    jobs = [replace(held, place=None, nodes=None) for held in (*plan.jobs, job)]
-    board = LendingCapacity([emptied], jobs, now, calm)
+    slots = {loan.job: loan.slot for loan in space.lent}
+    used = Layout((*space.taken, *(slot for name, slot in slots.items() if name not in group)))
+    sharing = [*(held for held in plan.jobs if held.job in group), job]
+    sizes = _sizes(space.geometry, used, tuple(tuple(held.speeds.items()) for held in sharing))
+    if sizes is None:
+        return None
+    profiles = {**plan.profiles, **{held.job: profile for held, profile in zip(sharing, sizes, strict=True)}}
+    jobs = (*plan.jobs, job)
+    kept = {name: slot for name, slot in slots.items() if name in group and profiles[name] == slot.profile}
+    others = ordered(profiles[held.job] for held in sharing if held.job not in kept)
+    if kept and not fits(space.geometry, used.union(Layout(kept.values())), others):
+        kept = {}
+    changed = frozenset(held.job for held in sharing if held.job not in kept)
+    work = math.fsum(
+        held.speeds[profiles[held.job]] * (calm.loan_s - (held.costs.full if held.job in changed else 0.0))
+        for held in jobs
+    )
+    return _Plan(space, jobs, profiles, work, changed)
+
+
+@lru_cache(maxsize=1 << 14)
+def _sizes(
+    geometry: Geometry, used: Layout, speeds: tuple[tuple[tuple[Profile, float], ...], ...]
+) -> tuple[Profile, ...] | None:
+    """Return what jobs with these speeds get on an empty GPU beside what is used; None where one gets nothing.
+
+    Remembered, because rounds ask the same again until a job comes or ends.
+    """
+    jobs = [ElasticJob(number, dict(items)) for number, items in enumerate(speeds)]
+    board = LendingCapacity([GpuCapacity("", 0, geometry, used.slots)], jobs, 0.0, _AT_ONCE)
     given = []
-    for one in jobs:
-        useful = board.useful(one)
-        room = board.smallest(one, useful)
+    for job in jobs:
+        useful = board.useful(job)
+        room = board.smallest(job, useful)
         if room is None:
             return None
-        given.append(Given(one, board.worths(one, useful), room[1], room[0]))
+        given.append(Given(job, board.worths(job, useful), room[1], room[0]))
         board.put(*room)
     board.raise_sizes(given, move=False)
     board.exchange(given, move=False)
-    profiles = {grant.elastic_job.job: grant.profile for grant in given}
-    here = {loan.job: loan.slot for loan in space.lent}
-    kept = {held.job for held in plan.jobs if held.job in here and here[held.job].profile == profiles[held.job]}
-    used = Layout((*space.taken, *(loan.slot for loan in fixed), *(here[name] for name in kept)))
-    if kept and not fits(space.geometry, used, ordered(profiles[held.job] for held in jobs if held.job not in kept)):
-        kept = set()
-    work = 0.0
-    for held in (*plan.jobs, job):
-        speed = held.speeds[profiles[held.job]]
-        work += speed * (calm.loan_s - (0.0 if held.job in kept else held.costs.full))
-    return _Plan(space, (*plan.jobs, job), profiles, work, frozenset(profiles.keys() - kept))
+    return tuple(grant.profile for grant in given)
 
 
 def _speed(job: ElasticJob) -> float:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Final
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.capacity import Given, Grown, LendingCapacity
@@ -36,6 +37,9 @@ from slurm_migbatch.decide.lending.values import (
     Reason,
 )
 from slurm_migbatch.mig.profile import Profile
+
+_NO_ROOM: Final = ("room", "idle", "reserve")
+"""Reasons of jobs that would run if there were more room."""
 
 
 def lend(
@@ -83,7 +87,7 @@ def lend(
             continue
         given.append(Given(elastic_job, board.worths(elastic_job, useful), room[1], room[0]))
         board.put(room[0], room[1])
-    enough = not any(reason in ("room", "idle", "reserve") for reason in lacking.values())
+    enough = not any(reason in _NO_ROOM for reason in lacking.values())
     board.raise_sizes(given, move=enough)  # what a move leaves behind is for those that wait for room
     board.exchange(given, move=enough)
     grown: list[Grown] = []
@@ -94,7 +98,7 @@ def lend(
     if not grows:
         touched = {(grant.place.node, grant.place.gpu) for grant in grants}
         untouched = [space for space in spaces if (space.node, space.gpu) not in touched]
-        waiting = [job for job in elastic_jobs if lacking.get(job.job) in ("room", "idle", "reserve") and job.target is None]
+        waiting = [job for job in elastic_jobs if lacking.get(job.job) in _NO_ROOM and job.target is None]
         divisions = divide(untouched, elastic_jobs, waiting, now, calm, int(min(limit, len(elastic_jobs))))
     return Lending(grants, grows, tuple(divisions), lacking, short)
 
