@@ -126,7 +126,7 @@ def _signer(servers: Servers) -> MungeSigner:
         return MungeSigner(servers.munge_socket, servers.uids)
     except AuthError as error:
         sentence = str(error).partition(":")[0]
-        raise Failure(f"{sentence}: this command proves who asks by munge, which this host lacks") from None
+        raise Failure(f"{sentence}: this command authenticates by munge, which is not available on this host") from None
 
 
 def _print_answer(answer: Answer) -> int:

@@ -158,7 +158,7 @@ def job_argument(command: F) -> F:
         from slurm_migbatch.query.questions import is_job
 
         if not is_job(value):
-            raise click.BadParameter(f"{value!r} is no job id; write 123, 123_4 or 123+1", ctx, param)
+            raise click.BadParameter(f"{value!r} is not a job id; write 123, 123_4 or 123+1", ctx, param)
         return value
 
     return click.argument("job", callback=read, metavar="JOB")(command)

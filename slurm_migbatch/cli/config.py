@@ -26,7 +26,7 @@ def config() -> None:
 def check(config: Config) -> None:
     """Check migbatch.toml; errors name their lines."""
     if not config.path:
-        raise Failure("there is no configuration file; `migbatch config render migbatch` writes one to start from")
+        raise Failure("no configuration file; `migbatch config render migbatch` prints one to start from")
     click.echo(f"{config.path}: ok")
 
 

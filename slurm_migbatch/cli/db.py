@@ -32,14 +32,14 @@ def backup(config: Config, file: Path) -> None:
     from slurm_migbatch.store.backup import back_up
     from slurm_migbatch.store.history import HISTORY
 
-    tell_stage("copying the record and reading the copy through")
+    tell_stage("copying the record and verifying the copy")
     made = back_up(config.store.url, file, HISTORY)
     click.echo(f"{made.path}: {made.size / 1024:.0f} KiB, schema {made.schema!r}")
 
 
 @db.command()
 @click.argument("file", type=_FILE)
-@click.option("--replace", is_flag=True, help="Also where the database holds something, which is lost on a server.")
+@click.option("--replace", is_flag=True, help="Replace a non-empty database; on a server its content is lost.")
 @config_option
 def restore(config: Config, file: Path, replace: bool) -> None:
     """Put the backup FILE in the place of the record; migbatchd is stopped meanwhile.
@@ -50,20 +50,20 @@ def restore(config: Config, file: Path, replace: bool) -> None:
     from slurm_migbatch.store.restore import restore as put_back
 
     if not file.exists():
-        raise Failure(f"there is no backup {file}")
+        raise Failure(f"no such backup: {file}")
     with _stopped(config):
-        tell_stage("reading the backup through and putting it in the place of the record")
+        tell_stage("verifying the backup and replacing the record")
         done = put_back(file, config.store.url, HISTORY, replace=replace)
-    click.echo(f"restored {file}, schema {done.schema!r}; start migbatchd, and nodes tell what they hold again")
+    click.echo(f"restored {file}, schema {done.schema!r}; start migbatchd, and nodes will report what they hold")
     if done.before is not None:
-        click.echo(f"what was there is {done.before}")
+        click.echo(f"the previous database is {done.before}")
 
 
 @db.command()
 @click.argument("file", type=_FILE, required=False)
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Findings as one JSON object, for monitoring.")
-@click.option("-q", "--quiet", is_flag=True, help="Only what is not in order.")
+@click.option("-q", "--quiet", is_flag=True, help="Only problems.")
 @click.pass_context
 def check(ctx: click.Context, config: Config, file: Path | None, as_json: bool, quiet: bool) -> None:
     """Read the record, or the backup FILE, through; nothing is changed.
@@ -80,7 +80,7 @@ def check(ctx: click.Context, config: Config, file: Path | None, as_json: bool, 
 
     store = config.store
     url = store.url if file is None else file_url(file)
-    tell_stage(f"reading {'the record' if file is None else file} through")
+    tell_stage(f"checking {'the record' if file is None else file}")
     findings = list(check_record(url, store.keep_s, live=file is None))
     if as_json:
         click.echo(json.dumps({"version": 1, "findings": [found._asdict() for found in findings]}))
@@ -91,7 +91,7 @@ def check(ctx: click.Context, config: Config, file: Path | None, as_json: bool, 
 
 
 @db.command()
-@click.option("--no-backup", is_flag=True, help="SQLite: without the copy beside the file, which is then your matter.")
+@click.option("--no-backup", is_flag=True, help="SQLite: do not copy the file first; make your own backup.")
 @config_option
 def upgrade(config: Config, no_backup: bool) -> None:
     """Bring the record to this release's schema, as migbatchd does at its start; it is stopped meanwhile."""

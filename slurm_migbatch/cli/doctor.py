@@ -20,17 +20,19 @@ _LOGIN = "/etc/migbatch/login.conf"
 
 
 @click.command(context_settings=HELP)
-@click.option("--role", "given", multiple=True, type=click.Choice(ROLES), help="What this host is, if not as found.")
-@click.option("--nodes", "everywhere", is_flag=True, help="controller: what the checks of each node found, too.")
-@click.option("--leaving", is_flag=True, help="controller: only which jobs keep mig from leaving slurm.conf.")
+@click.option("--role", "given", multiple=True, type=click.Choice(ROLES), help="Role of this host [default: detected].")
+@click.option("--nodes", "everywhere", is_flag=True, help="controller: include the findings of each node.")
+@click.option("--leaving", is_flag=True, help="controller: list the jobs that prevent removing mig from slurm.conf.")
 @click.option("-c", "--config", metavar="FILE", help=f"controller: migbatch.toml [env MIGBATCH_CONFIG; {_CONFIG}].")
-@click.option("--etc", default="/etc/migbatch", show_default=True, metavar="DIR", help="node: where node.conf is.")
-@click.option("--hooks", default="/etc/migbatch/hooks", show_default=True, metavar="DIR", help="node: where hooks are.")
-@click.option("--node", "name", default="", metavar="NAME", help="node: its name in Slurm (default: host).")
+@click.option("--etc", default="/etc/migbatch", show_default=True, metavar="DIR", help="node: directory of node.conf.")
+@click.option(
+    "--hooks", default="/etc/migbatch/hooks", show_default=True, metavar="DIR", help="node: directory of the hooks."
+)
+@click.option("--node", "name", default="", metavar="NAME", help="node: node name in Slurm (default: host).")
 @click.option("--login-conf", default="", metavar="FILE", help=f"login: [env MIGBATCH_LOGIN_CONF; {_LOGIN}]")
 @click.option("--slurm-conf", default="", metavar="FILE", help="node, login: [env SLURM_CONF; else where Slurm looks]")
 @click.option("--json", "as_json", is_flag=True, help="Findings as one JSON object, for monitoring.")
-@click.option("-q", "--quiet", is_flag=True, help="Only what is not in order.")
+@click.option("-q", "--quiet", is_flag=True, help="Only problems.")
 @click.pass_context
 def doctor(
     ctx: click.Context,
@@ -121,5 +123,5 @@ def print_findings(findings: Sequence[Finding], quiet: bool) -> None:
         if found.advice:
             click.echo(printable(f"        -> {found.advice}"))
     count = Counter(found.level for found in findings)
-    unmade = f", {count[UNKNOWN]} could not be made" if count[UNKNOWN] else ""
-    click.echo(f"{len(findings)} checks, {count[BAD]} to correct, {count[ODD]} to look at{unmade}")
+    unmade = f", {count[UNKNOWN]} could not run" if count[UNKNOWN] else ""
+    click.echo(f"{len(findings)} checks, {count[BAD]} failed, {count[ODD]} warnings{unmade}")

@@ -93,7 +93,7 @@ def _missing(error: ModuleNotFoundError) -> str:
     """Return what is not installed and how to get it, as a sentence; empty where it is a module that must be there."""
     name = error.name or ""
     if name in _PARTS:
-        return f"{_PARTS[name]} not part of this installation; pip install 'slurm-migbatch[lab]' brings all"
+        return f"{_PARTS[name]} not installed; install all with: pip install 'slurm-migbatch[lab]'"
     package = name.partition(".")[0]
     if package in ("", "slurm_migbatch"):
         return ""
@@ -103,7 +103,7 @@ def _missing(error: ModuleNotFoundError) -> str:
     in_lab = any(f"{importer}.".startswith(f"{_LAB}.") for importer in importers)
     extra = "lab" if in_lab else _EXTRAS.get(package, "controller")
     return (
-        f"this needs the Python package {package}, which is not installed here; pip install 'slurm-migbatch[{extra}]'"
+        f"this needs the Python package {package}, which is not installed; run: pip install 'slurm-migbatch[{extra}]'"
     )
 
 
@@ -117,7 +117,7 @@ def is_expected(error: BaseException) -> bool:
 def describe(error: BaseException) -> str:
     """Return an expected error as a sentence."""
     if (cause := getattr(error, "orig", None)) is not None:
-        return f"the database fails: {cause}; see `migbatch db check`"
+        return f"database error: {cause}; see `migbatch db check`"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__

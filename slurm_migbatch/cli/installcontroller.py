@@ -57,15 +57,13 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
     config = _service(plan, places, conf, choices, slurm_user)
     if len(slurmctld_hosts(conf)) > 1 and (standby := this_one(config).standby):
         where = Path(conf.main).parent
-        plan.notes.append(
-            f"what Slurm reads is written by the active migbatchd's host, bring its {where} here: {standby}"
-        )
+        plan.notes.append(f"Slurm's files are written on the active migbatchd's host; copy its {where} here: {standby}")
         return plan
     try:
         slurm = slurm_part(config, conf, choices.cli_filter)
     except siteconf.NothingReported as error:
         plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
-        plan.notes.append(f"slurm.conf comes next, by this command again: {error}")
+        plan.notes.append(f"run this command again to configure Slurm: {error}")
         return plan
     _slurm(plan, slurm, conf, choices.edit)
     named = {setting.value for setting in slurm.site.settings} | {
@@ -81,8 +79,8 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
             plan.wanted.append(Wanted(path, program, mode=0o755))
     if len(slurmctld_hosts(conf)) > 1 and config.store.url.startswith("sqlite"):
         plan.notes.append(
-            f"{conf.main} has several SlurmctldHost: for migbatchd to take over with slurmctld, [store] url in "
-            f"{choices.config} must name MariaDB or PostgreSQL, on every controller the same (docs/install.md)"
+            f"{conf.main} has several SlurmctldHost: for fail-over of migbatchd, [store] url in "
+            f"{choices.config} must be the same MariaDB or PostgreSQL database on every controller (docs/install.md)"
         )
     for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):
         _lua(plan, config, Path(conf.main).with_name(name), choices.edit, record)
@@ -138,7 +136,7 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
             f"SlurmUser={slurm_user}"
         )
     if choices.store and config.store.url != choices.store:
-        plan.problems.append(f"{choices.config}: [store] url is another one; correct it, and restart migbatchd")
+        plan.problems.append(f"{choices.config}: [store] url differs from --store; correct it, and restart migbatchd")
     secret = bool(urlsplit(config.store.url).password)
     plan.wanted += [
         Wanted(STATE, kind="directory", mode=0o755, owner=choices.user),
@@ -164,15 +162,13 @@ def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
         plan.lines += [str(line_edit) for line_edit in slurm.edits]
     plan.notes += slurm.notes
     plan.problems += [*slurm.problems, *_missing(conf)]
-    plan.next.append(
-        f"bring {directory} to every host as you always do, then restart slurmctld, and slurmd on every node"
-    )
+    plan.next.append(f"bring {directory} to every host as usual, then restart slurmctld, and slurmd on every node")
 
 
 def _missing(conf: Conf) -> Iterator[str]:
     for path, line in conf.missing:
         if Path(path).name not in (INCLUDED, INCLUDED_GRES):
-            yield f"{line.path}:{line.number}: {path} is included and not there"
+            yield f"{line.path}:{line.number}: {path} is included but does not exist"
 
 
 def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: InstallRecord) -> None:

@@ -135,7 +135,7 @@ def _question(state: PageState, names: str | None) -> TopQuestion:
 
 
 def _again(trouble: str) -> str:
-    return f"not up to date, asked again: {trouble}"
+    return f"stale, retrying: {trouble}"
 
 
 def batch(

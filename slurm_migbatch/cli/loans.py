@@ -13,10 +13,10 @@ from slurm_migbatch.query.questions import LoansQuestion
 
 @click.command()
 @source_option
-@click.option("-j", "--jobs", "ids", metavar="ID,...", help="Of these jobs only.")
-@click.option("-a", "--all", "everything", is_flag=True, help="Loans that are over too.")
+@click.option("-j", "--jobs", "ids", metavar="ID,...", help="Only these jobs.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Include ended loans.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
-@click.option("-p", "--parsable", is_flag=True, help="Columns separated, and lines ended, by '|'.")
+@click.option("-p", "--parsable", is_flag=True, help="Columns separated and lines ended by '|'.")
 @click.option("-P", "--parsable2", is_flag=True, help="Columns separated by '|'.")
 @click.option("-n", "--noheader", is_flag=True, help="No header line.")
 def loans(

@@ -45,7 +45,7 @@ def list_(config: Config, as_json: bool) -> None:
         click.echo(json.dumps({"current": index.current, "versions": versions, "refits": list(index.tries)}))
         return
     if not versions:
-        click.echo("nothing was learned yet: predictions follow physics and data sheets")
+        click.echo("nothing learned yet: predictions use physics and data sheets")
     else:
         _print_versions(versions, index)
     if index.tries:
@@ -102,8 +102,8 @@ def _impossible(material: Material) -> list[str]:
     if not material.impossible:
         return []
     return [
-        f"measured points of the record that cannot be and are not learned from: {len(material.impossible)}, "
-        f"the first: {material.impossible[0]}"
+        f"impossible measured points in the record, ignored: {len(material.impossible)}, "
+        f"first: {material.impossible[0]}"
     ]
 
 
@@ -150,7 +150,7 @@ def rollback(config: Config, version: int | None) -> None:
 
 @model.command()
 @click.argument("what", metavar="DIR|CONFIG|NAME")
-@click.option("--hints", "hints_only", is_flag=True, help="Only the hints, in one line.")
+@click.option("--hints", "hints_only", is_flag=True, help="Only the hints, on one line.")
 @json_option
 def describe(what: str, hints_only: bool, as_json: bool) -> None:
     """The hints of a language model: of a folder with a config.json, of such a file, or by a public name.
@@ -194,7 +194,7 @@ def _public(name: str) -> tuple[Architecture, str, str]:
     if found is None:
         near = names.suggestion(name.lower())
         meant = f"; did you mean {near}?" if near else ""
-        raise Failure(f"{name} is no folder and no public model that is known{meant}")
+        raise Failure(f"{name} is neither a directory nor a known public model{meant}")
     how = f" params={round(found.architecture.parameters / 1e6)}m" if found.how == "size" else ""
     kept = "" if found.precision.name in ("bf16", "fp16", "fp32") else f" quantization={found.precision.name}"
     return found.architecture, f"model={found.name}{how}{kept}", found.name
@@ -213,7 +213,7 @@ def _may_write(config: Config) -> None:
     path = Path(config.learning.models)
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not os.access(existing, os.W_OK) or (path.exists() and os.geteuid() not in (0, path.stat().st_uid)):
-        raise Failure(f"{path} is not writable for you; run this as root or SlurmUser")
+        raise Failure(f"{path} is not writable by this user; run this as root or SlurmUser")
 
 
 def _described(directory: ModelDirectory, index: Index, version: int) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def _print_versions(versions: list[dict[str, Any]], index: Index) -> None:
     ]
     print_table(("VERSION", "STATUS", "CREATED", "RUNS", "ROWS", "MODELS", "CHECK: OFF BY"), rows)
     if not index.current:
-        click.echo("none of them is current: predictions follow physics and data sheets")
+        click.echo("none of them is current: predictions use physics and data sheets")
 
 
 def _try(attempt: Mapping[str, Any]) -> tuple[str, ...]:
@@ -270,7 +270,7 @@ def _check(version: Mapping[str, Any]) -> str:
     """Describe the check: by what factor predictions were off where they were checked."""
     check = version.get("check")
     if not check or not check["candidate"]:
-        return "nothing to check it on"
+        return "no data to check it with"
     parts = [
         f"{figure} x{math.exp(mine['error']):.2f} (before x{math.exp(check['current'][figure]['error']):.2f})"
         for figure, mine in check["candidate"].items()
@@ -291,18 +291,18 @@ def _print_model(found: Mapping[str, Any], config: Config) -> None:
     pairs = [("version", _named(found["version"]) + ("" if found["version"] == found["current"] else ", not current"))]
     if found["version"]:
         pairs += [
-            ("created", f"{_moment(found['created'])}, because of {report.get('reason', '?')}"),
+            ("created", f"{_moment(found['created'])}, reason: {report.get('reason', '?')}"),
             ("learned from", f"{report.get('runs', 0)} runs, {report.get('measured', 0)} measured points"),
             ("rows", f"{found['rows']} of {found['models']} models"),
             ("check", _check(report)),
         ]
     for figure, kept in watched["kept"].items():
-        mark = ", FEWER THAN PROMISED" if kept["broken"] else ""
-        promised = f"promised {config.learning.confidence:.0%}"
+        mark = ", BELOW THE CONFIDENCE LEVEL" if kept["broken"] else ""
+        promised = f"confidence level {config.learning.confidence:.0%}"
         pairs.append((f"{figure} kept", f"{kept['share']:.0%} of {kept['runs']} runs since ({promised}){mark}"))
     waiting = found["waiting"]
     next_ = f"due: {waiting['due']}" if waiting["due"] else f"{waiting['runs']} of {config.learning.min_new} new runs"
-    pairs.append(("next refit", next_ if config.learning.enabled else f"{next_}; switched off in migbatch.toml"))
+    pairs.append(("next refit", next_ if config.learning.enabled else f"{next_}; disabled in migbatch.toml"))
     print_pairs(pairs)
     rows = list(_drifts(report.get("trained", {}), watched["models"]))
     if rows:
@@ -318,7 +318,7 @@ def _drifts(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[s
             if before is None and since is None:
                 continue
             ratio = since["ratio"] / (before["ratio"] if before else 1.0) if since else 1.0
-            mark = "drifts: the next refit takes it in" if not 1 / _DRIFTS < ratio < _DRIFTS else ""
+            mark = "drifts: included in the next refit" if not 1 / _DRIFTS < ratio < _DRIFTS else ""
             yield (name, figure, *_ratio(before), *_ratio(since), mark)
 
 
@@ -330,8 +330,8 @@ def _print_left_out(left_out: Mapping[str, Any]) -> None:
     for name, figures in sorted(left_out.items()):
         for figure, errors in sorted(figures.items()):
             whose = f"{_count(errors['runs'], 'run')} of {_count(errors['users'], 'user')}"
-            away = f"up to a factor of {errors['factor']:g} from what others or physics say"
-            click.echo(f"not believed: {figure} of {name} in {whose}, {away}")
+            away = f"up to a factor of {errors['factor']:g} from other data or physics"
+            click.echo(f"rejected: {figure} of {name} in {whose}, {away}")
 
 
 def _count(number: int, what: str) -> str:

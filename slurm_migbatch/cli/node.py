@@ -26,9 +26,7 @@ DEFAULT_ETC = "/etc/migbatch"
 etc_option = click.option(
     "--etc", default=DEFAULT_ETC, show_default=True, metavar="DIR", help="Directory with node.conf."
 )
-node_option = click.option(
-    "--node", "name", default="", metavar="NAME", help="The node's name in Slurm (default: host)."
-)
+node_option = click.option("--node", "name", default="", metavar="NAME", help="Node name in Slurm (default: host).")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -60,7 +58,7 @@ def init(etc: str, name: str, reset: bool, as_json: bool) -> None:
 @node.command()
 @etc_option
 @node_option
-@click.option("--dry-run", is_flag=True, help="Say what would be done, do nothing.")
+@click.option("--dry-run", is_flag=True, help="Dry run: only show what would be done.")
 @json_option
 def reconcile(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
     """Make the journal, the GPUs and Slurm agree.
@@ -84,7 +82,7 @@ def reconcile(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
 @node.command()
 @etc_option
 @node_option
-@click.option("--dry-run", is_flag=True, help="Say what would be done, do nothing.")
+@click.option("--dry-run", is_flag=True, help="Dry run: only show what would be done.")
 @json_option
 def clear(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
     """Destroy the idle instances that are kept warm for the next jobs, as before maintenance. Running jobs keep theirs.
@@ -100,7 +98,7 @@ def clear(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"node": config.node, "dry_run": dry_run, "changes": done}, indent=2))
     else:
-        _lines(done or ["nothing is idle"])
+        _lines(done or ["no idle slices"])
 
 
 @node.command()
@@ -117,8 +115,8 @@ def status(etc: str, name: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    agent = "running" if found["agent"] else "not running (hooks do its work)"
-    click.echo(f"node {found['node']}: agent {agent}, {found['spool']} events to send, plan {found['plan']}")
+    agent = "running" if found["agent"] else "not running (hooks work without it)"
+    click.echo(f"node {found['node']}: agent {agent}, {found['spool']} unsent events, plan {found['plan']}")
     if found["driver"] != "ok":
         click.echo(f"driver: {found['driver']}")
     if found["journal_faults"]:
@@ -175,10 +173,12 @@ def agent(etc: str, name: str, verbose: bool) -> None:
 
 
 @node.command()
-@click.option("--dest", required=True, type=click.Path(path_type=Path), help="Directory for the three hooks.")
-@click.option("--etc", default=DEFAULT_ETC, show_default=True, type=click.Path(path_type=Path), help="For node.conf.")
-@click.option("--python", default=sys.executable, show_default="this one", help="Interpreter for root's hooks.")
-@click.option("--task-python", default="", help="Interpreter for TaskProlog, if users cannot run the other.")
+@click.option("--dest", required=True, type=click.Path(path_type=Path), help="Directory of the three hooks.")
+@click.option(
+    "--etc", default=DEFAULT_ETC, show_default=True, type=click.Path(path_type=Path), help="Directory of node.conf."
+)
+@click.option("--python", default=sys.executable, show_default="this one", help="Interpreter of the hooks.")
+@click.option("--task-python", default="", help="Interpreter of TaskProlog, if users cannot run that of the hooks.")
 def install(dest: Path, etc: Path, python: str, task_python: str) -> None:
     """Write prolog, epilog and task_prolog for slurm.conf, after checking that nobody but root can change them."""
     from slurm_migbatch.node.install import install as write
@@ -199,13 +199,13 @@ def key(name: str, secret: str) -> None:
     from slurm_migbatch.node.auth import TokenSigner
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
-        raise Failure(f"{name!r} is no node's name")
+        raise Failure(f"{name!r} is not a node name")
     click.echo(TokenSigner(secret).key_line(name))
 
 
 def _root() -> None:
     if os.geteuid() != 0:
-        raise Failure("this changes GPUs and root's files: run it as root")
+        raise Failure("this changes GPUs and files of root: run it as root")
 
 
 def _config(etc: str, name: str) -> NodeConfig:

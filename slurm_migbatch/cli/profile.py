@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 _HERE = "slurm_migbatch.cli"
 COMMANDS = {
-    "export": (f"{_HERE}.profile:export", "Write the measured points of the record as a table."),
-    "import": (f"{_HERE}.profile:import_", "Take measured points into the record."),
-    "list": (f"{_HERE}.profile:list_", "Show which models were measured, and where."),
-    "run": (f"{_HERE}.profile_run:run", "Measure a model where it stands."),
+    "export": (f"{_HERE}.profile:export", "Export the measured points of the record as a table."),
+    "import": (f"{_HERE}.profile:import_", "Import measured points into the record."),
+    "list": (f"{_HERE}.profile:list_", "List measured models and GPUs."),
+    "run": (f"{_HERE}.profile_run:run", "Measure a model on this host."),
 }
-_UNUSUAL = "unusual points count for their models as all do: if they are wrong, import the table again when it is right"
+_UNUSUAL = "unusual points are used like all others: if they are wrong, correct the table and import it again"
 _COLUMNS = ("Model", "Kind", "GPU", "Profiles", "Batches", "Inputs", "Points", "Ran", "Sources")
 
 model_option = click.option("--model", metavar="NAME", help="Only this model.")
@@ -54,8 +54,8 @@ def _source(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 
 @click.command("import")
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...", type=click.Path(exists=True, path_type=Path))
-@click.option("--source", metavar="NAME", callback=_source, help="Where the points come from, instead of their column.")
-@click.option("-n", "--dry-run", is_flag=True, help="Read and check everything, write nothing.")
+@click.option("--source", metavar="NAME", callback=_source, help="Source of the points, instead of their column.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only read and check.")
 @json_option
 @config_option
 def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json: bool, config: Config) -> None:
@@ -81,7 +81,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
         predictor = LearnedPredictor(models_of(config).current().saved.learned, facts)
         table = scan(paths, lambda row: impossible(row, predictor.knowledge))
         rows: Sequence[Measurement] = table.rows
-        say(f"comparing {_number(len(rows), 'point')} with what is known", stages)
+        say(f"comparing {_number(len(rows), 'point')} with known data", stages)
         far = [found.text for found in unusual(rows, predictor)]
         notices = [*table.notices, *far, *([_UNUSUAL] if far else [])]
         if source is not None:
@@ -107,7 +107,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
     if dry_run:
         click.echo(f"{summary}: nothing was written (--dry-run)")
     else:
-        click.echo(f"{summary}: {result['added']} added, {result['replaced']} replaced, {result['same']} as before")
+        click.echo(f"{summary}: {result['added']} added, {result['replaced']} replaced, {result['same']} unchanged")
 
 
 def _keep(config: Config, rows: Sequence[Measurement]) -> dict[str, int]:
@@ -121,7 +121,7 @@ def _keep(config: Config, rows: Sequence[Measurement]) -> dict[str, int]:
         try:
             return store.add_measurements(rows)._asdict()
         except SQLAlchemyError as error:
-            raise Failure(f"nothing was imported: the database failed: {getattr(error, 'orig', error)}") from None
+            raise Failure(f"nothing was imported: database error: {getattr(error, 'orig', error)}") from None
 
 
 @click.command()
@@ -135,10 +135,10 @@ def export(file: Path | None, model: str | None, kind: str | None, config: Confi
     from slurm_migbatch.profiling.table import write
 
     if file is not None and not is_csv(file):
-        raise click.UsageError(f"the name of the file must end in {' or '.join(SUFFIXES)}")
+        raise click.UsageError(f"the file name must end in {' or '.join(SUFFIXES)}")
     rows = _wanted(config, model, kind)
     if not rows:
-        raise Failure("there are no such points: see `migbatch profile list`")
+        raise Failure("no such points: see `migbatch profile list`")
     if file is None:
         write(rows, sys.stdout)
         return

@@ -70,8 +70,8 @@ def run_server(asked: ServerRun, table: Path, earlier: Sequence[Measurement]) ->
         raise click.UsageError(f"--server: {error}") from None
     if not any(map(is_local, resolved(address.host))):
         raise Failure(
-            f"{address.host} is no address of this host: run the command where the server runs, in its job, so that "
-            "the rows say on which slice"
+            f"{address.host} is not an address of this host: run the command in the job of the server, so that the "
+            "rows name the slice"
         )
     device = find_device(asked.device, os.environ)
     try:
@@ -82,7 +82,7 @@ def run_server(asked: ServerRun, table: Path, earlier: Sequence[Measurement]) ->
     points = [LoadPoint(c, i, o) for i in asked.inputs for o in asked.outputs for c in asked.concurrency]
     possible = [point for point in points if served.longest is None or point.tokens <= served.longest]
     if not possible:
-        raise Failure(f"the server takes sequences of at most {served.longest} tokens: give less --inputs or --outputs")
+        raise Failure(f"the server accepts sequences of at most {served.longest} tokens: reduce --inputs or --outputs")
     watch = _Lines(asked.quiet)
     watch.begins(subject, served, len(possible))
     try:
@@ -96,7 +96,7 @@ def run_server(asked: ServerRun, table: Path, earlier: Sequence[Measurement]) ->
             time.monotonic() + asked.total_seconds,
         )
     except KeyboardInterrupt:
-        click.echo(f"interrupted; what was measured is in {table}, and --resume goes on from there", err=True)
+        click.echo(f"interrupted; the results are in {table}, continue with --resume", err=True)
         raise
     found.left += [point for point in points if point not in possible]
     if asked.as_json:
@@ -110,7 +110,7 @@ def run_server(asked: ServerRun, table: Path, earlier: Sequence[Measurement]) ->
 def _subject(asked: ServerRun, device: Device, served: Served) -> ServedModel:
     engine = asked.engine or served.engine
     if not engine:
-        raise click.UsageError(f"the server does not say what it is: give --engine {'|'.join(CHOICES['engine'])}")
+        raise click.UsageError(f"the server does not name its engine: give --engine {'|'.join(CHOICES['engine'])}")
     return ServedModel(device, asked.model, engine, asked.precision, asked.family or "decoder", asked.source)
 
 
@@ -144,7 +144,7 @@ class _Measuring:
             used = visible.usage().used
         if used < _NOBODY_MIB:
             raise Failure(
-                f"only {used:.0f} MiB are in use on {self._device}: the server runs elsewhere; give its --device"
+                f"only {used:.0f} MiB are in use on {self._device}: it runs on another device; give its --device"
             )
         return used
 
@@ -201,11 +201,11 @@ def _print(found: LadderFindings, table: Path, earlier: int) -> None:
     for point, error in found.refused:
         click.echo(f"no figures for {point}: {error}")
     if found.left:
-        click.echo(f"not tried: {len(found.left)} points (the server refused a smaller load, takes no such lengths, or "
-                   "the time was over; --resume tries again)")  # fmt: skip
+        click.echo(f"not tried: {len(found.left)} points (the server refused a smaller load or such lengths, or the "
+                   "time limit was reached; --resume tries again)")  # fmt: skip
     if any(row.outputs != row.point.outputs or row.inputs != row.point.inputs for row in found.results):
-        click.echo("lengths that the server really had are shown where it did not keep to those asked for")
-    click.echo(f"{table}: {len(found.results)} new rows" + (f", {earlier} were there" if earlier else ""))
+        click.echo("the actual lengths are shown if the server did not use the requested ones")
+    click.echo(f"{table}: {len(found.results)} new rows" + (f", {earlier} existing" if earlier else ""))
 
 
 def _json(subject: ServedModel, served: Served, found: LadderFindings, table: Path) -> dict[str, Any]:

@@ -34,10 +34,12 @@ class Unreadable(click.ClickException):
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-c", "--config", "path", metavar="FILE", help="Decide as this configuration says.")
-@click.option("--json", "as_json", is_flag=True, help="Every difference as a line of JSON, and a line with the counts.")
-@click.option("--limit", metavar="N", type=click.IntRange(0), default=20, show_default=True, help="Rounds to show.")
-@click.option("--export", metavar="OUT", type=click.Path(path_type=Path), help="Only write a copy without names.")
+@click.option("-c", "--config", "path", metavar="FILE", help="Decide with this configuration.")
+@click.option("--json", "as_json", is_flag=True, help="Differences as lines of JSON, and a line with the counts.")
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(0), default=20, show_default=True, help="Number of rounds to show."
+)
+@click.option("--export", metavar="OUT", type=click.Path(path_type=Path), help="Only write an anonymized copy.")
 @click.pass_context
 def replay(
     ctx: click.Context, files: tuple[Path, ...], path: str | None, as_json: bool, limit: int, export: Path | None
@@ -69,7 +71,7 @@ def replay(
     except (CodecError, OSError) as error:
         raise Unreadable(str(error)) from error
     if not counts["rounds"]:
-        raise Unreadable("there is no round in this recording")
+        raise Unreadable("this recording has no rounds")
     _summary(counts, as_json)
     ctx.exit(EXIT_FAILED if counts["rounds_that_differ"] else 0)
 
@@ -111,7 +113,7 @@ def _export(paths: list[Path], out: Path) -> None:
     except (CodecError, OSError) as error:
         raise Unreadable(str(error)) from error
     hosts = len(names.found.get("host", ()))
-    click.echo(f"{out}: {hosts} hosts and {len(names.uids)} users renamed; read it before you give it away")
+    click.echo(f"{out}: {hosts} hosts and {len(names.uids)} users renamed; review it before you share it")
 
 
 def _show(done: ReplayedRound, as_json: bool) -> None:
@@ -157,6 +159,6 @@ def _summary(counts: Counter[str], as_json: bool) -> None:
     of_rounds = ("rounds", "rounds_that_differ", "unknown_predictions")
     rounds, differ, unknown = (counts[name] for name in of_rounds)
     kinds = ", ".join(f"{count} x {what}" for what, count in sorted(counts.items()) if what not in of_rounds)
-    print(f"{rounds} rounds, {differ} decided otherwise{f' ({kinds})' if kinds else ''}")
+    print(f"{rounds} rounds, {differ} differ{f' ({kinds})' if kinds else ''}")
     if unknown:
-        print(f"{unknown} predictions were needed that the recording does not hold; they count as not known")
+        print(f"{unknown} predictions were needed that the recording does not have; they count as unknown")

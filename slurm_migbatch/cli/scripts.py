@@ -24,7 +24,7 @@ def lua(config: Config, name: str, *, module: bool = False) -> str:
     except FileNotFoundError:
         catalog = SiteCatalog()
     except CatalogError as error:
-        raise Failure(f"{error}; start migbatchd, it writes the file anew") from None
+        raise Failure(f"{error}; start migbatchd, it rewrites the file") from None
     return shim.render(
         name,
         socket=str(reserved(Path(submit.socket))) if name == shim.JOB_SUBMIT else submit.socket,

@@ -31,16 +31,16 @@ def read(config: Config) -> Site:
         with open_record(config) as store:
             inventory = store.inventory()
     except StoreError as error:
-        raise NothingReported(f"no node can have reported yet: {error}") from None
+        raise NothingReported(f"no node has reported yet: {error}") from None
     client = slurm_client(config)
     try:
         version, known = client.version(), {row.name for row in client.nodes()}
     except SlurmError as error:
-        raise Failure(f"Slurm's nodes and its release are needed: {error}") from None
+        raise Failure(f"cannot read Slurm's nodes and release: {error}") from None
     gpus = cut_by_mig(inventory, known)
     if not gpus:
         raise NothingReported(
-            "no node that Slurm knows has reported MIG GPUs yet; run `migbatch install --role node` on the nodes "
+            "no node in Slurm has reported MIG GPUs yet; run `migbatch install --role node` on the nodes "
             "first, and start migbatch-node there"
         )
     lending = config.lending.partitions if config.lending.enabled else ()

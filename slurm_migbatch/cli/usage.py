@@ -16,11 +16,13 @@ from slurm_migbatch.query.questions import UsageQuestion
 def window_options(command: F) -> F:
     """Return the options of migacct that choose runs: -u -A -r -N -S -E, and --db."""
     options: tuple[Callable[[F], F], ...] = (
-        click.option("-u", "--user", "users", multiple=True, metavar="USERS", help="Only of these users."),
-        click.option("-A", "--accounts", multiple=True, metavar="ACCOUNTS", help="Only of these accounts, as named."),
-        click.option("-r", "--partition", "partitions", multiple=True, metavar="NAMES", help="Only in these."),
-        click.option("-N", "--nodelist", multiple=True, metavar="NODES", help="Only on these nodes: n[1-4],m7."),
-        click.option("-S", "--starttime", default="", metavar="TIME", help="Begin of the window [default: midnight]."),
+        click.option("-u", "--user", "users", multiple=True, metavar="USERS", help="Only these users."),
+        click.option(
+            "-A", "--accounts", multiple=True, metavar="ACCOUNTS", help="Only these accounts, without subaccounts."
+        ),
+        click.option("-r", "--partition", "partitions", multiple=True, metavar="NAMES", help="Only these partitions."),
+        click.option("-N", "--nodelist", multiple=True, metavar="NODES", help="Only these nodes: n[1-4],m7."),
+        click.option("-S", "--starttime", default="", metavar="TIME", help="Start of the window [default: midnight]."),
         click.option("-E", "--endtime", default="", metavar="TIME", help="End of the window [default: now]."),
         click.option("--db", metavar="URL", help="Database to read [env MIGBATCH_DB]."),
     )
@@ -49,7 +51,7 @@ def database(db: str | None) -> str | None:
 @click.command()
 @source_option
 @click.option(
-    "--by", default="", metavar="COLUMNS", help="Some of user,account,partition,profile,node,month [account,user]."
+    "--by", default="", metavar="COLUMNS", help="Any of user,account,partition,profile,node,month [account,user]."
 )
 @window_options
 @click.option("-n", "--noheader", is_flag=True, help="No header.")

@@ -18,7 +18,7 @@ _OF_TABLES = ("users", "accounts", "partitions", "nodes", "start", "end")
 @click.argument("job", default="", metavar="[JOB]")
 @source_option
 @window_options
-@click.option("--limit", type=click.IntRange(1, 100_000), metavar="N", help="Lines of the table, the worst [20].")
+@click.option("--limit", type=click.IntRange(1, 100_000), metavar="N", help="Number of runs to list, worst first [20].")
 @click.option("-n", "--noheader", is_flag=True, help="No header.")
 @click.option("-P", "--parsable2", is_flag=True, help="Columns separated by '|'.")
 @click.option("--csv", "as_csv", is_flag=True, help="CSV with plain numbers.")
@@ -33,9 +33,9 @@ def waste(job: str, config: str | None, db: str | None, **options: Any) -> int:
     """
     chosen = filters(options)
     if job and not is_job(job):
-        raise click.UsageError(f"{job!r} is no job id; write 123, 123_4 or 123+1")
+        raise click.UsageError(f"{job!r} is not a job id; write 123, 123_4 or 123+1")
     if job and (any(chosen[name] for name in _OF_TABLES) or options["limit"]):
-        raise click.UsageError("a job is shown as it was; leave -u, -A, -r, -N, -S, -E and --limit away")
+        raise click.UsageError("a job id cannot be combined with -u, -A, -r, -N, -S, -E or --limit")
     question = WasteQuestion(
         job=job,
         **chosen,

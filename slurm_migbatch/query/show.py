@@ -50,7 +50,7 @@ def job_id(written: str) -> JobId:
     """Read a job id as Slurm prints it; a step (12.0) means its job."""
     match = JOB.fullmatch(written)
     if match is None:
-        raise Unanswerable(f"{written!r} is no job id; write 123, 123_4 or 123+1", 2)
+        raise Unanswerable(f"{written!r} is not a job id; write 123, 123_4 or 123+1", 2)
     return JobId(int(match[1]), match[2], int(match[3]) if match[3] else None)
 
 

@@ -141,6 +141,6 @@ def test_what_a_user_wrote_cannot_act_on_a_terminal(call: Call) -> None:
 def test_why_speaks_of_lending() -> None:
     row = elastic(3, reason="ReqNodeNotAvail")
     hints = loan_hints(row.comment, row.partition, row.gres, ["train"])
-    pairs = dict(describe(row, [row], [], None, "nothing is idle", hints))
+    pairs = dict(describe(row, [row], [], None, "no idle slices", hints))
     assert pairs["Wants"] == "a slice on loan, at most 3g.40gb"
-    assert pairs["Lending"] == "nothing is idle"
+    assert pairs["Lending"] == "no idle slices"

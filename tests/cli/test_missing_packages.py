@@ -191,7 +191,7 @@ def test_a_site_may_leave_out_the_lab_and_the_test_bed(tmp_path, name, part):
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin"},
     )
-    text = f"migbatch: error: {part} not part of this installation; pip install 'slurm-migbatch[lab]' brings all\n"
+    text = f"migbatch: error: {part} not installed; install all with: pip install 'slurm-migbatch[lab]'\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", text)
 
 

@@ -48,11 +48,11 @@ def table(tmp_path):
 def test_import_says_what_it_did(migbatch, table, url):
     assert migbatch("import", table) == (
         0,
-        "4 points of 2 models (1 did not run): 4 added, 0 replaced, 0 as before\n",
+        "4 points of 2 models (1 did not run): 4 added, 0 replaced, 0 unchanged\n",
         f"migbatch: notice: {table}: unknown columns are passed over: colour\n",
     )
     code, out, _ = migbatch("import", table)
-    assert (code, out) == (0, "4 points of 2 models (1 did not run): 0 added, 0 replaced, 4 as before\n")
+    assert (code, out) == (0, "4 points of 2 models (1 did not run): 0 added, 0 replaced, 4 unchanged\n")
     with open_store(url) as store:
         assert [row.model for row in store.measurements()] == ["resnet50", "resnet50", "resnet50", "bert"]
 
@@ -100,7 +100,7 @@ def test_export_and_import_is_the_identity(migbatch, table, tmp_path, url):
     for name in ("o.csv", "o.csv.gz"):
         code, out, err = migbatch("export", tmp_path / name)
         assert (code, out, err) == (0, "", f"4 points written to {tmp_path / name}\n")
-        assert migbatch("import", tmp_path / name)[1].endswith("0 added, 0 replaced, 4 as before\n")
+        assert migbatch("import", tmp_path / name)[1].endswith("0 added, 0 replaced, 4 unchanged\n")
     assert gzip.decompress((tmp_path / "o.csv.gz").read_bytes()) == (tmp_path / "o.csv").read_bytes()
     first = (tmp_path / "o.csv.gz").read_bytes()
     migbatch("export", tmp_path / "o.csv.gz")
@@ -174,7 +174,7 @@ def test_what_is_far_from_everything_known_is_imported_and_named(migbatch, tmp_p
     path = tmp_path / "slow.csv"
     path.write_text(HEAD + "".join(ROW.replace("32", str(batch)) % (0.6 * batch, 3000) for batch in (1, 8, 32)))
     code, out, err = migbatch("import", path)
-    assert (code, out) == (0, "3 points of 1 model: 3 added, 0 replaced, 0 as before\n")
+    assert (code, out) == (0, "3 points of 1 model: 3 added, 0 replaced, 0 unchanged\n")
     assert (
         "notice: unusual: resnet50 (infer) on NVIDIA A100-SXM4-80GB: at 3 of 3 points (first: 2g.20gb, batch 1) "
         in (err)

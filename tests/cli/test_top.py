@@ -197,7 +197,7 @@ def test_a_page_stays_while_the_service_is_away() -> None:
     terminal = PlayedTerminal()
     service = Service(GOOD, NoAnswer("nobody answers"), GOOD)
     live.watch(service, PageState(interval=0.0), None, 2, terminal)  # type: ignore[arg-type]
-    troubled = [text for text, _ in terminal.drawn if "not up to date, asked again: nobody answers" in text]
+    troubled = [text for text, _ in terminal.drawn if "stale, retrying: nobody answers" in text]
     assert troubled and all("gpu2  0 |=7g.80gb 4700 alice" in text for text in troubled)
     assert len(service.asked) == 3
     assert Look().page is None
@@ -300,7 +300,7 @@ def test_on_a_terminal(config: Path, pty_of: Any) -> None:
     shown.shows("|..........|..........|")
     database = config.parent / "db"
     database.rename(config.parent / "away")
-    shown.shows("not up to date, asked again")
+    shown.shows("stale, retrying")
     (config.parent / "away").rename(database)
 
     def back() -> bool:

@@ -79,7 +79,7 @@ def test_commands_tell_of_a_job(bed):
 def healthy(bed):
     """Whether doctor finds nothing to correct; what nodes found at their start is told until they look again."""
     try:
-        return " 0 to correct" in migbatch(bed, "doctor")
+        return " 0 failed" in migbatch(bed, "doctor")
     except AssertionError:
         return False
 

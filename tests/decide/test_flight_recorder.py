@@ -258,7 +258,7 @@ def test_a_copy_without_names_replays(tmp_path: Path) -> None:
     w.close()
     copy = tmp_path / "copy.jsonl.gz"
     code, output = migbatch(tmp_path / "decisions", "--export", copy)  # two of the hosts are of the catalog
-    assert (code, output) == (0, f"{copy}: 4 hosts and 2 users renamed; read it before you give it away\n"), (
+    assert (code, output) == (0, f"{copy}: 4 hosts and 2 users renamed; review it before you share it\n"), (
         "with the catalog"
     )
     assert migbatch(copy)[0] == 0

@@ -240,8 +240,8 @@ def test_nothing_is_no_error(waste: Cli) -> None:
     ("arguments", "code", "said"),
     [
         (("99",), 1, "no run of job 99 that held slices is in the record"),
-        (("a;b",), 2, "'a;b' is no job id"),
-        (("7", "-u", "alice"), 2, "leave -u"),
+        (("a;b",), 2, "'a;b' is not a job id"),
+        (("7", "-u", "alice"), 2, "cannot be combined with -u"),
         (("-S", "never"), 1, "Invalid time specification (pos=0): never"),
     ],
 )
