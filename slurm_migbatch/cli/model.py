@@ -1,4 +1,4 @@
-"""`migbatch model`: what the predictor has learned, how it does, and the way back."""
+"""`migbatch model`: what predictor refitted, how it does, and the way back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Everything a
 
 @click.group(context_settings=HELP)
 def model() -> None:
-    """What the predictor has learned from finished runs and imported measurements.
+    """What predictor refitted from finished runs and imported measurements.
 
     migbatchd learns by itself ([learning] of migbatch.toml) and takes over within seconds what is changed here.
     """
@@ -145,7 +145,7 @@ def rollback(config: Config, version: int | None) -> None:
     with open_record(config) as store:
         seen = seen_of(store.learnable(), known_models(config))
     before, now = _directory(config).roll_back(version, time.time(), seen)
-    click.echo(f"predictions are made with {_named(now)} instead of {_named(before)}")
+    click.echo(f"predictions use {_named(now)} instead of {_named(before)}")
 
 
 @model.command()

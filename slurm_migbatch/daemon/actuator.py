@@ -132,7 +132,7 @@ def _update(
 ) -> None:
     """Update jobs: in two requests where Slurm does not forget what a job has asked for, else in one."""
     own = client.excluded_nodes(excluding) if excluding else {}
-    refused: Mapping[str, str] = {job: f"its user excludes {nodes}, which stays" for job, nodes in own.items()}
+    refused: Mapping[str, str] = {job: f"its user excludes {nodes}, which is kept" for job, nodes in own.items()}
     emptying = {name: fields for name, fields in emptying.items() if name not in refused}
     if emptying:
         try:

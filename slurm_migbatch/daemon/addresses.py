@@ -45,13 +45,13 @@ class NodeAddresses:
         if place in self._known.get(node, ()):
             return ""
         if self._error and node not in self._known:
-            return f"Slurm does not say where {node} is ({self._error}); send again later"
+            return f"cannot get the address of {node} from Slurm ({self._error}); send again later"
         known = ", ".join(sorted(self._known.get(node, ())))
         if not known:
-            return f"Slurm knows no node {node}, or no address of it"
+            return f"Slurm has no node {node}, or no address for it"
         return (
-            f"{node} speaks from {place}, but Slurm has it at {known} (NodeAddr, NodeHostname): correct that, use "
-            "auth = 'token' with a key for each node, or set [node_api] check_addresses = false"
+            f"{node} connects from {place}, but its address in Slurm is {known} (NodeAddr, NodeHostname): correct it, "
+            "use auth = 'token' with a key for each node, or set [node_api] check_addresses = false"
         )
 
     def _refresh(self) -> None:

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAIT = 25.0
 _ADVICE = (
-    "a node's message was refused",
+    "a node's message was rejected",
     "compare Auth, TokenFile or the munge key in that node's node.conf with [node_api] here",
 )
 
@@ -50,7 +50,7 @@ class Asking:
     why: Callable[[int, int], Awaitable[str]]
     #: (uid): training jobs that wait for a slice to be lent, and why
     waiting: Callable[[int], Awaitable[Mapping[int, str]]]
-    #: uids of those who are told what is wrong with nodes, and may say which slurmctld is the primary
+    #: uids of those who are told findings of nodes, and may say which slurmctld is the primary
     administrators: frozenset[int] = frozenset({0})
 
 
@@ -60,7 +60,7 @@ async def anywhere(_node: str, _address: str) -> str:
 
 
 async def _no_reason(_uid: int, _job: int) -> str:
-    return "supply is not managed here"
+    return "supply is disabled here"
 
 
 async def _nobody_waits(_uid: int) -> Mapping[int, str]:
@@ -93,7 +93,7 @@ class NodeApi:
         """Return the ASGI application."""
         gate = Gate(self.signer, self.limits, self._pool, self._authorise, self._seldom, _ADVICE)
         count = self.metrics.counter(
-            "migbatch_node_requests_total", "Requests of nodes by path and status.", "path", "status"
+            "migbatch_node_requests_total", "Requests from nodes by path and status.", "path", "status"
         )
 
         def answered(path: str, status: int) -> None:
@@ -130,7 +130,7 @@ class NodeApi:
         # not in the event loop: a node may describe GPUs that take long to look at
         message = await asyncio.to_thread(messages.read_events, node, body)
         for refusal in message.refused:
-            self._seldom.warning(node, f"{node}: {refusal}; it is left out, update that node if this goes on")
+            self._seldom.warning(node, f"{node}: {refusal}; skipped, update that node if this persists")
         claim = NodeReceipt(message.database, message.acked, incomplete=messages.holding(message.events))
         events = [event.wire for event in message.events]
         self.board.heard(node)
@@ -147,7 +147,7 @@ class NodeApi:
         except TermOverError as error:
             raise Refused(503, str(error)) from None
         except Exception as error:
-            raise Refused(422, f"these events cannot be recorded: {error}") from error
+            raise Refused(422, f"cannot record these events: {error}") from error
         self.ingested(node, events, receipt.complete)
         # agents read these words, of other releases too (`node/controller_sync.py`)
         return as_json({"acked": receipt.acked, "database": receipt.database, "told": receipt.complete})
@@ -184,14 +184,14 @@ class NodeApi:
 
     async def _reports(self, request: Request) -> Response:
         try:
-            self._administrator(request, "what is wrong with nodes")
+            self._administrator(request, "findings of nodes")
         except Refused as refused:
             return as_json({"error": str(refused)}, refused.status)
         return as_json({"nodes": self.reports.to_dict()})
 
     async def _plans(self, request: Request) -> Response:
         try:
-            self._administrator(request, "the plan of nodes")
+            self._administrator(request, "node plans")
         except Refused as refused:
             return as_json({"error": str(refused)}, refused.status)
         plans = {node: plan for node in self.board.nodes() if (plan := self.board.current(node)) is not None}
@@ -200,7 +200,7 @@ class NodeApi:
     def _administrator(self, request: Request, what: str) -> None:
         """Refuse everybody else."""
         if _uid(request) not in self.asking.administrators:
-            raise Refused(403, f"{what} is told to root and SlurmUser")
+            raise Refused(403, f"{what} are shown to root and SlurmUser only")
 
     async def _metrics(self, request: Request) -> Response:
         local = isinstance(getattr(request.state, "uid", None), int)
@@ -217,7 +217,7 @@ def primary_route(activity: ActiveRole, admins: Collection[int]) -> Route:
     async def set_primary(request: Request) -> Response:
         try:
             if _uid(request) not in admins:
-                raise Refused(403, "only root and SlurmUser may say which slurmctld is the primary")
+                raise Refused(403, "only root and SlurmUser may report which slurmctld is the primary")
         except Refused as refused:
             return as_json({"error": str(refused)}, refused.status)
         activity.set_primary(request.path_params["state"] == "on")
@@ -230,5 +230,5 @@ def _uid(request: Request) -> int:
     """Return the caller's uid as the kernel knows it; jobs and reservations are not shown to the whole network."""
     uid = getattr(request.state, "uid", None)
     if not isinstance(uid, int):
-        raise Refused(403, "ask on the controller host, through migbatchd's unix socket")
+        raise Refused(403, "query on the controller host, through migbatchd's unix socket")
     return uid

@@ -37,7 +37,7 @@ class Excess:
 
     def __str__(self) -> str:
         listed = ", ".join(f"{n} x {p}" for p, n in sorted(self.surplus.items()))
-        return f"job {self.job} holds {listed} on {self.node} that Slurm has not allocated to it"
+        return f"job {self.job} holds {listed} on {self.node} that Slurm did not allocate to it"
 
 
 def audit(facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess]:

@@ -73,7 +73,7 @@ def geometry_of(gpu: Mapping[str, Any]) -> Geometry | None:
     try:
         return Geometry.from_dict(gpu["geometry"])
     except GeometryError as error:
-        log.warning("GPU %s is left out: %s", gpu.get("uuid"), error)
+        log.warning("GPU %s is ignored: %s", gpu.get("uuid"), error)
         return None
 
 
@@ -83,7 +83,7 @@ def _kind(name: str, geometry: Geometry, site: GpuConfig) -> GpuKind:
         facts = guess(geometry.full.sm_count, geometry.full.profile.memory_gb)
         if not (site.tflops and site.bandwidth_gbs):
             log.warning(
-                "speed of %s is guessed; write tflops and bandwidth_gbs under [gpus.%s] in migbatch.toml",
+                "speed of %s is estimated; set tflops and bandwidth_gbs in [gpus.%s] of migbatch.toml",
                 geometry.name,
                 name,
             )

@@ -65,19 +65,19 @@ def client_of(cluster: ClusterConfig) -> HistoryClient:
         address, token, user = cluster.slurmrestd, cluster.slurmrestd_token, cluster.slurm_user
         rest = SlurmrestdHistoryClient(*commands, address=address, token_file=token, user=user)
         if why := rest.probe():  # tried again at every query: a site may have no commands to fall back on
-            log.warning("nothing is known of Slurm as long as slurmrestd cannot be used: %s", why)
+            log.warning("cannot use slurmrestd, so the state of Slurm is unknown: %s", why)
         else:
-            log.info("slurmrestd at %s is asked, in version v0.0.%d of its API", cluster.slurmrestd, rest.api.version)
+            log.info("using slurmrestd at %s with API version v0.0.%d", cluster.slurmrestd, rest.api.version)
         return rest
     if cluster.backend != "cli":
         client = PyslurmHistoryClient(*commands, python=(cluster.pyslurm_python or sys.executable,))
         why = client.probe()
         if not why:
-            log.info("pyslurm lists the queue")
+            log.info("using pyslurm to list the queue")
             return client
         client.close()
         level = logging.WARNING if cluster.backend == "pyslurm" else logging.INFO
-        log.log(level, "Slurm's commands list the queue, because pyslurm cannot be used: %s", why)
+        log.log(level, "using Slurm's commands to list the queue, because pyslurm cannot be used: %s", why)
     return HistoryClient(*commands)
 
 

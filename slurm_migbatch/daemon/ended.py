@@ -58,7 +58,7 @@ class HistoryClient(CliClient):
         done = self._finish("scontrol", "ping", limit_s=timeout)
         found = {name: state == "UP" for name, state in _PING.findall(done.stdout.decode("utf-8", "replace"))}
         if not found:
-            raise SlurmError(f"`scontrol ping` names no slurmctld: {done.stderr.decode('utf-8', 'replace')[:200]}")
+            raise SlurmError(f"`scontrol ping` lists no slurmctld: {done.stderr.decode('utf-8', 'replace')[:200]}")
         return found
 
     def node_addresses(self) -> dict[str, frozenset[str]]:
@@ -144,7 +144,7 @@ class HistoryClient(CliClient):
         try:
             rows = [row for row in self.jobs() if row.job_id == job_id]
             if not rows:
-                raise SlurmError(f"job {job} was requeued and is not in the queue")
+                raise SlurmError(f"job {job} was requeued but is not in the queue")
             self.update_jobs({job: update(rows[0])})
             self.hasten(job)
         finally:
@@ -163,15 +163,15 @@ class HistoryClient(CliClient):
         # a job in several partitions may have several rows
         found = {tuple(words[1:4]) for line in output.splitlines() if (words := line.split("|"))[0] == str(job_id)}
         if not found:
-            raise SlurmError(f"job {job_id} is not known to Slurm any more")
+            raise SlurmError(f"job {job_id} is no longer known to Slurm")
         array, task, state = sorted(found)[0]
         if state not in (*ENDED, "COMPLETING"):
-            raise SlurmError(f"job {job_id} waits or runs again already")
+            raise SlurmError(f"job {job_id} is already pending or running again")
         return f"{array}_{task}" if task.isdigit() else str(job_id)
 
 
 class PyslurmHistoryClient(HistoryClient, PyslurmClient):
-    """`HistoryClient` where pyslurm lists the queue."""
+    """`HistoryClient` for pyslurm."""
 
 
 class SlurmrestdHistoryClient(HistoryClient, SlurmrestdClient):

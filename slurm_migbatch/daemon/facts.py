@@ -69,10 +69,10 @@ def chooser_of(config: Config) -> Chooser:
     """
     current = models_of(config).current()
     for trouble in current.troubles:
-        log.error("a learned model is passed over: %s", trouble)
+        log.error("ignoring a learned model: %s", trouble)
     learned = current.saved.learned
     if current.troubles:
-        log.error("predictions are made with %s", f"version {learned.version}" if learned.version else "physics alone")
+        log.error("predictions use %s", f"version {learned.version}" if learned.version else "physics alone")
     return Chooser(LearnedPredictor(learned, known_models(config), confidence=config.learning.confidence))
 
 
@@ -195,8 +195,8 @@ class SiteFacts(SitePredictions):
         self._partitions: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] | None = None
         self._rows: dict[str, tuple[NodeRow, float]] = {}  # with when each was last in Slurm's list
         self._unwritten = False
-        advice = "slurmctld keeps the older one; check the directory and who may write to it"
-        self._fault = FaultReporter("cannot write what slurmctld falls back to", advice, log)
+        advice = "slurmctld keeps the old one; check the directory and its permissions"
+        self._fault = FaultReporter("cannot write the compiled table for slurmctld", advice, log)
         self.catalog = self._remembered()
 
     def _remembered(self) -> SiteCatalog:
@@ -208,7 +208,7 @@ class SiteFacts(SitePredictions):
         except (OSError, CatalogError) as error:
             log.warning("%s is not used: %s", path, error)
             return SiteCatalog()
-        log.info("starting from the catalog of before", extra={"partitions": found.names})
+        log.info("starting with the saved catalog", extra={"partitions": found.names})
         self._unwritten = True  # the predictor may have changed, and with it the table
         return found
 
@@ -238,13 +238,16 @@ class SiteFacts(SitePredictions):
             return
         catalog = catalogs.build(self._inventory, [row for row, _ in self._rows.values()], self._config)
         if not catalog.partitions and self.catalog.partitions:
-            log.warning("no partition has MIG GPUs any more; requests are answered from the catalog of before")
+            log.warning("no partition has MIG GPUs any more; keeping the previous catalog")
             return
         if catalog != self.catalog:
             self.catalog = catalog
             self._unwritten = True
             self._changes += 1
-            log.info("the site has changed", extra={"partitions": catalog.names, "gpus": ",".join(catalog.kinds)})
+            log.info(
+                "the site's GPUs or partitions have changed",
+                extra={"partitions": catalog.names, "gpus": ",".join(catalog.kinds)},
+            )
             self._changed(catalog)
 
     def write(self) -> None:

@@ -136,9 +136,9 @@ class FlightRecorder:
         try:
             self._write()
         except OSError as error:
-            log.warning("decisions are not recorded any more: %s", error)
+            log.warning("decisions are no longer recorded: %s", error)
         except Exception as error:
-            log.warning("decisions are not recorded any more: %s", error or type(error).__name__, exc_info=True)
+            log.warning("decisions are no longer recorded: %s", error or type(error).__name__, exc_info=True)
         finally:
             self._stopped.set()
             self._files.close()
@@ -213,7 +213,7 @@ class _Segments:
             self._append(self._zip.flush())
             self._make_room(self._latest)
         except OSError as error:
-            log.debug("the end of %s could not be written: %s", self._path, error)
+            log.debug("cannot write the end of %s: %s", self._path, error)
         finally:
             file, self._file = self._file, None
             os.close(file)

@@ -185,7 +185,7 @@ class Gate:
             )
         length = request.headers.get("content-length", "")
         if "transfer-encoding" in request.headers or not re.fullmatch(r"[0-9]{1,12}", length):
-            raise Refused(411, "a message says how long it is (Content-Length)")
+            raise Refused(411, "Content-Length is required")
         if int(length) > self._limits.body_bytes:
             raise Refused(413, f"the body is larger than {self._limits.body_bytes} bytes")
         return _Headers(node, credential, digest, int(length))
@@ -196,13 +196,13 @@ class Gate:
         except asyncio.TimeoutError:
             raise Refused(408, f"the body did not arrive within {self._limits.body_s:g} s") from None
         if not hmac.compare_digest(digest_of(body), headers.digest):
-            raise Refused(401, "the body is not the one that was signed")
+            raise Refused(401, "the body does not match the signature")
         return body
 
     @contextlib.contextmanager
     def _request_slot(self, name: str) -> Iterator[None]:
         if self._working[name] >= REQUESTS_PER_CALLER:
-            raise Refused(429, f"{REQUESTS_PER_CALLER} requests of {name} are being worked on already", 5)
+            raise Refused(429, f"{REQUESTS_PER_CALLER} requests of {name} are already in progress", 5)
         self._working[name] += 1
         try:
             yield
@@ -229,7 +229,7 @@ async def _read(request: Request, length: int) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > length:
-            raise Refused(400, "the body is longer than announced")
+            raise Refused(400, "the body is longer than Content-Length")
     return bytes(body)
 
 

@@ -27,7 +27,7 @@ class InventoryKeeper:
         self._asked.set()
         self.latest: Inventory | None = None
         self.listeners: list[Callable[[Inventory], None]] = []
-        self._fault = FaultReporter("cannot read the inventory", "see the message about the database", log)
+        self._fault = FaultReporter("cannot read the inventory", "see the database error", log)
 
     def refresh(self) -> None:
         """Ask for the inventory to be read again; it may have changed."""

@@ -40,7 +40,9 @@ class Listening:
     async def follow(self) -> None:
         """Listen where slurmctld does, also on an address that this host gets later; nothing to do if told where."""
         fault = FaultReporter(
-            f"where to listen for {self.whom}", f"set [{self._section}] listen, or start slurmctld", log
+            f"cannot determine the address to listen on for {self.whom}",
+            f"set [{self._section}] listen, or start slurmctld",
+            log,
         )
         while not self._configured:
             wait = _ADDRESSES_S
@@ -55,7 +57,7 @@ class Listening:
                             raise
                 if all(is_loopback(place) for place in self._api.addresses if not place.startswith("/")):
                     raise OSError(
-                        f"{', '.join(hosts) or 'slurm.conf'} names no address of this host that {self.whom} can reach"
+                        f"{', '.join(hosts) or 'slurm.conf'} has no address of this host that {self.whom} can reach"
                     )
                 fault.succeeded()
             except (SlurmError, OSError) as error:

@@ -36,7 +36,7 @@ class InstanceLock:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
             raise AlreadyRunning(
-                f"migbatchd is already running as process {holder or '?'} (lock {self.path}); stop that one first"
+                f"migbatchd is already running as process {holder or '?'} (lock {self.path}); stop it first"
             ) from None
         try:
             os.fchmod(fd, 0o600)  # one of an earlier release

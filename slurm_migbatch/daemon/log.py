@@ -103,7 +103,7 @@ class FaultReporter:
         """Note a success; after failures this says for how long it lasted."""
         if self.tries:
             took = self._clock() - self._since
-            self._log.info("%s: works again after %.0f s and %d failed tries", self.subject, took, self.tries)
+            self._log.info("%s: recovered after %.0f s and %d failures", self.subject, took, self.tries)
         self.error = ""
         self.tries = 0
 
@@ -141,7 +141,7 @@ class Seldom:
             self.kept_back += 1
             return False
         self._heard[source] = heard + 1
-        more = f" ({self.kept_back} more such warnings were not written)" if self.kept_back else ""
+        more = f" ({self.kept_back} similar warnings suppressed)" if self.kept_back else ""
         self.kept_back = 0
         self._log.warning("%s%s", text[:500], more)
         return True

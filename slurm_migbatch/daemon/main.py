@@ -72,7 +72,7 @@ def _next(
         try:
             return wanted, make(wanted, keeper)
         except (AuthError, StoreError) as error:
-            log.error("the configuration is not taken over: %s", error)
+            log.error("the new configuration is not applied: %s", error)
     return config, make(config, keeper)
 
 
@@ -113,14 +113,14 @@ def _reloaded(path: str, old: Config) -> Config:
     try:
         config = load(path)
     except ConfigError as error:
-        log.error("the configuration is not taken over: %s", str(error).replace("\n", "; "))
+        log.error("the new configuration is not applied: %s", str(error).replace("\n", "; "))
         return old
     if config.daemon.run_dir != old.daemon.run_dir:
-        log.warning("[daemon] run_dir = %r counts from the next start: restart migbatchd", config.daemon.run_dir)
+        log.warning("[daemon] run_dir = %r takes effect after a restart of migbatchd", config.daemon.run_dir)
         config = replace(config, daemon=replace(config.daemon, run_dir=old.daemon.run_dir))
     if config.store.url != old.store.url:
-        log.warning("[store] url counts from the next start: restart migbatchd")
+        log.warning("[store] url takes effect after a restart of migbatchd")
         config = replace(config, store=old.store)
     logs.setup(config.daemon.log_level)
-    log.info("configuration read again", extra={"path": path})
+    log.info("configuration reloaded", extra={"path": path})
     return config

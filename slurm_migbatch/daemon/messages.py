@@ -109,7 +109,7 @@ def read_events(node: str, body: bytes) -> EventsMessage:
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise MessageError("events must be a list of objects")
     if len(events) > MAX_EVENTS:
-        raise MessageError(f"{len(events)} events in one message, at most {MAX_EVENTS} are taken")
+        raise MessageError(f"{len(events)} events in one message, at most {MAX_EVENTS} are accepted")
     return EventsMessage(
         journal=_matched(message, "journal", _HEX),
         boot_id=_matched(message, "boot_id", _HEX),
@@ -159,7 +159,7 @@ def parse(body: bytes) -> Any:
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise MessageError(f"{text} is no JSON number")
+    raise MessageError(f"{text} is not a JSON number")
 
 
 def _integer(text: str) -> int:
@@ -180,7 +180,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "a key"
-        raise MessageError(f"{twice[:40]!r} stands twice in one object")
+        raise MessageError(f"{twice[:40]!r} appears twice in one object")
     return found
 
 
@@ -190,7 +190,7 @@ def _message(node: str, body: bytes) -> Mapping[str, Any]:
         raise MessageError("the body must be an object")
     named = _matched(message, "node", _NODE)
     if named != node:
-        raise MessageError(f"node {node} speaks of node {named}; a node may tell of itself only")
+        raise MessageError(f"node {node} reports about node {named}; a node may only report about itself")
     return message
 
 
@@ -221,7 +221,7 @@ def _real(row: Mapping[str, Any], key: str, low: float, high: float) -> float:
 def _text(row: Mapping[str, Any], key: str, length: int) -> str:
     value = row.get(key)
     if not isinstance(value, str) or len(value) > length:
-        raise MessageError(f"{key} must be a text of at most {length} characters, not {_shown(value)}")
+        raise MessageError(f"{key} must be a string of at most {length} characters, not {_shown(value)}")
     return value
 
 
@@ -237,7 +237,7 @@ def _rows(row: Mapping[str, Any], key: str, most: int) -> Sequence[Mapping[str, 
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise MessageError(f"{key} must be a list of objects, not {_shown(value)}")
     if len(value) > most:
-        raise MessageError(f"{key} has {len(value)} entries, at most {most} are taken")
+        raise MessageError(f"{key} has {len(value)} entries, at most {most} are accepted")
     return value
 
 
@@ -416,7 +416,7 @@ def _bounded(value: Any) -> None:
                 below += item
             elif isinstance(item, str):
                 if len(item) > MAX_TEXT:
-                    raise MessageError(f"a text of {len(item)} characters, at most {MAX_TEXT} are taken")
+                    raise MessageError(f"a text of {len(item)} characters, at most {MAX_TEXT} are accepted")
             elif (type(item) is int and abs(item) > MAX_NUMBER) or (type(item) is float and abs(item) > MAX_REAL):
                 raise MessageError(f"{_shown(item)} is too large a number")
         left -= len(below)

@@ -53,7 +53,7 @@ class OfferTuner:
         """Set up. `latest`: the newest view of Slurm; `enabled`: supply is managed, and this is left open."""
         self._observer, self._writer, self._latest, self._enabled = observer, writer, latest, enabled
         self._clock, self._every_s = clock, every_s
-        self._fault = FaultReporter("what free space is best offered as", "it stays as it is until then", log)
+        self._fault = FaultReporter("cannot compute how to offer free space", "it is unchanged until then", log)
 
     async def run(self) -> None:
         """Look for ever."""
@@ -86,7 +86,7 @@ class OfferTuner:
         if found and found != self._observer.preference:
             names = ",".join(profile.name for profile in found)
             log.info(
-                "free space is offered in another order", extra={"order": names, "runs": sum(p.runs for p in past)}
+                "free space is offered with a new preference", extra={"order": names, "runs": sum(p.runs for p in past)}
             )
             self._observer.preference = found
         return found

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # SQLAlchemy takes longer to import than all that the submit 
     from slurm_migbatch.daemon.ports import ServiceStore
 
 log = logging.getLogger(__name__)
-_ADVICE = "running jobs and submissions go on without it; check slurmctld, and [cluster] slurm_bin and slurm_conf"
+_ADVICE = "running jobs and submissions are not affected; check slurmctld, and [cluster] slurm_bin and slurm_conf"
 #: seconds between two queries, however many nudges come, and how many times longer than a query the pause is
 _CLOSEST_S, _SHARE = 0.2, 4.0
 

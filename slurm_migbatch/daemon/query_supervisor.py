@@ -28,7 +28,7 @@ class QuerySupervisor:
         #: the port while users are answered
         self.port: int | None = None
         metrics.gauge(
-            "migbatch_query_answers", "Questions of users answered since the last start, by status.", self._by_status,
+            "migbatch_query_answers", "User queries answered since the last start, by status.", self._by_status,
             "status",
         )  # fmt: skip
 
@@ -51,7 +51,7 @@ class QuerySupervisor:
             start = {"config": text_of(self._config), "level": self._config.daemon.log_level}
             child.stdin.write(json.dumps(start).encode() + b"\n")
             await self._listen(child)
-            raise RuntimeError(f"the process that answers users ended with {await child.wait()}")
+            raise RuntimeError(f"the query service exited with {await child.wait()}")
         finally:
             self.port = None
             await asyncio.shield(self._end(child))
@@ -73,7 +73,7 @@ class QuerySupervisor:
         try:
             await asyncio.wait_for(child.wait(), _STOP_S)
         except asyncio.TimeoutError:
-            log.warning("the process that answers users does not end; it is killed")
+            log.warning("the query service does not exit and is killed")
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
             await child.wait()

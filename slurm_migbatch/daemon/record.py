@@ -64,7 +64,7 @@ class WriterRecord:
             try:
                 self._asked = questions, self._writer.call(lambda store: _answers(store, questions), "questions")
             except Overloaded as error:
-                log.debug("the record is not asked: %s", error)
+                log.debug("not querying the record: %s", error)
                 return Answers()
         asked, future = self._asked
         try:
@@ -72,7 +72,7 @@ class WriterRecord:
         except concurrent.futures.TimeoutError:
             return Answers()
         except Exception as error:
-            log.debug("the record does not answer: %s", error)
+            log.debug("cannot query the record: %s", error)
             found = Answers(asked)
         self._asked = None
         return found

@@ -123,7 +123,7 @@ def seen_of(reach: Learnable, facts: Iterable[ModelFacts]) -> dict[str, Any]:
 
 
 def news(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> bool:
-    """Return whether there is anything since the last refit: ended runs, an import, other facts of models."""
+    """Return whether there is anything new since the last refit: ended runs, an import, changed models."""
     seen = index.seen
     if reach.lesson > _read_before(index, reach) or reach.imported > seen.get("imported", 0.0):
         return True
@@ -146,7 +146,7 @@ def due(index: Index, material: Material, facts: Iterable[ModelFacts], min_new: 
     if material.reach.imported > seen.get("imported", 0.0):
         return "imported measurements"
     if index.current > 0 and seen.get("facts") != digest(facts):
-        return "other facts of models"
+        return "changed specifications of models"
     return ""
 
 
@@ -193,7 +193,7 @@ def refit(
         return {**result, "outcome": outcome, "why": text}
 
     if not used and not table:
-        return none("nothing", "no run has told what it achieved yet, and nothing was imported")
+        return none("nothing", "no run has reported figures yet, and nothing was imported")
     split = _hold_out(material, present, str(directory.index().last))
     progress(f"learning from {len(split.runs)} runs and {len(split.table)} measured points", _STEPS)
     candidate = learn([*split.table, *rows_of(split.runs)], knowledge)
@@ -208,7 +208,7 @@ def refit(
     if refusal:
         result["seconds"] = round(time.monotonic() - began, 2)
         return none("refused", refusal)
-    progress("taking in the figures that were held out", _STEPS)
+    progress("adding the held-out figures", _STEPS)
     rows = [*table, *rows_of(used)]
     learned = settle(candidate, rows, knowledge)
     report = {
@@ -247,12 +247,12 @@ def _hold_out(material: Material, present: Saved, salt: str) -> _Split:
         rest = [observation for observation in used if observation.run not in apart]
         return _Split(rest, table, [observation.row for observation in held], "new runs held out")
     if used:
-        return _Split(used, table, [observation.row for observation in used], "runs that both have seen")
+        return _Split(used, table, [observation.row for observation in used], "runs that both were trained on")
     points = _some(material.fresh, len(table), lambda row: f"{salt}:{row.point}")
     if points:
         outside = {row.point for row in points}
         return _Split(used, [row for row in table if row.point not in outside], points, "new points held out")
-    return _Split(used, table, table, "points that both have seen")
+    return _Split(used, table, table, "points that both were trained on")
 
 
 def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:

@@ -39,8 +39,8 @@ class Retention:
     ) -> None:
         self._keep_s, self._lessons = config.store.keep_s, config.learning.runs
         self._writer, self._clock = writer, clock
-        self._fault = FaultReporter("old records cannot be removed", "they stay until that works", log, longest=EVERY_S)
-        self.removed = metrics.counter("migbatch_store_removed_total", "Records removed for their age.", "table")
+        self._fault = FaultReporter("cannot remove old records", "retrying later", log, longest=EVERY_S)
+        self.removed = metrics.counter("migbatch_store_removed_total", "Records removed because of their age.", "table")
 
     async def run(self, first_s: float = FIRST_S, every_s: float = EVERY_S) -> None:
         """Remove for ever."""

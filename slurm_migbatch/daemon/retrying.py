@@ -64,7 +64,7 @@ def changes(row: JobRow, profile: Profile) -> dict[str, str]:
         raise ValueError("it has no grant of one slice")
     fields = regranted(row, Grant([(profile, 1)], grant.decision))
     if fields is None:
-        raise ValueError("its comment has no room for another marker")
+        raise ValueError("its comment has no space for another marker")
     return fields
 
 
@@ -102,7 +102,7 @@ class OomRetries:
                 return "this release of Slurm cannot give a job another slice"
             self._client.requeue_ended(row.job, update=lambda job: changes(job, offer.profile))
         except (SlurmError, ValueError) as error:
-            log.warning("job %d ran out of memory and cannot be run again: %s", row.job, error)
+            log.warning("job %d ran out of memory and cannot be retried: %s", row.job, error)
             return str(error)
-        log.info("job %d ran out of memory on %s and runs again on %s", row.job, row.profile, offer.profile)
+        log.info("job %d ran out of memory on %s and is retried on %s", row.job, row.profile, offer.profile)
         return ""

@@ -33,7 +33,7 @@ from slurm_migbatch.decide.snapshot import LendingPast, Predictions
 
 log = logging.getLogger(__name__)
 
-_RETRY: Final = "nothing that runs is touched; the next round tries again"
+_RETRY: Final = "running jobs are not affected; retrying in the next round"
 
 
 def _recorder(config: Config, settings: Settings) -> FlightRecorder | None:
@@ -123,7 +123,7 @@ class Rounds:
 
     async def load_nodes(self) -> None:
         """Learn from the record what the nodes held before this service started."""
-        past: NodesPast = await self._read(nodes_past, "cannot read the leases", "supply stays as it is until then")
+        past: NodesPast = await self._read(nodes_past, "cannot read the leases", "supply is unchanged until then")
         self._advertiser.recall(past.offers)
         self.view.load(past.inventory, ())
         for node, events in past.events.items():
@@ -148,7 +148,9 @@ class Rounds:
             self.controller.dry_run.recall(past.actions)
             self.observer.remember(past)
         elif self._config.moves.enabled:
-            actions = await self._read(lambda store: store.actions(), "cannot read the moves", "none begins until then")
+            actions = await self._read(
+                lambda store: store.actions(), "cannot read the moves", "none is started until then"
+            )
             self.observer.remember(LendingPast(actions=actions))
         await asyncio.Event().wait()
 
@@ -235,9 +237,7 @@ def _log_change(outcome: DispatchOutcome) -> None:
     job = outcome.change.targets[0] if isinstance(outcome.change, Retype) else row["job_id"]
     fields = {"job": job, "before": row["before"], "after": row["after"], "why": row["why"]}
     if outcome.error:
-        log.warning(
-            "Slurm refused to %s a job; it stays as it is", row["kind"], extra={**fields, "error": outcome.error}
-        )
+        log.warning("Slurm refused to %s a job; it is unchanged", row["kind"], extra={**fields, "error": outcome.error})
     else:
         log.info("%s", row["kind"], extra=fields)
 
@@ -259,27 +259,27 @@ class _RoundMetrics:
         self._rounds = rounds
         self._seconds = {
             "supply": metrics.histogram("migbatch_supply_round_seconds", "Duration of a supply round."),
-            "dispatch": metrics.histogram("migbatch_dispatch_round_seconds", "Duration of a decision on what waits."),
+            "dispatch": metrics.histogram("migbatch_dispatch_round_seconds", "Duration of a decision on pending jobs."),
             "lending": metrics.histogram("migbatch_lending_round_seconds", "Duration of a decision on loans."),
         }
         self._changes = metrics.counter("migbatch_supply_changes_total", "Changes of what a node offers.")
         self._changed = metrics.counter(
             "migbatch_dispatch_actions_total", "Changes of pending jobs, by kind.", "kind", "outcome"
         )
-        self._ended = metrics.counter("migbatch_loans_ended_total", "Loans that ended, by what ended them.", "cause")
+        self._ended = metrics.counter("migbatch_loans_ended_total", "Ended loans, by cause.", "cause")
         self._orders = metrics.counter(
-            "migbatch_lending_actions_total", "What was done to training jobs, by kind.", "kind", "outcome"
+            "migbatch_lending_actions_total", "Actions on training jobs, by kind.", "kind", "outcome"
         )
         self._age = Age()
         metrics.gauge(
             "migbatch_supply_age_seconds",
-            "Seconds since the query of Slurm that the last round without an error followed, and the most so far.",
+            "Seconds since the Slurm query of the last round without an error, and the maximum so far.",
             self._age.values,
             "what",
         )
-        metrics.gauge("migbatch_supply_offered", "Free slices that are offered, by profile.", self._offered, "profile")
-        metrics.gauge("migbatch_supply", "The last round in numbers.", self._numbers, "what")
-        metrics.gauge("migbatch_loans", "Loans that go on, by state.", self._states, "state")
+        metrics.gauge("migbatch_supply_offered", "Offered free slices, by profile.", self._offered, "profile")
+        metrics.gauge("migbatch_supply", "Figures of the last round.", self._numbers, "what")
+        metrics.gauge("migbatch_loans", "Current loans, by state.", self._states, "state")
         metrics.gauge("migbatch_loans_waiting", "Elastic training jobs that wait for a slice.", self._waiting)
 
     def note(self, report: RoundReport, at: float) -> None:

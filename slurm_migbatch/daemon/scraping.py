@@ -63,5 +63,5 @@ class Scraping:
         if address is None or is_loopback(address) or self.given(headers):
             return
         if not self.token:
-            raise Refused(403, f"{self.what} read on this host; elsewhere with a token: {self.key}")
+            raise Refused(403, f"{self.what} can be read on this host, or elsewhere with a token: {self.key}")
         raise Refused(401, f"send the token of {self.key}: Authorization: Bearer TOKEN")

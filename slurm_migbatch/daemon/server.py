@@ -75,9 +75,9 @@ class Connections:
         """Take in a new connection, in place of the oldest that has proved nothing; whether there is room."""
         links = self._by_source.setdefault(link.source, {})
         if len(links) >= self.bounds.pending_per_source:
-            self._drop(next(iter(links)), "it holds too many connections without a credential")
+            self._drop(next(iter(links)), "it has too many unauthenticated connections")
         elif len(self._pending) >= self.bounds.pending or (len(self._all) >= self.most and self._pending):
-            self._drop(next(iter(self._pending)), "there are too many connections without a credential")
+            self._drop(next(iter(self._pending)), "there are too many unauthenticated connections")
         if len(self._all) >= self.most:
             self.seldom.warning("", f"{len(self._all)} connections are open; see [{self.section}] max_connections")
             self.forget(link)
@@ -101,7 +101,7 @@ class Connections:
         self._all.discard(link)
 
     def _drop(self, link: Link, why: str) -> None:
-        self.seldom.warning(link.source, f"a connection of {link.source} is closed: {why}")
+        self.seldom.warning(link.source, f"closing a connection from {link.source}: {why}")
         self.forget(link)
         link.abort()
 
@@ -132,8 +132,8 @@ class _Quiet(logging.LoggerAdapter[logging.Logger]):
         error = kwargs.get("exc_info")
         if isinstance(error, asyncio.CancelledError):  # the server stops, and this request took too long for that
             return
-        if error and self._connections.seldom.warning("internal", f"internal error in an answer: {error!r}"):
-            log.error("internal error in an answer", exc_info=error)
+        if error and self._connections.seldom.warning("internal", f"internal error in a response: {error!r}"):
+            log.error("internal error in a response", exc_info=error)
         elif level >= logging.WARNING and not error:
             self._connections.seldom.warning("http", str(msg) % args if args else str(msg))
 
@@ -176,7 +176,7 @@ class Link(H11Protocol):
         try:
             super().data_received(data)
         except Exception as error:
-            self._connections.seldom.warning(self.source, f"a connection of {self.source} is closed: {error}")
+            self._connections.seldom.warning(self.source, f"closing a connection from {self.source}: {error}")
             self.abort()
             return
         if self.cycle is not before:

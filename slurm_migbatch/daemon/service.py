@@ -116,10 +116,14 @@ class Service:
         bounds = ConnectionBounds(connections=config.node_api.max_connections)
         self.api = ApiServer(self._node_api.app(), config.node_api.port, bounds)
         self._listening = Listening(self.api, config.node_api.listen, client.settings, "nodes", "node_api")
-        self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.", "kind")
+        self._events = self.metrics.counter(
+            "migbatch_node_events_total", "Events received from nodes, by kind.", "kind"
+        )
         for kind in sorted(messages.KINDS):
             self._events.labels(kind)  # from zero, so that the first of a kind counts as an increase
-        self._audited = self.metrics.counter("migbatch_audit_cancelled_total", "Jobs cancelled for holding too much.")
+        self._audited = self.metrics.counter(
+            "migbatch_audit_cancelled_total", "Jobs cancelled for holding more than allocated."
+        )
         self._gauges()
         self.inventory.listeners.append(self.submit.facts.inventory)
 
@@ -164,7 +168,7 @@ class Service:
             await asyncio.to_thread(self.rounds.close)
             left = await asyncio.to_thread(self.writer.stop, _STOP_S)
             if left:
-                log.warning("stopped with %d records unwritten; nodes will send their events again", left)
+                log.warning("stopped with %d unwritten records; nodes will send their events again", left)
 
     def health(self) -> dict[str, Any]:
         """Return which parts work, for /healthz; why one does not is in the log, as it may hold text of users."""
@@ -178,7 +182,7 @@ class Service:
         if self.config.dispatch.enabled:
             checks["dispatch"] = self.rounds.faults.dispatch.error
         if not self.poller.fault.open and self.poller.latest is None:
-            checks["slurm"] = "not asked yet"
+            checks["slurm"] = "not queried yet"
         states = {name: "failing" if text else "ok" for name, text in checks.items()}
         marks = {"marks": dict(self._marks)} if self._marks else {}
         return {"ok": not any(checks.values()), "checks": states, **marks}
@@ -230,7 +234,7 @@ class Service:
         trouble = await asyncio.to_thread(self._retries.send, row, offer)
         action = {
             "ts": time.time(), "job_id": row.job, "restart": row.restart + 1, "kind": "retype", "before": row.profile,
-            "after": offer.profile.name, "why": "its slice was full, and the job has the hint retry=oom",
+            "after": offer.profile.name, "why": "it ran out of memory, and the job has the hint retry=oom",
             "dry_run": False, "outcome": trouble or None,
         }  # fmt: skip
         self.writer.post(lambda store: store.save_loans((), [action]), "actions")
@@ -252,14 +256,14 @@ class Service:
             for excess in self._auditor.check(self.rounds.view.facts(), snapshot.jobs):
                 self._errand(self._cancel(excess))
         for orphan in self._orphans.check(self.rounds.view.facts(), snapshot.jobs, time.monotonic()):
-            log.warning("%s; run `migbatch node reconcile` there, and see that its agent runs", orphan)
+            log.warning("%s; run `migbatch node reconcile` there, and check that its agent runs", orphan)
         return await self.rounds.follow(snapshot)
 
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
         try:
             rows = await asyncio.to_thread(self._client.ended, jobs)
         except Exception as error:  # asked again after the next look
-            log.debug("how jobs ended is not known yet: %s", error)
+            log.debug("cannot determine yet how jobs ended: %s", error)
         else:
             self._ended -= jobs
             if rows:
@@ -276,7 +280,7 @@ class Service:
         try:
             await asyncio.to_thread(self._client.cancel, excess.job)
         except Exception as error:
-            log.error("cannot cancel job %d, do it by hand: %s", excess.job, error)
+            log.error("cannot cancel job %d, cancel it by hand: %s", excess.job, error)
 
     def _errand(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -286,23 +290,23 @@ class Service:
     def _gauges(self) -> None:
         started = time.time()
         gauge = self.metrics.gauge
-        gauge("migbatch_start_time_seconds", "When this service started.", lambda: {(): started})
-        gauge("migbatch_store_queue", "Records that wait for the database.", lambda: {(): len(self.writer)})
+        gauge("migbatch_start_time_seconds", "Start time of this service.", lambda: {(): started})
+        gauge("migbatch_store_queue", "Records waiting for the database.", lambda: {(): len(self.writer)})
         gauge(
             "migbatch_store_dropped",
-            "Records that could not be kept, by kind.",
+            "Dropped records, by kind.",
             lambda: {(kind,): count for kind, count in self.writer.dropped.items()},
             "kind",
         )
         gauge(
             "migbatch_healthy",
-            "Whether a part works (1) or not (0).",
+            "Whether a component works (1) or not (0).",
             lambda: {(k,): float(v == "ok") for k, v in self.health()["checks"].items()},
             "part",
         )
         gauge(
             "migbatch_node_silence_seconds",
-            "Seconds since a node was heard.",
+            "Seconds since the last message of a node.",
             lambda: {(n,): s for n in self.board.nodes() if (s := self.board.silence(n)) != float("inf")},
             "node",
         )
@@ -315,14 +319,14 @@ class Service:
         gauge("migbatch_jobs", "Jobs in Slurm's queue, by state.", self._job_states, "state")
         gauge(
             "migbatch_slices",
-            "Slices that nodes have, by profile and state: held, shared (by two jobs), idle, zombie.",
+            "Slices on nodes, by profile and state: held, shared (by two jobs), idle, zombie.",
             lambda: slices_by_state(self.rounds.view.facts()),
             "profile",
             "state",
         )
         gauge(
             "migbatch_wait_seconds",
-            "How long jobs that ask for slices have waited so far, since they could start.",
+            "Current wait of jobs that request slices, since they were eligible.",
             lambda: waits(self._queue(), time.time()),
             "what",
         )

@@ -89,5 +89,5 @@ def _measured(path: str) -> Mapping[tuple[str, str], float]:
     try:
         return read(Path(path))
     except (OSError, TraceError) as error:
-        log.warning("[lending] pairs cannot be used, the usual slowdown is assumed of every pair: %s", error)
+        log.warning("cannot use [lending] pairs, the default slowdown is assumed for every pair: %s", error)
         return {}

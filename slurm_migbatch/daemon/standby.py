@@ -76,12 +76,12 @@ class Standby:
 
     @property
     def _why(self) -> str:
-        return self._activity.why or "it has become the active one, whose service starts in a moment"
+        return self._activity.why or "it has just become active, its service is starting"
 
     async def _healthz(self, _: Request) -> Response:
         return as_json({"ok": True, "checks": {}, "standby": self._why, "marks": dict(self._marks)})
 
     async def _elsewhere(self, _: Request) -> Response:
-        response = as_json({"error": f"this migbatchd stands by: {self._why}"}, 503)
+        response = as_json({"error": f"this migbatchd is on standby: {self._why}"}, 503)
         response.headers["Connection"] = "close"
         return response

@@ -104,7 +104,7 @@ class SubmitSupervisor:
             self._send({**start, "catalog": self.facts.catalog.to_dict()})
             self.ran(self._past())
             await self._listen(child)
-            raise RuntimeError(f"the process that answers submissions ended with {await child.wait()}")
+            raise RuntimeError(f"the submit service exited with {await child.wait()}")
         finally:
             self._child = None
             self.serving.clear()
@@ -150,7 +150,7 @@ class SubmitSupervisor:
         try:
             self.facts.use(await asyncio.to_thread(chooser_of, self._config))
         except Exception:  # the table stays as it is; submissions are answered by the other process
-            log.exception("the new model cannot be taken over into the compiled table")
+            log.exception("cannot update the compiled table with the new model")
 
     async def _listen(self, child: Process) -> None:
         assert child.stdout is not None
@@ -177,7 +177,7 @@ class SubmitSupervisor:
                 await asyncio.wait_for(self._listen(child), _STOP_S)
                 await asyncio.wait_for(child.wait(), _STOP_S)
             except asyncio.TimeoutError:
-                log.warning("the process that answered submissions does not end; it is killed")
+                log.warning("the submit service does not exit and is killed")
                 child.kill()
                 await child.wait()
 

@@ -116,7 +116,7 @@ class TermKeeper:
         self._slurm, self._open, self._clock = slurm, open_store, clock
         self.host = host or socket.gethostname()
         self.active = open_store is None
-        self.why = "slurmctld has not said yet which host is its primary"
+        self.why = "the primary slurmctld is not known yet"
         self.number = 0
         self.on_change: Callable[[], None] = lambda: None
         self._sole = False  # no term is needed
@@ -126,7 +126,9 @@ class TermKeeper:
         self._store: TermStore | None = None
         self._nudged = asyncio.Event()
         self._fault = FaultReporter(
-            "the term of the active migbatchd", "nothing is changed in Slurm until the database answers", log
+            "cannot renew the term of the active migbatchd",
+            "nothing is changed in Slurm until the database answers",
+            log,
         )
         self._warned = ""
 
@@ -139,9 +141,7 @@ class TermKeeper:
     def check(self) -> None:
         """Raise SlurmError where this process may not change anything in Slurm."""
         if not self.acts():
-            raise SlurmError(
-                f"nothing is changed in Slurm by migbatchd on {self.host}: {self.why or 'its term is over'}"
-            )
+            raise SlurmError(f"no changes to Slurm by migbatchd on {self.host}: {self.why or 'its term is over'}")
 
     def set_primary(self, primary: bool) -> None:
         """Take in what slurmctld's own program said."""
@@ -161,7 +161,7 @@ class TermKeeper:
             before = self.active
             wait = await asyncio.to_thread(self.refresh)
             if self.active != before:
-                log.info("this migbatchd is %s", "active" if self.active else f"standing by: {self.why}")
+                log.info("this migbatchd is %s", "active" if self.active else f"standby: {self.why}")
                 self.on_change()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._nudged.wait(), wait)
@@ -178,10 +178,10 @@ class TermKeeper:
             self._sole = self.active = True
             return ALONE_S
         if self._sole and self._open is not None:
-            self._stand_by("slurm.conf names a second slurmctld now")  # what runs has no term
+            self._stand_by("slurm.conf now has a second SlurmctldHost")  # what runs has no term
         self._sole = False
         if self.host not in self._names and self.host.partition(".")[0] not in self._names:
-            self._refuse(f"this host, {self.host}, is none of slurm.conf's SlurmctldHost ({', '.join(self._names)})")
+            self._refuse(f"this host, {self.host}, is not a SlurmctldHost in slurm.conf ({', '.join(self._names)})")
             return ALONE_S
         if self._open is None:
             self._without_database()
@@ -196,7 +196,7 @@ class TermKeeper:
         try:
             self._names = tuple(controllers(self._slurm.settings())) or (self.host,)
         except SlurmError as error:
-            log.debug("it is not known how many slurmctld there are: %s", error)
+            log.debug("cannot determine the number of slurmctld: %s", error)
         self._names_due = self._clock() + ALONE_S / 2
         return bool(self._names)
 
@@ -205,11 +205,9 @@ class TermKeeper:
         advice = "[store] url must name MariaDB or PostgreSQL for both to share one record (docs/install.md)"
         if self._is_this_host(self._names[0]):
             self._sole = self.active = True
-            self._warn(
-                f"slurm.conf has several SlurmctldHost, and SQLite serves one host: no other takes over; {advice}"
-            )
+            self._warn(f"slurm.conf has several SlurmctldHost, but SQLite supports one host: no fail-over; {advice}")
         else:
-            self._refuse(f"migbatchd runs on {self._names[0]} alone, because SQLite serves one host: {advice}")
+            self._refuse(f"migbatchd runs on {self._names[0]} only, because SQLite supports one host: {advice}")
 
     def _named(self) -> str | None:
         """Return the first slurmctld that answers; None where that cannot be said now."""
@@ -218,7 +216,7 @@ class TermKeeper:
         try:
             answering = self._slurm.ping(PING_S if self.number else None)
         except SlurmError as error:
-            log.debug("which slurmctld is the primary is not known: %s", error)
+            log.debug("cannot determine the primary slurmctld: %s", error)
             self._ping_due = self._clock() + PATIENCE_S if self.number else 0.0
             return None
         return next((name for name, up in answering.items() if up), None)
@@ -260,7 +258,9 @@ class TermKeeper:
             return
         self._fault.succeeded()
         if self.number and state.number != self.number:
-            log.warning("term %d is over: another migbatchd has taken over, or this one was away too long", self.number)
+            log.warning(
+                "term %d is over: another migbatchd has taken over, or this one was inactive too long", self.number
+            )
             self._stand_by(f"migbatchd on {state.holder} has taken over")
             return
         if not state.own:
@@ -290,7 +290,7 @@ class TermKeeper:
             try:
                 self._store.give_term(number)
             except Exception as error:
-                log.warning("term %d could not be given back, it ends by itself: %s", number, error)
+                log.warning("term %d could not be released, it will expire: %s", number, error)
 
     def close(self) -> None:
         """Give the term back and let go of the database; may block."""

@@ -24,9 +24,7 @@ from slurm_migbatch.store.terms import TermOverError
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=ServiceStore)
 T = TypeVar("T")
-_ADVICE = (
-    "records wait in memory until the database answers; look for a locked or full disk, or a database that is down"
-)
+_ADVICE = "records wait in memory for the database; check for a locked or full disk, or a database that is down"
 
 
 class Overloaded(RuntimeError):
@@ -53,8 +51,8 @@ class StoreWriter:
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._store: ServiceStore | None = None
         self.fault = FaultReporter("the database", _ADVICE, log, first=first_wait, longest=10.0)
-        self._deposed = FaultReporter("records are not kept", "the active migbatchd keeps its own", log)
-        self._full = FaultReporter("records of decisions are lost", "the database has been away too long", log)
+        self._deposed = FaultReporter("records are dropped", "the active migbatchd records them", log)
+        self._full = FaultReporter("records of decisions are lost", "the database has been down too long", log)
         #: records that could not be kept, by label
         self.dropped: dict[str, int] = {}
 
@@ -87,7 +85,7 @@ class StoreWriter:
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._news:
             if len(self._queue) >= self._limit * 4 // 5:
-                raise Overloaded(f"{len(self._queue)} records wait for the database")
+                raise Overloaded(f"{len(self._queue)} records are waiting for the database")
             self._queue.append(_Item(work, label, future))
             self._news.notify_all()
         return future
@@ -100,7 +98,7 @@ class StoreWriter:
                 self._full.succeeded()
             else:
                 self.dropped[label] = self.dropped.get(label, 0) + records
-                self._full.failed(f"{label}: more than {self._limit} records wait")
+                self._full.failed(f"{label}: more than {self._limit} records are waiting")
             self._news.notify_all()
 
     def replace(self, work: Callable[[ServiceStore], Any], label: str) -> None:
@@ -148,7 +146,7 @@ class StoreWriter:
                             return False
                         self._news.wait_for(lambda: self._stopping, wait)
                     continue
-                log.exception("cannot record %s", item.label)
+                log.exception("database operation failed: %s", item.label)
                 self.dropped[item.label] = self.dropped.get(item.label, 0) + 1
                 _settle(item, error=error)
             else:

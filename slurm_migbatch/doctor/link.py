@@ -128,7 +128,7 @@ def check_link(config: NodeConfig, facts: LinkFacts) -> Iterator[Finding]:
         yield Finding(GOOD, subject, f"{facts.url} believes this node, and it that")
     for url in facts.silent:
         text = f"nobody answers at {url}, so that no other would take over"
-        yield Finding(BAD, subject, text, "see that migbatchd runs there, standing by: systemctl status migbatchd")
+        yield Finding(BAD, subject, text, "check that migbatchd runs there as standby: systemctl status migbatchd")
     if facts.ahead is not None:
         yield from check_clock("this host", facts.ahead)
 

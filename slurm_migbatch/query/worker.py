@@ -82,8 +82,8 @@ class Answerer:
         except MemoryError:
             return Answer(1, error="this takes too much memory to answer; ask for less at once")
         except Exception as error:
-            if self._seldom.warning("internal", f"internal error in an answer to uid {uid}: {error!r}"):
-                log.exception("internal error in an answer")
+            if self._seldom.warning("internal", f"internal error in a response to uid {uid}: {error!r}"):
+                log.exception("internal error in a response")
             return Answer(1, error="internal error of the query service; migbatchd's log has more")
 
     def _answer(self, question: Question, rights: Rights) -> Answer:

@@ -35,7 +35,7 @@ def test_nothing_was_learned_yet(model, record):
     code, text = model("show")
     assert code == 0 and "physics alone (version 0)" in text and "0 of 5 new runs" in text
     code, text = model("refit")
-    assert (code, "no run has told" in text) == (3, True)
+    assert (code, "no run has reported" in text) == (3, True)
 
 
 def test_refit_list_and_show(model, record, site):
@@ -71,10 +71,10 @@ def test_rollback(model, record, site):
     for _ in range(2):
         record.add(10)
         run(site)
-    assert model("rollback") == (0, "predictions are made with version 1 instead of version 2\n")
+    assert model("rollback") == (0, "predictions use version 1 instead of version 2\n")
     assert "2        rejected" in model("list")[1]
     assert "not current" in model("show", "2")[1]
-    assert model("rollback", "0") == (0, "predictions are made with physics alone (version 0) instead of version 1\n")
+    assert model("rollback", "0") == (0, "predictions use physics alone (version 0) instead of version 1\n")
     assert "none of them is current" in model("list")[1]
     assert model("rollback", "2")[0] == 0
     assert models_of(site).index().current == 2

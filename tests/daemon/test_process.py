@@ -58,7 +58,7 @@ def test_reload_takes_over_what_is_right_and_keeps_what_was_where_it_is_wrong(da
     assert process.poll() is None
     daemon.config.write_text("[node_api]\nprot = 1\n")
     process.send_signal(signal.SIGHUP)
-    eventually(lambda: "the configuration is not taken over" in daemon.log)
+    eventually(lambda: "the new configuration is not applied" in daemon.log)
     assert ":2: unknown key 'prot'" in daemon.log
     daemon.serving()
     assert daemon.port != old

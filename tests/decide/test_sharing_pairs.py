@@ -256,7 +256,7 @@ def test_many_equal_jobs_share_though_each_pair_refuses():
     waiting = [sharer(job) for job in (2, 3, 4)]
     (pair,) = pairs([host(1)], waiting, everywhere(1, 2, 3, 4), rules)
     assert (pair.guest, pair.host) == (2, 1)
-    assert "its user's 3 waiting jobs end sooner on average" in pair.why and "1.60 and 1.60" in pair.why
+    assert "its user's 3 pending jobs end sooner on average" in pair.why and "1.60 and 1.60" in pair.why
     assert found([host(1)], waiting, replace(rules, depth=0)) == []
 
 

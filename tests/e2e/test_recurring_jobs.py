@@ -28,7 +28,7 @@ python3 train.py --epoch {number} --day 2026-01-{number:02d} 2>/dev/null
 until test -e $HOME/go.$SLURM_JOB_ID.$(( ${{SLURM_RESTART_COUNT:-0}} )); do sleep 0.2; done
 exit $(cat $HOME/go.$SLURM_JOB_ID.$(( ${{SLURM_RESTART_COUNT:-0}} )))
 """
-RETRIED = "its slice was full, and the job has the hint retry=oom"
+RETRIED = "it ran out of memory, and the job has the hint retry=oom"
 PIDS = itertools.count(FIRST_PID)
 
 

@@ -24,7 +24,7 @@ OWN_BITS = 26
 SEEN = "echo $SLURM_CLUSTER_NAME $MIGBATCH_PROFILE $CUDA_VISIBLE_DEVICES"
 #: what 23.11 tells jobs instead of their cluster's name
 UNNAMED = "(null)"
-ODD = "neither the node nor its plan accounts for"
+ODD = "neither on the node nor in its plan"
 Pair = tuple[Cluster, Cluster]
 
 

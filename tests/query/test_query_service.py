@@ -145,7 +145,7 @@ def test_a_question_needs_a_credential_of_its_own(service: QueryProcess) -> None
     fields, _ = service.proof(body, ALICE)
     other = write(RunsQuestion(allusers=True))
     status, text = post(service, other, fields)
-    assert (status, "not the one that was signed" in text) == (401, True)
+    assert (status, "does not match the signature" in text) == (401, True)
     fields, _ = service.proof(body, ALICE)
     status, text = post(service, other, {**fields, "X-Migbatch-Digest": digest_of(other)})
     assert (status, "another message" in text) == (401, True)

@@ -301,7 +301,7 @@ def throttles(
         array, why = requirement.array, requirement.why
         share = given.get(array.array, Share(requirement.claim.need))
         if share.why:
-            why += f"; {share.tasks} is the share of {array.user}, who with others needs more than there is: "
+            why += f"; {share.tasks} is the share of {array.user}, as users need more than there is: "
             why += share.why
         every = array.pending + len(array.running)
         if min(share.tasks, every) != min(array.throttle or every, every):
@@ -350,7 +350,7 @@ def _of_service(
         load = f"{array.load.each * len(array.running):.3g} items/s measured"
     why = f"{load}, {instance_rate:.3g} items/s of each instance: "
     if enough < need:
-        why += f"{enough} would do, more were needed in the last {HOLD_S:.0f} s: "
+        why += f"{enough} are enough, more were needed in the last {HOLD_S:.0f} s: "
     claim = Claim(array.array, array.user, array.units, need, array.task_s or LOAD_S, session_s([array]))
     return _Wanted(array, claim, why + _at_once(need, asked))
 
@@ -363,7 +363,7 @@ def _most(array: ElasticArray, asked: int | None) -> int:
 
 def _at_once(need: int, asked: int | None) -> str:
     text = f"{need} at once"
-    return text if asked is None or need < asked else f"{text}, which is all that its user allows"
+    return text if asked is None or need < asked else f"{text}, the limit set by its user"
 
 
 def _shares(

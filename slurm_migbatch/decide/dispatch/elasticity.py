@@ -37,7 +37,7 @@ def at_once(array: Array, now: float, max_tasks: int, *, current: int | None = N
     go up and down.
     """
     if max_tasks < 1:
-        raise ValueError(f"an array needs at least one task at once, not {max_tasks}")
+        raise ValueError(f"an array needs at least one concurrent task, not {max_tasks}")
     if not array.pending:
         return 1
     count = _fewest(array, now, max_tasks, spare) or max_tasks

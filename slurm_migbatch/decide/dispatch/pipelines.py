@@ -196,12 +196,12 @@ class _Round:
     def look(self, known: KnownPipeline, rows: Sequence[JobRow]) -> KnownPipeline:
         """Look at one pipeline; returns what is known of it then."""
         if known.deadline_s is None:
-            return replace(known, jobs=(), why_not="none of its jobs tells a deadline")
+            return replace(known, jobs=(), why_not="none of its jobs has a deadline")
         by_job: dict[int, list[JobRow]] = {}
         for row in rows:
             by_job.setdefault(row.job_id if row.array_job is None else row.array_job, []).append(row)
         if len(by_job) > MOST_JOBS:
-            why = f"it has {len(by_job)} jobs that have not ended, and at most {MOST_JOBS} are weighed together"
+            why = f"it has {len(by_job)} unfinished jobs, and at most {MOST_JOBS} are supported"
             return replace(known, jobs=(), why_not=why)
         if self._weighed + len(by_job) > MOST_WEIGHED:
             return known
@@ -210,7 +210,7 @@ class _Round:
         for number in after:
             job = self._job(number, by_job[number])
             if job is None:
-                why = f"nobody knows how long job {number} takes: add items= or --time"
+                why = f"the duration of job {number} is unknown: add items= or --time"
                 return replace(known, at=self._now, jobs=(), why_not=why)
             jobs.append(job)
         return self._weigh(known, jobs, list(after.values()))
@@ -242,12 +242,12 @@ class _Round:
         return replace(found, seconds=chosen.seconds, left_s=left_s)
 
     def _retype(self, known: KnownPipeline, jobs: Sequence[_Job], best: Split, left_s: float) -> None:
-        kept = "keeps" if best.kept else "comes nearest to"
+        kept = "meets" if best.kept else "comes closest to"
         for job, number in zip(jobs, best.chosen, strict=True):
             if job.pending is not None and number != job.now:
                 why = (
-                    f"{job.choices[number].seconds:.3g} s of it are this job's share of {left_s:.0f} s that its "
-                    f"pipeline has left; {best.seconds:.0f} s in all {kept} deadline={known.deadline_s}s"
+                    f"this job's share is {job.choices[number].seconds:.3g} s of the {left_s:.0f} s left to its "
+                    f"pipeline; {best.seconds:.0f} s in total {kept} deadline={known.deadline_s}s"
                 )
                 self.changes.append(Retype(job.pending, (), job.profiles[number], why))
 
@@ -372,10 +372,10 @@ def why_pipeline(row: JobRow, known: Mapping[PipelineKey, KnownPipeline]) -> str
     if not pipeline.jobs:
         return ""
     seconds = format_clock(round(pipeline.seconds))
-    takes = f"{len(pipeline.jobs)} of its jobs have not ended and are predicted to take {seconds} at most"
+    takes = f"{len(pipeline.jobs)} unfinished jobs are predicted to take {seconds} at most"
     if pipeline.left_s <= 0:
         return f"the deadline of {head} has passed by {format_clock(round(-pipeline.left_s))}: {takes}"
-    until = f"of {format_clock(round(pipeline.left_s))} until its deadline"
+    until = f"with {format_clock(round(pipeline.left_s))} left until its deadline"
     if pipeline.seconds <= pipeline.left_s:
         return f"{head}: {takes}, {until}"
-    return f"the deadline of {head} cannot be kept on any slices, so these are fast ones: {takes}, {until}"
+    return f"the deadline of {head} cannot be met on any slices, so fast ones were chosen: {takes}, {until}"

@@ -422,7 +422,7 @@ def _why(pending: Pending, promise: ServiceGuarantee, profile: Profile, nodes: S
     seconds = promise.seconds(profile, pending.slice_count)
     if seconds is not None and promise.deadline_s is not None:
         return f"{text}; {seconds:.3g} s at most of deadline={promise.deadline_s}s"
-    return f"{text}; it keeps {promise.terms}" if promise.terms else text
+    return f"{text}; it meets {promise.terms}" if promise.terms else text
 
 
 def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
@@ -440,7 +440,7 @@ def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
         if grant is not None and grant.parts[0][0] != known[1] and dict(grant.parts) == dict(slices(row.gres)):
             pending = Pending(row, grant, frozenset(), row.tasks)
             turns.bar(Retype(pending, (), grant.parts[0][0], ""))
-            changes.append(Retype(pending, (), known[1], f"a limit of its user keeps it from starting ({row.reason})"))
+            changes.append(Retype(pending, (), known[1], f"a limit prevents it from starting ({row.reason})"))
     return changes
 
 
@@ -448,7 +448,7 @@ def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[st
     """Return the updates for tasks of these arrays whose marker differs from their GRES.
 
     A task that starts while its array is re-typed keeps its GRES and gets the array's new comment; run again it would
-    be given slices that Slurm has not allocated to it.
+    be given slices that Slurm did not allocate to it.
     """
     fields_of = {}
     for row in jobs:

@@ -33,10 +33,10 @@ _GRAIN: Final = 1e-9
 """Relative rounding of sums."""
 _NOTHING: Final = 1e-3
 """Compute-slice seconds that are forgotten."""
-LATE: Final = "its deadline cannot be kept"
-AHEAD: Final = "its user was served more than a fair share lately"
-CROWDED: Final = "not all deadlines can be kept, and those of users who were served less come first"
-LATER: Final = "earlier deadlines come first, and its own can still be kept"
+LATE: Final = "its deadline cannot be met"
+AHEAD: Final = "its user recently got more than a fair share"
+CROWDED: Final = "not all deadlines can be met, and users who got less come first"
+LATER: Final = "earlier deadlines come first, and its own can still be met"
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ def partition(
             candidates.append(Cut(tuple(kinds), tuple(chosen), origin=origin))
     bound = flow(works, possible, gpus, whole=False, late=ALLOWED).rate
     tried: dict[Counts, float] = {}
-    best_cut = Cut(tuple(kinds), candidates[0].gpus, 0.0, "nothing serves this work within its limits")
+    best_cut = Cut(tuple(kinds), candidates[0].gpus, 0.0, "no partition serves this work within its limits")
     for cut in reversed(candidates):
         rate = judge.rate(cut.stock, best_cut.rate or 0.8 * bound, must_beat=best_cut.rate)
         tried[cut.stock] = rate
