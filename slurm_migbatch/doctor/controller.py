@@ -67,7 +67,7 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
     here = health.this_one(config)
     reports: Mapping[str, HeardReport] | None = None
     if here.standby:
-        yield Finding(GOOD, "migbatchd", f"stands by: {here.standby}")
+        yield Finding(GOOD, "migbatchd", f"standby: {here.standby}")
         if everywhere:
             yield Finding(UNKNOWN, "nodes", "what they found is told to the active migbatchd", "run this on its host")
     else:

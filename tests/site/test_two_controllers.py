@@ -74,11 +74,11 @@ def test_doctor_knows_which_of_the_two_it_is(site: PairedSite):
     until("the node's report since its hooks are called", lambda: wrong(site, "ctl") == [])
     assert wrong(site, "ctl2") == []
     said = site.on("ctl2", f"{MIGBATCH} doctor")
-    assert "migbatchd: stands by: slurmctld's primary is ctl" in said
+    assert "migbatchd: standby: slurmctld's primary is ctl" in said
     assert "this one and ctl can stand in for each other" in said
     assert "ctl2" in site.on("ctl", f"{MIGBATCH} doctor | grep 'stand in for each other'")
     said = site.on("login", f"{MIGBATCH} doctor --role login")
-    assert "query service: 10.7.1.8 port 6831: that migbatchd stands by" in said
+    assert "query service: 10.7.1.8 port 6831: that migbatchd is on standby" in said
     said = site.on("ctl2", f"{MIGBATCH} doctor --nodes", codes=(2,))
     assert re.findall("^(?:FAIL|unknown|warn).*", said, re.MULTILINE) == [
         "unknown nodes: what they found is told to the active migbatchd"
