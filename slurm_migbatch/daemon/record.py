@@ -30,7 +30,7 @@ class WriterRecord:
 
     def __init__(self, writer: StoreWriter) -> None:
         self._writer = writer
-        self._fault = FaultReporter("the record of loans", "nothing is lent until it can be written", log)
+        self._fault = FaultReporter("the record of loans", "nothing is lent until it is writable", log)
         self._asked: tuple[Questions, concurrent.futures.Future[Answers]] | None = None
 
     @property

@@ -32,7 +32,7 @@ def check_answers(url: str, advice: str, stranger: str) -> Iterator[Finding]:
         response = connection.getresponse()
         status, body = response.status, response.read(_MOST)
     except (OSError, http.client.HTTPException) as error:
-        text = f"nobody answers at {place}: {getattr(error, 'strerror', None) or error}"
+        text = f"no answer from {place}: {getattr(error, 'strerror', None) or error}"
         yield Finding(BAD, "query service", text, advice)
         return
     finally:
@@ -42,4 +42,4 @@ def check_answers(url: str, advice: str, stranger: str) -> Iterator[Finding]:
     elif status == http.HTTPStatus.SERVICE_UNAVAILABLE and body.startswith(STANDBY):
         yield Finding(GOOD, "query service", f"{place}: that migbatchd is on standby")
     else:
-        yield Finding(BAD, "query service", f"what answers at {place} is another program", stranger)
+        yield Finding(BAD, "query service", f"another program answers at {place}", stranger)

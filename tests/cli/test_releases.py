@@ -100,7 +100,7 @@ def site(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("config", "level", "said"),
     [
-        ("SLURM_VERSION = 25.05.0\n", "FAIL", "25.05.0: it gives the same GRES to several jobs"),
+        ("SLURM_VERSION = 25.05.0\n", "FAIL", "25.05.0: it allocates the same GRES to several jobs"),
         ("SLURM_VERSION = 25.11.2\nMetricsType = metrics/openmetrics\n", "warn", "25.11.2: with MetricsType set"),
         ("SLURM_VERSION = 25.11.2\nMetricsType = metrics/none\n", "ok", "25.11.2"),
         ("GresTypes = mig\n", "ok", "25.05.1"),

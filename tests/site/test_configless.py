@@ -84,7 +84,7 @@ def in_order(site: ConfiglessSite) -> None:
         return not found
 
     try:
-        site.wait("nothing to correct", nothing)
+        site.wait("no problems", nothing)
     except TestbedError:
         raise AssertionError(found) from None
 

@@ -81,7 +81,7 @@ def test_doctor_knows_which_of_the_two_it_is(site: PairedSite):
     assert "query service: 10.7.1.8 port 6831: that migbatchd is on standby" in said
     said = site.on("ctl2", f"{MIGBATCH} doctor --nodes", codes=(2,))
     assert re.findall("^(?:FAIL|unknown|warn).*", said, re.MULTILINE) == [
-        "unknown nodes: what they found is told to the active migbatchd"
+        "unknown nodes: nodes report to the active migbatchd"
     ]
 
 
@@ -105,5 +105,5 @@ def test_the_second_takes_over(site: PairedSite):
     until("an answer", lambda: "h1" in site.on("login", "sinfo", codes=(0, 1)))
     assert slice_of(site, "7g.80gb").startswith("MIG-")
     (found,) = wrong(site, "ctl2")
-    assert found.startswith("FAIL    controllers: migbatchd on ctl does not answer, so that it would not take over")
+    assert found.startswith("FAIL    controllers: migbatchd on ctl does not answer, so it would not take over")
     assert slice_of(site, "1g.10gb").startswith("MIG-")
