@@ -72,10 +72,10 @@ def keep_before_upgrade(file: Path, last: str) -> Path:
             return _publish(target, lambda part: copy_file(file, part)).path
         except StoreError as error:
             raise StoreError(
-                f"{file} is of an older release, and the backup before its upgrade failed: {error}; make room, or take "
-                "one elsewhere (migbatch db backup FILE) and go on by `migbatch db upgrade --no-backup`"
+                f"{file} is from an older release, and the backup before its upgrade failed: {error}; free space, or "
+                "back it up elsewhere (migbatch db backup FILE) and continue with `migbatch db upgrade --no-backup`"
             ) from None
-    raise StoreError(f"there are too many backups beside {file}; remove those that you do not need")
+    raise StoreError(f"too many backups of {file}; remove those that you do not need")
 
 
 def size_of(file: Path) -> int:
@@ -123,7 +123,7 @@ def schema_of(file: Path) -> str:
     except sqlite3.Error as error:
         raise StoreError(f"{file} is damaged: {error}") from None
     if last is None:
-        raise StoreError(f"{file} is no record of migbatch")
+        raise StoreError(f"{file} is not a migbatch record")
     return str(last)
 
 
@@ -143,7 +143,7 @@ def _dump(url: str, part: Path, history: tuple[Migration, ...]) -> None:
             pending(source, history)
             present = applied(source)
             if not present:
-                raise StoreError("the database is empty; migbatchd makes its tables at its first start")
+                raise StoreError("the database is empty; migbatchd creates its tables at its first start")
             copy = private_engine(part)
             try:
                 migrate(copy, [step for step in history if step.name in present])
@@ -176,7 +176,7 @@ def _publish(target: Path, fill: Callable[[Path], None]) -> BackupFacts:
             size = part.stat().st_size
             _name(part, target)
     except FileExistsError:
-        raise StoreError(f"{target} is there already, and a backup overwrites nothing: choose another name") from None
+        raise StoreError(f"{target} already exists and is not overwritten: choose another name") from None
     except OSError as error:
         raise StoreError(f"cannot write {target}: {error.strerror}") from None
     except (sqlite3.Error, SQLAlchemyError) as error:

@@ -60,13 +60,13 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True) -> Stor
             if waiting:
                 raise OlderDatabaseError(
                     f"the database lacks {waiting[0]!r}, which this version of migbatch needs: start migbatchd, "
-                    "it brings the database up to date"
+                    "it migrates the database"
                 )
         else:
             file = sqlite_file(url)
             keep = partial(keep_before_upgrade, file) if file is not None and backup else _keep_nothing
             for name in migrate(engine, HISTORY, keep):
-                log.info("database brought up to %s", name)
+                log.info("database migrated to %s", name)
     except SQLAlchemyError as error:
         engine.dispose()
         shown = make_url(url).render_as_string(hide_password=True)

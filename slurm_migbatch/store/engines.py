@@ -56,7 +56,7 @@ def _server(url: URL, readonly: bool) -> Engine:
     try:
         engine = create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, pool_recycle=3600)
     except NoSuchModuleError:
-        raise StoreError(f"no such kind of database: {url.drivername!r}; use sqlite, mariadb or postgresql") from None
+        raise StoreError(f"unsupported database: {url.drivername!r}; use sqlite, mariadb or postgresql") from None
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(backend)
         advice = f"pip install 'slurm-migbatch[{extra}]'" if extra else f"install {error.name}"
@@ -85,7 +85,7 @@ def _end_idle_transactions(backend: str, connection: Any, _record: Any) -> None:
 
 def _sqlite(url: URL, readonly: bool) -> Engine:
     if not url.database or url.database == ":memory:" or not Path(url.database).is_absolute():
-        raise StoreError(f"{url} names no absolute file; write four slashes: sqlite:////var/lib/migbatch/migbatch.db")
+        raise StoreError(f"{url} is not an absolute path; write four slashes: sqlite:////var/lib/migbatch/migbatch.db")
     path = Path(url.database)
     check_local(path)
     mode = readable_mode(path) if readonly else _create(path)
@@ -170,9 +170,9 @@ def _create(path: Path) -> str:
         os.close(descriptor)
     except FileExistsError:
         if not path.is_file():
-            raise StoreError(f"{path} is not a file; [store] url must name one") from None
+            raise StoreError(f"{path} is not a file; [store] url must be one") from None
     except OSError as error:
-        raise StoreError(f"cannot make the database {path}: {error.strerror}") from None
+        raise StoreError(f"cannot create the database {path}: {error.strerror}") from None
     return "mode=rw"
 
 

@@ -70,7 +70,7 @@ def ingest(
     database = session.scalars(select(DatabaseIdentity.id)).one()
     if claim.database != database or claim.acked > journal.contiguous or machine.journal != id:
         if machine.told is not None:
-            log.warning("%s: what it told is not all here (another or an older database); it tells it again", name)
+            log.warning("%s: its events are incomplete here (another or older database); it resends them", name)
         machine.told = None
     known = _known(session, name, id, list(fresh))
     new = {seq: row for seq, row in fresh.items() if seq not in known and seq > (journal.forgotten or 0)}
@@ -100,7 +100,7 @@ def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[st
     for event in events:
         seq = clean.whole(event.get("seq"), 1) if isinstance(event, Mapping) else None
         if seq is None:
-            log.warning("an event without a usable number was not kept: %.200r", event)
+            log.warning("dropped an event without a valid number: %.200r", event)
             continue
         rows.setdefault(
             seq,
@@ -159,7 +159,7 @@ def _supersede(session: Session, machine: Node, moment: float) -> None:
     ):
         if other.journal == machine.journal:
             other.superseded = moment
-            log.warning("%s has lost its journal %s; the slices it held count as lost", machine.node, other.journal)
+            log.warning("%s has lost its journal %s; the slices that it held are lost", machine.node, other.journal)
             lose_leases(
                 session,
                 session.scalars(

@@ -91,7 +91,7 @@ def keep_memory(run: Run, node: str, mib: Any, profiles: Collection[str]) -> Non
         return
     room = max((_room_mib(profile) for profile in profiles), default=math.inf)
     if not 0 < number <= room:
-        log.warning("%s: job %d run %d: %g MiB in a slice cannot be", node, run.job_id, run.restart, number)
+        log.warning("%s: job %d run %d: %g MiB in a slice are impossible", node, run.job_id, run.restart, number)
         return
     facts = _facts(run)
     nodes = dict(facts.get("nodes") or {})
@@ -159,15 +159,15 @@ def _believed(run: Run, ts: float, event: Mapping[str, Any], doubts: list[str]) 
         if number is not None and 0 < number <= most:
             found[name] = number
         elif value is not None and number != 0:
-            doubts.append(f"{name}={str(value)[:40]} cannot be")
+            doubts.append(f"{name}={str(value)[:40]} is impossible")
     refused = clean.whole(event.get("refused"), 1, 1 << 30)
     if refused:
-        doubts.append(f"{refused} lines of its progress file make no sense")
+        doubts.append(f"{refused} invalid lines in its progress file")
     rate, items = found.get("throughput_per_s"), found.get("items")
     if rate and items and run.started is not None and ts > run.started:
         ran = ts - run.started
         if items / rate > ran * _SLACK_SHARE + _SLACK_S:
-            doubts.append(f"{items:g} items at {rate:g}/s take longer than the {ran:.0f} s that it ran")
+            doubts.append(f"{items:g} items at {rate:g}/s take longer than its run time of {ran:.0f} s")
             del found["throughput_per_s"]
     return found
 

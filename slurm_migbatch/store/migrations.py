@@ -52,7 +52,7 @@ def pending(connection: Connection, steps: Sequence[Migration]) -> list[str]:
     known = [step.name for step in steps]
     if unknown := sorted(done - set(known)):
         raise NewerDatabaseError(
-            f"the database was made by a newer migbatch (it has {unknown[-1]!r}, which this version does not know): "
+            f"the database was created by a newer migbatch (it has {unknown[-1]!r}, unknown to this version): "
             "upgrade slurm-migbatch on this host, or restore a backup from before the upgrade (migbatch db restore)"
         )
     return [name for name in known if name not in done]
@@ -102,7 +102,7 @@ def _alone(connection: Connection) -> Iterator[None]:
     with connection.begin():
         got = connection.scalar(select(func.get_lock(_LOCK_NAME, _LOCK_WAIT_S)))
     if got != 1:
-        raise StoreError(f"another migbatch has been changing the tables for over {_LOCK_WAIT_S} s; try again later")
+        raise StoreError(f"another migbatch has been migrating the tables for over {_LOCK_WAIT_S} s; try again later")
     try:
         yield
     finally:

@@ -62,7 +62,7 @@ def safe_of(
         early = name == "checkpoint" and started is not None and number is not None and number < started - CLOCKS_S
         late = name == "checkpoint" and number is not None and number > ts + CLOCKS_S
         if number is None or not 0 <= number <= most or early or late:
-            doubts.append(f"{name}={str(value)[:40]} cannot be")
+            doubts.append(f"{name}={str(value)[:40]} is impossible")
         else:
             found[name] = int(number) if name in ("steps", "restored") else number
     return found

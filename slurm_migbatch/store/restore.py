@@ -69,7 +69,7 @@ def restore(source: Path, url: str, history: tuple[Migration, ...], *, replace: 
         raise StoreError(f"cannot restore {source}: {error.filename or ''}: {error.strerror}") from None
     except (sqlite3.Error, SQLAlchemyError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        raise StoreError(f"cannot restore {source}, the database is as it was: {cause}") from None
+        raise StoreError(f"cannot restore {source}, the database is unchanged: {cause}") from None
     return Restored(schema, None)
 
 
@@ -104,9 +104,7 @@ def _holds_something(connection: Connection) -> bool:
 
 
 def _refuse(where: str) -> StoreError:
-    return StoreError(
-        f"{where} is not empty: what it holds would be lost, say --replace if it is to be (migbatch db backup first)"
-    )
+    return StoreError(f"{where} is not empty: use --replace to replace its content (migbatch db backup first)")
 
 
 def _renew(connection: Connection) -> None:

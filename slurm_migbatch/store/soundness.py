@@ -51,7 +51,7 @@ def strays(connection: Connection) -> Iterator[str]:
     """Yield rows that refer to what is not there."""
     lost = connection.scalar(select(func.count()).select_from(Lease).where(~exists().where(Run.id == Lease.run_id)))
     if lost:
-        yield f"{lost} leases belong to no run"
+        yield f"{lost} leases have no run"
 
 
 def oldest_end(connection: Connection) -> float | None:

@@ -21,7 +21,7 @@ def check_local(path: str | Path) -> None:
     kind = filesystem_type(path)
     if is_network(kind):
         raise NetworkFilesystemError(
-            f"{path} lies on a {kind} filesystem, which several hosts can share; SQLite loses data there. Put it on a "
+            f"{path} is on a {kind} filesystem, which several hosts can share; SQLite loses data there. Move it to a "
             "local disk of the controller ([store] url in migbatch.toml), or use MariaDB or PostgreSQL"
         )
 
@@ -47,7 +47,7 @@ def open_readable(path: str | Path) -> tuple[str, sqlite3.Connection]:
         os.stat(path)  # noqa: PTH116 see `values`
     except FileNotFoundError:
         raise StoreError(
-            f"there is no database at {path}; migbatchd makes it at its first start, --db or MIGBATCH_DB names another"
+            f"no database at {path}; migbatchd creates it at its first start, --db or MIGBATCH_DB selects another"
         ) from None
     except OSError as error:
         raise StoreError(f"cannot read the database {path}: {error.strerror}") from None
@@ -66,7 +66,7 @@ def open_readable(path: str | Path) -> tuple[str, sqlite3.Connection]:
         except sqlite3.Error as error:
             problem = error
         connection.close()
-    advice = "" if os.access(path, os.R_OK) else "; ask the administrator for the group that may read it"
+    advice = "" if os.access(path, os.R_OK) else "; ask the administrator for membership of its group"
     raise StoreError(f"cannot read the database {path}: {problem}{advice}")
 
 

@@ -63,7 +63,7 @@ def check_term(session: Session, own_term: int) -> None:
     row = session.execute(select(Term.number, Term.holder).where(Term.id == _ROW).with_for_update(read=True)).first()
     if row is None or row.number != own_term:
         holder = row.holder if row is not None else ""
-        raise TermOverError(f"migbatchd on {holder or 'another host'} is the active one now; nothing is written here")
+        raise TermOverError(f"migbatchd on {holder or 'another host'} is now active; nothing is written here")
 
 
 def server_time(connection: Connection) -> float:

@@ -150,7 +150,7 @@ def test_the_record_is_made_by_migbatchd_alone(migbatch, table, tmp_path):
     """A file that root made would not be the daemon's to write."""
     (tmp_path / "db").unlink()
     code, _, err = migbatch("import", table)
-    assert code == 1 and "migbatchd makes it at its first start" in err
+    assert code == 1 and "migbatchd creates it at its first start" in err
     assert not (tmp_path / "db").exists()
 
 

@@ -63,7 +63,7 @@ def test_the_whole_release_is_read(text: str, release: Release) -> None:
 
 
 def test_what_names_no_release_is_an_error() -> None:
-    with pytest.raises(SlurmError, match="names no Slurm release"):
+    with pytest.raises(SlurmError, match="not a Slurm release"):
         parse_release("scontrol: error: no slurm.conf")
 
 

@@ -112,7 +112,7 @@ def test_envelopes_that_mean_nothing(change: dict[str, Any]) -> None:
         ({"slices": [{**PLACE, "start": 2**40}]}, r"slices\[0\]: start must be"),
         ({"slices": [{**PLACE, "size": 0}]}, "size must be"),
         ({"slices": [{**PLACE, "size": 2**30}]}, "size must be"),
-        ({"slices": [{**PLACE, "profile": "huge"}]}, "is no MIG profile"),
+        ({"slices": [{**PLACE, "profile": "huge"}]}, "is not a MIG profile"),
         ({"slices": [{**PLACE, "gpu": "G" * 5000}]}, "gpu must be a string of at most 128"),
         ({"beside": [1, 2, 3]}, "beside must be"),
         ({"ts": "now"}, "ts must be"),

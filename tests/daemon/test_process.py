@@ -89,7 +89,7 @@ def test_systemd_is_told(daemon):
     ("text", "said"),
     [
         ("[node_api]\nport = 'x'\n", ":2: node_api.port must be a whole number"),
-        ("[store]\nurl = 'sqlite:///relative.db'\n", "names no absolute file"),
+        ("[store]\nurl = 'sqlite:///relative.db'\n", "is not an absolute path"),
     ],
 )
 def test_what_cannot_work_is_said_and_ends_it(daemon, text, said):

@@ -165,8 +165,8 @@ def test_ways_to_the_controller(bed: Cluster, open_tmp_path: Path) -> None:
     port = bed.ports["migbatchd"]
     for change, words in (
         ((f":{port}", ":1"), ("controller: no answer from http://127.0.0.1:1", "Controller= of")),
-        ((f":{port}", f":{bed.ports['query']}"), ("controller: what answers", "is not migbatchd", "6830")),
-        ((f"Controller=http://127.0.0.1:{port}", "Controller="), ("controller: node.conf names no Controller=",)),
+        ((f":{port}", f":{bed.ports['query']}"), ("controller: the server at", "is not migbatchd", "6830")),
+        ((f"Controller=http://127.0.0.1:{port}", "Controller="), ("controller: node.conf has no Controller=",)),
         (("MungeSocket=", "MungeSocket=/gone"), ("credentials: munge", "systemctl status munge")),
         (("Auth=munge", "Auth=token"), ("credentials: ", "migbatch node key n1")),
     ):
@@ -219,7 +219,7 @@ def test_an_agent_that_is_gone_and_a_hook_that_drains(bed: Cluster) -> None:
     """slurmd drains with `Epilog error`; why is said by the node. The last test here: the node stays drained."""
     run = bed.node_directory("n1") / "run"
     bed.stop("agent-n1")
-    assert named(on_node(bed), "agent: does not run", "systemctl enable --now migbatch-node")
+    assert named(on_node(bed), "agent: is not running", "systemctl enable --now migbatch-node")
     run.chmod(0o775)
     try:
         job = bed.submit(wrap="true", user=USER)  # its Epilog runs, whatever it asked for

@@ -121,7 +121,7 @@ def test_a_token_of_somebody_else_under_root(site: Site) -> None:
 def test_a_token_that_is_missing_or_none(site: Site) -> None:
     site.token.write_text("scontrol: error: no\n")
     level, text, _ = site.look()
-    assert level == BAD and "holds no token" in text
+    assert level == BAD and "has no token" in text
     site.token.unlink()
     level, text, advice = site.look()
     assert level == BAD and "No such file" in text and "scontrol token username=slurm" in advice
@@ -130,7 +130,7 @@ def test_a_token_that_is_missing_or_none(site: Site) -> None:
 def test_a_token_that_slurm_refuses(site: Site) -> None:
     site.server.answers["jobs/"] = (401, "Authentication failure")
     level, text, _ = site.look()
-    assert level == BAD and f"it refuses the token in {site.token}" in text
+    assert level == BAD and f"it rejects the token in {site.token}" in text
 
 
 def test_a_socket_that_is_closed_to_migbatchd(site: Site) -> None:
@@ -143,7 +143,7 @@ def test_a_socket_that_is_closed_to_migbatchd(site: Site) -> None:
 @pytest.mark.parametrize("where", ["unix:/nonexistent/socket", "http://127.0.0.1:1"])
 def test_nobody_listens(site: Site, where: str) -> None:
     level, text, advice = site.look(slurmrestd=where)
-    assert level == BAD and f"slurmrestd at {where} cannot be asked: " in text and "docs/install.md" in advice
+    assert level == BAD and f"slurmrestd at {where} cannot be reached: " in text and "docs/install.md" in advice
 
 
 def test_no_version_of_the_api_is_known(site: Site) -> None:

@@ -129,7 +129,7 @@ def test_lies_that_cannot_be_are_refused_and_told(stack: Cluster) -> None:
     assert account(stack, job)["measured_throughput_per_s"] is None
     shown = json.loads(stack.product.migbatch("show", "-c", str(stack.product.config), "--json", str(job)))
     doubts = shown["runs"][0]["measured_facts"]["doubts"]
-    assert any("lines of its progress file" in doubt for doubt in doubts), doubts
+    assert any("lines in its progress file" in doubt for doubt in doubts), doubts
     assert any("throughput_per_s" in doubt for doubt in doubts), doubts
     settled(stack)
 

@@ -233,7 +233,7 @@ def test_a_bomb_does_not_go_off(models: ModelDirectory, two: Path, monkeypatch: 
 
 def test_what_is_cut_short_is_not_believed(models: ModelDirectory, two: Path) -> None:
     two.write_bytes(two.read_bytes()[:-20])
-    assert "cut short" in trouble(models)
+    assert "incomplete" in trouble(models)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_a_directory_that_others_may_write_is_not_used(models: ModelDirectory, t
     models.path.chmod(mode)
     current = models.current()
     assert current.saved.learned.version == 0
-    assert "others may write it" in current.troubles[0]
+    assert "writable by others" in current.troubles[0]
     with pytest.raises(StateError, match="others may write"):
         add(models)
     with pytest.raises(StateError, match="others may write"):
