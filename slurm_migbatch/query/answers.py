@@ -81,5 +81,5 @@ def _require_plotly(site: QuerySite) -> None:
     except ModuleNotFoundError as error:
         if not site.quiet:  # the command says what to install
             raise
-        lacking = "the query service cannot draw: its host lacks pip install 'slurm-migbatch[report]'"
+        lacking = "the query service cannot draw: run pip install 'slurm-migbatch[report]' on its host"
         raise Unanswerable(lacking) from error

@@ -61,8 +61,8 @@ def ask(question: Question, servers: Servers, signer: Signer, pause: Callable[[f
             continue
         why = "; ".join(f"{url}: {error}" for url, error in failed)
         raise NoAnswer(
-            f"no query service of migbatch answers ({why}); ask the administrator whether migbatchd runs there with "
-            f"[query] enabled, and whether this host may reach its port (named by {servers.source})"
+            f"no answer from migbatch's query service ({why}); ask the administrator whether migbatchd runs there "
+            f"with [query] enabled, and whether this host can reach its port (from {servers.source})"
         )
 
 
@@ -72,12 +72,12 @@ def _ask(url: str, body: bytes, signer: Signer) -> Answer:
     try:
         proof, credential = headers(signer, "POST", PATH, node, body)
     except AuthError as error:
-        raise NoAnswer(f"{error}; this command proves who asks by munge, which must run on this host") from None
+        raise NoAnswer(f"{error}; this command authenticates by munge, which must run on this host") from None
     status, text, signature = _post(url, body, {**proof, "Content-Type": "application/json"})
     if status in (429, 503):
         raise _Busy(_error_text(text))
     if status != 200:
-        raise NoAnswer(f"{url} refuses: {status} {_error_text(text)}")
+        raise NoAnswer(f"{url} refused: {status} {_error_text(text)}")
     try:
         signer.verify(signature, response_payload(credential, text), node)
         return Answer.read(text)

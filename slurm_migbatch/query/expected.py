@@ -104,14 +104,14 @@ def _end(job: JobRow) -> tuple[bool, float]:
 def describe(expected: Expected, now: float) -> str:
     """Say it in one sentence."""
     if not expected.blockers:
-        return "as soon as its slices are made, unless jobs of higher priority take the room"
+        return "as soon as its slices are created, unless jobs of higher priority take the space"
     names = ", ".join(_name(job) for job in expected.blockers[:6])
     more = f" and {len(expected.blockers) - 6} more" if len(expected.blockers) > 6 else ""
     if expected.at is None:
-        return f"once {names}{more} ended, of which not all have a time limit"
+        return f"after the end of {names}{more}, of which not all have a time limit"
     minutes = max(0, round((expected.at - now) / 60))
     when = f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
-    return f"in {when} at the latest, unless jobs of higher priority take the room: once {names}{more} ended"
+    return f"in {when} at the latest, unless jobs of higher priority take the space: after the end of {names}{more}"
 
 
 def _name(job: JobRow) -> str:

@@ -51,12 +51,12 @@ def _catalog(site: QuerySite) -> SiteCatalog:
         return load(path)
     except FileNotFoundError:
         if site.quiet:
-            raise Unanswerable("what this site has is not known yet: migbatchd has not seen its nodes") from None
+            raise Unanswerable("the GPUs of this site are unknown: migbatchd has not seen its nodes yet") from None
         raise Unanswerable(
-            f"there is no catalog at {path}; name one with --catalog, or run this where migbatchd has run once"
+            f"no catalog at {path}; use --catalog, or run this on a host where migbatchd has run"
         ) from None
     except (OSError, CatalogError) as error:
-        sentence = "the catalog of this site cannot be read" if site.quiet else f"{path}: {error}"
+        sentence = "cannot read the catalog of this site" if site.quiet else f"{path}: {error}"
         raise Unanswerable(sentence, detail=f"{path}: {error}") from None
 
 
@@ -71,7 +71,7 @@ def _partition(catalog: SiteCatalog, site: QuerySite) -> tuple[str, tuple[str, .
     except SlurmError as error:
         remarks = (f"migbatch: the default partition is not known, Slurm does not answer{site.detail(error)}",)
     if not name:
-        raise Unanswerable(f"which partition? Name one with --partition: {catalog.names}", 2)
+        raise Unanswerable(f"specify a partition with --partition: {catalog.names}", 2)
     return name, remarks
 
 
@@ -170,7 +170,7 @@ def _decision(decision: SubmitDecision) -> list[tuple[str, str]]:
     hints = " ".join(f"{key}={value}" for key, value in decision.hints.to_dict().items())
     return [
         ("hints", hints or "none"),
-        ("bucket", decision.bucket or "none: no known model is named"),
+        ("bucket", decision.bucket or "none: no known model"),
         ("advice", _advice(decision)),
         ("predictor", decision.predictor),
         ("granted", f"{decision.granted} ({decision.reason.replace('_', ' ')})"),

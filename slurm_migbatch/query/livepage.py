@@ -58,7 +58,7 @@ class LivePage:
             uid = self._asker(request)
             question = write(self._question(request))
             if self._turn.locked() and uid == _NOBODY:
-                raise Refused(503, "another page is being drawn; ask again in a few seconds", 5)
+                raise Refused(503, "another page is being drawn; try again in a few seconds", 5)
             async with self._turn:
                 answer = Answer.read(await self._ask(uid, question))
         except QuestionError as error:
@@ -76,7 +76,7 @@ class LivePage:
         if request.url.path == ALL or "authorization" in request.headers:
             raise Refused(401, f"send the token of {self._rule.key}, as a password or as Authorization: Bearer TOKEN")
         if request.url.hostname not in _HOSTS:
-            raise Refused(403, "without the token this page is asked for at localhost or 127.0.0.1")
+            raise Refused(403, "without the token this page is available at localhost or 127.0.0.1 only")
         return _NOBODY
 
     def _question(self, request: Request) -> PageQuestion:
@@ -91,5 +91,7 @@ class LivePage:
 
 
 def _text(status: int, sentence: str) -> Response:
-    asking = {"WWW-Authenticate": 'Basic realm="migbatch: any name, the token as password"'} if status == 401 else {}
+    asking = (
+        {"WWW-Authenticate": 'Basic realm="migbatch: any user name, the token as password"'} if status == 401 else {}
+    )
     return PlainTextResponse(sentence + "\n", status, {**_HEADERS, **asking})

@@ -168,7 +168,7 @@ def waiting(site: QuerySite) -> tuple[dict[int, str], tuple[str, ...]]:
         return {int(job): str(why) for job, why in reasons.items()}, ()
     except (OSError, ValueError, KeyError) as error:
         where = "" if site.quiet else f" at {site.config.daemon.api_socket}"
-        return {}, (f"migbatch: migbatchd does not say{where} why jobs wait{site.detail(error)}",)
+        return {}, (f"migbatch: no answer from migbatchd{where}, reasons are missing{site.detail(error)}",)
 
 
 def _would(actions: Sequence[Mapping[str, Any]]) -> dict[int, str]:
@@ -185,7 +185,7 @@ def _ids(text: str | None) -> tuple[int, ...]:
         return ()
     words = [word.partition("_")[0].partition("+")[0] for word in text.split(",") if word]
     if not words or not all(word.isdigit() and len(word) < 19 for word in words):
-        raise Unanswerable(f"{text!r} names no jobs; write 123 or 123,124")
+        raise Unanswerable(f"{text!r} is not a list of jobs; write 123 or 123,124")
     return tuple(map(int, words))
 
 

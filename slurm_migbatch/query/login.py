@@ -54,7 +54,7 @@ def find_servers(path: str = "") -> Servers:
             return read_conf(file, path)
     except FileNotFoundError:
         if path != LOGIN_CONF:
-            raise LoginError(f"there is no {path}") from None
+            raise LoginError(f"no {path}") from None
         return of_slurm(_scontrol())
     except (OSError, UnicodeDecodeError) as error:
         raise LoginError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
@@ -74,7 +74,7 @@ def read_conf(lines: Iterable[str], path: str) -> Servers:
     urls = tuple(url for word in values["Servers"].split(",") if (url := word.strip().rstrip("/")))
     wrong = next((url for url in urls if not _URL.fullmatch(url)), None)
     if wrong is not None or not urls:
-        raise LoginError(f"{path}: Servers={wrong or ''} must name URLs such as http://controller:{DEFAULT_PORT}")
+        raise LoginError(f"{path}: Servers={wrong or ''} must be URLs such as http://controller:{DEFAULT_PORT}")
     uids = frozenset({0, *uid_of(values["SlurmUser"])})
     return Servers(tuple(map(_with_port, urls)), uids, values["MungeSocket"], path)
 
@@ -89,7 +89,7 @@ def of_slurm(config: str) -> Servers:
             hosts[address.rstrip(")") or name] = None
     urls = tuple(f"http://{f'[{host}]' if ':' in host else host}:{DEFAULT_PORT}" for host in hosts)
     if not urls or not all(map(_URL.fullmatch, urls)):
-        raise LoginError(f"Slurm names no SlurmctldHost; ask the administrator for {LOGIN_CONF} (Servers=http://...)")
+        raise LoginError(f"Slurm has no SlurmctldHost; ask the administrator for {LOGIN_CONF} (Servers=http://...)")
     user = _USER.fullmatch(settings.get("SlurmUser", ""))
     info = _SOCKET.made.search(settings.get("AuthInfo", ""))
     uids = frozenset({0, int(user[1])} if user else {0})
@@ -107,8 +107,8 @@ def _scontrol() -> str:
         done = None
     if done is None or done.returncode:
         raise LoginError(
-            f"there is no {LOGIN_CONF} here, and `scontrol show config` does not say where slurmctld is; ask the "
-            f"administrator for that file (Servers=http://<controller>:{DEFAULT_PORT})"
+            f"no {LOGIN_CONF}, and `scontrol show config` does not name slurmctld's host; ask the administrator for "
+            f"that file (Servers=http://<controller>:{DEFAULT_PORT})"
         )
     return done.stdout
 

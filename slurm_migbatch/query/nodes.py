@@ -81,11 +81,11 @@ def answer(question: NodesQuestion, rights: Rights, site: QuerySite) -> Reply:
         raise Unanswerable(f"--nodes: {error}", 2) from None
     remarks: tuple[str, ...] = ()
     if not rights.nodes:
-        raise Unanswerable("nodes are private here (PrivateData=nodes)")
+        raise Unanswerable("nodes are private (PrivateData=nodes)")
     try:
         rows: Sequence[NodeRow] | None = site.slurm().nodes()
     except SlurmError as error:
-        rows, remarks = None, (f"migbatch: Slurm does not answer, states and offers are left out{site.detail(error)}",)
+        rows, remarks = None, (f"migbatch: no answer from Slurm, states and offers are missing{site.detail(error)}",)
     with site.record() as store:
         leases = store.leases()
         shown = _shown(store, rights, {lease.job for lease in leases})
@@ -96,7 +96,7 @@ def answer(question: NodesQuestion, rights: Rights, site: QuerySite) -> Reply:
         ]
     if wanted is not None and (unknown := wanted - {v.name for v in views}):
         raise Unanswerable(
-            f"no MIG node called {', '.join(sorted(unknown))} has reported yet; `migbatch nodes` lists those that have"
+            f"no MIG node named {', '.join(sorted(unknown))} has reported yet; `migbatch nodes` lists those that have"
         )
     if question.as_json:
         return Reply([json.dumps({"version": 1, "nodes": [asdict(v) for v in views]})], remarks)

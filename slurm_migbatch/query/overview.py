@@ -120,12 +120,12 @@ def _made(site: QuerySite) -> Overview:
         cluster = site.kept("cluster", _NAME_S, lambda: client.settings().get("clustername", ""))
     except SlurmError as error:
         nodes, queue, cluster = None, None, ""
-        remarks.append(f"Slurm does not answer, the queue and what is offered are left out{site.detail(error)}")
+        remarks.append(f"no answer from Slurm, the queue and the offers are missing{site.detail(error)}")
     trainings = job_views_of(queue or (), site.config.lending.partitions)
     reasons, unsaid = waiting(site) if any(job.row.pending for job in trainings.values()) else ({}, ())
     plans = _plans(site)
     if plans is None:
-        remarks.append("migbatchd does not answer, what is offered on which GPU is left out")
+        remarks.append("no answer from migbatchd, the offers of each GPU are missing")
     with site.record() as store:
         views = node_views(store, nodes, (), ())
         leases = store.leases()

@@ -61,7 +61,7 @@ def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:
     assert wanted.start is not None
     end = min(now, wanted.end if wanted.end is not None else now)
     if end <= wanted.start:
-        raise Unanswerable(f"the window from {moment(wanted.start)} to {moment(end)} holds no time that has passed", 2)
+        raise Unanswerable(f"the window from {moment(wanted.start)} to {moment(end)} is in the future", 2)
     mine = allowed(rights, replace(wanted, end=end))
     try:
         with contextlib.closing(open_reader(site.url)) as record:
@@ -70,12 +70,12 @@ def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:
         raise failed(error, site) from None
     notes = [] if mine.only is None else ["Only your own runs and those of accounts that you coordinate (PrivateData)."]
     if not shown:
-        notes.append("The record holds nothing of that.")
+        notes.append("The record has no matching data.")
     return render(
         _title(wanted),
         f"From {moment(wanted.start)} to {moment(end)} ({zone(end)}).",
         shown,
-        f"Made by migbatch report on {moment(now)}, of the record of migbatch.",
+        f"Created by migbatch report on {moment(now)} from migbatch's record.",
         notes,
     )
 

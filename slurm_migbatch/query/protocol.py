@@ -46,11 +46,11 @@ class Answer(Value):
         try:
             fields = json.loads(body)
             if fields["version"] != VERSION:
-                raise AnswerError("command and service must be of one release")
+                raise AnswerError("command and service must be of the same release")
             code, error = fields["code"], fields.get("error", "")
             out, err = fields.get("out", ""), tuple(fields.get("err", ()))
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-            raise AnswerError("what the service answers is not understood") from None
+            raise AnswerError("cannot parse the answer of the service") from None
         if not (type(code) is int and 0 <= code <= 255 and all(isinstance(text, str) for text in (out, error, *err))):
-            raise AnswerError("what the service answers is not understood")
+            raise AnswerError("cannot parse the answer of the service")
         return cls(code, out, err, error)

@@ -268,29 +268,29 @@ def write(question: Question) -> bytes:
     given = {name: getattr(question, name) for name, _ in fields(question)}
     body = json.dumps({"ask": question.kind, **given}, separators=(",", ":")).encode()
     if len(body) > MAX_QUESTION:
-        raise QuestionError(f"this asks for too much at once: more than {MAX_QUESTION} bytes")
+        raise QuestionError(f"the query is too large: more than {MAX_QUESTION} bytes")
     return body
 
 
 def read(body: bytes) -> Question:
     """Read what came over the wire. Raises QuestionError for everything that `write` does not make."""
     if len(body) > MAX_QUESTION:
-        raise QuestionError(f"the question is longer than {MAX_QUESTION} bytes")
+        raise QuestionError(f"the query is longer than {MAX_QUESTION} bytes")
     import json
 
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
-        raise QuestionError("the question is not JSON") from None
+        raise QuestionError("the query is not JSON") from None
     if not isinstance(given, dict):
-        raise QuestionError("the question is not an object")
+        raise QuestionError("the query is not an object")
     name = given.pop("ask", None)
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise QuestionError(f"ask must be one of {', '.join(KINDS)}")
     known = {name for name, _ in fields(kind)}
     if given.keys() - known:
-        raise QuestionError("the question has a field that is not known here: command and service must be one release")
+        raise QuestionError("the query has an unknown field: command and service must be of the same release")
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     return checked(kind(**values))
 
@@ -310,7 +310,7 @@ def _check(question: Question, name: str, bounds: Mapping[str, Any], value: Any)
     else:
         right = _plain(value, bounds["limit"]) and (name != "time_style" or _STYLE.fullmatch(value) is not None)
     if not right:
-        raise QuestionError(f"{name} is of the wrong kind, too long, or holds what it must not")
+        raise QuestionError(f"{name} has a wrong type, is too long, or has invalid content")
 
 
 def _plain(value: Any, limit: int) -> bool:

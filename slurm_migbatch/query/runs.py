@@ -60,7 +60,7 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
         first = next(visible_runs, None)
         remarks = [selection.remark] if selection.remark else []
         if elsewhere:
-            remarks.append(f"the runs of this record are of the cluster {cluster} alone")
+            remarks.append(f"this record only has runs of the cluster {cluster}")
         elif first is None:
             remarks.extend(_unknown(wanted, reader))
         visible_runs = visible_runs if first is None else chain((first,), visible_runs)
@@ -78,7 +78,7 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
 def _selection(question: RunsQuestion, now: float, uid: int) -> Selection:
     wrong = next((text for text in question.associations if not _number(text)), None)
     if wrong is not None:
-        raise ReportError(f"-x: {wrong!r} is no id of an association; `sacctmgr show associations format=id` has them")
+        raise ReportError(f"-x: {wrong!r} is not an association id; `sacctmgr show associations format=id` lists them")
     return selection(
         question,
         now,
@@ -135,7 +135,7 @@ def _unknown(wanted: RunFilter, reader: RunReader) -> Iterator[str]:
     ):
         for name in names:
             if not reader.has_run(RunFilter(**{field: (name,), "only": wanted.only})):  # type: ignore[arg-type]
-                yield f"no run that you may see has the {what} {name!r}"
+                yield f"no run visible to you has the {what} {name!r}"
 
 
 def _cluster(question: RunsQuestion, columns: Sequence[Column], site: QuerySite) -> str:

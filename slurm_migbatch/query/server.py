@@ -73,12 +73,12 @@ class Workers:
     async def ask(self, uid: int, body: bytes) -> bytes:
         """Return the answer to a question. Raises Refused."""
         if self.waiting >= _WAITING:
-            raise Refused(503, "too many questions wait already; ask again later", 2)
+            raise Refused(503, "too many queries are waiting; try again later", 2)
         self.waiting += 1
         try:
             await asyncio.wait_for(self._room.acquire(), self._patience_s)
         except asyncio.TimeoutError:
-            raise Refused(503, "other questions take their time; ask again later", 2) from None
+            raise Refused(503, "other queries are still running; try again later", 2) from None
         finally:
             self.waiting -= 1
         try:
@@ -97,14 +97,12 @@ class Workers:
             answer = await asyncio.wait_for(self._exchange(process, uid, body), self._patience_s)
         except asyncio.TimeoutError:
             self._kill(process)
-            raise Refused(
-                504, f"this takes longer than {self._patience_s:g} s to answer; ask for less at once"
-            ) from None
+            raise Refused(504, f"the query takes longer than {self._patience_s:g} s; request less data") from None
         except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
-            log.warning("a process that answers questions has ended: %r", error)
+            log.warning("a query process has died: %r", error)
             self._kill(process)
             await asyncio.sleep(_PAUSE_S)
-            raise Refused(500, "the question could not be answered; migbatchd's log has more") from None
+            raise Refused(500, "the query failed; see migbatchd's log") from None
         except BaseException:  # whoever asked has gone; what is left in the pipes is nobody's answer
             self._kill(process)
             raise
@@ -158,7 +156,7 @@ class QueryService:
         self._held: Counter[int] = Counter()
         #: answers by status
         self.answers: Counter[int] = Counter()
-        advice = ("a question was refused", "this is the user's or his host's matter unless it goes on")
+        advice = ("a query was refused", "caused by the user or his host unless it persists")
         limits = ApiLimits(body_bytes=MAX_QUESTION, body_s=_BODY_S)
         gate = Gate(signer, limits, self._pool, self._authorise, self._seldom, advice)
         handler = gate.guard(self._answer, lambda _path, status: self.answers.update((status,)))
@@ -191,7 +189,7 @@ class QueryService:
             raise Refused(400, str(error)) from None
         self._hold(caller)
         if caller.uid in self._asking and caller.uid not in self._trusted:
-            raise Refused(429, f"a question of uid {caller.uid} is being worked on already", 1)
+            raise Refused(429, f"a query of uid {caller.uid} is already running", 1)
         self._asking.add(caller.uid)
         try:
             answer = await self._workers.ask(caller.uid, body)
@@ -203,7 +201,7 @@ class QueryService:
         """Count the connection until it is closed: an answer that is not read takes memory."""
         uid = caller.uid
         if self._held[uid] >= _HELD_PER_USER and uid not in self._trusted:
-            raise Refused(429, f"{_HELD_PER_USER} answers to uid {uid} are still to be read", 1)
+            raise Refused(429, f"{_HELD_PER_USER} answers to uid {uid} have not been read yet", 1)
         if caller.link is None:
             return
         self._held[uid] += 1
@@ -289,7 +287,7 @@ def main() -> None:
     try:
         asyncio.run(serve(loads(start["config"]), first))
     except (RuntimeError, OSError) as error:
-        log.error("users are not answered: %s", error)
+        log.error("user queries are not answered: %s", error)
         sys.exit(1)
 
 

@@ -27,7 +27,7 @@ def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
         rows = [_redacted(rights, row) for row in store.runs(wanted)]
         if not rows:
             raise Unanswerable(
-                f"job {name_of(job)} is not in the record; jobs enter it within seconds of their submission, and "
+                f"job {name_of(job)} is not in the record; jobs are recorded within seconds of their submission; "
                 "`migacct -X -S now-7days` lists those of the last week"
             )
         decisions = {id: store.decision(id) for id in {row.run["decision"] for row in rows} if id}
@@ -74,7 +74,7 @@ def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[
     yield from pairs_of("Measured", measured(run))
     yield from pairs_of("Training", training(run))
     if decision:
-        yield "Why", shown((decision["message"] or "the job named its profile").removeprefix("migbatch: "))
+        yield "Why", shown((decision["message"] or "explicit profile").removeprefix("migbatch: "))
         yield from pairs_of("Candidates", candidate_lines(decision))
 
 
@@ -84,17 +84,17 @@ def measured(run: Mapping[str, Any]) -> Iterator[str]:
     items = f"{run['measured_items']:.0f} items" if run["measured_items"] is not None else ""
     known = [part for part in (figures(run, "measured_"), items) if part and (part != "nothing" or not items)]
     yield ", ".join(known)
-    words = {"job": "by the job's own words", "driver": "memory as the driver saw it"}
+    words = {"job": "reported by the job", "driver": "memory from the driver"}
     whose = [words.get(who, f"by the {shown(who)}") for who in measured_by(facts)]
     if whose:
         yield "; ".join(reversed(whose))
     if facts.get("oom") is True:
-        yield f"memory ran out; `migbatch waste {run_name(run)}` says what to ask for next time"
+        yield f"out of memory; `migbatch waste {run_name(run)}` shows what to request next time"
     error = prediction_error(SimpleNamespace(**run))
     if error is not None:
         yield f"throughput {percentage(error)} against the prediction"
     for doubt in facts.get("doubts") or ():
-        yield f"not believed: {shown(doubt)}"
+        yield f"rejected: {shown(doubt)}"
 
 
 def training(run: Mapping[str, Any]) -> Iterator[str]:
@@ -103,7 +103,7 @@ def training(run: Mapping[str, Any]) -> Iterator[str]:
     safe, moment = facts.get("safe") or {}, time_formatter(None)
     lines = [f"{safe['steps']} steps done"] if "steps" in safe else []
     if "restored" in safe:
-        lines.append(f"began from step {safe['restored']}")
+        lines.append(f"continued from step {safe['restored']}")
     if "checkpoint" in safe:
         cost = f" (it took {safe['ckpt_s']:.3g} s)" if "ckpt_s" in safe else ""
         lines.append(f"last checkpoint {moment(safe['checkpoint'])}{cost}")
@@ -167,7 +167,7 @@ def _state(run: Mapping[str, Any]) -> str:
 def _got(run: Mapping[str, Any]) -> str:
     if not run["profile"]:
         return "nothing yet" if run["ended"] is None else "nothing"
-    how = "" if run["warm"] is None else ", warm (made by an earlier job)" if run["warm"] else ", made for it"
+    how = "" if run["warm"] is None else ", warm (from an earlier job)" if run["warm"] else ", created for it"
     setup = "" if run["setup_ms"] is None else f" in {run['setup_ms']:.0f} ms"
     return f"{run['profile']}{how}{setup}"
 

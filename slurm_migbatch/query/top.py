@@ -54,7 +54,7 @@ def answer(question: TopQuestion, rights: Rights, site: QuerySite) -> Reply:
     asked = _Selection(seen, rights, names, question.user, question.only.replace("+", "."))
     remarks = tuple(remark.removeprefix("migbatch: ") for remark in seen.remarks)
     if not rights.nodes:
-        remarks = (*remarks, "nodes are private here (PrivateData=nodes)")
+        remarks = (*remarks, "nodes are private (PrivateData=nodes)")
     gpus = list(_gpus(asked)) if rights.nodes else []
     page = Page(
         seen.at,

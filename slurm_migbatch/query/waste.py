@@ -57,7 +57,7 @@ def answer(question: WasteQuestion, rights: Rights, site: QuerySite) -> Reply:
         shown = list(_with_waits(connection, others, runs))
     if question.job and not shown:
         raise Unanswerable(
-            f"no run of job {name_of(wanted.jobs[0])} that held slices is in the record, or it is not yours; "
+            f"the record has no run of job {name_of(wanted.jobs[0])} with slices, or it is not yours; "
             "`migacct -X -S now-7days` lists your jobs of the last week"
         )
     return Reply(list(_lines(question, shown, total, wanted, now)))

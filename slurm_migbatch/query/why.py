@@ -36,7 +36,7 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
     row = find(queue, job)
     if row is None:
         name = name_of(job)
-        raise Unanswerable(f"Slurm does not list job {name}; `migbatch show {name}` tells what became of it")
+        raise Unanswerable(f"Slurm does not list job {name}; `migbatch show {name}` shows its result")
     if not row.pending:
         raise Unanswerable(
             f"job {name_of(job)} is not pending, it is {row.state.lower()}; see `migbatch show {name_of(job)}`"
@@ -47,13 +47,13 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
         decision, at_once = _decision(site, row), tasks_at_once(row, _throttles(site, row))
     elif elastic is not None:
         elastic = replace(elastic, min=None, max=None)
-    supply = "nodes are private here"
+    supply = "nodes are private"
     if rights.nodes:
         supply = rights.sentence(ask(site, row.job_id), {other.job_id for other in queue})
     expected: list[tuple[str, str]] = []
     if rights.nodes and (rights.everything or "jobs" not in rights.private) and elastic is None:
         expected += _expected(site, row, queue, nodes or (), time.time())
-    ahead = "waiting jobs" if rights.everything or "jobs" not in rights.private else "waiting jobs that you may see"
+    ahead = "waiting jobs" if rights.everything or "jobs" not in rights.private else "pending jobs visible to you"
     told = describe(row, queue, nodes, decision, supply, elastic, ahead, at_once)
     return Reply(list(pair_lines([*told, *expected])))
 
@@ -100,9 +100,9 @@ def describe(
     if decision:
         yield "Asked", shown(decision.get("asked"))
         yield "Bucket", shown(decision.get("bucket") or "none: no known model")
-        yield "Chosen", shown((decision.get("message") or "the job named its profile").removeprefix("migbatch: "))
+        yield "Chosen", shown((decision.get("message") or "explicit profile").removeprefix("migbatch: "))
     per_node = f" on each of {row.num_nodes} nodes" if row.num_nodes > 1 else ""
-    nothing = "no slice" if elastic is None else f"a slice on loan{_bounds(elastic)}"
+    nothing = "no slice" if elastic is None else f"a loan of a slice{_bounds(elastic)}"
     yield "Wants", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + per_node
     ahead = sum(1 for other in queue if other.pending and other.priority > row.priority)
     yield "Slurm", f"{row.reason or 'no reason yet'}; {ahead} {others} have a higher priority"
@@ -128,7 +128,7 @@ def offers(wants: Mapping[Any, int], nodes: Sequence[NodeRow]) -> Iterator[str]:
     for profile in sorted(wants, reverse=True):
         free = [(row.name, n) for row in nodes if row.open and (n := free_counts(row).get(profile.gres_type, 0))]
         listed = ", ".join(f"{n} on {name}" for name, n in free[:6]) + (" and more" if len(free) > 6 else "")
-        yield f"{profile}: {listed or 'nowhere at the moment'}"
+        yield f"{profile}: {listed or 'not offered at the moment'}"
 
 
 def ask(site: QuerySite, job: int) -> str:
@@ -137,7 +137,7 @@ def ask(site: QuerySite, job: int) -> str:
         return str(json.loads(site.daemon(f"/v1/why/{job}"))["why"])
     except (OSError, ValueError, KeyError) as error:
         where = "" if site.quiet else f" at {site.config.daemon.api_socket} ({error})"
-        return f"migbatchd does not answer{where}; offers stay as they are"
+        return f"no answer from migbatchd{where}; offers do not change"
 
 
 def tasks_at_once(row: JobRow, actions: Sequence[Mapping[str, Any]] | None) -> str:
@@ -155,8 +155,8 @@ def tasks_at_once(row: JobRow, actions: Sequence[Mapping[str, Any]] | None) -> s
     if done and (row.tasks == 1 or read_throttle(done[-1]["after"]) == row.throttle):
         return f"{done[-1]['after']}: {done[-1]['why']}"
     if row.throttle is not None:
-        return f"{row.throttle}, which its user set"
-    return "no bound is set: all of its tasks are needed, or nobody knows how long one takes or what it carries"
+        return f"{row.throttle}, set by its user"
+    return "no limit: all of its tasks are needed, or the duration or throughput of a task is unknown"
 
 
 def _throttles(site: QuerySite, row: JobRow) -> list[dict[str, Any]] | None:

@@ -70,21 +70,21 @@ class Answerer:
             return Answer(1, error=str(error))
         except Unanswerable as error:
             if error.detail:
-                self._seldom.warning(f"{uid}", f"a question of uid {uid} has no answer: {error}: {error.detail}")
+                self._seldom.warning(f"{uid}", f"a query of uid {uid} failed: {error}: {error.detail}")
             return Answer(error.code, error=str(error))
         except (StoreError, OperationalError) as error:
             cause = error.orig if isinstance(error, OperationalError) else error
-            self._seldom.warning("store", f"the record cannot be read for questions of users: {cause}")
-            return Answer(1, error="the record cannot be read at the moment; migbatchd's log says why")
+            self._seldom.warning("store", f"cannot read the record for user queries: {cause}")
+            return Answer(1, error="cannot read the record at the moment; see migbatchd's log")
         except SlurmError as error:
-            self._seldom.warning("slurm", f"Slurm does not answer for questions of users: {error}")
-            return Answer(1, error="Slurm does not answer at the moment")
+            self._seldom.warning("slurm", f"no answer from Slurm for user queries: {error}")
+            return Answer(1, error="no answer from Slurm at the moment")
         except MemoryError:
-            return Answer(1, error="this takes too much memory to answer; ask for less at once")
+            return Answer(1, error="the query takes too much memory; request less data")
         except Exception as error:
             if self._seldom.warning("internal", f"internal error in a response to uid {uid}: {error!r}"):
                 log.exception("internal error in a response")
-            return Answer(1, error="internal error of the query service; migbatchd's log has more")
+            return Answer(1, error="internal error of the query service; see migbatchd's log")
 
     def _answer(self, question: Question, rights: Rights) -> Answer:
         reply = answer(question, rights, self._site)
@@ -96,8 +96,8 @@ class Answerer:
             size += len(line.encode("utf-8", "replace")) + 1
             if size > self._limit:
                 raise Unanswerable(
-                    f"the answer is longer than {self._limit >> 20} MB; ask for less at once (a shorter time, fewer "
-                    "jobs or columns)"
+                    f"the answer is longer than {self._limit >> 20} MB; request less data (a shorter time, fewer jobs "
+                    "or columns)"
                 )
             lines.append(line)
         return "".join(f"{line}\n" for line in lines)

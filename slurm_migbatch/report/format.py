@@ -33,7 +33,7 @@ def find(name: str) -> Column:
     if shortest and all(column.name.lower().startswith(shortest.name.lower()) for column in found):
         return shortest
     if found:
-        raise ReportError(f"{name!r} may stand for {', '.join(column.name for column in found)}; write more of it")
+        raise ReportError(f"{name!r} is ambiguous: {', '.join(column.name for column in found)}; write a longer prefix")
     import difflib
 
     near = difflib.get_close_matches(word, [column.name.lower() for column in COLUMNS], 1)
@@ -69,7 +69,7 @@ def parse_format(text: str, default: str) -> tuple[Column, ...]:
         width = int(match[3]) if match[3] not in (None, "", "-") else 0
         found.append(replace(column, width=width) if width else column)
     if not found:
-        raise ReportError("no columns; name some or leave -o away")
+        raise ReportError("no columns; list some or omit -o")
     return tuple(found)
 
 

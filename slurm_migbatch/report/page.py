@@ -148,7 +148,7 @@ class Page:
         try:
             fields = json.loads(text)
             if fields.pop("version") != VERSION:
-                raise PageError("command and service must be of one release")
+                raise PageError("command and service must be of the same release")
             gpus = tuple(_row(GpuRow, [*row[:-1], _rows(SlotRow, row[-1])]) for row in fields["gpus"])
             return cls(
                 float(fields["at"]),
@@ -163,7 +163,7 @@ class Page:
                 _of(int, fields["left_out"]),
             )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
-            raise PageError("what was answered is no page; command and service must be of one release") from None
+            raise PageError("the answer is not a page; command and service must be of the same release") from None
 
 
 _R = TypeVar("_R", bound=tuple[Any, ...])

@@ -21,8 +21,8 @@ _LONGEST_LINE: Final = 64
 _PROMPTS: Final = {
     "u": ("user", "User (empty: all)"),
     "p": ("only", "Profile or partition (empty: all)"),
-    "d": ("interval", "Seconds between looks"),
-    "s": ("interval", "Seconds between looks"),
+    "d": ("interval", "Seconds between refreshes"),
+    "s": ("interval", "Seconds between refreshes"),
 }
 _STEPS: Final = {"up": -1, "down": 1, "k": -1, "j": 1}
 
@@ -50,7 +50,7 @@ class PageState:
     Attributes:
         panes: those that are shown, `pane` the one that the arrows move.
         offsets: first row that is shown, by pane.
-        sort: one of the values of SORTS; `reverse`: the other way round.
+        sort: one of the values of SORTS; `reverse`: reverse the order.
         user, only: as in a question, whose jobs, which profile or partition.
         interval: seconds between two looks.
         colour: whether colours are used; letters and patterns say the same.
@@ -150,7 +150,7 @@ def _set(state: PageState, prompt: Prompt) -> PageState:
     try:
         seconds = float(typed)
     except ValueError:
-        return replace(state, message=f"{typed!r} is no number of seconds")
+        return replace(state, message=f"{typed!r} is not a number of seconds")
     if not SHORTEST_S <= seconds <= LONGEST_S:
         return replace(state, message=f"write {SHORTEST_S:g} to {LONGEST_S:g} seconds")
     return replace(state, interval=seconds)

@@ -50,17 +50,17 @@ _LATEST: Final = 253402300799.0
 HELP: Final = (
     "q, F10           leave",
     "h, ?, F1         this help",
-    "space            look again now",
-    "d, s             seconds between looks",
+    "space            refresh now",
+    "d, s             seconds between refreshes",
     "Tab              the next part of the page: GPUs, queue, loans, events",
     "arrows, PgUp, PgDn, Home, End",
     "                 scroll that part",
     "N P M T          order of GPUs: node, compute slices in use, memory slices in",
-    "                 use, how long they are in use",
-    "R                the other way round",
-    "u                jobs of one user only",
-    "p                one profile or partition only",
-    "Esc              of all again",
+    "                 use, time in use",
+    "R                reverse the order",
+    "u                only jobs of one user",
+    "p                only one profile or partition",
+    "Esc              clear the filters",
     "z                colours on or off",
     "",
     "Slots: = a job   ~ on loan to a training job   : offered to Slurm   . free",
@@ -100,7 +100,7 @@ def frame(
     """
     width = max(1, width)
     if state.help:
-        lines = [_line(text, width) for text in ("Keys of migbatch top", "", *HELP, "", "any key goes back")]
+        lines = [_line(text, width) for text in ("Keys of migbatch top", "", *HELP, "", "press any key to return")]
         return Frame(tuple(lines[:height]))
     head = _header(page, width, state, [*([trouble] if trouble else ()), *remarks])
     if page is None:

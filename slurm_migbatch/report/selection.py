@@ -167,16 +167,16 @@ def window(now: float, with_jobs: bool, with_states: bool, start: str, end: str)
         midnight = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
         since = 0.0 if with_jobs else now if with_states else midnight
         if with_states and not with_jobs and until is None:
-            remark = "-s alone looks at this moment only; add -S and -E (-S today -E now) to look back"
+            remark = "-s alone shows the current moment only; add -S and -E (-S today -E now) for the past"
         elif with_states and not with_jobs and until is not None:
             since = min(since, until)
     if until is None:
         until = since if with_states and start else now
         if with_states and start:
-            remark = f"-s with -S but no -E looks at one moment only; add -E now to see all since {start}"
+            remark = f"-s with -S but no -E shows one moment only; add -E now for everything since {start}"
     if until < since:
         shown = time_formatter(None)
         raise ReportError(
-            f"Start time ({shown(since)}) requested is after end time ({shown(until)}); let -E be later than -S"
+            f"Start time ({shown(since)}) requested is after end time ({shown(until)}); -E must be later than -S"
         )
     return since, until, remark

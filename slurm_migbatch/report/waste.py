@@ -115,7 +115,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class WaitFigures:
-    """How long runs waited, in seconds: the median, what nine of ten did not exceed, and of how many runs."""
+    """Wait times, in seconds: the median, what nine of ten did not exceed, and of how many runs."""
 
     median_s: float
     p90_s: float
@@ -150,11 +150,13 @@ def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, pol
     if use.own.sm is not None and use.own.sm < IDLE:
         findings.append(_idle(use, gpu_hours))
     if kind is None or use.profile not in kind.offers:
-        return Verdict(gpu_hours, tuple(findings), note="its GPU is not known any more, so no other slice is looked at")
+        return Verdict(
+            gpu_hours, tuple(findings), note="its GPU is no longer known, so other slices cannot be compared"
+        )
     need, note = _need(use, past, kind.offers)
     smaller = _smaller(need, kind, use.profile, past, policy) if need is not None else None
     if need is None or smaller is None:
-        return Verdict(gpu_hours, tuple(findings), note=note or "nothing smaller would have done")
+        return Verdict(gpu_hours, tuple(findings), note=note or "no smaller slice would have been enough")
     saved = gpu_hours - use.hours * use.slices * kind.share(smaller.profile.gres_type)
     findings += _oversized(use, kind, smaller, need, saved)
     profile = smaller.profile.gres_type
@@ -191,44 +193,44 @@ def slice_mib(geometry: Geometry, profile: str) -> int | None:
 
 def _ran_out(use: SliceUse, kind: _Kind | None, gpu_hours: float) -> Verdict:
     """Say what to take after memory ran out: the smallest slice with more of it."""
-    said = "its memory ran out, by its own word"
+    said = "it reported out of memory"
     judged = use.own.peak_mib is not None or use.own.sm is not None
     held = kind.offers.get(use.profile) if kind is not None else None
     if kind is None or held is None:
-        return Verdict(gpu_hours, note=f"{said}: take a slice with more memory next time", judged=judged)
+        return Verdict(gpu_hours, note=f"{said}: request a slice with more memory next time", judged=judged)
     more = [offer for offer in kind.plain if offer.memory_mib > held.memory_mib]
     if not more:
         return Verdict(
-            gpu_hours, note=f"{said}, on the largest slice: ask for less, or for several GPUs", judged=judged
+            gpu_hours, note=f"{said}, on the largest slice: reduce the job, or request several GPUs", judged=judged
         )
     profile = min(more, key=lambda offer: (offer.memory_mib, kind.share(offer.profile.gres_type))).profile.gres_type
-    return Verdict(gpu_hours, (), profile, _sbatch(profile, use), f"{said}: take {profile} next time", judged)
+    return Verdict(gpu_hours, (), profile, _sbatch(profile, use), f"{said}: request {profile} next time", judged)
 
 
 def _unknown(use: SliceUse) -> str:
     if use.live:
-        return "it goes on; memory and SMs are told at its end"
+        return "it is running; memory and SMs are reported at its end"
     if not use.profile:
-        return "its slices are not alike, so its figures are not those of one of them"
+        return "its slices differ, so its figures cannot be attributed to one of them"
     if use.shared:
-        return "it shared its slice with another run for a while, so what was seen is not its own"
+        return "it shared its slice with another run, so the samples are not its own"
     if use.own.peak_mib is None and use.own.sm is None:
-        return "neither its memory nor its SMs were seen, so what it used is not known"
+        return "neither its memory nor its SMs were sampled, so its use is unknown"
     return ""
 
 
 def _need(use: SliceUse, past: Sequence[PastRun], offers: Mapping[str, ProfileOffer]) -> tuple[ShownNeed | None, str]:
     """Return what the runs showed that they need, and where that is not known why."""
     if use.own.peak_mib is None:
-        return None, "its memory was not seen, so whether a smaller slice would do is not known"
+        return None, "its memory was not sampled, so a smaller slice cannot be evaluated"
     need = need_of(_as_done(past), offers, 1)
     if need is None:
-        return None, "it did not complete, so what it needs is not known"
+        return None, "it did not complete, so its need is unknown"
     if need.engine:
         name = "its program" if need.engine == UNNAMED else need.engine
-        return None, f"{name} fills a fixed share of any slice, so what it needs is not known"
+        return None, f"{name} allocates a fixed share of any slice, so its need is unknown"
     if need.full_mib or need.unknown:
-        return None, "a run of it ended with its slice full, so nothing smaller is advised"
+        return None, "a run of it filled its slice, so no smaller one is recommended"
     return need, ""
 
 
@@ -249,7 +251,7 @@ def _smaller(
 def _idle(use: SliceUse, gpu_hours: float) -> Finding:
     sm = use.own.sm or 0.0
     held = use.profile if use.slices == 1 else f"{use.slices} slices of {use.profile}"
-    sentence = f"held but idle: SMs were in use {sm:.1%} of the {use.hours:.3g} h that it held {held}"
+    sentence = f"held but idle: SMs were in use {sm:.1%} of the {use.hours:.3g} h for which it held {held}"
     return Finding("idle", sentence, gpu_hours * (1 - sm), {"sm_active": sm, "hours": use.hours})
 
 
@@ -259,7 +261,7 @@ def _oversized(use: SliceUse, kind: _Kind, smaller: ProfileOffer, need: ShownNee
         f"at most {_gib(use.own.peak_mib or 0)} of {_gib(held.memory_mib)} GiB were used, with a margin "
         f"{_gib(need.need_mib)}, and {name} has {_gib(smaller.memory_mib)}"
     )
-    unseen = "" if sm is not None else "; its SMs were not sampled, so whether it is as fast there is not known"
+    unseen = "" if sm is not None else "; its SMs were not sampled, so its speed there is unknown"
     busy = None if sm is None else sm * held.compute_slices
     compute = (
         ""
@@ -272,7 +274,7 @@ def _oversized(use: SliceUse, kind: _Kind, smaller: ProfileOffer, need: ShownNee
     }  # fmt: skip
     sms = {"busy_slices": busy, "held_slices": held.compute_slices, "enough_slices": smaller.compute_slices}
     if use.profile == kind.full:
-        sentence = f"a whole GPU where {name} would do: {memory}{f'; {compute}' if compute else unseen}"
+        sentence = f"a whole GPU where {name} is enough: {memory}{f'; {compute}' if compute else unseen}"
         return [Finding("whole", sentence, saved, {**bytes_, **sms})]
     findings = []
     if smaller.memory_mib < held.memory_mib:

@@ -127,7 +127,7 @@ def _sentence(total: WasteSum, shown: int) -> str:
     held, judged, wasted = total.gpu_hours, total.judged_gpu_hours, total.wasted_gpu_hours
     share = f" ({wasted / judged:.0%})" if judged else ""
     return (
-        f"{total.runs} runs held {held:.3g} GPU-hours; of {judged:.3g} it was seen what they did, {wasted:.3g}{share} "
+        f"{total.runs} runs held {held:.3g} GPU-hours; {judged:.3g} were sampled, {wasted:.3g}{share} of these "
         f"were wasted; shown: the worst {shown}"
     )
 

@@ -82,7 +82,7 @@ class GpuKind:
                 tuple(str(name) for name in data.get("types", ())),
             )
         except (KeyError, TypeError, ValueError, GeometryError) as error:
-            raise CatalogError(f"a GPU kind of the catalog is not understood: {error!r}") from None
+            raise CatalogError(f"a GPU kind of the catalog cannot be parsed: {error!r}") from None
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class SiteCatalog:
     def from_dict(cls, data: Mapping[str, Any]) -> SiteCatalog:
         """Read `to_dict`'s form; raises CatalogError."""
         if not isinstance(data, Mapping) or data.get("version") != WIRE_VERSION:
-            raise CatalogError(f"not a catalog of version {WIRE_VERSION}: write it again with this release")
+            raise CatalogError(f"not a catalog of version {WIRE_VERSION}: recreate it with this release")
         try:
             kinds = {row["name"]: GpuKind.from_dict(row) for row in data["kinds"]}
             partitions = {}
@@ -278,7 +278,7 @@ class SiteCatalog:
             }
             stem = str(data.get("stem", ""))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CatalogError(f"the catalog is not understood: {error!r}") from None
+            raise CatalogError(f"the catalog cannot be parsed: {error!r}") from None
         return cls(partitions, nodes, stem)
 
 
@@ -287,5 +287,5 @@ def load(path: Path) -> SiteCatalog:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise CatalogError(f"{path} is no JSON: {error}") from None
+        raise CatalogError(f"{path} is not JSON: {error}") from None
     return SiteCatalog.from_dict(data)

@@ -99,7 +99,7 @@ def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bo
                 raise TraceError(path, 0, f"is empty; its first line should name {', '.join(columns)}")
             places = {name.strip(): number for number, name in enumerate(header)}
             if missing := [name for name in columns if name not in places]:
-                raise TraceError(path, 1, f"names no {', '.join(missing)}; found are {show(', '.join(header))}")
+                raise TraceError(path, 1, f"lacks the columns {', '.join(missing)}; found {show(', '.join(header))}")
             width = len(header)
             for cells in rows:
                 if len(cells) != width:
@@ -112,7 +112,7 @@ def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bo
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except csv.Error as error:
-        raise TraceError(path, rows.line_num, f"is not CSV here: {error}") from None
+        raise TraceError(path, rows.line_num, f"is not valid CSV: {error}") from None
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:

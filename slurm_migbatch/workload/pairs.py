@@ -43,7 +43,7 @@ def gavel(path: Path, gpu: str = "v100") -> Pairs:
             paired[first, second] = rate
             paired[second, first] = line.number_of("steps_per_s_2", 0)
     if not alone:
-        raise TraceError(path, 0, f"holds nothing that was measured alone on a {gpu}")
+        raise TraceError(path, 0, f"has no measurement alone on a {gpu}")
     return {
         (model, other): max(1.0, alone[model] / rate)
         for (model, other), rate in paired.items()

@@ -26,7 +26,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # the request
         "text_long": "%s is %s bytes long, Slurm's limit is 1024: shorten it",
         "spelling": "invalid GRES '%s': use mig:<profile>[:count], mig:auto[:count] or mig[:count], in lower case "
-        "and without blanks",
+        "without blanks",
         "profile_short": "Slurm reads '%s' as a number, not as a profile (1g is 1073741824): use a full profile name, "
         "one of %s",
         "count": "invalid number of slices '%s': request 1 to 64 per node",
@@ -79,27 +79,27 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "case: write --comment='migbatch: %s'",
         "hint_twice": "hint '%s' is given twice: give it once",
         "hint_value": "invalid hint %s=%s: use %s",
-        "deadline_alone": "deadline= needs the amount of work: add items=, for example items=1m deadline=2h",
+        "deadline_alone": "deadline= requires the amount of work: add items=, for example items=1m deadline=2h",
         "min_over_max": "min=%s is larger than max=%s: swap them or remove one",
         "input_unit": "model %s takes its input in %s: use %s",
         "mem_over_profile": "mem=%s MiB does not fit %s, which has %s MiB: request a larger profile, mig:auto, or less "
         "memory",
         "profile_outside": "profile %s is outside min= and max=: remove them or use mig:auto",
-        "mem_nowhere": "mem=%s MiB fits no slice available to the job (the largest has %s MiB): request less, "
-        "take max= away where it is set, or use several slices",
+        "mem_nowhere": "mem=%s MiB fits no slice available to the job (the largest has %s MiB): request less, remove "
+        "max= if set, or use several slices",
         "range_empty": "no profile of partition %s lies between min= and max=: the profiles are %s",
         "too_slow": "no slice available to the job is predicted to be fast enough (%s): use a larger slo= or "
         "deadline=, or a smaller batch=",
         # language models
-        "model_away": "model %s cannot be sized while the submit service is away: add mem=, name a profile, or retry "
+        "model_away": "model %s cannot be sized while the submit service is down: add mem=, name a profile, or retry "
         "in a few minutes",
         "model_size": "the size of model %s is not known: add params= (for example params=8b), mem=, or the hints that "
         "migbatch model describe prints",
-        "model_near": "no model %s is known: write model=%s if that is meant, else add params= or mem=",
+        "model_near": "unknown model %s: write model=%s if that is meant, or add params= or mem=",
         "model_quantization": "quantization=%s is not known: use awq, gptq, fp8, int8, bitsandbytes, mxfp4, nvfp4 or a "
         "level of GGUF such as q4_k_m",
         "model_cache": "kv_cache_dtype=%s is not known: use auto, bf16 or fp8",
-        "model_arch": "arch= is not understood (%s): use what migbatch model describe prints",
+        "model_arch": "invalid arch= (%s): use the output of migbatch model describe",
         "model_nowhere": "%s needs %s GiB (%s), the largest slice available to the job has %s GiB: use %s",
     }
 )

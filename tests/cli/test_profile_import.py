@@ -49,7 +49,7 @@ def test_import_says_what_it_did(migbatch, table, url):
     assert migbatch("import", table) == (
         0,
         "4 points of 2 models (1 did not run): 4 added, 0 replaced, 0 unchanged\n",
-        f"migbatch: notice: {table}: unknown columns are passed over: colour\n",
+        f"migbatch: notice: {table}: ignoring unknown columns: colour\n",
     )
     code, out, _ = migbatch("import", table)
     assert (code, out) == (0, "4 points of 2 models (1 did not run): 0 added, 0 replaced, 4 unchanged\n")
@@ -69,7 +69,7 @@ def test_one_bad_file_keeps_all_out(migbatch, table, tmp_path, url):
     bad.write_text("gpu,model,batch,latency_s\na100,net,1,0.1\na100,net,x,0.1\n")
     code, out, err = migbatch("import", table, bad)
     assert (code, out) == (1, "")
-    assert err.startswith(f"migbatch: error: nothing was taken in: {bad}:3: batch must be a number")
+    assert err.startswith(f"migbatch: error: nothing was imported: {bad}:3: batch must be a number")
     assert err.count("\n") == 1
     with open_store(url) as store:
         assert store.measurements() == []
@@ -179,6 +179,6 @@ def test_what_is_far_from_everything_known_is_imported_and_named(migbatch, tmp_p
         "notice: unusual: resnet50 (infer) on NVIDIA A100-SXM4-80GB: at 3 of 3 points (first: 2g.20gb, batch 1) "
         in (err)
     )
-    assert "times what everything else that is known says" in err and "if they are wrong" in err
+    assert "times the value expected from all other data" in err and "if they are wrong" in err
     code, out, _ = migbatch("import", "--json", path)
     assert any("unusual" in notice for notice in json.loads(out)["notices"])

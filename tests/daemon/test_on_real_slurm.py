@@ -92,7 +92,7 @@ def test_why_tells_of_a_job_that_waits(bed):
 
     def told():
         said = migbatch(bed, "why", str(waiting))
-        return all(words in said for words in ("reserved: 3g.40gb", "nowhere at the"))
+        return all(words in said for words in ("reserved: 3g.40gb", "not offered at the"))
 
     wait("a reservation", told)
     bed.run(["scancel", *map(str, fill)])

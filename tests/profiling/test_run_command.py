@@ -149,7 +149,7 @@ def test_the_curves_are_drawn(capsys):
         ([], "give either a TARGET"),
         (["bench.py:make", "--command", "x {batch}"], "either a TARGET"),
         (["bench.py"], "module:callable"),
-        (["nowhere.py:make"], "no file nowhere.py"),
+        (["nowhere.py:make"], "no such file: nowhere.py"),
         (["--command", "prog"], "{batch}"),
         (["bench.py:make", "--batches", "0"], "above 0"),
         (["bench.py:make", "--params", "many"], "25.6m"),

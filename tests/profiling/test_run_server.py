@@ -109,8 +109,8 @@ def test_streams_that_break_off_are_errors_and_are_counted(capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("server", "words"),
     [
-        (CompletionServer(models=("a", "b")), "serves 2 models (a, b): say which"),
-        (CompletionServer(silent=True), "held no token"),
+        (CompletionServer(models=("a", "b")), "serves 2 models (a, b): select one"),
+        (CompletionServer(silent=True), "had no token"),
         (CompletionServer(key="secret"), "status 401: a key is needed"),
         (CompletionServer(forms=()), "status 404"),
         (CompletionServer(longest=32), "sequences of at most 32 tokens"),

@@ -87,5 +87,5 @@ def parsed(text: str) -> dict[str, Metric]:
     found: dict[str, Metric] = {}
     for family in text_string_to_metric_families(text):
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        assert found.setdefault(name, family) is family, f"{name} stands twice"
+        assert found.setdefault(name, family) is family, f"{name} appears twice"
     return found

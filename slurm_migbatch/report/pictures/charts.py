@@ -21,16 +21,16 @@ _OUTLINE: Final = {"color": "#808080", "width": 1}
 _HATCH: Final = ("", "/", "x", "-", "|", "+", ".")
 _ACTIVITY: Final = (("busy", BLUE, ""), ("idle", ORANGE, "/"), ("not sampled", GREY, "."))
 _CAUSES: Final = {
-    "reclaim": "called back: inference waits",
-    "forecast": "called back: inference was expected",
+    "reclaim": "reclaimed: inference waits",
+    "forecast": "reclaimed: inference was expected",
     "grow": "moved to a larger slice",
     "late": "it did not start in time",
     "slurm": "ended by Slurm",
     "left": "its job left the queue",
     "refused": "Slurm refused it",
-    "parted": "two on its slice did less than one alone",
-    "limit": "its time limit was due, as it had shared",
-    "ended": "no cause is recorded",
+    "parted": "two jobs on its slice did less than one alone",
+    "limit": "it reached its time limit because of sharing",
+    "ended": "no recorded cause",
 }
 _ROW, _AROUND = 66, 70
 
@@ -107,15 +107,15 @@ def use_by_account(uses: Sequence[Use], limit: int) -> Chart:
         "xaxis": {"title": {"text": "GPU hours"}, "rangemode": "tozero", "showgrid": False},
     }  # fmt: skip
     table = Table(
-        ("Account", "GPU hours", "busy", "idle", "not sampled", "idle, of what was sampled"),
+        ("Account", "GPU hours", "busy", "idle", "not sampled", "idle, of the sampled time"),
         [
             (use.name, amount(use.total), amount(use.busy), amount(use.idle), amount(use.unknown), _idle(use))
             for use in uses
         ],
     )
     about = (
-        "GPU hours: hours on slices, each as the share of a GPU that it takes. Idle is the part of them in which no SM "
-        "was active, where the node samples that."
+        "GPU hours: hours on slices, weighted by their share of a GPU. Idle is the part in which no SM was active, if "
+        "the node samples it."
     )
     answer = (
         f"{plural(len(uses), 'account')}: {_said(everything)}"
@@ -160,8 +160,8 @@ def use_over_time(hours: Reals, bins: TimeBins) -> Chart:
     layout = {"barmode": "stack", "xaxis": _time_axis(bins), "yaxis": {"title": {"text": "GPU hours"}}}
     width = _width(bins)
     return Chart(
-        "activity", "Use over time: busy and idle", f"The same GPU hours by when they were used, each bar {width}.",
-        f"Most in one bar: {amount(largest.total, 'GPU hours')}, from {largest.name}.", data, layout, 300, table,
+        "activity", "Use over time: busy and idle", f"GPU hours by time, each bar {width}.",
+        f"Maximum: {amount(largest.total, 'GPU hours')}, from {largest.name}.", data, layout, 300, table,
         [LegendEntry(*entry) for entry in _ACTIVITY],
     )  # fmt: skip
 
@@ -192,12 +192,12 @@ def profiles_over_time(gpus: Reals, profiles: Sequence[str], bins: TimeBins, kno
             for profile, mean, row in zip(profiles, means, gpus, strict=True)
         ],
     )
-    of = f" of the {known} that are there now (dashed)" if known else ""
+    of = f" of {known} present now (dashed)" if known else ""
     return Chart(
         "profiles", "Utilisation by profile over time",
-        "GPUs that slices of each profile took, on each other, each slice as the share of a GPU that it takes; "
-        f"means of {_width(bins)}.",
-        f"On average slices took {amount(float(means.sum()))} GPUs{of}.", data, layout, 340, table,
+        "GPUs used by slices of each profile, stacked, weighted by their share of a GPU; means "
+        f"of {_width(bins)}.",
+        f"On average slices used {amount(float(means.sum()))} GPUs{of}.", data, layout, 340, table,
         [LegendEntry(profile, _colour(number), _hatch(number)) for number, profile in enumerate(profiles)],
     )  # fmt: skip
 
@@ -232,10 +232,10 @@ def layout(usage: LayoutOverTime, profiles: Sequence[str], bins: TimeBins) -> Ch
         ("GPU", "memory slices held on average"),
         [(name, percent(float((share @ parts).mean()))) for name, share in zip(usage.gpus, held, strict=True)],
     )
-    cut = f" The first {len(usage.gpus)} GPUs; -N chooses others than these of {usage.left_out + len(usage.gpus)}."
+    cut = f" The first {len(usage.gpus)} GPUs of {usage.left_out + len(usage.gpus)}."
     return Chart(
-        "layout", "What lay on the GPUs",
-        "A band for each GPU, in it a line for each memory slice: the profile that held it for most of the time, means "
+        "layout", "GPU layouts",
+        "One band per GPU with one line per memory slice: the profile that held it most of the time, means "
         f"of {_width(bins)}. Empty: held for less than half of it.{cut if usage.left_out else ''}",
         f"{plural(len(usage.gpus), 'GPU')}, {plural(shown, 'profile')}.", data,
         {"xaxis": {**_time_axis(bins), "showgrid": False}, "yaxis": {**axis, "automargin": True}},
@@ -276,8 +276,8 @@ def waits(by_profile: Sequence[Waits]) -> Chart:
         [(entry.profile, f"{entry.total:,}", *(f"{runs:,}" for runs in entry.runs)) for entry in by_profile],
     )
     return Chart(
-        "waits", "How long runs waited",
-        "From submission to start, runs that started within the window, by what they got.",
+        "waits", "Wait times",
+        "From submission to start, for runs that started within the window, by profile.",
         f"{percent(quick / total)} of {plural(total, 'run')} waited under 1 min.", data, layout,
         _AROUND + _ROW * len(by_profile), table,
         [LegendEntry(name, colour) for (_, name), colour in zip(WAITS, _ORDERED, strict=True)],
@@ -317,11 +317,11 @@ def agreement(comparison: Agreement, figure: str, unit: str) -> Chart:
     )
     return Chart(
         f"predicted-{figure.split()[0].lower()}", f"{figure}: predicted against measured",
-        "Runs by what was measured (to the right) and what was predicted at submission (up). On the solid line both "
-        "are the same, between the dotted ones the prediction is off by less than 25 %.",
-        f"{percent(quarter)} of {plural(comparison.runs, 'run')} within 25 % of what was measured.", data, layout,
+        "Runs by measured (x) and predicted at submission (y) value. On the solid line both are equal, between the "
+        "dotted lines the prediction is off by less than 25 %.",
+        f"{percent(quarter)} of {plural(comparison.runs, 'run')} within 25 % of the measured value.", data, layout,
         340, table,
-        [LegendEntry("as measured; dotted: 25 % more and less", ORANGE, series=False)],
+        [LegendEntry("measured; dotted: 25 % more and less", ORANGE, series=False)],
     )  # fmt: skip
 
 
@@ -364,9 +364,9 @@ def loans(summary: Loans, bins: TimeBins) -> Chart:
     )
     quick = "" if summary.leaving_s is None else f", half of them within {seconds(summary.leaving_s)}"
     return Chart(
-        "loans", "Loans of idle slices to training, and what ended them", f"Counts in bars of {_width(bins)}.",
-        f"{plural(int(summary.started.sum()), 'loan')} begun, {amount(summary.hours, 'GPU hours')} on loan; "
-        f"{called:,} called back{quick}.", data, layout, 320, table,
+        "loans", "Loans of idle slices to training, and their ends", f"Counts per bar of {_width(bins)}.",
+        f"{plural(int(summary.started.sum()), 'loan')} started, {amount(summary.hours, 'GPU hours')} on loan; "
+        f"{called:,} reclaimed{quick}.", data, layout, 320, table,
         [LegendEntry(name, colour, hatch) for name, _, _, colour, hatch in series],
     )  # fmt: skip
 
