@@ -144,17 +144,17 @@ def _text(text: str) -> str:
 
 
 def _lines(request: JobRequest, answer: Answer, service_answer: Answer | None) -> Iterator[str]:
-    pairs = [("asked", " ".join(f"{option}={text!r}" for option, text in _asked(request).items()) or "nothing")]
+    pairs = [("requested", " ".join(f"{option}={text!r}" for option, text in _asked(request).items()) or "nothing")]
     pairs.append(("partition", request.partition or ""))
     if isinstance(answer, Refuse):
         pairs.append(("refused", answer.sentence))
     elif isinstance(answer, Pass):
-        pairs.append(("passes", answer.message or "unchanged: the job requests no slice here"))
+        pairs.append(("passed", answer.message or "unchanged: the job requests no slice here"))
     elif answer.decision is not None:
         pairs += _decision(answer.decision)
         pairs += [(f"sets {name}", _text(value) or "(cleared)") for name, value in answer.changes.items()]
         if answer.message:
-            pairs.append(("told", answer.message))
+            pairs.append(("message", answer.message))
     if service_answer is not None:
         verdict = _verdict(service_answer)
         pairs.append(

@@ -66,9 +66,9 @@ def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[
     yield "Times", ", ".join(times) or "unknown"
     if run["started"] and run["ended"]:
         yield "Elapsed", format_duration(run["ended"] - run["started"])
-    yield "Asked", shown(run["asked"])
+    yield "Requested", shown(run["asked"])
     yield "Bucket", shown(run["bucket"] or "none: no known model")
-    yield "Got", _got(run)
+    yield "Allocated", _got(run)
     yield from (("", line) for line in _slices(row.slices))
     yield "Predicted", figures(run, "predicted_")
     yield from pairs_of("Measured", measured(run))
@@ -92,7 +92,7 @@ def measured(run: Mapping[str, Any]) -> Iterator[str]:
         yield f"out of memory; `migbatch waste {run_name(run)}` shows what to request next time"
     error = prediction_error(SimpleNamespace(**run))
     if error is not None:
-        yield f"throughput {percentage(error)} against the prediction"
+        yield f"throughput {percentage(error)} relative to the prediction"
     for doubt in facts.get("doubts") or ():
         yield f"rejected: {shown(doubt)}"
 

@@ -53,7 +53,7 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
     expected: list[tuple[str, str]] = []
     if rights.nodes and (rights.everything or "jobs" not in rights.private) and elastic is None:
         expected += _expected(site, row, queue, nodes or (), time.time())
-    ahead = "waiting jobs" if rights.everything or "jobs" not in rights.private else "pending jobs visible to you"
+    ahead = "pending jobs" if rights.everything or "jobs" not in rights.private else "pending jobs visible to you"
     told = describe(row, queue, nodes, decision, supply, elastic, ahead, at_once)
     return Reply(list(pair_lines([*told, *expected])))
 
@@ -80,7 +80,7 @@ def describe(
     decision: Mapping[str, Any] | None,
     supply: str,
     elastic: LoanHints | None = None,
-    others: str = "waiting jobs",
+    others: str = "pending jobs",
     at_once: str = "",
 ) -> Iterator[tuple[str, str]]:
     """Yield the lines about a waiting job.
@@ -98,12 +98,12 @@ def describe(
     wants = slices(row.gres)
     yield "Job", f"{row.job_id} of {row.user} in {row.partition}" + (f", {row.tasks} tasks" if row.tasks > 1 else "")
     if decision:
-        yield "Asked", shown(decision.get("asked"))
+        yield "Requested", shown(decision.get("asked"))
         yield "Bucket", shown(decision.get("bucket") or "none: no known model")
-        yield "Chosen", shown((decision.get("message") or "explicit profile").removeprefix("migbatch: "))
+        yield "Decision", shown((decision.get("message") or "explicit profile").removeprefix("migbatch: "))
     per_node = f" on each of {row.num_nodes} nodes" if row.num_nodes > 1 else ""
     nothing = "no slice" if elastic is None else f"a loan of a slice{_bounds(elastic)}"
-    yield "Wants", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + per_node
+    yield "Needs", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + per_node
     ahead = sum(1 for other in queue if other.pending and other.priority > row.priority)
     yield "Slurm", f"{row.reason or 'no reason yet'}; {ahead} {others} have a higher priority"
     if at_once:

@@ -92,7 +92,7 @@ def _pairs(run: JudgedRun) -> Iterator[tuple[str, str]]:
 def _memory(run: JudgedRun) -> str:
     peak = run.use.own.peak_mib
     if peak is None:
-        return "not seen"
+        return "not sampled"
     of = "" if run.held_mib is None else f" of {run.held_mib / 1024:.3g} GiB ({peak / run.held_mib:.0%})"
     return f"{peak / 1024:.3g} GiB{of}"
 

@@ -119,9 +119,9 @@ def pairs(text):
 def test_show_tells_the_whole_story(record):
     told = {key: value.strip() for key, value in pairs(migbatch(record, "show", "7")).items()}
     assert told["Job"] == "7"
-    assert told["Asked"] == "--gres=mig:auto --comment='migbatch: model=bert-large'"
+    assert told["Requested"] == "--gres=mig:auto --comment='migbatch: model=bert-large'"
     assert told["Bucket"] == "bert-large/infer/b8/128tok"
-    assert told["Got"] == "3g.40gb, warm (from an earlier job) in 4 ms"
+    assert told["Allocated"] == "3g.40gb, warm (from an earlier job) in 4 ms"
     assert told["Predicted"] == "30 ms per batch, 266 items/s, 2 GiB"
     assert told["Measured"] == "nothing"
     assert told["Why"] == "3g.40gb for mig:auto: the smallest that does it"
@@ -177,8 +177,8 @@ def test_why_puts_queue_record_and_supply_together():
     ]
     row = queue_row(5, reason="Priority", priority=10)
     lines = dict(describe(row, [row, queue_row(4, priority=20)], nodes, DECISION, "reserved: somewhere"))
-    assert lines["Wants"] == "1 x 3g.40gb"
-    assert lines["Slurm"] == "Priority; 1 waiting jobs have a higher priority"
+    assert lines["Needs"] == "1 x 3g.40gb"
+    assert lines["Slurm"] == "Priority; 1 pending jobs have a higher priority"
     assert lines["Offered"] == "3g.40gb: 1 on n1"
     assert lines["Supply"] == "reserved: somewhere"
     nowhere = dict(describe(row, [row], nodes[1:], None, ""))

@@ -142,5 +142,5 @@ def test_why_speaks_of_lending() -> None:
     row = elastic(3, reason="ReqNodeNotAvail")
     hints = loan_hints(row.comment, row.partition, row.gres, ["train"])
     pairs = dict(describe(row, [row], [], None, "no idle slices", hints))
-    assert pairs["Wants"] == "a slice on loan, at most 3g.40gb"
+    assert pairs["Needs"] == "a loan of a slice, at most 3g.40gb"
     assert pairs["Lending"] == "no idle slices"
