@@ -1,4 +1,4 @@
-"""Answers every question with the functions of its kind; what one kind needs is imported when it is asked."""
+"""Answer every kind of query with its own functions, imported on first use."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def answer(question: Question, rights: Rights, site: QuerySite) -> Reply:
-    """Answer a question of a user as far as his rights go.
+    """Answer a user's query within his rights.
 
     Raises:
-        Unanswerable: it has no answer; the message says why.
+        Unanswerable: there is no answer; the message says why.
         StoreError, SlurmError: the record cannot be read, Slurm does not answer.
     """
     if isinstance(question, RunsQuestion):

@@ -1,4 +1,4 @@
-"""What `migbatch explain` tells: what a request would become and why, without submitting it."""
+"""`migbatch explain`: how a request would be rewritten and why, without submitting it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOKENS = (("TTFT_MS", "ttft_s", 1e3), ("TPOT_MS", "tpot_s", 1e3), ("TOKENS/S", 
 
 
 def answer(question: ExplainQuestion, uid: int, site: QuerySite) -> Reply:
-    """Answer with what the submit filter would make of the request of that user."""
+    """Answer with the submit filter's result for the request of that user."""
     catalog = _catalog(site)
     remarks: tuple[str, ...] = ()
     partition = question.partition
@@ -61,7 +61,7 @@ def _catalog(site: QuerySite) -> SiteCatalog:
 
 
 def _partition(catalog: SiteCatalog, site: QuerySite) -> tuple[str, tuple[str, ...]]:
-    """Return the partition of a request that names none: the only one with MIG, else Slurm's default."""
+    """Return the partition of a request that has none: the only one with MIG, else Slurm's default."""
     if len(catalog.partitions) == 1:
         return next(iter(catalog.partitions)), ()
     remarks: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ def _partition(catalog: SiteCatalog, site: QuerySite) -> tuple[str, tuple[str, .
 def _request(question: ExplainQuestion, uid: int, partition: str) -> JobRequest:
     per_node = [part for part in (question.gres, _gpu(question.gpus_per_node)) if part]
     return JobRequest(
-        uid=uid or _NOBODY,  # root's own jobs are left alone by the filter
+        uid=uid or _NOBODY,  # the filter does not change root's own jobs
         partition=partition,
         tres_per_node=",".join(per_node) or None,
         tres_per_job=_gpu(question.gpus),

@@ -1,4 +1,4 @@
-"""Where a command asks that may not open the record itself: /etc/migbatch/login.conf, else what Slurm says.
+"""Addresses of the query service, for commands that cannot open the record: /etc/migbatch/login.conf, else from Slurm.
 
 The standard library only: this runs on login nodes.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LOGIN_CONF = "/etc/migbatch/login.conf"
-#: where the controller has its configuration and its record by default (tests hold these against `config`)
+#: default paths of the controller's configuration and record (tests compare them with `config`)
 CONFIG = "/etc/migbatch/migbatch.toml"
 RECORD = "/var/lib/migbatch/migbatch.db"
 _KEYS = ("Servers", "SlurmUser", "MungeSocket")
@@ -27,17 +27,17 @@ _SCONTROL_S = 20.0
 
 
 class LoginError(RuntimeError):
-    """It is not known where to ask; the message says what to do."""
+    """The query service's address is unknown; the message says what to do."""
 
 
 class Servers(Value):
-    """Query services, in the order in which they are tried, and whose answers are believed.
+    """Query services, in the order in which they are tried, and the users whose answers are accepted.
 
     Attributes:
         urls: such as http://ctl1:6831.
         uids: users whose signature an answer must have: root, and SlurmUser.
         munge_socket: munged's socket; "" for munge's default.
-        source: what named the services, for messages.
+        source: where the services were configured, for messages.
     """
 
     urls: tuple[str, ...]
@@ -47,7 +47,7 @@ class Servers(Value):
 
 
 def find_servers(path: str = "") -> Servers:
-    """Return what login.conf names (or the file at `path`), else slurmctld's hosts. Raises LoginError."""
+    """Return the servers in login.conf (or the file at `path`), else slurmctld's hosts. Raises LoginError."""
     path = path or os.environ.get("MIGBATCH_LOGIN_CONF") or LOGIN_CONF
     try:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 keeps pathlib out of start-up
@@ -114,7 +114,7 @@ def _scontrol() -> str:
 
 
 def uid_of(user: str) -> tuple[int, ...]:
-    """Return the uid of a user by name or number; nothing where this host does not know it."""
+    """Return the uid of a user by name or number; nothing if this host does not know it."""
     import pwd
 
     try:

@@ -1,4 +1,4 @@
-"""What `migbatch show` tells: one job in depth, as `key: value` lines."""
+"""`migbatch show`: one job in detail, as `key: value` lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slurm_migbatch.store.queries import JobId, RunFilter, RunRow
 
 
 def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
-    """Answer with every run of a job that is wanted."""
+    """Answer with the selected runs of a job."""
     job = job_id(question.job)
     with site.record() as store:
         wanted = allowed(rights, RunFilter(jobs=(job,), duplicates=question.duplicates))
@@ -79,7 +79,7 @@ def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[
 
 
 def measured(run: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the run achieved, by whose word, how far off the prediction was, and what of it was not believed."""
+    """Yield what the run achieved, the source, the prediction error, and rejected figures."""
     facts = run["measured_facts"] if isinstance(run["measured_facts"], dict) else {}
     items = f"{run['measured_items']:.0f} items" if run["measured_items"] is not None else ""
     known = [part for part in (figures(run, "measured_"), items) if part and (part != "nothing" or not items)]
@@ -98,7 +98,7 @@ def measured(run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def training(run: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how far a training is, and what of it is safe; nothing of other jobs."""
+    """Yield the progress of a training job and its saved steps; nothing for other jobs."""
     facts = run["measured_facts"] if isinstance(run["measured_facts"], dict) else {}
     safe, moment = facts.get("safe") or {}, time_formatter(None)
     lines = [f"{safe['steps']} steps done"] if "steps" in safe else []
@@ -115,7 +115,7 @@ _TIMES = (("submitted", "submitted"), ("started", "started"), ("ended", "ended")
 
 
 def candidate_lines(decision: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one line for each profile that was considered."""
+    """Yield one line per candidate profile."""
     rows = decision.get("candidates")
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, Mapping):
@@ -130,7 +130,7 @@ def pairs_of(key: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def figures(row: Mapping[str, Any], prefix: str) -> str:
-    """Return the latency, throughput and memory, as far as they are known."""
+    """Return the latency, throughput and memory, as far as known."""
     parts = []
     if row.get(f"{prefix}latency_ms") is not None:
         parts.append(f"{row[f'{prefix}latency_ms']:.3g} ms per batch")
@@ -180,5 +180,5 @@ def _slices(slices: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def shown(value: object) -> str:
-    """Return a value, or `unknown`, as text that cannot act on a terminal; user names things as he likes."""
+    """Return a value, or `unknown`, as text that cannot control a terminal; users choose names freely."""
     return "unknown" if value is None or value == "" else escaped(str(value))

@@ -1,4 +1,4 @@
-"""What `migbatch usage` tells: how many GPU-hours were held by whom, where, as what, and how much of that was idle."""
+"""`migbatch usage`: GPU-hours held by account, user, node and profile, and their idle share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slurm_migbatch.store.usage import GROUPS, HeldSlices, held_slices
 
 
 def answer(question: UsageQuestion, rights: Rights, site: QuerySite) -> Reply:
-    """Answer with the roll-up of what the user may know of."""
+    """Answer with the sums that the user may see."""
     now = time.time()
     try:
         wanted = selection(question, now, rights.uid, allusers=not question.users).wanted

@@ -1,4 +1,4 @@
-"""What `migbatch why` tells: why a job waits, from Slurm's queue, the record and the running supply loop."""
+"""`migbatch why`: why a job waits, from Slurm's queue, the record and the running supply loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from slurm_migbatch.workload.loans import LoanHints, loan_hints
 
 
 def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
-    """Answer with what a waiting job waits for."""
+    """Answer with what a pending job waits for."""
     job, client = job_id(question.job), site.slurm()
     nodes = client.nodes() if rights.nodes else None  # first: it tells the client whether reservations matter
     queue = rights.jobs(client.jobs())
@@ -59,14 +59,14 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 
 def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:
-    """Return the row of a job, of an array task, or of a component of a heterogeneous job; waiting ones first."""
+    """Return the row of a job, of an array task, or of a component of a heterogeneous job; pending ones first."""
     rows = [row for row in queue if _is(row, job)]
     return min(rows, key=lambda row: not row.pending, default=None)
 
 
 def _is(row: JobRow, job: JobId) -> bool:
     if job.task is not None:
-        # tasks that were not started yet share one row
+        # tasks that have not started share one row
         return row.array_job == job.job and (row.array_task == job.task or (row.pending and row.tasks > 1))
     if job.offset is not None:
         return row.het_job == job.job and row.job_id - job.job == job.offset
@@ -83,17 +83,17 @@ def describe(
     others: str = "pending jobs",
     at_once: str = "",
 ) -> Iterator[tuple[str, str]]:
-    """Yield the lines about a waiting job.
+    """Yield the lines about a pending job.
 
     Args:
         row: Slurm's row of it.
-        queue: Slurm's queue, as far as who asks may see it.
-        nodes: None where who asks may not see them.
+        queue: Slurm's queue, as far as the user may see it.
+        nodes: None if the user may not see them.
         decision: of the submit filter about it.
-        supply: why it waits, by migbatchd.
-        elastic: where it is a training job that waits for a slice on loan.
+        supply: migbatchd's reason why it waits.
+        elastic: for a training job that waits for a loan.
         others: which jobs of the queue those are.
-        at_once: how many tasks of an elastic array run at once, and why; empty: it is none.
+        at_once: number of concurrent tasks of an elastic array, and why; empty for other jobs.
     """
     wants = slices(row.gres)
     yield "Job", f"{row.job_id} of {row.user} in {row.partition}" + (f", {row.tasks} tasks" if row.tasks > 1 else "")
@@ -124,7 +124,7 @@ def _bounds(elastic: LoanHints) -> str:
 
 
 def offers(wants: Mapping[Any, int], nodes: Sequence[NodeRow]) -> Iterator[str]:
-    """Yield where each wanted profile is offered now."""
+    """Yield where each requested profile is offered now."""
     for profile in sorted(wants, reverse=True):
         free = [(row.name, n) for row in nodes if row.open and (n := free_counts(row).get(profile.gres_type, 0))]
         listed = ", ".join(f"{n} on {name}" for name, n in free[:6]) + (" and more" if len(free) > 6 else "")
@@ -141,10 +141,10 @@ def ask(site: QuerySite, job: int) -> str:
 
 
 def tasks_at_once(row: JobRow, actions: Sequence[Mapping[str, Any]] | None) -> str:
-    """Say how many tasks of an elastic array run at once, and why; empty for any other job.
+    """Return how many tasks of an elastic array run at once, and why; empty for any other job.
 
     Args:
-        row: Slurm's row of tasks that wait; of a single one it shows no throttle.
+        row: Slurm's row of pending tasks; the row of a single task has no throttle.
         actions: what was done to the array, oldest first; None: the record cannot be read.
     """
     if row.array_job is None or elastic_hints(row.comment) is None or actions is None:
@@ -172,7 +172,7 @@ def _throttles(site: QuerySite, row: JobRow) -> list[dict[str, Any]] | None:
 def _expected(
     site: QuerySite, row: JobRow, queue: Sequence[JobRow], nodes: Sequence[NodeRow], now: float
 ) -> Iterator[tuple[str, str]]:
-    """Yield when a job can start, and what it waits for; nothing where that is not known."""
+    """Yield when a job can start, and what it waits for; nothing if unknown."""
     try:
         catalog = load(Path(site.catalog or site.config.submit.catalog))
     except (OSError, CatalogError):

@@ -1,9 +1,8 @@
-"""A process that answers one question after the other for the query service.
+"""Worker process of the query service: answers one query after the other.
 
-It is a child of `server`, which kills it where a question takes too long and starts another. Lines of JSON come in on
-stdin, first `{"config": "<migbatch.toml>", "level": ...}`, then `{"uid": ..., "question": "..."}` for each question;
-the end of stdin is the end of the process. Each answer goes out on stdout as its length, eight hexadecimal digits, and
-itself.
+It is a child of `server`, which kills it if a query takes too long and starts another. Lines of JSON come in on stdin,
+first `{"config": "<migbatch.toml>", "level": ...}`, then `{"uid": ..., "question": "..."}` for each query; the process
+exits at the end of stdin. Each answer is written to stdout as its length, eight hexadecimal digits, and itself.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from slurm_migbatch.store.errors import StoreError
 
 log = logging.getLogger(__name__)
 
-#: memory of the process; a few hundred megabytes are usual
+#: memory limit of the process; a few hundred megabytes are usual
 _MEMORY_BYTES: Final = 2 << 30
 _NICE: Final = 5
 _PR_SET_PDEATHSIG: Final = 1
 
 
 class Answerer:
-    """Answers questions of users by the configuration of this host."""
+    """Answers user queries with the configuration of this host."""
 
     def __init__(self, config: Config) -> None:
         self._site = QuerySite(config, quiet=True)
@@ -57,11 +56,11 @@ class Answerer:
         self._seldom = Seldom(log)
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._loop.close()
 
     def answer(self, uid: int, body: bytes) -> Answer:
-        """Answer a question as it came over the wire; whatever goes wrong is an answer too."""
+        """Answer a query in wire format; every failure is an answer too."""
         try:
             question = read(body)
             rights = self._loop.run_until_complete(self._privacy.rights(uid))
@@ -106,14 +105,14 @@ class Answerer:
 def main() -> None:
     """Answer until stdin ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # migbatchd gets them too, and everything ends in good order
+        signal.signal(number, signal.SIG_IGN)  # migbatchd gets them too, for an orderly exit
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anything prints by mistake is no answer
+    os.dup2(2, 1)  # accidental output must not look like an answer
     _serve(sys.stdin.buffer, out)
 
 

@@ -1,10 +1,11 @@
-"""Why a request is refused: one sentence for the user that says what to write instead.
+"""Refusals: one sentence for the user that says what to write instead.
 
-The sentences live here once. The Lua shims get them rendered in, so that a user reads the same words whether the
-service or the shim alone answered. Each takes only `%s`, which Python and Lua format alike.
+The sentences are defined only here. They are rendered into the Lua shims, so that a user reads the same text whether
+the
+service or the shim answered. Each uses only `%s`, which Python and Lua format alike.
 
-Texts from the job are handled as bytes decoded with latin-1 (one character for each byte), because Slurm's strings are
-bytes and Lua counts in bytes; `show` makes a piece of them fit to print.
+Texts from the job are handled as bytes decoded with latin-1 (one character per byte), because Slurm's strings are bytes
+and Lua counts bytes; `show` makes a part of them printable.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ SHOWN = 40
 
 
 class Refusal(ValueError):
-    """The request cannot be taken; `str()` is the sentence for the user, `code` its key in SENTENCES."""
+    """The request is refused; `str()` is the sentence for the user, `code` its key in SENTENCES."""
 
     def __init__(self, code: str, *details: str) -> None:
         super().__init__(SENTENCES[code] % details if details else SENTENCES[code])
@@ -123,5 +124,5 @@ def show(text: str) -> str:
 
 
 def lower(text: str) -> str:
-    """Return the ASCII letters in lower case, every other byte as it is (as Lua's string.lower in the C locale)."""
+    """Return the ASCII letters in lower case, every other byte unchanged (as Lua's string.lower in the C locale)."""
     return text.encode("latin-1", "replace").lower().decode("latin-1")
