@@ -1,4 +1,4 @@
-"""`migbatch db`: backups of the record, the way back, and whether it is in order."""
+"""`migbatch db`: back up, restore and check the record."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def db() -> None:
 @click.argument("file", type=_FILE)
 @config_option
 def backup(config: Config, file: Path) -> None:
-    """Write all of the record to FILE, while migbatchd runs.
+    """Back up the whole record to FILE, while migbatchd runs.
 
-    FILE is new, its owner's alone, and there only once it is whole: an SQLite database, whatever kind the record is.
+    FILE must not exist; it is readable by its owner only, and appears once it is complete: an SQLite database, whatever
+    kind of database the record is in.
     """
     from slurm_migbatch.store.backup import back_up
     from slurm_migbatch.store.history import HISTORY
@@ -42,9 +43,9 @@ def backup(config: Config, file: Path) -> None:
 @click.option("--replace", is_flag=True, help="Replace a non-empty database; on a server its content is lost.")
 @config_option
 def restore(config: Config, file: Path, replace: bool) -> None:
-    """Put the backup FILE in the place of the record; migbatchd is stopped meanwhile.
+    """Replace the record by the backup FILE while migbatchd is stopped.
 
-    A backup of any kind of database fits any other. Nodes tell what they hold again once migbatchd runs.
+    A backup can be restored to any kind of database. Nodes report what they hold again once migbatchd runs.
     """
     from slurm_migbatch.store.history import HISTORY
     from slurm_migbatch.store.restore import restore as put_back
@@ -66,11 +67,11 @@ def restore(config: Config, file: Path, replace: bool) -> None:
 @click.option("-q", "--quiet", is_flag=True, help="Only problems.")
 @click.pass_context
 def check(ctx: click.Context, config: Config, file: Path | None, as_json: bool, quiet: bool) -> None:
-    """Read the record, or the backup FILE, through; nothing is changed.
+    """Check the record, or the backup FILE; nothing is changed.
 
     \b
-    Exit code  0  nothing to correct
-               1  something to correct (FAIL)
+    Exit code  0  no problems
+               1  problems found (FAIL)
     --json     {"version": 1, "findings": [{"level", "subject", "text", "advice"}]}, level: ok, warn, FAIL
     """
     from slurm_migbatch.cli.doctor import print_findings
@@ -94,7 +95,7 @@ def check(ctx: click.Context, config: Config, file: Path | None, as_json: bool, 
 @click.option("--no-backup", is_flag=True, help="SQLite: do not copy the file first; make your own backup.")
 @config_option
 def upgrade(config: Config, no_backup: bool) -> None:
-    """Bring the record to this release's schema, as migbatchd does at its start; it is stopped meanwhile."""
+    """Migrate the record to this release's schema, as migbatchd does at its start; migbatchd must be stopped."""
     from slurm_migbatch.store.db import open_store
     from slurm_migbatch.store.engines import sqlite_file
     from slurm_migbatch.store.history import HISTORY
@@ -108,7 +109,7 @@ def upgrade(config: Config, no_backup: bool) -> None:
 
 @contextmanager
 def _stopped(config: Config) -> Iterator[None]:
-    """Keep migbatchd of this host from running."""
+    """Prevent migbatchd of this host from running."""
     from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
 
     lock = InstanceLock(Path(config.daemon.run_dir))
@@ -122,7 +123,7 @@ def _stopped(config: Config) -> Iterator[None]:
     try:
         yield
     finally:
-        # what root has made migbatchd could not use where it runs as another user; while it is locked, nobody waits
+        # migbatchd running as another user could not use a file created by root; nobody waits while it is locked
         if lock.path in new:
             lock.path.unlink()
         lock.release()

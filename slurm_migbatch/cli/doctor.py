@@ -1,4 +1,4 @@
-"""`migbatch doctor`: checks an installation and says what to do."""
+"""`migbatch doctor`: check an installation and say what to do."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def doctor(
 ) -> None:
     """Check this host and say what to do; nothing is changed.
 
-    It checks what this host is: a controller (migbatch.toml), a node (node.conf), a login node. Run it as root for a
-    complete picture. A node's agent makes the same checks once a minute and tells migbatchd; --nodes shows that on the
+    It checks the roles of this host: controller (migbatch.toml), node (node.conf), login node. Run it as root for all
+    checks. A node's agent runs the same checks once a minute and reports to migbatchd; --nodes shows them on the
     controller.
 
     \b
-    Exit code  0  nothing to correct
-               1  something to correct (FAIL)
-               2  wrong usage, or nothing to correct was found and some checks could not be made (unknown)
+    Exit code  0  no problems
+               1  problems found (FAIL)
+               2  wrong usage, or no problems found but some checks could not run (unknown)
     --json     {"version": 1, "roles": [...], "findings": [{"level", "subject", "text", "advice"}]}
-               level: ok, warn (to look at), FAIL, unknown
+               level: ok, warn, FAIL, unknown
     """
     path = options["config"] or os.environ.get("MIGBATCH_CONFIG", "") or _CONFIG
     chosen = list(given) or list(roles(path, f"{options['etc']}/node.conf", _LOGIN))
@@ -78,7 +78,7 @@ def doctor(
 def _examine(
     role: Role, path: str, options: dict[str, str | None], everywhere: bool, leaving: bool
 ) -> Iterator[Finding]:
-    """Yield the findings of one role; what it needs is imported here, as hosts differ in what they have."""
+    """Yield the findings of one role; its modules are imported here, because hosts have different packages."""
     if role == "node":
         from slurm_migbatch.doctor.node import NodePlaces, examine
 
@@ -112,9 +112,9 @@ def _controller(path: str, *, explicit: bool, everywhere: bool, leaving: bool) -
 
 
 def print_findings(findings: Sequence[Finding], quiet: bool) -> None:
-    """Print findings, each with its advice, and their number; `quiet`: only what is not in order.
+    """Print findings, each with its advice, and their number; `quiet`: only problems.
 
-    They name what others have named: processes, hosts, files.
+    They may contain foreign text: names of processes, hosts and files.
     """
     for found in findings:
         if found.level == GOOD and quiet:

@@ -1,4 +1,4 @@
-"""`migbatch explain`: what a request would become and why, without submitting it."""
+"""`migbatch explain`: show how a request would be rewritten and why, without submitting it."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def explain(
 
 
 def _bytes(text: str) -> str:
-    """Return an argument as the filter sees it, one character for each byte."""
+    """Return an argument as the filter sees it, one character per byte."""
     return os.fsencode(text).decode("latin-1")

@@ -1,4 +1,4 @@
-"""`migbatch install`: writes what a host needs, shows it first, and takes it back."""
+"""`migbatch install`: show, apply and undo the changes that a host needs."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def install(
 ) -> None:
     """Install migbatch on a host of a Slurm cluster, or show what that would change.
 
-    Without --apply nothing is changed: what would be written is shown as a diff, and lines of the site's own files that
-    must read otherwise with their places. --edit makes these a part of the diff. The exit code is 1 where something is
-    to do, 0 where nothing is. Every file is backed up; --uninstall restores.
+    Without --apply nothing is changed: changes are shown as a diff, and lines of the site's own files to change with
+    file and line. --edit includes these in the diff. The exit code is 1 if changes are needed, 0 if not. Every file is
+    backed up; --uninstall restores it.
     """
     if os.geteuid() != 0:
         raise Failure("this changes files of root: run it as root")
@@ -115,7 +115,7 @@ def _config_path(options: dict[str, str]) -> str:
 
 
 def _may_leave(role: str, options: dict[str, str]) -> None:
-    """Refuse to take mig out of slurm.conf while jobs ask for it."""
+    """Refuse to remove mig from slurm.conf while jobs request it."""
     if role != "controller" or options["slurm_down"]:
         return
     from slurm_migbatch.cli.common import slurm_client
@@ -153,7 +153,7 @@ def _show(plan: HostPlan, changes: Sequence[FileChange], full: bool) -> None:
 
 
 def _conflicts(changes: Sequence[FileChange]) -> list[str]:
-    """Return why changes cannot be made; settings that the site made its own are meant to stay."""
+    """Return why changes cannot be made; settings changed by the site are kept."""
     return [change.conflict for change in changes if change.conflict and not _is_kept(change)]
 
 
@@ -162,7 +162,7 @@ def _is_kept(change: FileChange) -> bool:
 
 
 def _wake(changes: Sequence[FileChange]) -> None:
-    """Have slurmctld read scripts again that load a changed file of ours."""
+    """Make slurmctld reload scripts that load a changed file of ours."""
     from slurm_migbatch.cli.installcontroller import touched
 
     for path in touched({change.path for change in changes if not change.conflict}):

@@ -1,4 +1,4 @@
-"""What the controller host needs: migbatchd, and what slurmctld reads."""
+"""Changes on the controller host: migbatchd, and Slurm's files."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from slurm_migbatch.submit import shim
 UNIT: Final = "migbatchd.service"
 STATE: Final = "/var/lib/migbatch"
 TOPOLOGY_YAML: Final = (25, 5)
-"""The release from which Slurm reads topology.yaml, and topology.conf no more where there is one."""
+"""The release from which on Slurm reads topology.yaml, and ignores topology.conf if there is one."""
 _HOOKS: Final = ("prolog", "epilog", "task_prolog")
 _BESIDE: Final = {shim.JOB_SUBMIT: "migbatch_submit.lua", shim.CLI_FILTER: "migbatch_cli_filter.lua"}
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What the administrator chose.
+    """Options of the administrator.
 
     Attributes:
         config: path of migbatch.toml.
-        user: whom migbatchd runs as.
-        store: URL of the database; empty: as it is.
-        cli_filter: whether slurm.conf is to name cli_filter/lua; None: as it is.
+        user: user of migbatchd.
+        store: URL of the database; empty: unchanged.
+        cli_filter: whether slurm.conf must name cli_filter/lua; None: unchanged.
         edit: change the site's own lines too.
     """
 
@@ -51,7 +51,7 @@ class Choices:
 
 
 def controller(places: Places, conf: Conf, choices: Choices, record: InstallRecord) -> HostPlan:
-    """Return what the controller host needs as far as that is known: Slurm's part once nodes have reported."""
+    """Return the changes for the controller host as far as known: Slurm's part once nodes have reported."""
     plan = HostPlan()
     slurm_user = conf.value("SlurmUser") or "root"
     config = _service(plan, places, conf, choices, slurm_user)
@@ -88,11 +88,11 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
 
 
 def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> SlurmPlan:
-    """Return what slurm.conf and gres.conf need by what the nodes reported.
+    """Return the changes to slurm.conf and gres.conf for the nodes that have reported.
 
     Raises:
         NothingReported: no node has reported GPUs yet.
-        Failure: Slurm cannot be asked.
+        Failure: Slurm cannot be queried.
     """
     found = siteconf.read(config)
     if cli_filter is None:
@@ -111,17 +111,17 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
 
 
 def gres_conf(conf: Conf) -> Conf:
-    """Read gres.conf beside slurm.conf; without lines where there is none."""
+    """Read gres.conf beside slurm.conf; no lines if there is none."""
     return load(str(Path(conf.main).with_name("gres.conf")), read)
 
 
 def topology_conf(conf: Conf) -> Conf:
-    """Read topology.conf beside slurm.conf; without lines where there is none."""
+    """Read topology.conf beside slurm.conf; no lines if there is none."""
     return load(str(Path(conf.main).with_name("topology.conf")), read)
 
 
 def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm_user: str) -> Config:
-    """Add what migbatchd needs to a plan; its configuration as it is, or will be."""
+    """Add migbatchd's files to a plan, with its present or future configuration."""
     values: dict[str, Mapping[str, str]] = {"cluster": {"slurm_user": slurm_user}}
     if conf.main != "/etc/slurm/slurm.conf":
         values["cluster"] = {**values["cluster"], "slurm_conf": conf.main}
@@ -149,7 +149,7 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
 
 
 def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
-    """Add files beside slurm.conf, and edits of the site's, to a plan."""
+    """Add files beside slurm.conf, and edits of the site's files, to a plan."""
     directory = Path(conf.main).parent
     plan.wanted += [Wanted(str(directory / name), text) for name, text in rendered(slurm).items()]
     texts = {**topology_conf(conf).texts, **gres_conf(conf).texts, **conf.texts}
@@ -172,7 +172,7 @@ def _missing(conf: Conf) -> Iterator[str]:
 
 
 def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: InstallRecord) -> None:
-    """Add one of the Lua scripts to a plan: alone where the site has none, else beside the site's."""
+    """Add one of the Lua scripts to a plan: alone if the site has none, else loaded by the site's."""
     present = read(str(path))
     entry = record.entries.get(str(path))
     ours = present is None or (entry is not None and entry.kind == "own")
@@ -200,7 +200,7 @@ def _pairs(before: str, after: str) -> Iterator[tuple[str, str]]:
 
 
 def touched(changed: set[str]) -> Iterator[Path]:
-    """Yield the site's Lua scripts that slurmctld must read again because a file of ours that they load changed."""
+    """Yield the site's Lua scripts that slurmctld must reload because they load a changed file of ours."""
     for name, beside in _BESIDE.items():
         for path in changed:
             script = Path(path).with_name(name)

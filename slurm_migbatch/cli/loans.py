@@ -1,4 +1,4 @@
-"""`migbatch loans`: slices that are on loan to training jobs, and the training jobs that wait for one."""
+"""`migbatch loans`: show slices on loan to training jobs, and training jobs that wait for one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def loans(
     """Show slices on loan to training jobs, and training jobs that wait for one.
 
     STATE is waiting, released (it may start), running, signalled (told to write a checkpoint), requeued, withdrawn, or
-    ended. Of other users' jobs those are shown that squeue shows too.
+    ended. Other users' jobs are shown as far as squeue shows them.
     """
     question = LoansQuestion(
         ids,

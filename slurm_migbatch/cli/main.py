@@ -52,7 +52,7 @@ def cli() -> None:
 
     The record of past jobs is read with `migacct`.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; a command that has others names them in its help.
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; the help of a command lists others.
     docs/operate.md lists all.
     """
 

@@ -1,4 +1,4 @@
-"""The command `migacct`: what jobs asked for, got and did with it, in the way of sacct."""
+"""The command `migacct`: requests, allocations and results of jobs, in the style of sacct."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _words(*flags: str, name: str = "", metavar: str, help: str) -> Option:
-    """Return an option of comma-separated words that may come several times."""
+    """Return an option of comma-separated words that may be repeated."""
     return Option(flags, help, metavar, name, many=True)
 
 
@@ -72,7 +72,7 @@ OPTIONS = (
 
 
 def show(options: Mapping[str, Any]) -> int:
-    """Print what the options ask for; return the exit code."""
+    """Print what the options select; return the exit code."""
     from slurm_migbatch.cli.asking import ask_and_print
     from slurm_migbatch.query.questions import RunsQuestion
 
@@ -116,7 +116,7 @@ def show(options: Mapping[str, Any]) -> int:
 
 
 def _refuse(options: Mapping[str, Any]) -> None:
-    """Say what to use instead of what sacct has and the record cannot tell."""
+    """Say what to use instead of sacct features that the record does not have."""
     if options["completion"]:
         raise Failure("Slurm job completion is disabled: migacct only reads the record of migbatchd; omit -c")
 
@@ -140,6 +140,6 @@ def called(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Run the command."""
-    # it lives for a moment and makes no cycles worth mentioning; a tenth of its time would go into looking for them
+    # short-lived and nearly free of cycles; the collector would take a tenth of its time
     gc.disable()
     leave(called(sys.argv[1:]))

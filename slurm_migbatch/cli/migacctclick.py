@@ -1,4 +1,4 @@
-"""`migacct` as a command of click: its help, its completion, and what is said of a command line that is wrong."""
+"""`migacct` as a click command: help, completion, and usage errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from slurm_migbatch.cli.options import Option
 
 
 class _Command(click.Command):
-    """A command whose help ends with the columns and the forms of times."""
+    """A command whose help ends with the columns and the time formats."""
 
-    #: wrong usage ends as of sacct
+    #: exit code of wrong usage, as in sacct
     usage_code = EXIT_FAILED
 
     def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -89,7 +89,7 @@ def _of_click(option: Option) -> click.Option:
 
 
 def _show(**options: Any) -> None:
-    """Show what jobs asked for, which MIG slices they got, and what became of them.
+    """Show what jobs requested, which MIG slices they got, and how they ended.
 
     Filters, times and output are sacct's. A job that holds several slices has a line for each, 12.s0, 12.s1 ..., below
     its own.

@@ -1,4 +1,4 @@
-"""`migbatch model`: what predictor refitted, how it does, and the way back."""
+"""`migbatch model`: show the learned predictor, refit it, roll it back."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from slurm_migbatch.predict.statefile import Index, ModelDirectory, Saved
 
 _DRIFTS = 1.5
-"""Measured over predicted, as a factor either way, from which a model is marked."""
+"""Ratio of measured to predicted, in either direction, from which a model is marked."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 
 
 @click.group(context_settings=HELP)
 def model() -> None:
-    """What predictor refitted from finished runs and imported measurements.
+    """Show and manage the predictor learned from finished runs and imported measurements.
 
-    migbatchd learns by itself ([learning] of migbatch.toml) and takes over within seconds what is changed here.
+    migbatchd learns by itself ([learning] of migbatch.toml) and applies changes made here within seconds.
     """
 
 
@@ -37,7 +37,7 @@ def model() -> None:
 @config_option
 @json_option
 def list_(config: Config, as_json: bool) -> None:
-    """The versions that are kept, and the last refits."""
+    """List the kept versions and the last refits."""
     directory = _directory(config)
     index = directory.index()
     versions = [_described(directory, index, version) for version in reversed(directory.versions())]
@@ -60,10 +60,10 @@ def list_(config: Config, as_json: bool) -> None:
 @config_option
 @json_option
 def show(config: Config, version: int | None, as_json: bool) -> None:
-    """One version [default: the current one]: what it was made of, how it does since, which models drift.
+    """Show one version [default: the current one]: its training data, accuracy since, and drifting models.
 
-    RATIO is measured over predicted (time of a batch; memory), the median; THEN on the runs that the version learned
-    from, NOW on those since. KEPT says how many runs since kept the predicted limit.
+    RATIO is the median of measured over predicted (batch time; memory); THEN on the runs that the version learned from,
+    NOW on those since. KEPT is the share of runs since that met the predicted limit.
     """
     from slurm_migbatch.daemon.facts import known_models
     from slurm_migbatch.daemon.refit import due, gather, watch
@@ -111,9 +111,9 @@ def _impossible(material: Material) -> list[str]:
 @config_option
 @json_option
 def refit(config: Config, as_json: bool) -> int:
-    """Learn now from the whole record, whether or not there is much news (as root or SlurmUser).
+    """Learn now from the whole record, regardless of the number of new runs (as root or SlurmUser).
 
-    The same check decides as for migbatchd: exit code 3 says that the new model is further off and was refused.
+    The same check decides as for migbatchd: exit code 3 means that the new model has a larger error and was rejected.
     """
     from slurm_migbatch.daemon.refit import run
 
@@ -135,8 +135,9 @@ def refit(config: Config, as_json: bool) -> int:
 def rollback(config: Config, version: int | None) -> None:
     """Go back to an earlier version [default: the last one before the current], or 0 for physics alone.
 
-    The version that one goes back from is rejected: it is not used any more unless it is named here. migbatchd waits
-    for new runs before it learns again; [learning] enabled = false keeps it from learning at all.
+    The current version is rejected: it is not used again unless it is given here. migbatchd waits for new runs before
+    it
+    learns again; [learning] enabled = false disables learning.
     """
     from slurm_migbatch.daemon.facts import known_models
     from slurm_migbatch.daemon.refit import seen_of
@@ -153,9 +154,9 @@ def rollback(config: Config, version: int | None) -> None:
 @click.option("--hints", "hints_only", is_flag=True, help="Only the hints, on one line.")
 @json_option
 def describe(what: str, hints_only: bool, as_json: bool) -> None:
-    """The hints of a language model: of a folder with a config.json, of such a file, or by a public name.
+    """Print the hints of a language model: a directory with a config.json, such a file, or a public name.
 
-    Only config.json is read (and the sizes of weights beside it); nothing of the model is loaded or run.
+    Only config.json is read (and the sizes of weight files beside it); nothing of the model is loaded or run.
     """
     from pathlib import Path
 
@@ -207,7 +208,7 @@ def _directory(config: Config) -> ModelDirectory:
 
 
 def _may_write(config: Config) -> None:
-    """Refuse before the work, and before a file of somebody else's lies where migbatchd would not believe it."""
+    """Refuse early, before a file of another user is written that migbatchd would reject."""
     from pathlib import Path
 
     path = Path(config.learning.models)
@@ -267,7 +268,7 @@ def _try(attempt: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _check(version: Mapping[str, Any]) -> str:
-    """Describe the check: by what factor predictions were off where they were checked."""
+    """Describe the check: the factors by which predictions were off."""
     check = version.get("check")
     if not check or not check["candidate"]:
         return "no data to check it with"

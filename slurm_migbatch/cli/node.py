@@ -1,4 +1,4 @@
-"""`migbatch node`: what an administrator (or systemd) runs on a compute node."""
+"""`migbatch node`: commands for administrators and systemd on a compute node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 @click.group(context_settings=HELP)
 def node() -> None:
-    """Everything that runs on a compute node."""
+    """Manage a compute node."""
 
 
 @node.command()
@@ -41,7 +41,7 @@ def node() -> None:
 @click.option("--reset", is_flag=True, help="Reset GPUs that need it for MIG (Ampere) and have no processes.")
 @json_option
 def init(etc: str, name: str, reset: bool, as_json: bool) -> None:
-    """Get the node ready after boot: MIG mode, leftovers, capability devices. Run before slurmd starts."""
+    """Prepare the node after boot: MIG mode, leftovers, capability devices. Run before slurmd starts."""
     from slurm_migbatch.node.boot import prepare
 
     config = _config(etc, name)
@@ -61,9 +61,9 @@ def init(etc: str, name: str, reset: bool, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Dry run: only show what would be done.")
 @json_option
 def reconcile(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
-    """Make the journal, the GPUs and Slurm agree.
+    """Reconcile the journal, the GPUs and Slurm.
 
-    What was interrupted is undone, what Slurm has ended is released, what is there is adopted, what is gone is noted.
+    Interrupted changes are undone, ended runs are released, existing instances are adopted, missing ones are noted.
     """
     from slurm_migbatch.node.deadline import Deadline
 
@@ -85,9 +85,9 @@ def reconcile(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Dry run: only show what would be done.")
 @json_option
 def clear(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
-    """Destroy the idle instances that are kept warm for the next jobs, as before maintenance. Running jobs keep theirs.
+    """Destroy the idle instances that are kept warm for next jobs, for example before maintenance.
 
-    To keep new jobs away meanwhile, drain the node in Slurm first.
+    Running jobs keep theirs. To keep new jobs away meanwhile, drain the node in Slurm first.
     """
     from slurm_migbatch.node import owner
     from slurm_migbatch.node.deadline import Deadline
@@ -106,7 +106,7 @@ def clear(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
 @node_option
 @json_option
 def status(etc: str, name: str, as_json: bool) -> None:
-    """Show the GPUs, who holds which slice, the agent and the events that wait."""
+    """Show the GPUs, the slices and their holders, the agent and unsent events."""
     from slurm_migbatch.node.status import status as collect
 
     config = _config(etc, name)
@@ -153,7 +153,7 @@ def _row(entry: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
 @node_option
 @click.option("-v", "--verbose", is_flag=True, help="Log every hook.")
 def agent(etc: str, name: str, verbose: bool) -> None:
-    """Serve the hooks, bring events to the controller and fetch its plan. Runs until SIGTERM."""
+    """Serve the hooks, send events to the controller and fetch its plan. Runs until SIGTERM."""
     from slurm_migbatch.doctor.node import NodePlaces, examine_quietly
     from slurm_migbatch.node.agent import Agent, AgentError
 
@@ -180,7 +180,7 @@ def agent(etc: str, name: str, verbose: bool) -> None:
 @click.option("--python", default=sys.executable, show_default="this one", help="Interpreter of the hooks.")
 @click.option("--task-python", default="", help="Interpreter of TaskProlog, if users cannot run that of the hooks.")
 def install(dest: Path, etc: Path, python: str, task_python: str) -> None:
-    """Write prolog, epilog and task_prolog for slurm.conf, after checking that nobody but root can change them."""
+    """Write prolog, epilog and task_prolog for slurm.conf, after checking that only root can change them."""
     from slurm_migbatch.node.install import install as write
 
     _root()
@@ -192,9 +192,9 @@ def install(dest: Path, etc: Path, python: str, task_python: str) -> None:
 @click.argument("name", metavar="NODE")
 @click.option("--secret", default="/etc/migbatch/token", show_default=True, metavar="FILE", help="The shared secret.")
 def key(name: str, secret: str) -> None:
-    """Print what NODE's TokenFile is to hold (Auth=token): its own key, with which it can speak as no other node.
+    """Print the content of NODE's TokenFile (Auth=token): its own key, with which it can act as no other node.
 
-    Run this on the controller. The secret from which the keys are made need not be on any node then.
+    Run this on the controller. With keys no node needs the shared secret.
     """
     from slurm_migbatch.node.auth import TokenSigner
 

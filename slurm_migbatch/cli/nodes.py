@@ -1,4 +1,4 @@
-"""`migbatch nodes`: nodes, GPUs, layouts and what is offered, in sinfo's manner."""
+"""`migbatch nodes`: show nodes, GPUs, layouts and offers, in the style of sinfo."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def nodes(
 ) -> int:
     """Show nodes, GPUs, layouts and slices.
 
-    A bar shows a GPU's memory: profile and job of each slice that is held, zombies as !profile, dots where it is free.
-    OFFERED is what Slurm may still give away on the node.
+    A bar shows a GPU's memory: profile and job of each held slice, zombies as !profile, dots for free space.
+    OFFERED is what Slurm can still allocate on the node.
     """
     from slurm_migbatch.slurm.nodelist import NodeListError, expand
 

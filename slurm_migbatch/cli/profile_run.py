@@ -1,4 +1,4 @@
-"""`migbatch profile run`: measures a model where it stands."""
+"""`migbatch profile run`: measure a model on this host."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def run(**options: Any) -> None:
-    """Measure a model over batch and input sizes on the GPU, MIG slice or CPU at hand.
+    """Measure a model over batch and input sizes on the GPU, MIG slice or CPU of this process.
 
     TARGET is module:callable or file.py:callable, a factory. It is called as make(batch), or make(batch, input_size)
     with --inputs, prepares everything, and returns a function that processes one batch:
@@ -192,18 +192,18 @@ def run(**options: Any) -> None:
     \b
       migbatch profile run bench.py:make --model resnet50 --inputs 224 --plot resnet50.svg
 
-    What torch, jax or cupy still compute is waited for; for others, give the function an attribute `sync`.
+    Pending work of torch, jax and cupy is waited for; for others, give the function an attribute `sync`.
 
-    With --command 'prog --batch {batch} --input {input}' a program is run once for each point ({repeats} and {seconds}
-    are known too). It warms up, times batches, and prints a line for each: migbatch: items=32 seconds=0.0123. Where the
-    batch does not fit it prints migbatch: oom, or dies of it.
+    With --command 'prog --batch {batch} --input {input}' a program is run once per point ({repeats} and {seconds}
+    can be used too). It warms up, times batches, and prints a line for each: migbatch: items=32 seconds=0.0123. If the
+    batch does not fit it prints migbatch: oom, or fails.
 
-    Each point runs in processes of its own. One that runs out of memory becomes a row without speed, and nothing larger
-    is tried; anything else that goes wrong ends the run. The table is written after each point.
+    Each point runs in separate processes. One that runs out of memory becomes a row without speed, and nothing larger
+    is tried; any other error ends the run. The table is written after each point.
 
-    With --server URL a language model is measured where it is served, by streaming requests: time to the first token,
-    time of each further one, tokens a second. --batches are requests at once, --inputs and --outputs tokens. Run it on
-    the server's host, in its job; a key is taken from OPENAI_API_KEY.
+    With --server URL a language model is measured through its server, by streaming requests: time to first token, time
+    per further token, tokens per second. --batches are concurrent requests, --inputs and --outputs tokens. Run it on
+    the server's host, in its job; a key is read from OPENAI_API_KEY.
 
     \b
       migbatch profile run --server http://localhost:8000 --model llama-3.1-8b --batches 1-32 --inputs 128,1024
@@ -254,7 +254,7 @@ class _RunOptions:
 
     @property
     def table(self) -> Path:
-        """Where the rows are written."""
+        """The output table."""
         return self.output or Path(f"{self.model.replace('/', '_').lower()}.csv")
 
 
@@ -396,7 +396,7 @@ def _program(options: _RunOptions, target: Python | tuple[str, ...]) -> Program:
 def _most_informative(
     subject: ProfiledModel, limit_s: float | None, done: Sequence[Measurement], open_: Sequence[MeasurementCell]
 ) -> MeasurementCell | None:
-    """Choose the cell to measure next by the predictor's own rule, or by the one for a limit."""
+    """Choose the next cell to measure by the predictor's own rule, or by the one for a limit."""
     try:
         from slurm_migbatch.predict.known import ModelKnowledge
         from slurm_migbatch.predict.points import choose, choose_within
@@ -425,7 +425,7 @@ def _target(target: str | None, command: str | None, inputs: Sequence[int] | Non
 
 
 def _model(name: str) -> str:
-    """Return the name in the form that a job's hint has."""
+    """Return the name in the form of a job's hint."""
     from slurm_migbatch.workload import hints
     from slurm_migbatch.workload.refusal import Refusal
 
@@ -462,7 +462,7 @@ def _interpreter(asked: str | None, environ: Mapping[str, str]) -> str:
     return sys.executable
 
 
-# -- what is shown -------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------------------------
 
 
 class _Lines:
@@ -487,7 +487,7 @@ class _Silent:
 
 
 class _Bar:
-    """Progress as a bar with the time that is left, for terminals."""
+    """Progress as a bar with the remaining time, for terminals."""
 
     def __init__(self, total: int) -> None:
         from rich.console import Console
@@ -505,7 +505,7 @@ class _Bar:
         self._done = 0
 
     def starts(self, cell: MeasurementCell) -> None:
-        """Say which."""
+        """Set the description."""
         self.progress.update(self._task, description=str(cell))
 
     def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:

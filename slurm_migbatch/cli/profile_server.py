@@ -1,4 +1,4 @@
-"""`migbatch profile run --server`: measures a language model where it is served."""
+"""`migbatch profile run --server`: measure a served language model."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 INPUTS: Final = (128, 1024)
 OUTPUTS: Final = (128,)
-"""Lengths in tokens where none are named."""
+"""Default lengths in tokens."""
 KEY: Final = "OPENAI_API_KEY"
 _ANSWER_S: Final = 60.0
-"""How long a server may be silent before anything is measured."""
+"""Timeout of a silent server before the first measurement."""
 _HEADER: Final = (
     "AT_ONCE", "IN", "OUT", "TTFT50", "90", "99_MS", "TPOT50", "90", "99_MS", "TOKENS/S", "REQ/S", "N", "FAILED",
 )  # fmt: skip
 _NOBODY_MIB: Final = 64.0
-"""Memory below which nothing is served from a device."""
+"""Memory below which a device serves nothing."""
 
 
 @dataclass(frozen=True)
 class ServerRun:
-    """What was asked for: `url` of the server, `model` as jobs write it, what `profile run` has of other options."""
+    """The request: `url` of the server, `model` as in jobs, and other options of `profile run`."""
 
     url: str
     model: str
@@ -63,7 +63,7 @@ class ServerRun:
 
 
 def run_server(asked: ServerRun, table: Path, earlier: Sequence[Measurement]) -> None:
-    """Measure the server and print what was found; raises Failure."""
+    """Measure the server and print the results; raises Failure."""
     try:
         address = ServerAddress.parse(asked.url)
     except ValueError as error:
@@ -115,7 +115,7 @@ def _subject(asked: ServerRun, device: Device, served: Served) -> ServedModel:
 
 
 class _Measuring:
-    """Measures a point on a server; the words that make a length are asked for once for each length."""
+    """Measures a point on a server; the text of each length is determined once."""
 
     def __init__(self, served: Served, effort: LoadEffort, device: Device) -> None:
         self._served, self._effort, self._device = served, effort, device

@@ -1,7 +1,7 @@
-"""`migbatch progress`: a job says what it has achieved. Run by job scripts, as the ordinary user, on the compute node.
+"""`migbatch progress`: report the progress of a job. Run by job scripts, as the ordinary user, on the compute node.
 
-It appends one line to the file that MIGBATCH_PROGRESS names (`node/progress.py` has the form); programs may do the same
-without it. A job must not fail because it could not report, so what is wrong with the file is a warning.
+It appends one line to the file in MIGBATCH_PROGRESS (`node/progress.py` has the format); programs may do the same
+without it. A job must not fail because it could not report, so errors of the file are warnings.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from slurm_migbatch.elastic import report
 Check = Callable[[click.Context, click.Parameter, "str | None"], "str | None"]
 NOW = "now"
 
-#: options that say what was achieved; a report holds one of them, --done or --oom
+#: options that give a result; a report has one of them, --done or --oom
 _ACHIEVED = ("items", "latency_ms", "p99_ms", "steps", "checkpoint", "restored")
-#: words of a report, in its order
+#: fields of a report, in order
 _FACTS = (
     "items", "seconds", "batch", "latency_ms", "p99_ms", "task", "steps", "checkpoint", "ckpt_s", "restored",
 )  # fmt: skip
 
 
 def _number(*, whole: bool = False, positive: bool = False) -> Check:
-    """Return a callback that turns the user's number into text for the progress file."""
+    """Return a callback that converts the user's number to text for the progress file."""
 
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
         if value is None:
@@ -48,7 +48,7 @@ def _number(*, whole: bool = False, positive: bool = False) -> Check:
 def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Return the unix seconds, as text.
 
-    To the microsecond, or a checkpoint could seem older than the signal that asked for it.
+    To the microsecond, because otherwise a checkpoint could seem older than the signal that requested it.
     """
     if value is None:
         return None
@@ -97,14 +97,16 @@ def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 @click.option("--done", is_flag=True, help="This is the last report.")
 @click.option("--oom", is_flag=True, help="The job ran out of GPU memory.")
 def progress(done: bool, oom: bool, **facts: str | None) -> None:
-    """Tell migbatch what this job has achieved so far: migbatch progress --items 5000
+    """Report what this job has done so far: migbatch progress --items 5000
 
-    Predictions for the next jobs of the same model get better by it, and migacct shows it. Numbers count from the job's
-    start; call it as often as you like (every few seconds is plenty), the last report of each task counts. Outside a
-    job with a slice it does nothing. A program can append the line itself: items=5000 seconds=12.5
+    Reports improve predictions for later jobs of the same model, and migacct shows them. Numbers count from the job's
+    start; call it as often as you like (every few seconds is enough), the last report of each task counts. Outside a
+    job
+    with a slice it does nothing. A program can append the line itself: items=5000 seconds=12.5
 
-    A training that was told to save (USR1) answers with --checkpoint once the file is whole; then its slice may be
-    taken back without loss.
+    A training job that was signalled to save (USR1) answers with --checkpoint once the file is complete; then its slice
+    can
+    be reclaimed without loss.
     """
     if not (done or oom) and all(facts[name] is None for name in _ACHIEVED):
         raise click.UsageError("nothing to report; give at least --items N, --latency-ms L, --checkpoint or --done")

@@ -1,4 +1,4 @@
-"""`migbatch replay`: decide again on what migbatchd recorded, and show what is decided otherwise."""
+"""`migbatch replay`: repeat recorded decisions of migbatchd, and show differences."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Unreadable(click.ClickException):
 def replay(
     ctx: click.Context, files: tuple[Path, ...], path: str | None, as_json: bool, limit: int, export: Path | None
 ) -> None:
-    """Decide again on what migbatchd recorded, and show what is decided otherwise.
+    """Repeat recorded decisions of migbatchd, and show differences.
 
     FILE is a recording, or a directory of them; migbatchd writes them to run_dir/decisions. Without a configuration
-    it is decided with the settings of the recording. The exit code is 0 where all decisions are the same, 1 where some
-    are not, and 2 where a recording cannot be read.
+    the settings of the recording are used. The exit code is 0 if all decisions are the same, 1 if some differ, and 2 if
+    a recording cannot be read.
 
-    --export writes a copy in which users, accounts, jobs and hosts have other names, and comments only hints. It can
-    be replayed and attached to a bug report.
+    --export writes a copy with other names of users, accounts, jobs and hosts, and only hints in comments. It can be
+    replayed and attached to a bug report.
     """
     paths = _paths(files)
     if export is not None:
@@ -141,7 +141,7 @@ def _show_difference(difference: Difference) -> None:
 
 
 def _without_common(then: Any, now: Any) -> tuple[Any, Any]:
-    """Return what two lists, or objects, do not have in common; all of it where only their order differs."""
+    """Return the differences of two lists or objects; everything if only the order differs."""
     if isinstance(then, dict) and isinstance(now, dict):
         names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
         return {name: then.get(name) for name in names}, {name: now.get(name) for name in names}

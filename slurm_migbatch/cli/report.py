@@ -1,4 +1,4 @@
-"""`migbatch report`: pictures of the record as one HTML file."""
+"""`migbatch report`: draw charts of the record as one HTML file."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from slurm_migbatch.cli.ending import Failure
     help="Configuration of the controller [env MIGBATCH_CONFIG; default /etc/migbatch/migbatch.toml].",
 )
 def report(html: Path, start: str, end: str, db: str | None, config: str | None, **names: tuple[str, ...]) -> None:
-    """Draw what GPU slices were used for as one HTML file, which needs nothing beside it.
+    """Draw the use of GPU slices as one self-contained HTML file.
 
-    Use by account and over time, busy and idle; profiles; what lay on the GPUs; waits; predicted against measured;
-    loans. Where PrivateData hides runs of others, who is no operator gets his own. Times are migacct's.
+    Use by account and over time, busy and idle; profiles; GPU layouts; waits; predicted against measured; loans. If
+    PrivateData hides runs of others, users who are not operators get their own. Times are as in migacct.
     """
     if not html.parent.is_dir():
         raise Failure(f"no such directory: {html.parent}: create it, or choose another file")

@@ -1,4 +1,4 @@
-"""`migbatch show`: one job in depth, as `key: value` lines."""
+"""`migbatch show`: one job in detail, as `key: value` lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site as the record and Slurm know it, for what `migbatch install` writes."""
+"""The site according to the record and Slurm, for `migbatch install`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurm_migbatch.store.errors import StoreError
 
 
 class NothingReported(Failure):
-    """No node has reported GPUs that are cut by MIG."""
+    """No node has reported GPUs in MIG mode."""
 
 
 def read(config: Config) -> Site:
@@ -25,7 +25,7 @@ def read(config: Config) -> Site:
 
     Raises:
         NothingReported: no node has reported GPUs yet.
-        Failure: Slurm cannot be asked.
+        Failure: Slurm cannot be queried.
     """
     try:
         with open_record(config) as store:
@@ -48,7 +48,7 @@ def read(config: Config) -> Site:
 
 
 def cut_by_mig(inventory: Inventory, known: Collection[str]) -> dict[str, list[Geometry]]:
-    """Return the geometries of the GPUs that are cut by MIG, by node; of the nodes that Slurm knows."""
+    """Return the geometries of GPUs in MIG mode, by node, for nodes in Slurm."""
     found: dict[str, list[Geometry]] = {}
     for name, gpus in inventory.items():
         geometries = [geometry for gpu in gpus if (geometry := geometry_of(gpu)) is not None]

@@ -1,4 +1,4 @@
-"""`migbatch top`: GPUs as their memory slices, who holds what, the queue, loans and events, live in the terminal."""
+"""`migbatch top`: GPUs as their memory slices, holders, the queue, loans and events, live in the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`migbatch waste`: what jobs held and did not use, in the way of seff and reportseff."""
+"""`migbatch waste`: show what jobs held but did not use, in the style of seff and reportseff."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _OF_TABLES = ("users", "accounts", "partitions", "nodes", "start", "end")
 @click.option("--csv", "as_csv", is_flag=True, help="CSV with plain numbers.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def waste(job: str, config: str | None, db: str | None, **options: Any) -> int:
-    """Show what JOB held and did not use, or the worst of the runs that ended in a window of time.
+    """Show what JOB held but did not use, or the worst of the runs that ended in a time window.
 
     Held but idle: SMs were in use for less than a tenth of the time. Whole GPU, memory, SMs: a smaller slice would have
-    done, by what the run used of memory with a margin, and of SMs where they were sampled. Each with what to submit
-    with next time, and how long runs that got it waited around that time (median and nine of ten). WASTED is in
-    GPU-hours. A user sees his own jobs, operators all.
+    been enough for the memory that the run used, with a margin, and for its SMs if they were sampled. Each finding has
+    the
+    option to submit with next time, and how long runs with that slice waited around that time (median and nine of ten).
+    WASTED is in GPU-hours. Users see their own jobs, operators all.
     """
     chosen = filters(options)
     if job and not is_job(job):

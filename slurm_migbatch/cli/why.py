@@ -1,4 +1,4 @@
-"""`migbatch why`: why a job waits, from Slurm's queue, the record and the running supply loop."""
+"""`migbatch why`: show why a job waits, from Slurm's queue, the record and the running supply loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of run reports: how wide, what they mean, which stored fields they need, how a cell is made of them.
+"""Columns of run reports: width, description, required stored fields, and rendering of a cell.
 
 A query fetches exactly the fields that the shown columns declare (`run`, `slice`).
 """
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    #: a row of a query: the fields that were asked for, as attributes
+    #: a row of a query, with the requested fields as attributes
     Fields = Any
     RunCell = Callable[[Fields, Sequence[Fields], "Context"], str]
     SliceCell = Callable[[Fields, int, "Context"], str]
 
 
 class Context(Value):
-    """What cells depend on besides their row: the present moment and the user's ways of writing.
+    """Inputs of cells besides their row: the current time and the user's formats.
 
     Attributes:
-        wholes: compute and memory slices of the whole GPU, by UUID; of one that is not there, as most GPUs have.
+        wholes: compute and memory slices of the whole GPU, by UUID; GPUs not listed have the usual numbers.
         cluster: Slurm's name of the cluster.
         group: returns the name of a group by its number.
     """
@@ -37,12 +37,12 @@ class Context(Value):
 
 
 class Column(Value):
-    """One column. A negative width stands for left-justified, as in `%-20`.
+    """One column. A negative width means left-justified, as in `%-20`.
 
     Attributes:
         run: fields of the run that `cell` and `slice_cell` read (store.queries.RUN_FIELDS).
-        slice: fields of its slices likewise (SLICE_FIELDS), which rows hold as slice_<name>.
-        slice_cell: the cell in the line of one slice, from its row and number; blank where None.
+        slice: fields of its slices likewise (SLICE_FIELDS), which rows have as slice_<name>.
+        slice_cell: the cell in the line of one slice, from its row and number; blank if None.
     """
 
     name: str
@@ -71,7 +71,7 @@ def _slice_text(name: str) -> SliceCell:
 
 
 def _all_slices(cell_of: SliceCell) -> RunCell:
-    """Return the same of every slice, separated by commas, repetitions once."""
+    """Return the field of every slice, separated by commas, duplicates removed."""
 
     def cell(_run: Fields, slices: Sequence[Fields], context: Context) -> str:
         if len(slices) == 1:
@@ -110,7 +110,7 @@ def _busy(name: str) -> RunCell:
 
 
 def energy_j(run: Fields) -> float | None:
-    """Return the joules of a run's GPUs; None where they are not known."""
+    """Return the joules of a run's GPUs; None if unknown."""
     joules = run.measured_facts.get("energy_j") if isinstance(run.measured_facts, dict) else None
     return float(joules) if isinstance(joules, int | float) else None
 
@@ -139,7 +139,7 @@ def elapsed_s(run: Fields, now: float) -> float:
 def queue_wait_s(run: Fields, now: float) -> float | None:
     """Return the seconds from submission to start (or to the end of the waiting).
 
-    None where nobody knows the submission.
+    None if the submission is unknown.
     """
     if run.submitted is None:
         return None
@@ -154,13 +154,13 @@ def _slice_elapsed_s(mig_slice: Fields, now: float) -> float | None:
 
 
 def slice_hours(mig_slice: Fields, now: float) -> float | None:
-    """Return the hours for which a slice was held, until now where it is; None where it was never given."""
+    """Return the hours for which a slice was held, until now if it still is; None if it was never allocated."""
     seconds = _slice_elapsed_s(mig_slice, now)
     return None if seconds is None else seconds / 3600
 
 
 def gpu_hours(mig_slice: Fields, now: float, wholes: Mapping[str, tuple[int, int]]) -> float | None:
-    """Return the same in hours of a whole GPU, see `equivalents.gpu_equivalent`."""
+    """Return the hours in whole GPUs, see `equivalents.gpu_equivalent`."""
     from slurm_migbatch.report.equivalents import WHOLE, gpu_equivalent
 
     hours = slice_hours(mig_slice, now)
@@ -169,19 +169,19 @@ def gpu_hours(mig_slice: Fields, now: float, wholes: Mapping[str, tuple[int, int
 
 
 def hours_of(slices: Sequence[Fields], hours: Callable[[Fields], float | None]) -> float | None:
-    """Return the sum of the slices' hours; None where there are none."""
+    """Return the sum of the slices' hours; None if there are none."""
     known = [value for value in map(hours, slices) if value is not None]
     return sum(known) if known else None
 
 
 def retyped(run: Fields) -> str:
-    """Format how a waiting run's profile changed, `1g.10gb>2g.20gb`; empty where it did not."""
+    """Format how a pending job's profile changed, `1g.10gb>2g.20gb`; empty if it did not."""
     before, after = run.retyped_before, run.retyped_after
     return f"{before}>{after}" if before and after and before != after else ""
 
 
 def exit_code(run: Fields) -> str:
-    """Format `code:signal` as sacct does; 0:0 where none is known."""
+    """Format `code:signal` as sacct does; 0:0 if unknown."""
     return f"{run.exit_code or 0}:{run.signal or 0}"
 
 
@@ -192,15 +192,15 @@ def place(mig_slice: Fields) -> str:
 
 
 def asked(run: Fields) -> str:
-    """Return the slices that were asked for, without other options: `mig:auto`, `--gpus=2`."""
+    """Return the requested slices, without other options: `mig:auto`, `--gpus=2`."""
     first = (run.asked or "").split(" ", 1)[0].removeprefix("--gres=")
     return first.removeprefix("gres:").removeprefix("gres/")
 
 
 def prediction_error(run: Fields) -> float | None:
-    """Return measured over predicted throughput, less 1; None where one of them is not known.
+    """Return measured over predicted throughput, less 1; None if one of them is unknown.
 
-    Predicted is one slice, measured the whole run.
+    Predicted is per slice, measured for the whole run.
     """
     predicted = (run.predicted_throughput_per_s or 0.0) * (run.slice_count or 0)
     if run.measured_throughput_per_s is None or predicted <= 0:
@@ -214,7 +214,7 @@ def percentage(share: float | None) -> str:
 
 
 def measured_by(facts: Any) -> list[str]:
-    """Return who measured, from `Run.measured_facts`."""
+    """Return the sources of measured figures, from `Run.measured_facts`."""
     by = facts.get("by") if isinstance(facts, dict) else None
     return sorted({str(who) for who in by.values()}) if isinstance(by, dict) else []
 

@@ -1,4 +1,4 @@
-"""What somebody has set on the page of `migbatch top`, and what each key changes in it."""
+"""Settings of the page of `migbatch top`, and the effect of each key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompt:
-    """A line that is being typed, and the setting that it is for."""
+    """A line being typed, and the setting that it is for."""
 
     setting: str
     title: str
@@ -48,17 +48,17 @@ class PageState:
     """The settings of one page.
 
     Attributes:
-        panes: those that are shown, `pane` the one that the arrows move.
-        offsets: first row that is shown, by pane.
+        panes: the visible ones, `pane` the one that the arrows scroll.
+        offsets: first visible row, by pane.
         sort: one of the values of SORTS; `reverse`: reverse the order.
-        user, only: as in a question, whose jobs, which profile or partition.
-        interval: seconds between two looks.
-        colour: whether colours are used; letters and patterns say the same.
+        user, only: as in a query, whose jobs, which profile or partition.
+        interval: seconds between two refreshes.
+        colour: whether colours are used; letters and patterns carry the same information.
         help: whether the keys are shown instead.
-        prompt: what is being typed.
+        prompt: the line being typed.
         message: about the last key.
-        looks: grows with each key that wants a look at once.
-        over: whether to leave.
+        looks: incremented by each key that requests an immediate refresh.
+        over: whether to quit.
     """
 
     panes: tuple[str, ...] = PANES
@@ -84,7 +84,7 @@ def press(state: PageState, key: str, extents: Mapping[str, Extent]) -> PageStat
         state: the settings before.
         key: one character, or the name of a key: up, down, left, right, pgup, pgdn, home, end, tab, backtab, enter,
             esc, backspace, f1 ... f10.
-        extents: of the panes as they were drawn last.
+        extents: of the panes as last drawn.
     """
     if state.prompt is not None:
         return _type(state, state.prompt, key)

@@ -104,7 +104,7 @@ def test_users_on_login_nodes_need_no_package(asked):
     """Nobody answers here; a question is refused where it is not known whom to ask, and by nothing before."""
     done = start(("login",), *asked)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"{asked[0]}: error: there is no /etc/migbatch/login.conf here, and `scontrol show")
+    assert done.stderr.startswith(f"{asked[0]}: error: no /etc/migbatch/login.conf, and `scontrol show")
     assert done.stderr.count("\n") == 1
     assert start(("login",), *asked[: 2 if asked[0] == "migbatch" else 1], "-h").returncode == 0
 

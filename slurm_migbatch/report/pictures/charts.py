@@ -1,4 +1,4 @@
-"""Charts as values: what Plotly draws, with a legend, a table of the same figures and a sentence, for each picture."""
+"""Charts as values: Plotly data, a legend, a table of the same figures and a sentence for each chart."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from slurm_migbatch.report.pictures.sums import WAITS, Agreement, LayoutOverTime
 from slurm_migbatch.report.pictures.words import amount, axis_moment, in_chart, moment, percent, plural, seconds
 
 BLUE, ORANGE, GREY = COLOURS[0], COLOURS[4], COLOURS[6]
-#: from short to long, for waits: cividis, whose order is seen with any colour vision
+#: from short to long, for waits: cividis, whose order is visible with any colour vision
 _ORDERED: Final = ("#00224e", "#2a3f6d", "#575d6d", "#7d7c78", "#a59c74", "#d2c060", "#fee838")
 _OUTLINE: Final = {"color": "#808080", "width": 1}
-#: hatching of the colours that come a second time
+#: hatching of repeated colours
 _HATCH: Final = ("", "/", "x", "-", "|", "+", ".")
 _ACTIVITY: Final = (("busy", BLUE, ""), ("idle", ORANGE, "/"), ("not sampled", GREY, "."))
 _CAUSES: Final = {
@@ -37,7 +37,7 @@ _ROW, _AROUND = 66, 70
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """What one colour (with a hatching) of a chart means; `series`: the traces of that name can be hidden."""
+    """Meaning of one colour (with a hatching) of a chart; `series`: the traces of that name can be hidden."""
 
     name: str
     colour: str
@@ -55,7 +55,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture.
+    """One chart.
 
     Attributes:
         id: of its element.
@@ -63,7 +63,7 @@ class Chart:
         answer: the main figure in one sentence.
         data, layout: for Plotly; colours of texts and grids are the page's.
         height: pixels.
-        cells: what the cells of a layout are called, see `layout`.
+        cells: labels of the cells of a layout, see `layout`.
         wide: whether it takes the width of the page.
     """
 
@@ -80,12 +80,12 @@ class Chart:
     wide: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the page's script draws from."""
+        """Return the input of the page's script."""
         return {"id": self.id, "data": self.data, "layout": self.layout, "height": self.height, "cells": self.cells}
 
 
 def use_by_account(uses: Sequence[Use], limit: int) -> Chart:
-    """Draw GPU hours of accounts that were busy, idle and not sampled; those behind the first `limit` in one bar."""
+    """Draw busy, idle and unsampled GPU hours of accounts; those beyond the first `limit` in one bar."""
     shown = list(uses[:limit])
     if rest := uses[limit:]:
         sums = (sum(getattr(use, part) for use in rest) for part in ("busy", "idle", "unknown"))
@@ -141,7 +141,7 @@ def _idle(use: Use) -> str:
 
 
 def use_over_time(hours: Reals, bins: TimeBins) -> Chart:
-    """Draw GPU hours in each bin that were busy, idle and not sampled; `hours` as `sums.use_over_time` returns them."""
+    """Draw busy, idle and unsampled GPU hours per bin; `hours` as returned by `sums.use_over_time`."""
     middles = [axis_moment(at) for at in bins.edges[:-1] + bins.lengths / 2]
     data = [
         {
@@ -167,7 +167,7 @@ def use_over_time(hours: Reals, bins: TimeBins) -> Chart:
 
 
 def profiles_over_time(gpus: Reals, profiles: Sequence[str], bins: TimeBins, known: int) -> Chart:
-    """Draw how many GPUs the slices of each profile took, on each other; `known` GPUs are there now (0: not said)."""
+    """Draw the GPUs used by slices of each profile, stacked; `known` GPUs are present now (0: not stated)."""
     times = [axis_moment(at) for at in bins.edges]
     data: list[dict[str, Any]] = []
     for number, (profile, row) in enumerate(zip(profiles, gpus, strict=True)):
@@ -203,7 +203,7 @@ def profiles_over_time(gpus: Reals, profiles: Sequence[str], bins: TimeBins, kno
 
 
 def layout(usage: LayoutOverTime, profiles: Sequence[str], bins: TimeBins) -> Chart:
-    """Draw what lay on each memory slice of GPUs."""
+    """Draw which profile held each memory slice of GPUs."""
     shown = len(profiles)
     rows: list[list[int | None]] = []
     shares: list[list[int]] = []
@@ -285,7 +285,7 @@ def waits(by_profile: Sequence[Waits]) -> Chart:
 
 
 def agreement(comparison: Agreement, figure: str, unit: str) -> Chart:
-    """Draw one figure of runs, predicted over measured; the colour of a cell says how many runs it holds."""
+    """Draw one figure of runs, predicted over measured; the colour of a cell is its number of runs."""
     middles = (comparison.edges[:-1] + comparison.edges[1:]) / 2
     low, high = float(comparison.edges[0]), float(comparison.edges[-1])
     values, texts = _log_ticks(low, high)
@@ -326,7 +326,7 @@ def agreement(comparison: Agreement, figure: str, unit: str) -> Chart:
 
 
 def loans(summary: Loans, bins: TimeBins) -> Chart:
-    """Draw loans that began above those that ended, by what ended them."""
+    """Draw started loans above ended ones, by cause."""
     middles = [axis_moment(at) for at in bins.edges[:-1] + bins.lengths / 2]
     width = [1000 * length for length in bins.lengths]
     series = [("begun", "y", summary.started.tolist(), BLUE, "")]
@@ -418,7 +418,7 @@ def _width(bins: TimeBins) -> str:
 
 
 def _log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Return places and texts of ticks on an axis of log10: decades, and 2 and 5 times them if those are few."""
+    """Return positions and texts of ticks on a log10 axis: decades, and 2 and 5 times them if those are few."""
     steps = (1, 2, 5) if high - low < 2.5 else (1,)
     values = [step * 10.0**power for power in range(int(np.floor(low)), int(np.ceil(high)) + 1) for step in steps]
     shown = [value for value in values if low <= np.log10(value) <= high]
