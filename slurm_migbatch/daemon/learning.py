@@ -1,8 +1,9 @@
-"""The loop from finished runs back to predictions: looks for news, lets a child refit, takes the result over.
+"""Learning loop: looks for new runs, lets a child process refit, applies the result.
 
-The work itself is `daemon.refit`'s, in a process of its own: learning computes for seconds to minutes, and neither the
-event loop nor submissions may wait for it. Here only the index of the models is looked at, once a second, so that a
-version made or gone back from by `migbatch model` counts at once too.
+The work is done by `daemon.refit` in a separate process: learning computes for seconds to minutes, and neither the
+event
+loop nor submissions may wait for it. Here only the index of the models is checked, once a second, so that a version
+created or rolled back by `migbatch model` takes effect immediately too.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ log = logging.getLogger(__name__)
 
 _CHECK_S: Final = 1.0
 _MOST_SHOWN: Final = 50
-"""Models whose drift is a metric: those furthest off."""
+"""Number of models whose drift is a metric: those with the largest."""
 _ENOUGH: Final = 5
-"""Runs that make a model's drift worth showing."""
+"""Minimum runs of a model to show its drift."""
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class RefitFailed(RuntimeError):
-    """The child did not come to its end; the message says why."""
+    """The child did not finish; the message says why."""
 
 
 class Learning:
@@ -79,7 +80,7 @@ class Learning:
         )
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check forever."""
         wait = 0.0
         while True:
             self._check_index()
@@ -101,7 +102,7 @@ class Learning:
         if index is None or index.current == self._current:
             return
         before, self._current = self._current, index.current
-        if before is None:  # what all parts of the service start with
+        if before is None:  # common start of all components of the service
             return
         log.info("predictions use another model", extra={"version": index.current, "before": before})
         self._changed(index.current)
@@ -145,10 +146,10 @@ class Learning:
         self._broken.failed(f"{', '.join(parts)}, confidence level {promised} (version {self._watch['version']})")
 
     async def _refit(self) -> dict[str, Any]:
-        """Let a child do it; it ends with us.
+        """Run a child process; it ends with us.
 
         Raises:
-            RefitFailed: it took too long, or ended otherwise than with a result.
+            RefitFailed: it took too long, or ended without a result.
         """
         child = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -199,7 +200,7 @@ async def _answer(child: Process, start: Mapping[str, Any]) -> dict[str, Any]:
         child.stdin.write(json.dumps(start).encode() + b"\n")
         await child.stdin.drain()
     line = await child.stdout.readline()
-    # the end of stdin is the end of the child, so that stays open until it has answered
+    # the child exits at the end of stdin, so that stays open until it has answered
     code = await child.wait() if not line else 0
     if not line:
         raise RefitFailed(f"the refit process exited with {code}; see its output above")

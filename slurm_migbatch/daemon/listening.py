@@ -1,4 +1,4 @@
-"""Listens where the configuration says, else where slurmctld does: its addresses that this host has, and 127.0.0.1."""
+"""Listens on the configured address, else on slurmctld's addresses that this host has, and 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class Listening:
         self._listen(self._configured or _LOOPBACK)
 
     async def follow(self) -> None:
-        """Listen where slurmctld does, also on an address that this host gets later; nothing to do if told where."""
+        """Listen on slurmctld's addresses, including those that this host gets later; nothing if an address is
+        configured.
+        """
         fault = FaultReporter(
             f"cannot determine the address to listen on for {self.whom}",
             f"set [{self._section}] listen, or start slurmctld",

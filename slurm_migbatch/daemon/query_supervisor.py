@@ -1,4 +1,4 @@
-"""Supervises the process that answers users over the network (`slurm_migbatch.query.server`)."""
+"""Supervises the query service (`slurm_migbatch.query.server`)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from slurm_migbatch.daemon.metrics import Labels, Metrics
 
 log = logging.getLogger(__name__)
 _STOP_S = 5.0
-#: a program by its name: it stands above the daemon, which imports nothing of it
+#: started by name: it is in a higher layer than the daemon, which does not import it
 _PROGRAM = "slurm_migbatch.query.server"
 
 
 class QuerySupervisor:
-    """Has users answered; `run` starts the process, and is called again whenever it has ended."""
+    """Runs the query service; `run` starts the process, and is called again whenever it has ended."""
 
     def __init__(self, config: Config, metrics: Metrics) -> None:
         self._config = config
         self._answers: Mapping[str, int] = {}
-        #: the port while users are answered
+        #: the port while the service runs
         self.port: int | None = None
         metrics.gauge(
             "migbatch_query_answers", "User queries answered since the last start, by status.", self._by_status,
@@ -33,7 +33,7 @@ class QuerySupervisor:
         )  # fmt: skip
 
     async def run(self) -> None:
-        """Serve until cancelled, or for ever do nothing where the service is not enabled.
+        """Serve until cancelled; do nothing forever if the service is disabled.
 
         Raises:
             RuntimeError: the child ended by itself.

@@ -1,4 +1,4 @@
-"""The controller inside the service: what a round is fed with, when it runs, and what log and metrics say of it."""
+"""The controller inside the service: input of a round, when it runs, and its log and metrics."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Time:
         return time.time()
 
     def monotonic(self) -> float:
-        """Return seconds that never jump."""
+        """Return monotonic seconds."""
         return time.monotonic()
 
 
@@ -119,10 +119,10 @@ class Rounds:
         if self._recorder is not None:
             self._recorder.close()
 
-    # -- what comes in ---------------------------------------------------------------------------------------------
+    # -- input ---------------------------------------------------------------------------------------------------
 
     async def load_nodes(self) -> None:
-        """Learn from the record what the nodes held before this service started."""
+        """Load from the record what the nodes held before this service started."""
         past: NodesPast = await self._read(nodes_past, "cannot read the leases", "supply is unchanged until then")
         self._advertiser.recall(past.offers)
         self.view.load(past.inventory, ())
@@ -136,7 +136,7 @@ class Rounds:
         await asyncio.Event().wait()
 
     async def load_loans(self) -> None:
-        """Learn from the record which loans and moves go on, what was reclaimed, and what inference has needed."""
+        """Load from the record current loans and moves, reclaims, and the demand of inference."""
         config = self._config.lending
         if config.enabled:
             now, history_s = self._clock.time(), config.forecast_days * config.day_s
@@ -166,7 +166,7 @@ class Rounds:
             return found
 
     def ingested(self, node: str, events: Sequence[Mapping[str, Any]], complete: bool) -> None:
-        """Take in a node's events, after they were stored; `complete`: they leave nothing unknown that it holds."""
+        """Process a node's stored events; `complete`: its whole state is known."""
         for event in events:
             if event.get("kind") == "misfit" and isinstance(event.get("job"), int):
                 log.warning("misfit", extra={"node": node, "job": event["job"], "why": event.get("reason")})
@@ -219,15 +219,15 @@ class Rounds:
     # -- for users -------------------------------------------------------------------------------------------------
 
     def why(self, job: int) -> str:
-        """Say why a job waits."""
+        """Return why a job waits."""
         return self.controller.why(job)
 
     def waiting(self) -> dict[int, str]:
-        """Return every elastic training job that waits for a slice to be lent, and why."""
+        """Return every elastic training job that waits for a loan, and why."""
         return self.controller.waiting_for_loans()
 
     def offers(self, gres: str) -> bool:
-        """Tell whether the last round left every slice of `gres` ("mig:1g.10gb:2") on offer somewhere."""
+        """Return whether the last round left every slice of `gres` ("mig:1g.10gb:2") offered on some node."""
         report = self.report
         return report is not None and all(report.offers.get(p.name, 0) >= n for p, n in slices(gres).items())
 
@@ -253,7 +253,7 @@ def _log_order(outcome: OrderOutcome) -> None:
 
 
 class _RoundMetrics:
-    """Figures of rounds."""
+    """Metrics of rounds."""
 
     def __init__(self, metrics: Metrics, rounds: Rounds) -> None:
         self._rounds = rounds
@@ -283,7 +283,7 @@ class _RoundMetrics:
         metrics.gauge("migbatch_loans_waiting", "Elastic training jobs that wait for a slice.", self._waiting)
 
     def note(self, report: RoundReport, at: float) -> None:
-        """Take in one round, on a query of Slurm at that moment (monotonic seconds)."""
+        """Process one round, on a query of Slurm at that time (monotonic seconds)."""
         decided = {name: report.seconds[name] for name in ("dispatch", "lending") if name in report.seconds}
         self._seconds["supply"].observe(sum(report.seconds.values()) - sum(decided.values()))
         for name, seconds in decided.items():

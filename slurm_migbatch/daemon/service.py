@@ -1,7 +1,8 @@
-"""migbatchd between one start and the next reload: what runs beside what, and in which order it stops.
+"""migbatchd between one start and the next reload: its concurrent components, and the order in which they stop.
 
-Nothing here is needed to survive: jobs start and end without the service, submissions fall back to the compiled table,
-nodes keep their events. After a crash everything is read again from the database, from Slurm and from the nodes.
+The cluster survives without it: jobs start and end, submissions fall back to the compiled table, nodes keep their
+events.
+After a crash everything is read again from the database, from Slurm and from the nodes.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ from slurm_migbatch.workload.catalog import ProfileOffer
 
 log = logging.getLogger(__name__)
 _STOP_S = 5.0
-#: seconds after which slurmctld lists a job whose submission it has just asked us about
+#: seconds after which slurmctld lists a job whose submission it has just queried
 _SUBMISSION_S = 0.1
 
 
 class Service:
-    """All parts of migbatchd for one configuration; `run` returns when `stop` is set."""
+    """All components of migbatchd for one configuration; `run` returns when `stop` is set."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class Service:
         """Serve until `stop` is set; `ready` is called when everything listens.
 
         Raises:
-            OSError: a socket cannot be had.
+            OSError: a socket is not available.
         """
         self.writer.start()
         tasks = []
@@ -171,7 +172,9 @@ class Service:
                 log.warning("stopped with %d unwritten records; nodes will send their events again", left)
 
     def health(self) -> dict[str, Any]:
-        """Return which parts work, for /healthz; why one does not is in the log, as it may hold text of users."""
+        """Return which components work, for /healthz; the reasons are in the log, because they may contain text of
+        users.
+        """
         checks = {
             "slurm": self.poller.fault.error,
             "database": self.writer.fault.error,
@@ -195,7 +198,7 @@ class Service:
         return self.rounds.why(job)
 
     async def waiting(self, uid: int) -> Mapping[int, str]:
-        """Return which training jobs wait for a slice to be lent, and why; those that a user may see."""
+        """Return which training jobs wait for a loan, and why; those that a user may see."""
         found = self.rounds.waiting()
         seen = await self.privacy.visible(uid, [row for row in self._queue() if row.job_id in found])
         return {row.job_id: found[row.job_id] for row in seen}
@@ -204,9 +207,9 @@ class Service:
         return self.poller.latest.jobs if self.poller.latest else ()
 
     def _decided(self, gres: str) -> None:
-        """Query Slurm soon where a job was let in that asks for what is not on offer.
+        """Query Slurm soon after accepting a job whose slices are not offered.
 
-        Slurm lists it a moment later. Where a slice of its kind is on offer, Slurm starts it without us.
+        Slurm lists it a moment later. If a slice of its type is offered, Slurm starts it without us.
         """
         if not self.rounds.offers(gres):
             asyncio.get_running_loop().call_later(_SUBMISSION_S, self.poller.nudge)
@@ -218,14 +221,14 @@ class Service:
             self.inventory.refresh()
         if any(event.get("kind") == "stop" for event in events):
             self.recurring.nudge()
-        # a job shorter than the pause between two queries leaves no queue that it was seen in
+        # a job shorter than the pause between two queries was never seen in the queue
         stopped = (event.get("job") for event in events if event.get("kind") == "stop")
         self._ended.update(job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job))
         self.rounds.ingested(node, events, complete)
         self.poller.nudge()
 
     def _ran(self, rows: Sequence[RecurringRun]) -> None:
-        """Send back the jobs whose runs ended because their slice was too small, where their users want it."""
+        """Requeue the jobs whose runs ran out of memory, if their users want it."""
         if self.config.recurring.retry:
             for row, offer in self._retries.due(rows, self.recurring.jobs.past):
                 self._errand(self._retry(row, offer))
@@ -241,7 +244,7 @@ class Service:
         self.poller.nudge()
 
     async def _seen(self, snapshot: SlurmView) -> bool:
-        """Act on a new view of Slurm; return whether to query it again at once."""
+        """Act on a new view of Slurm; return whether to query it again immediately."""
         self.submit.facts.snapshot(snapshot)
         if not self._activity.acts():
             return False
@@ -262,7 +265,7 @@ class Service:
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
         try:
             rows = await asyncio.to_thread(self._client.ended, jobs)
-        except Exception as error:  # asked again after the next look
+        except Exception as error:  # retried after the next query
             log.debug("cannot determine yet how jobs ended: %s", error)
         else:
             self._ended -= jobs

@@ -52,7 +52,7 @@ class RunProgressRow(NamedTuple):
 def safe_of(
     event: Mapping[str, Any], ts: float, started: float | None, before: Any, doubts: list[str]
 ) -> dict[str, float | int]:
-    """Return the saved state from a node's reports up to this event, after `before`; implausible fields go to `doubts`."""
+    """Return the saved state after `before` and this event of a node; implausible fields go to `doubts`."""
     found: dict[str, float | int] = dict(before) if isinstance(before, dict) else {}
     for name, most in _LARGEST.items():
         value = event.get(name)
