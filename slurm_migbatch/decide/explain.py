@@ -1,4 +1,4 @@
-"""Say why a job waits, by the last decision."""
+"""Explain why a job waits, from the last decision."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.slurm.times import format_clock
 
 TASK_LIMIT: Final = "JobArrayTaskLimit"
-"""Slurm's reason for tasks that the array's throttle keeps waiting."""
+"""Slurm's reason for tasks held by the array's throttle."""
 
 
 def why_not_started(job: int, row: JobRow | None, decided: SupplyDecision | None, now: float) -> str:
-    """Say in one sentence why a job has not started, as far as supply goes.
+    """Return one sentence why a job has not started, as far as supply is concerned.
 
     Args:
         job: its id.
-        row: Slurm's row of it; None where Slurm does not list it.
+        row: Slurm's row of it; None if Slurm does not list it.
         decided: the last decision on supply; None before the first.
         now: unix seconds.
     """
