@@ -1,5 +1,5 @@
 #!/bin/bash
-# A parameter sweep: every array task gets a slice of its own, as slices come free.
+# A parameter sweep: every array task gets its own slice as slices become free.
 #SBATCH --job-name=sweep
 #SBATCH --array=0-3
 #SBATCH --gres=mig:auto

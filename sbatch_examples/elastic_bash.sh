@@ -1,5 +1,5 @@
 #!/bin/bash
-# The same without the library: any program that works in steps, a checkpoint file, and USR1 handled in bash.
+# elastic_training.sh without the library: any program that works in steps, a checkpoint file, and USR1 handled in bash.
 #SBATCH --job-name=elastic-bash
 #SBATCH --gres=mig:auto
 #SBATCH --comment="migbatch: role=train mem=8gb min=1g.10gb max=3g.40gb signal=usr1"
@@ -9,14 +9,14 @@
 #SBATCH --output=%x-%j.out
 
 CHECKPOINT=${CHECKPOINT:-$SLURM_SUBMIT_DIR/elastic-$SLURM_JOB_ID.state}
-told=
-trap 'told=USR1' USR1
-trap 'told=TERM' TERM
+signal=
+trap 'signal=USR1' USR1
+trap 'signal=TERM' TERM
 
-# What is told here is also what `migbatch progress --steps N --checkpoint` tells, where that command is on the node.
+# Same as `migbatch progress --steps N --checkpoint`, for nodes without that command.
 report() { if [ -n "$MIGBATCH_PROGRESS" ]; then echo "$*" >>"$MIGBATCH_PROGRESS"; fi; }
 
-# A checkpoint is written beside its place and renamed when it is whole: a job may be killed at any moment.
+# The checkpoint is written to a temporary file and renamed: a job may be killed at any moment.
 save() {
 	echo "$step $state" >"$CHECKPOINT.new" && sync "$CHECKPOINT.new" && mv -f "$CHECKPOINT.new" "$CHECKPOINT" &&
 		sync "${CHECKPOINT%/*}" && report "steps=$step checkpoint=$(date +%s.%N)"
@@ -31,7 +31,7 @@ first=$step
 echo "from step $step on $MIGBATCH_PROFILE"
 
 while [ "$step" -lt "${STEPS:-600}" ]; do
-	# Your program does one step here, or a few; it is not to die of the USR1 that every process of the job gets.
+	# Your program does one step here, or a few; it must survive the USR1 that every process of the job gets.
 	(
 		trap '' USR1
 		exec sleep "${STEP_SECONDS:-0.1}"
@@ -39,23 +39,23 @@ while [ "$step" -lt "${STEPS:-600}" ]; do
 	code=$?
 	case $code in
 	0) state=$(((state * 31 + step) % 1000003)) step=$((step + 1)) ;;
-	138) told=USR1 ;; # it was told before this script was, or before it could ignore it
-	143) told=TERM ;;
+	138) signal=USR1 ;; # the signal arrived before the program could ignore it
+	143) signal=TERM ;;
 	*) exit "$code" ;;
 	esac
 
-	if [ "$told" = TERM ]; then
+	if [ "$signal" = TERM ]; then
 		save
 		exit 143
-	elif [ "$told" = USR1 ]; then
-		told=
+	elif [ "$signal" = USR1 ]; then
+		signal=
 		if save; then
-			# Saved and told, it stands still until TERM comes, and goes on where nothing comes.
+			# After saving and reporting, pause until TERM; continue if none comes.
 			end=$((SECONDS + ${IDLE_SECONDS:-120}))
-			while [ -z "$told" ] && [ "$SECONDS" -lt "$end" ]; do sleep 0.2; done
-			if [ "$told" = TERM ]; then exit 143; fi
+			while [ -z "$signal" ] && [ "$SECONDS" -lt "$end" ]; do sleep 0.2; done
+			if [ "$signal" = TERM ]; then exit 143; fi
 		else
-			told=${told:-USR1} # it stays asked for
+			signal=${signal:-USR1} # not saved: try again
 		fi
 	elif [ "$((step % ${EVERY:-100}))" -eq 0 ]; then
 		save

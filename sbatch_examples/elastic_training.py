@@ -1,4 +1,4 @@
-"""A small training with slurm_migbatch.elastic: a line through noisy points, by gradient descent. Needs no GPU.
+"""Train with slurm_migbatch.elastic: fit a line to noisy points by gradient descent. Needs no GPU.
 
 python elastic_training.py DIRECTORY [STEPS [SECONDS OF ONE STEP]]
 """
@@ -14,7 +14,7 @@ POINTS = [(n / 500 - 1, 3 * (n / 500 - 1) - 1 + random.Random(n).gauss(0, 0.1)) 
 
 
 def gradient(model, points):
-    """Of the mean squared error."""
+    """Return the gradient of the mean squared error."""
     misses = [(model["slope"] * x + model["offset"] - y, x) for x, y in points]
     return {
         "slope": 2 * sum(miss * x for miss, x in misses) / len(points),
@@ -23,13 +23,13 @@ def gradient(model, points):
 
 
 def rate(step, steps):
-    """The learning rate: a function of the step, so it is the same after an interruption."""
+    """Return the learning rate, a function of the step, so that it is the same after an interruption."""
     return 0.2 * (1 - step / steps)
 
 
 def main(directory, steps=600, pause_s=0.1):
-    """Train; what is printed of each step is the same however often the job was interrupted."""
-    # a slice's memory decides how large a micro-batch is; put the figures of your model here
+    """Train; the output of each step is the same however often the job was interrupted."""
+    # the memory of the slice limits the micro-batch; put the figures of your model here
     fits = elastic.Memory(bytes_per_item=150e6, fixed_bytes=2e9)
     model = {"slope": 0.0, "offset": 0.0}
     with elastic.Trainer(directory, items=len(POINTS), effective_batch=256, fits=fits, seed=1) as run:
@@ -43,7 +43,7 @@ def main(directory, steps=600, pause_s=0.1):
                     change[name] += micro.weight * part[name]
             for name in model:
                 model[name] -= rate(step.number, steps) * change[name]
-            time.sleep(pause_s)  # stands for the work of a GPU
+            time.sleep(pause_s)  # in place of GPU work
             if step.number % 50 == 49:
                 print(f"step {step.number + 1}: y = {model['slope']:.6f} x + {model['offset']:.6f}", flush=True)
     print("trained", flush=True)

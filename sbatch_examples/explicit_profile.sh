@@ -1,5 +1,5 @@
 #!/bin/bash
-# You know the slice you want: name its profile. Nothing is rewritten.
+# Request an explicit profile. Nothing is rewritten.
 #SBATCH --job-name=two-g
 #SBATCH --gres=mig:2g.20gb
 #SBATCH --time=00:10:00

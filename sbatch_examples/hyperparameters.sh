@@ -1,6 +1,6 @@
 #!/bin/bash
-# A grid of hyper-parameters: each task of the array is one combination, on a slice of its own, as slices come free.
-# %6 leaves room for others; without it as many run as fit.
+# A hyperparameter grid: each array task is one combination, on its own slice, as slices become free.
+# %6 leaves room for other users; without it as many run as fit.
 #SBATCH --job-name=grid
 #SBATCH --array=0-8%6
 #SBATCH --gres=mig:auto
@@ -14,8 +14,8 @@ decays=(0 0.01 0.1)
 rate=${rates[SLURM_ARRAY_TASK_ID / ${#decays[@]}]}
 decay=${decays[SLURM_ARRAY_TASK_ID % ${#decays[@]}]}
 
-# Put your program here. Each task writes a file of its own, so none waits for another or overwrites its result.
-# `migacct -j JOB -o JobID,Profile,MeasMemory,Elapsed` says afterwards what each of them used of its slice.
+# Put your program here. Each task writes its own file, so that tasks do not wait for or overwrite each other.
+# `migacct -j JOB -o JobID,Profile,MeasMemory,Elapsed` shows afterwards what each task used of its slice.
 result=${RESULTS:-$SLURM_SUBMIT_DIR}/grid-$SLURM_ARRAY_JOB_ID-$SLURM_ARRAY_TASK_ID.json
 echo "learning rate $rate, weight decay $decay on $MIGBATCH_PROFILE ($CUDA_VISIBLE_DEVICES)"
 srun "${PYTHON:-python3}" "${TRAINING:-$SLURM_SUBMIT_DIR/train.py}" \

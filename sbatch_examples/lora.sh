@@ -1,6 +1,6 @@
 #!/bin/bash
-# Tuning a language model with LoRA. The hints are the arguments of the training: keep both alike.
-# Needs TRL with PEFT (pip install "trl[peft]"); other trainers have the same quantities under other names.
+# Tuning a language model with LoRA. The hints repeat the arguments of the trainer: keep both the same.
+# Needs TRL with PEFT (pip install "trl[peft]"); other trainers use other names for the same arguments.
 #SBATCH --job-name=lora
 #SBATCH --gres=mig:auto
 #SBATCH --comment="migbatch: model=Qwen/Qwen2.5-7B method=lora dtype=bf16 seq=2k micro_batch=1 checkpointing=on optimizer=adamw"
@@ -9,8 +9,8 @@
 #SBATCH --requeue
 #SBATCH --output=%x-%j.out
 
-# What does not fit fails at submission, with what would: try method=qlora (--load_in_4bit) or a smaller micro_batch.
-# Adapters and checkpoints; a requeued job goes on from the last one (see elastic_training.sh for lent slices).
+# A request that fits no slice is refused at submission, with alternatives: method=qlora (--load_in_4bit), smaller micro_batch.
+# Adapters and checkpoints; a requeued job continues from the last one (see elastic_training.sh for lent slices).
 output=${OUTPUT:-$SLURM_SUBMIT_DIR/lora-$SLURM_JOB_ID}
 resume=
 if compgen -G "$output/checkpoint-*" >/dev/null; then resume="--resume_from_checkpoint=True"; fi

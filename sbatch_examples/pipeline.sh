@@ -1,15 +1,15 @@
 #!/bin/bash
-# Jobs that depend on each other, each on a slice of the size that it needs: nobody holds the large one while data is
-# prepared or results are counted. Run it on a login node, not by sbatch: bash pipeline.sh
-# With DEADLINE=4h all of it is to be done within four hours: jobs get larger slices where that is needed. Those of
-# which nobody knows how long they take count with --time.
+# Jobs that depend on each other, each on a slice of the size that it needs: the large slice is not held while data is
+# prepared or results are evaluated. Run it on a login node, not with sbatch: bash pipeline.sh
+# With DEADLINE=4h all jobs must finish within four hours: they get larger slices if that is needed. Jobs of unknown
+# duration count with --time.
 #SBATCH --cpus-per-task=2
 #SBATCH --time=02:00:00
 #SBATCH --output=%x-%j.out
 
 model=Qwen/Qwen2.5-1.5B
 case $1 in
-prepare) # your program reads raw data and writes what the training reads; it needs a little of a GPU
+prepare) # your program reads raw data and writes the training data; it needs a small part of a GPU
 	srun "${PYTHON:-python3}" "${PREPARE:-$SLURM_SUBMIT_DIR/prepare.py}" --output "$2/data"
 	;;
 train) # TRL with PEFT: pip install "trl[peft]"
@@ -26,14 +26,14 @@ evaluate) # pip install "lm_eval[hf]"
 	set -e
 	run=${RUN:-$PWD/pipeline-$(date +%Y%m%d-%H%M%S)}
 	mkdir "$run"
-	# afterok: a job starts when the one before it has succeeded. Where that fails, those after it are cancelled
-	# (--kill-on-invalid-dep), and no slice is kept free for any of them meanwhile.
+	# afterok: a job starts when the previous one has succeeded. If that fails, the later ones are cancelled
+	# (--kill-on-invalid-dep). No slice is kept free for them meanwhile.
 	submit() { sbatch --parsable --kill-on-invalid-dep=yes "$@"; }
 	name=run-${run##*/}
 	name=${name//[^A-Za-z0-9._-]/-}
 	tied=${DEADLINE:+pipeline=${name:0:64} deadline=$DEADLINE}
 	tuning="model=$model method=lora dtype=bf16 seq=2k micro_batch=2 checkpointing=on"
-	# the first waits until migbatchd has seen the others
+	# delay the first one until migbatchd has seen the others
 	first=$(submit --job-name=prepare --gres=mig:1g.10gb --time=00:30:00 --comment="migbatch: $tied" \
 		${DEADLINE:+--begin=now+15} "$0" prepare "$run")
 	second=$(submit --job-name=train --dependency="afterok:$first" --gres=mig:auto \

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Measures a model on one slice, so that jobs which name it get the smallest slice that is quick enough.
-# On another slice: sbatch --gres=mig:1g.10gb profile-model.sh. Each writes a table of its own.
+# Measures a model on one slice, so that jobs that name the model get the smallest slice that is fast enough.
+# On another slice: sbatch --gres=mig:1g.10gb profile-model.sh. Each job writes its own table.
 #SBATCH --job-name=profile-model
 #SBATCH --gres=mig:2g.20gb
 #SBATCH --time=00:30:00
@@ -8,7 +8,7 @@
 #SBATCH --output=%x-%j.out
 
 # make(batch, input_size) prepares a model and returns a function that processes one batch; this one multiplies
-# matrices, on the GPU where torch is there. Put your own into a file beside this script and name it below.
+# matrices, on the GPU if torch is installed. Put your own into a file beside this script and set BENCH.
 BENCH=${BENCH:-$PWD/bench-$SLURM_JOB_ID.py}
 [ -e "$BENCH" ] || cat >"$BENCH" <<'PYTHON'
 def make(batch, width):
@@ -29,11 +29,11 @@ def make(batch, width):
 PYTHON
 
 # Without torch, try it on the CPU: sbatch --export=ALL,DEVICE=cpu profile-model.sh
-# PLOT=curves.svg draws the curves, where matplotlib is installed beside migbatch (extra `plot`).
-# --resume: a job that was requeued goes on where it stopped.
+# PLOT=curves.svg draws the curves, if matplotlib is installed with migbatch (extra `plot`).
+# --resume: a requeued job continues where it stopped.
 NAME=${MODEL:-linear}
 srun --ntasks=1 migbatch profile run "$BENCH:make" --model "$NAME" --batches "${BATCHES:-1-64}" \
 	--inputs "${INPUTS:-256,1024}" ${DEVICE:+--device "$DEVICE"} --resume \
 	-o "$NAME-$SLURM_JOB_ID.csv" ${PLOT:+--plot "$PLOT"}
 
-# An administrator takes the tables into the record: migbatch profile import NAME-*.csv
+# An administrator imports the tables: migbatch profile import NAME-*.csv

@@ -1,6 +1,6 @@
 #!/bin/bash
-# A service of many equal instances: as many of these tasks run at once as carry 40 requests a second within 100 ms.
-# A task that ends makes room for the next one while the load needs it; none is ever stopped, so give them a time limit.
+# A service of equal instances: as many tasks run at once as are needed to serve 40 requests per second within 100 ms.
+# When a task ends the next one starts if the load needs it; tasks are never stopped, so set a time limit.
 # The array begins a little later, so that Slurm does not start more than are needed before their number is known.
 #SBATCH --job-name=service
 #SBATCH --array=1-50%8
@@ -11,9 +11,9 @@
 #SBATCH --output=%x-%A_%a.out
 
 echo "instance $SLURM_ARRAY_TASK_ID: $CUDA_VISIBLE_DEVICES ($MIGBATCH_PROFILE, batches of ${MIGBATCH_BATCH:-8})"
-# Put your program here; it takes requests from wherever yours come from, until it is told to end:
+# Put your program here; it serves requests until it is terminated:
 #   srun python serve.py --batch-size "${MIGBATCH_BATCH:-8}"
-# Let it say what it has served since its start, and how long a batch takes, and the number follows the load itself:
+# Report the items served since the start and the time of a batch, and the number of tasks follows the actual load:
 #   print(f"items={served} latency_ms={ms}", file=open(os.environ["MIGBATCH_PROGRESS"], "a"))
 served=0
 for _ in $(seq "${REQUESTS:-5}"); do

@@ -1,4 +1,4 @@
-"""How the commands of users ask: at the record, where this user may open it, else the query service."""
+"""Query path of the user commands: the record if this user may open it, else the query service."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _LINES_AT_ONCE = 2000
 def ask_and_print(
     question: Question, config: str | None = None, *, db: str | None = None, catalog: str = "", submit_socket: str = ""
 ) -> int:
-    """Ask a question and print the answer; return the exit code.
+    """Ask a query and print the answer; return the exit code.
 
     Args:
-        question: what is asked.
-        config: file of the configuration, as -c gives it.
+        question: the query.
+        config: file of the configuration, as given by -c.
         db: URL of the database instead of the configured one.
         catalog: catalog file instead of the configured one.
-        submit_socket: where to ask the submit service too.
+        submit_socket: socket of the submit service to query too.
 
     Raises:
         Failure: there is no answer.
@@ -52,10 +52,11 @@ def ask_and_print(
 
 
 def asker(config: str | None = None) -> Callable[[Question], Answer]:
-    """Return what answers one question after the other, as `ask_and_print` would, for commands that go on.
+    """Return a function that answers one query after the other, as `ask_and_print` does, for commands that keep
+    running.
 
     Raises:
-        LoginError, ConfigError, Failure: it is not known whom to ask. What it returns raises errors of one question.
+        LoginError, ConfigError, Failure: there is no source to query. The returned function raises errors of one query.
     """
     found = _source(config, None)
     if not isinstance(found, QuerySite):
@@ -83,11 +84,11 @@ def asker(config: str | None = None) -> Callable[[Question], Answer]:
 
 
 def ask_for_text(question: Question, config: str | None = None, *, db: str | None = None) -> str:
-    """Ask a question whose answer is a file's text, and return that; remarks go to stderr.
+    """Ask a query whose answer is the text of a file, and return the text; remarks go to stderr.
 
     Args:
-        question: what is asked.
-        config: file of the configuration, as -c gives it.
+        question: the query.
+        config: file of the configuration, as given by -c.
         db: URL of the database instead of the configured one.
 
     Raises:
@@ -126,7 +127,7 @@ def _signer(servers: Servers) -> MungeSigner:
         return MungeSigner(servers.munge_socket, servers.uids)
     except AuthError as error:
         sentence = str(error).partition(":")[0]
-        raise Failure(f"{sentence}: this command proves who asks by munge, which this host lacks") from None
+        raise Failure(f"{sentence}: this command authenticates by munge, which is not available on this host") from None
 
 
 def _print_answer(answer: Answer) -> int:
@@ -139,7 +140,7 @@ def _print_answer(answer: Answer) -> int:
 
 
 def _rights(site: QuerySite, *, named: bool) -> Rights:
-    """Return what this user may see: all of a database that he named and could open, else as the service does."""
+    """Return this user's rights: everything for a database that he named and can open, else those of the service."""
     from slurm_migbatch.slurm.rights import Rights
 
     uid = os.getuid()
@@ -158,9 +159,9 @@ def _rights(site: QuerySite, *, named: bool) -> Rights:
 
 
 def _source(path: str | None, db: str | None, catalog: str = "", submit_socket: str = "") -> QuerySite | Servers:
-    """Return where this user can look himself, else the services to ask.
+    """Return the local site if this user can open it, else the services to query.
 
-    A named database, catalog or socket is of this host, so what is asked of it is answered here in any case.
+    A given database, catalog or socket belongs to this host, so such a query is always answered here.
     """
     if db:
         return QuerySite(None, catalog, submit_socket, url=db)
@@ -171,7 +172,7 @@ def _source(path: str | None, db: str | None, catalog: str = "", submit_socket: 
 
 
 def _configuration(path: str | None, *, named: bool) -> Config | Servers:
-    """Return the configuration whose record this user may open, or in any case if `named`; else the services to ask."""
+    """Return the configuration if this user may open its record, or always if `named`; else the services to query."""
     from slurm_migbatch.query.login import CONFIG, RECORD, find_servers
 
     path = path or os.environ.get("MIGBATCH_CONFIG") or CONFIG
@@ -190,7 +191,7 @@ def _configuration(path: str | None, *, named: bool) -> Config | Servers:
 
 
 def _may_read(config: Config) -> bool:
-    """Whether this user may open the record; that on a database server root alone, whoever may read its URL."""
+    """Whether this user may open the record; on a database server only root, whoever can read its URL."""
     from slurm_migbatch.query.login import LOGIN_CONF
 
     scheme, _, rest = config.store.url.partition("://")
@@ -201,7 +202,7 @@ def _may_read(config: Config) -> bool:
     except PermissionError:
         return False
     except FileNotFoundError:
-        # on the controller migbatchd has not run yet; elsewhere /etc may be the controller's
+        # on the controller migbatchd has not run yet; on other hosts /etc may be the controller's
         return os.geteuid() == 0 and not os.path.exists(LOGIN_CONF)  # noqa: PTH110
     except OSError:
         return True
@@ -209,7 +210,7 @@ def _may_read(config: Config) -> bool:
 
 
 def _servers_of(config: Config) -> Servers:
-    """Return this host's own service where migbatchd runs here, else the services that any host would ask."""
+    """Return this host's own service if migbatchd runs here, else the services that any host would query."""
     from slurm_migbatch.query.login import CONFIG, Servers, find_servers, uid_of
 
     directory = config.daemon.run_dir

@@ -1,4 +1,4 @@
-"""What every command shares: running it, lazy loading, the configuration option, key-value output."""
+"""Shared code of all commands: running, lazy loading, the configuration option, key-value output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def load(where: str) -> click.Command:
-    """Import the command that `module:attribute` names."""
+    """Import the command given as `module:attribute`."""
     module, _, attribute = where.partition(":")
     command = getattr(importlib.import_module(module), attribute)
     assert isinstance(command, click.Command)
@@ -35,12 +35,12 @@ def load(where: str) -> click.Command:
 
 
 def run(command: click.Command | str, prog: str, args: Sequence[str] | None = None) -> int:
-    """Run `command` and turn every expected failure, a package that is not installed too, into one line on stderr.
+    """Run `command` and turn every expected failure, including a missing package, into one line on stderr.
 
     Args:
-        command: the command, or where `load` finds it if importing it may fail.
+        command: the command, or its `module:attribute` if importing it may fail.
         prog: its name.
-        args: its arguments; those of this process where not given.
+        args: its arguments; default: those of this process.
 
     Returns:
         The exit code: 0 done, 1 failed, 2 (or the command's own `usage_code`) wrong usage, 130 interrupted.
@@ -65,7 +65,7 @@ def run(command: click.Command | str, prog: str, args: Sequence[str] | None = No
 
 
 def _usage_text(error: click.UsageError) -> str:
-    """Return what was wrong, with click's guess at what was meant as part of the sentence."""
+    """Return the usage error, with click's suggestions as part of the sentence."""
     guesses = getattr(error, "possibilities", None)
     if not guesses:
         return " ".join(error.format_message().split()).rstrip(".")
@@ -73,7 +73,7 @@ def _usage_text(error: click.UsageError) -> str:
 
 
 class LazyGroup(click.Group):
-    """A group whose subcommands are imported when they run: start-up stays quick, and nodes need no database.
+    """A group whose subcommands are imported when they run: start-up stays fast, and nodes need no database.
 
     Args:
         lazy: name -> (module:attribute, one line of help).
@@ -94,7 +94,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the subcommand; where there is none, name the one perhaps meant (click knows only loaded ones)."""
+        """Find the subcommand; if there is none, suggest a similar one (click knows only loaded ones)."""
         names = self.list_commands(ctx)
         if args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
             import difflib
@@ -141,7 +141,7 @@ def config_option(command: F) -> F:
 
 
 def source_option(command: F) -> F:
-    """Return the option -c/--config; the function gets the path as it was given."""
+    """Return the option -c/--config; the function gets the path as given."""
     option = click.option(
         "-c",
         "--config",
@@ -158,7 +158,7 @@ def job_argument(command: F) -> F:
         from slurm_migbatch.query.questions import is_job
 
         if not is_job(value):
-            raise click.BadParameter(f"{value!r} is no job id; write 123, 123_4 or 123+1", ctx, param)
+            raise click.BadParameter(f"{value!r} is not a job id; write 123, 123_4 or 123+1", ctx, param)
         return value
 
     return click.argument("job", callback=read, metavar="JOB")(command)
@@ -172,7 +172,7 @@ def open_record(config: Config) -> HistoryStore:
 
 
 def slurm_client(config: Config) -> CliClient:
-    """Return the client of Slurm's commands, as the configuration finds them."""
+    """Return the client of Slurm's commands, as configured."""
     from slurm_migbatch.slurm.cli import CliClient
 
     cluster = config.cluster
@@ -180,7 +180,7 @@ def slurm_client(config: Config) -> CliClient:
 
 
 def default_partition(config: Config) -> str:
-    """Return the partition of jobs that name none; nothing, and a line on stderr, where Slurm does not answer."""
+    """Return the partition of jobs that name none; nothing, and a line on stderr, if Slurm does not answer."""
     from slurm_migbatch.slurm.client import SlurmError
 
     try:
@@ -191,17 +191,17 @@ def default_partition(config: Config) -> str:
 
 
 def tell_stage(text: str) -> None:
-    """Tell on stderr what is being done now, where somebody looks at it; nothing where stderr is no terminal."""
+    """Show the current activity on stderr, if it is a terminal."""
     if sys.stderr.isatty():
         click.echo(f"{text} ...", err=True)
 
 
 @contextmanager
 def steps() -> Iterator[Callable[[str, int], None]]:
-    """Yield what is to be called when a step of a work begins: with what it is, and with how many there are.
+    """Yield a function to call at the start of each step, with its name and its number of parts.
 
-    Where the number is known a bar on stderr says how far the work is, else (0) there is a line for each; nothing where
-    stderr is no terminal.
+    If the number is known a progress bar is shown on stderr, else (0) a line per step; nothing if stderr is not a
+    terminal.
     """
     bars: list[ProgressBar[str | None]] = []
 
@@ -237,9 +237,9 @@ def steps() -> Iterator[Callable[[str, int], None]]:
 
 @contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show on stderr how much of a work is done and how long the rest takes.
+    """Show progress and remaining time on stderr.
 
-    Yields what is to be called with how many parts are done and how many there are; None where stderr is no terminal.
+    Yields a function to call with the number of finished and of all parts; None if stderr is not a terminal.
     """
     if not sys.stderr.isatty():
         yield None
@@ -262,7 +262,7 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, show_header: bool = True) -> None:
-    """Print columns as wide as their widest value, two blanks apart; only the header where there are no rows."""
+    """Print columns as wide as their widest value, two blanks apart; only the header if there are no rows."""
     from slurm_migbatch.report.lines import table_lines
 
     for line in table_lines(header, rows, show_header=show_header):

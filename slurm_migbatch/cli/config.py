@@ -1,4 +1,4 @@
-"""`migbatch config`: checks the configuration and prints what sites put elsewhere than on Slurm's hosts."""
+"""`migbatch config`: check the configuration, and print files for hosts other than Slurm's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MONITORING: Final = {"prometheus": monitoring.RULES, "grafana": monitoring.DASH
 
 @click.group(context_settings=HELP)
 def config() -> None:
-    """Check the configuration; print it, and what monitoring needs."""
+    """Check the configuration; print it, and files for monitoring."""
 
 
 @config.command()
@@ -26,7 +26,7 @@ def config() -> None:
 def check(config: Config) -> None:
     """Check migbatch.toml; errors name their lines."""
     if not config.path:
-        raise Failure("there is no configuration file; `migbatch config render migbatch` writes one to start from")
+        raise Failure("no configuration file; `migbatch config render migbatch` prints one to start from")
     click.echo(f"{config.path}: ok")
 
 
@@ -34,7 +34,7 @@ def check(config: Config) -> None:
 @click.argument("what", type=click.Choice(("migbatch", *_MONITORING)))
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write there instead of stdout.")
 def render(what: str, output: Path | None) -> None:
-    """Print a file. What Slurm and systemd read is printed by `migbatch install --full`, and written by its --apply.
+    """Print a file. For files of Slurm and systemd see `migbatch install --full` and its --apply.
 
     \b
     migbatch      /etc/migbatch/migbatch.toml, with every key explained

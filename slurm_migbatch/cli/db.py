@@ -1,4 +1,4 @@
-"""`migbatch db`: backups of the record, the way back, and whether it is in order."""
+"""`migbatch db`: back up, restore and check the record."""
 
 from __future__ import annotations
 
@@ -25,52 +25,53 @@ def db() -> None:
 @click.argument("file", type=_FILE)
 @config_option
 def backup(config: Config, file: Path) -> None:
-    """Write all of the record to FILE, while migbatchd runs.
+    """Back up the whole record to FILE, while migbatchd runs.
 
-    FILE is new, its owner's alone, and there only once it is whole: an SQLite database, whatever kind the record is.
+    FILE must not exist; it is readable by its owner only, and appears once it is complete: an SQLite database, whatever
+    kind of database the record is in.
     """
     from slurm_migbatch.store.backup import back_up
     from slurm_migbatch.store.history import HISTORY
 
-    tell_stage("copying the record and reading the copy through")
+    tell_stage("copying the record and verifying the copy")
     made = back_up(config.store.url, file, HISTORY)
     click.echo(f"{made.path}: {made.size / 1024:.0f} KiB, schema {made.schema!r}")
 
 
 @db.command()
 @click.argument("file", type=_FILE)
-@click.option("--replace", is_flag=True, help="Also where the database holds something, which is lost on a server.")
+@click.option("--replace", is_flag=True, help="Replace a non-empty database; on a server its content is lost.")
 @config_option
 def restore(config: Config, file: Path, replace: bool) -> None:
-    """Put the backup FILE in the place of the record; migbatchd is stopped meanwhile.
+    """Replace the record by the backup FILE while migbatchd is stopped.
 
-    A backup of any kind of database fits any other. Nodes tell what they hold again once migbatchd runs.
+    A backup can be restored to any kind of database. Nodes report what they hold again once migbatchd runs.
     """
     from slurm_migbatch.store.history import HISTORY
     from slurm_migbatch.store.restore import restore as put_back
 
     if not file.exists():
-        raise Failure(f"there is no backup {file}")
+        raise Failure(f"no such backup: {file}")
     with _stopped(config):
-        tell_stage("reading the backup through and putting it in the place of the record")
+        tell_stage("verifying the backup and replacing the record")
         done = put_back(file, config.store.url, HISTORY, replace=replace)
-    click.echo(f"restored {file}, schema {done.schema!r}; start migbatchd, and nodes tell what they hold again")
+    click.echo(f"restored {file}, schema {done.schema!r}; start migbatchd, and nodes will report what they hold")
     if done.before is not None:
-        click.echo(f"what was there is {done.before}")
+        click.echo(f"the previous database is {done.before}")
 
 
 @db.command()
 @click.argument("file", type=_FILE, required=False)
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Findings as one JSON object, for monitoring.")
-@click.option("-q", "--quiet", is_flag=True, help="Only what is not in order.")
+@click.option("-q", "--quiet", is_flag=True, help="Only problems.")
 @click.pass_context
 def check(ctx: click.Context, config: Config, file: Path | None, as_json: bool, quiet: bool) -> None:
-    """Read the record, or the backup FILE, through; nothing is changed.
+    """Check the record, or the backup FILE; nothing is changed.
 
     \b
-    Exit code  0  nothing to correct
-               1  something to correct (FAIL)
+    Exit code  0  no problems
+               1  problems found (FAIL)
     --json     {"version": 1, "findings": [{"level", "subject", "text", "advice"}]}, level: ok, warn, FAIL
     """
     from slurm_migbatch.cli.doctor import print_findings
@@ -80,7 +81,7 @@ def check(ctx: click.Context, config: Config, file: Path | None, as_json: bool, 
 
     store = config.store
     url = store.url if file is None else file_url(file)
-    tell_stage(f"reading {'the record' if file is None else file} through")
+    tell_stage(f"checking {'the record' if file is None else file}")
     findings = list(check_record(url, store.keep_s, live=file is None))
     if as_json:
         click.echo(json.dumps({"version": 1, "findings": [found._asdict() for found in findings]}))
@@ -91,10 +92,10 @@ def check(ctx: click.Context, config: Config, file: Path | None, as_json: bool, 
 
 
 @db.command()
-@click.option("--no-backup", is_flag=True, help="SQLite: without the copy beside the file, which is then your matter.")
+@click.option("--no-backup", is_flag=True, help="SQLite: do not copy the file first; make your own backup.")
 @config_option
 def upgrade(config: Config, no_backup: bool) -> None:
-    """Bring the record to this release's schema, as migbatchd does at its start; it is stopped meanwhile."""
+    """Migrate the record to this release's schema, as migbatchd does at its start; migbatchd must be stopped."""
     from slurm_migbatch.store.db import open_store
     from slurm_migbatch.store.engines import sqlite_file
     from slurm_migbatch.store.history import HISTORY
@@ -108,7 +109,7 @@ def upgrade(config: Config, no_backup: bool) -> None:
 
 @contextmanager
 def _stopped(config: Config) -> Iterator[None]:
-    """Keep migbatchd of this host from running."""
+    """Prevent migbatchd of this host from running."""
     from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
 
     lock = InstanceLock(Path(config.daemon.run_dir))
@@ -122,7 +123,7 @@ def _stopped(config: Config) -> Iterator[None]:
     try:
         yield
     finally:
-        # what root has made migbatchd could not use where it runs as another user; while it is locked, nobody waits
+        # migbatchd running as another user could not use a file created by root; nobody waits while it is locked
         if lock.path in new:
             lock.path.unlink()
         lock.release()

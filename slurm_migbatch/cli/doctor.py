@@ -1,4 +1,4 @@
-"""`migbatch doctor`: checks an installation and says what to do."""
+"""`migbatch doctor`: check an installation and say what to do."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ _LOGIN = "/etc/migbatch/login.conf"
 
 
 @click.command(context_settings=HELP)
-@click.option("--role", "given", multiple=True, type=click.Choice(ROLES), help="What this host is, if not as found.")
-@click.option("--nodes", "everywhere", is_flag=True, help="controller: what the checks of each node found, too.")
-@click.option("--leaving", is_flag=True, help="controller: only which jobs keep mig from leaving slurm.conf.")
+@click.option("--role", "given", multiple=True, type=click.Choice(ROLES), help="Role of this host [default: detected].")
+@click.option("--nodes", "everywhere", is_flag=True, help="controller: include the findings of each node.")
+@click.option("--leaving", is_flag=True, help="controller: list the jobs that prevent removing mig from slurm.conf.")
 @click.option("-c", "--config", metavar="FILE", help=f"controller: migbatch.toml [env MIGBATCH_CONFIG; {_CONFIG}].")
-@click.option("--etc", default="/etc/migbatch", show_default=True, metavar="DIR", help="node: where node.conf is.")
-@click.option("--hooks", default="/etc/migbatch/hooks", show_default=True, metavar="DIR", help="node: where hooks are.")
-@click.option("--node", "name", default="", metavar="NAME", help="node: its name in Slurm (default: host).")
+@click.option("--etc", default="/etc/migbatch", show_default=True, metavar="DIR", help="node: directory of node.conf.")
+@click.option(
+    "--hooks", default="/etc/migbatch/hooks", show_default=True, metavar="DIR", help="node: directory of the hooks."
+)
+@click.option("--node", "name", default="", metavar="NAME", help="node: node name in Slurm (default: host).")
 @click.option("--login-conf", default="", metavar="FILE", help=f"login: [env MIGBATCH_LOGIN_CONF; {_LOGIN}]")
 @click.option("--slurm-conf", default="", metavar="FILE", help="node, login: [env SLURM_CONF; else where Slurm looks]")
 @click.option("--json", "as_json", is_flag=True, help="Findings as one JSON object, for monitoring.")
-@click.option("-q", "--quiet", is_flag=True, help="Only what is not in order.")
+@click.option("-q", "--quiet", is_flag=True, help="Only problems.")
 @click.pass_context
 def doctor(
     ctx: click.Context,
@@ -45,16 +47,16 @@ def doctor(
 ) -> None:
     """Check this host and say what to do; nothing is changed.
 
-    It checks what this host is: a controller (migbatch.toml), a node (node.conf), a login node. Run it as root for a
-    complete picture. A node's agent makes the same checks once a minute and tells migbatchd; --nodes shows that on the
+    It checks the roles of this host: controller (migbatch.toml), node (node.conf), login node. Run it as root for all
+    checks. A node's agent runs the same checks once a minute and reports to migbatchd; --nodes shows them on the
     controller.
 
     \b
-    Exit code  0  nothing to correct
-               1  something to correct (FAIL)
-               2  wrong usage, or nothing to correct was found and some checks could not be made (unknown)
+    Exit code  0  no problems
+               1  problems found (FAIL)
+               2  wrong usage, or no problems found but some checks could not run (unknown)
     --json     {"version": 1, "roles": [...], "findings": [{"level", "subject", "text", "advice"}]}
-               level: ok, warn (to look at), FAIL, unknown
+               level: ok, warn, FAIL, unknown
     """
     path = options["config"] or os.environ.get("MIGBATCH_CONFIG", "") or _CONFIG
     chosen = list(given) or list(roles(path, f"{options['etc']}/node.conf", _LOGIN))
@@ -76,7 +78,7 @@ def doctor(
 def _examine(
     role: Role, path: str, options: dict[str, str | None], everywhere: bool, leaving: bool
 ) -> Iterator[Finding]:
-    """Yield the findings of one role; what it needs is imported here, as hosts differ in what they have."""
+    """Yield the findings of one role; its modules are imported here, because hosts have different packages."""
     if role == "node":
         from slurm_migbatch.doctor.node import NodePlaces, examine
 
@@ -110,9 +112,9 @@ def _controller(path: str, *, explicit: bool, everywhere: bool, leaving: bool) -
 
 
 def print_findings(findings: Sequence[Finding], quiet: bool) -> None:
-    """Print findings, each with its advice, and their number; `quiet`: only what is not in order.
+    """Print findings, each with its advice, and their number; `quiet`: only problems.
 
-    They name what others have named: processes, hosts, files.
+    They may contain foreign text: names of processes, hosts and files.
     """
     for found in findings:
         if found.level == GOOD and quiet:
@@ -121,5 +123,5 @@ def print_findings(findings: Sequence[Finding], quiet: bool) -> None:
         if found.advice:
             click.echo(printable(f"        -> {found.advice}"))
     count = Counter(found.level for found in findings)
-    unmade = f", {count[UNKNOWN]} could not be made" if count[UNKNOWN] else ""
-    click.echo(f"{len(findings)} checks, {count[BAD]} to correct, {count[ODD]} to look at{unmade}")
+    unmade = f", {count[UNKNOWN]} could not run" if count[UNKNOWN] else ""
+    click.echo(f"{len(findings)} checks, {count[BAD]} failed, {count[ODD]} warnings{unmade}")

@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and the line on stderr for what an error says. Without click, for `migacct`."""
+"""End of a command: exit codes, and error lines on stderr. Without click, for `migacct`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
-#: modules that another extra brings than `controller` does
+#: modules that need another extra than `controller`
 _EXTRAS = {"pynvml": "node", "matplotlib": "plot", "rich": "login", "plotly": "report", "markupsafe": "report"}
 _LAB = "slurm_migbatch.lab"
-#: what a database says of itself, by SQLAlchemy, which commands without one do not import
+#: SQLAlchemy's database errors; commands without a database do not import it
 _OF_DATABASES = ("OperationalError", "InternalError", "InterfaceError", "DatabaseError")
-#: packages of ours that an installation may leave out
+#: packages of ours that an installation may lack
 _PARTS = {
     _LAB: "the simulator and the experiments (slurm_migbatch.lab) are",
     "slurm_migbatch.testbed": "the test bed (slurm_migbatch.testbed) is",
@@ -28,7 +28,7 @@ _PARTS = {
 
 
 class Failure(Exception):
-    """Something went wrong that the caller can act on; the text is one sentence that says how.
+    """An error that the user can act on; the text is one sentence that says how.
 
     Attributes:
         code: the exit code.
@@ -40,11 +40,11 @@ class Failure(Exception):
 
 
 def ending(prog: str, work: Callable[[], object]) -> int:
-    """Do a command's work and turn every expected failure, a package that is not installed too, into a line on stderr.
+    """Run a command's function and turn every expected failure, including a missing package, into a line on stderr.
 
     Args:
         prog: the command's name.
-        work: returns its exit code; anything but a number stands for 0.
+        work: returns its exit code; anything but a number means 0.
     """
     try:
         code = work()
@@ -52,7 +52,7 @@ def ending(prog: str, work: Callable[[], object]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # the reader went away, as `| head` does; what Python still holds must go nowhere
+        # the reader closed the pipe, as `| head` does; discard what Python still buffers
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except ModuleNotFoundError as error:
@@ -70,9 +70,9 @@ def ending(prog: str, work: Callable[[], object]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process at once with this exit code, where nothing runs beside and all that was opened is closed.
+    """End the process immediately with this exit code; no other threads run and all files are closed.
 
-    The interpreter's own end takes down object by object what was imported: a tenth of the time of a short command.
+    The interpreter's own shutdown frees all imported objects: a tenth of the run time of a short command.
     """
     threading = sys.modules.get("threading")
     if "multiprocessing" in sys.modules or (threading is not None and threading.active_count() > 1):
@@ -90,10 +90,10 @@ def _failed(prog: str, text: str, code: int = EXIT_FAILED) -> int:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """Return what is not installed and how to get it, as a sentence; empty where it is a module that must be there."""
+    """Return which package is missing and how to install it, as a sentence; empty if the module is always present."""
     name = error.name or ""
     if name in _PARTS:
-        return f"{_PARTS[name]} not part of this installation; pip install 'slurm-migbatch[lab]' brings all"
+        return f"{_PARTS[name]} not installed; install all with: pip install 'slurm-migbatch[lab]'"
     package = name.partition(".")[0]
     if package in ("", "slurm_migbatch"):
         return ""
@@ -103,13 +103,14 @@ def _missing(error: ModuleNotFoundError) -> str:
     in_lab = any(f"{importer}.".startswith(f"{_LAB}.") for importer in importers)
     extra = "lab" if in_lab else _EXTRAS.get(package, "controller")
     return (
-        f"this needs the Python package {package}, which is not installed here; pip install 'slurm-migbatch[{extra}]'"
+        f"this needs the Python package {package}, which is not installed; run: pip install 'slurm-migbatch[{extra}]'"
     )
 
 
 def is_expected(error: BaseException) -> bool:
-    """Return whether an error speaks to the user and not about a bug: ours, the system's about a file or a peer, the
-    database's about itself (full, locked, read-only, damaged, away)."""
+    """Return whether an error is meant for the user and not a bug: ours, the system's about a file or a peer, or the
+    database's about itself (full, locked, read-only, damaged, unavailable).
+    """
     ours = type(error).__module__.partition(".")[0] == "slurm_migbatch"
     return isinstance(error, OSError) or ours or (type(error).__name__ in _OF_DATABASES and hasattr(error, "orig"))
 
@@ -117,7 +118,7 @@ def is_expected(error: BaseException) -> bool:
 def describe(error: BaseException) -> str:
     """Return an expected error as a sentence."""
     if (cause := getattr(error, "orig", None)) is not None:
-        return f"the database fails: {cause}; see `migbatch db check`"
+        return f"database error: {cause}; see `migbatch db check`"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__

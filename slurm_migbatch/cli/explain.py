@@ -1,4 +1,4 @@
-"""`migbatch explain`: what a request would become and why, without submitting it."""
+"""`migbatch explain`: show how a request would be rewritten and why, without submitting it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from slurm_migbatch.query.questions import ExplainQuestion
 @click.option("-N", "--nodes", type=click.IntRange(1, 100000), help="Nodes of the job.")
 @click.option("-n", "--ntasks", type=click.IntRange(1, 1000000), help="Tasks of the job.")
 @click.option("--ntasks-per-node", type=click.IntRange(1, 100000), help="Tasks on each node.")
+@click.option("--catalog", "catalog_file", metavar="FILE", help="Catalog to use [default: migbatchd's].")
 @click.option(
-    "--catalog", "catalog_file", metavar="FILE", help="Catalog to use [default: the one that migbatchd keeps]."
+    "--service", "service_socket", metavar="SOCKET", help="Query the service at this socket too, and compare."
 )
-@click.option("--service", "service_socket", metavar="SOCKET", help="Ask the service there too, and compare.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def explain(
     config: str | None, catalog_file: str | None, service_socket: str | None, as_json: bool, **options: Any
@@ -51,5 +51,5 @@ def explain(
 
 
 def _bytes(text: str) -> str:
-    """Return an argument as the filter sees it, one character for each byte."""
+    """Return an argument as the filter sees it, one character per byte."""
     return os.fsencode(text).decode("latin-1")

@@ -1,4 +1,4 @@
-"""`migbatch install`: writes what a host needs, shows it first, and takes it back."""
+"""`migbatch install`: show, apply and undo the changes that a host needs."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ _RECORD = "/var/lib/migbatch/install"
 
 
 @click.command(context_settings=HELP)
-@click.option("--role", required=True, type=click.Choice(("controller", "node", "login")), help="What this host is.")
-@click.option("--apply/--dry-run", "apply", help="Write; without it only show what would be written.")
-@click.option("--edit", is_flag=True, help="Change lines of the site's own files too, as they are shown.")
-@click.option("--uninstall", is_flag=True, help="Take back what was written on this host.")
-@click.option("--full", is_flag=True, help="Show long new files to their end.")
+@click.option("--role", required=True, type=click.Choice(("controller", "node", "login")), help="Role of this host.")
+@click.option("--apply/--dry-run", "apply", help="Apply the changes; without it only show them.")
+@click.option("--edit", is_flag=True, help="Change the lines shown in the site's own files too.")
+@click.option("--uninstall", is_flag=True, help="Undo what was changed on this host.")
+@click.option("--full", is_flag=True, help="Show long new files in full.")
 @click.option("-c", "--config", default="", metavar="FILE", help=f"migbatch.toml [env MIGBATCH_CONFIG; {_CONFIG}].")
 @click.option("--slurm-conf", default="", metavar="FILE", help="[env SLURM_CONF; else where Slurm looks]")
 @click.option("--prefix", default=sys.prefix, metavar="DIR", show_default="this one", help="The virtual environment.")
 @click.option("--hooks", default="/etc/migbatch/hooks", show_default=True, metavar="DIR", help="For hooks on nodes.")
-@click.option("--etc", default="/etc/migbatch", show_default=True, metavar="DIR", help="For node.conf.")
+@click.option("--etc", default="/etc/migbatch", show_default=True, metavar="DIR", help="Directory of node.conf.")
 @click.option("--systemd", default="/etc/systemd/system", show_default=True, metavar="DIR", help="For units.")
 @click.option("--record", default=_RECORD, show_default=True, metavar="DIR", help="For backups and digests.")
-@click.option(
-    "--user", default="root", show_default=True, help="controller: whom migbatchd runs as, root or SlurmUser."
-)
+@click.option("--user", default="root", show_default=True, help="controller: user of migbatchd, root or SlurmUser.")
 @click.option(
     "--store",
     default="",
     metavar="URL",
-    help="controller: the database, for migbatch.toml where there is none yet; of two controllers one for both.",
+    help="controller: database URL for a new migbatch.toml; two controllers share one.",
 )
 @click.option(
     "--cli-filter/--no-cli-filter",
     default=None,
-    help="controller: have srun, salloc and sbatch run cli_filter.lua, for srun and salloc with mig:auto or --gpus. "
-    "Every host that runs them needs the file, or they fail.",
+    help="controller: enable cli_filter.lua, which srun and salloc need for mig:auto and --gpus. srun, salloc and "
+    "sbatch fail on hosts without the file.",
 )
-@click.option("--slurm-down", is_flag=True, help="controller --uninstall: slurmctld does not answer; ask it nothing.")
-@click.option("--controller", default="", metavar="URL", help="node: of migbatchd [http://SlurmctldHost:6830].")
-@click.option("--python", default="", help="node: interpreter of root's hooks [that of --prefix].")
-@click.option("--task-python", default="", help="node: interpreter of TaskProlog, if users cannot run the other.")
+@click.option("--slurm-down", is_flag=True, help="controller --uninstall: slurmctld is down; do not query it.")
+@click.option("--controller", default="", metavar="URL", help="node: URL of migbatchd [http://SlurmctldHost:6830].")
+@click.option("--python", default="", help="node: interpreter of the hooks [that of --prefix].")
+@click.option(
+    "--task-python", default="", help="node: interpreter of TaskProlog, if users cannot run that of the hooks."
+)
 @click.pass_context
 def install(
     ctx: click.Context,
@@ -66,12 +66,12 @@ def install(
 ) -> None:
     """Install migbatch on a host of a Slurm cluster, or show what that would change.
 
-    Without --apply nothing is changed: what would be written is shown as a diff, and lines of the site's own files that
-    must read otherwise with their places. --edit makes these a part of the diff. The exit code is 1 where something is
-    to do, 0 where nothing is. Every file is backed up; --uninstall restores.
+    Without --apply nothing is changed: changes are shown as a diff, and lines of the site's own files to change with
+    file and line. --edit includes these in the diff. The exit code is 1 if changes are needed, 0 if not. Every file is
+    backed up; --uninstall restores it.
     """
     if os.geteuid() != 0:
-        raise Failure("this writes root's files: run it as root")
+        raise Failure("this changes files of root: run it as root")
     record = InstallRecord(Path(options["record"]))
     if uninstall:
         _may_leave(role, options)
@@ -96,7 +96,7 @@ def _plan(
 ) -> HostPlan:
     conf = hosts.slurm_conf(options["slurm_conf"], os.environ.get("SLURM_CONF", ""))
     if conf is None:
-        raise Failure("this host has no slurm.conf where Slurm looks for it; name it with --slurm-conf")
+        raise Failure("no slurm.conf in Slurm's default location; use --slurm-conf")
     names = {name: Path(options[name]) for name in ("prefix", "hooks", "etc", "systemd")}
     places = Places(**names)
     if role == "node":
@@ -115,7 +115,7 @@ def _config_path(options: dict[str, str]) -> str:
 
 
 def _may_leave(role: str, options: dict[str, str]) -> None:
-    """Refuse to take mig out of slurm.conf while jobs ask for it."""
+    """Refuse to remove mig from slurm.conf while jobs request it."""
     if role != "controller" or options["slurm_down"]:
         return
     from slurm_migbatch.cli.common import slurm_client
@@ -129,7 +129,7 @@ def _may_leave(role: str, options: dict[str, str]) -> None:
         jobs = slurm_client(load(path) if Path(path).exists() else Config()).jobs()
     except SlurmError as error:
         raise Failure(
-            f"which jobs need slices cannot be asked: {error}; with slurmctld stopped, add --slurm-down"
+            f"cannot list the jobs that need slices: {error}; if slurmctld is stopped, add --slurm-down"
         ) from None
     found = [finding for finding in check_leaving(jobs) if finding.level == BAD]
     if found:
@@ -140,8 +140,8 @@ def _show(plan: HostPlan, changes: Sequence[FileChange], full: bool) -> None:
     for line in files.diff(changes, full=full):
         click.echo(line)
     for title, lines in (
-        ("must be changed by hand, or by --edit:", plan.lines),
-        ("is in the way:", [*plan.problems, *_conflicts(changes)]),
+        ("must be changed by hand or with --edit:", plan.lines),
+        ("must be resolved first:", [*plan.problems, *_conflicts(changes)]),
         ("to know:", [*plan.notes, *(change.conflict for change in changes if change.conflict and _is_kept(change))]),
     ):
         if lines:
@@ -153,7 +153,7 @@ def _show(plan: HostPlan, changes: Sequence[FileChange], full: bool) -> None:
 
 
 def _conflicts(changes: Sequence[FileChange]) -> list[str]:
-    """Return why changes cannot be made; settings that the site made its own are meant to stay."""
+    """Return why changes cannot be made; settings changed by the site are kept."""
     return [change.conflict for change in changes if change.conflict and not _is_kept(change)]
 
 
@@ -162,7 +162,7 @@ def _is_kept(change: FileChange) -> bool:
 
 
 def _wake(changes: Sequence[FileChange]) -> None:
-    """Have slurmctld read scripts again that load a changed file of ours."""
+    """Make slurmctld reload scripts that load a changed file of ours."""
     from slurm_migbatch.cli.installcontroller import touched
 
     for path in touched({change.path for change in changes if not change.conflict}):

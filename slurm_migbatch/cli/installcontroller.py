@@ -1,4 +1,4 @@
-"""What the controller host needs: migbatchd, and what slurmctld reads."""
+"""Changes on the controller host: migbatchd, and Slurm's files."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from slurm_migbatch.submit import shim
 UNIT: Final = "migbatchd.service"
 STATE: Final = "/var/lib/migbatch"
 TOPOLOGY_YAML: Final = (25, 5)
-"""The release from which Slurm reads topology.yaml, and topology.conf no more where there is one."""
+"""The release from which on Slurm reads topology.yaml, and ignores topology.conf if there is one."""
 _HOOKS: Final = ("prolog", "epilog", "task_prolog")
 _BESIDE: Final = {shim.JOB_SUBMIT: "migbatch_submit.lua", shim.CLI_FILTER: "migbatch_cli_filter.lua"}
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What the administrator chose.
+    """Options of the administrator.
 
     Attributes:
         config: path of migbatch.toml.
-        user: whom migbatchd runs as.
-        store: URL of the database; empty: as it is.
-        cli_filter: whether slurm.conf is to name cli_filter/lua; None: as it is.
+        user: user of migbatchd.
+        store: URL of the database; empty: unchanged.
+        cli_filter: whether slurm.conf must name cli_filter/lua; None: unchanged.
         edit: change the site's own lines too.
     """
 
@@ -51,21 +51,19 @@ class Choices:
 
 
 def controller(places: Places, conf: Conf, choices: Choices, record: InstallRecord) -> HostPlan:
-    """Return what the controller host needs as far as that is known: Slurm's part once nodes have reported."""
+    """Return the changes for the controller host as far as known: Slurm's part once nodes have reported."""
     plan = HostPlan()
     slurm_user = conf.value("SlurmUser") or "root"
     config = _service(plan, places, conf, choices, slurm_user)
     if len(slurmctld_hosts(conf)) > 1 and (standby := this_one(config).standby):
         where = Path(conf.main).parent
-        plan.notes.append(
-            f"what Slurm reads is written by the active migbatchd's host, bring its {where} here: {standby}"
-        )
+        plan.notes.append(f"Slurm's files are written on the active migbatchd's host; copy its {where} here: {standby}")
         return plan
     try:
         slurm = slurm_part(config, conf, choices.cli_filter)
     except siteconf.NothingReported as error:
         plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
-        plan.notes.append(f"slurm.conf comes next, by this command again: {error}")
+        plan.notes.append(f"run this command again to configure Slurm: {error}")
         return plan
     _slurm(plan, slurm, conf, choices.edit)
     named = {setting.value for setting in slurm.site.settings} | {
@@ -81,8 +79,8 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
             plan.wanted.append(Wanted(path, program, mode=0o755))
     if len(slurmctld_hosts(conf)) > 1 and config.store.url.startswith("sqlite"):
         plan.notes.append(
-            f"{conf.main} has several SlurmctldHost: for migbatchd to take over with slurmctld, [store] url in "
-            f"{choices.config} must name MariaDB or PostgreSQL, on every controller the same (docs/install.md)"
+            f"{conf.main} has several SlurmctldHost: for fail-over of migbatchd, [store] url in "
+            f"{choices.config} must be the same MariaDB or PostgreSQL database on every controller (docs/install.md)"
         )
     for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):
         _lua(plan, config, Path(conf.main).with_name(name), choices.edit, record)
@@ -90,11 +88,11 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
 
 
 def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> SlurmPlan:
-    """Return what slurm.conf and gres.conf need by what the nodes reported.
+    """Return the changes to slurm.conf and gres.conf for the nodes that have reported.
 
     Raises:
         NothingReported: no node has reported GPUs yet.
-        Failure: Slurm cannot be asked.
+        Failure: Slurm cannot be queried.
     """
     found = siteconf.read(config)
     if cli_filter is None:
@@ -113,17 +111,17 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
 
 
 def gres_conf(conf: Conf) -> Conf:
-    """Read gres.conf beside slurm.conf; without lines where there is none."""
+    """Read gres.conf beside slurm.conf; no lines if there is none."""
     return load(str(Path(conf.main).with_name("gres.conf")), read)
 
 
 def topology_conf(conf: Conf) -> Conf:
-    """Read topology.conf beside slurm.conf; without lines where there is none."""
+    """Read topology.conf beside slurm.conf; no lines if there is none."""
     return load(str(Path(conf.main).with_name("topology.conf")), read)
 
 
 def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm_user: str) -> Config:
-    """Add what migbatchd needs to a plan; its configuration as it is, or will be."""
+    """Add migbatchd's files to a plan, with its present or future configuration."""
     values: dict[str, Mapping[str, str]] = {"cluster": {"slurm_user": slurm_user}}
     if conf.main != "/etc/slurm/slurm.conf":
         values["cluster"] = {**values["cluster"], "slurm_conf": conf.main}
@@ -138,7 +136,7 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
             f"SlurmUser={slurm_user}"
         )
     if choices.store and config.store.url != choices.store:
-        plan.problems.append(f"{choices.config}: [store] url is another one; correct it, and restart migbatchd")
+        plan.problems.append(f"{choices.config}: [store] url differs from --store; correct it, and restart migbatchd")
     secret = bool(urlsplit(config.store.url).password)
     plan.wanted += [
         Wanted(STATE, kind="directory", mode=0o755, owner=choices.user),
@@ -151,7 +149,7 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
 
 
 def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
-    """Add files beside slurm.conf, and edits of the site's, to a plan."""
+    """Add files beside slurm.conf, and edits of the site's files, to a plan."""
     directory = Path(conf.main).parent
     plan.wanted += [Wanted(str(directory / name), text) for name, text in rendered(slurm).items()]
     texts = {**topology_conf(conf).texts, **gres_conf(conf).texts, **conf.texts}
@@ -164,19 +162,17 @@ def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
         plan.lines += [str(line_edit) for line_edit in slurm.edits]
     plan.notes += slurm.notes
     plan.problems += [*slurm.problems, *_missing(conf)]
-    plan.next.append(
-        f"bring {directory} to every host as you always do, then restart slurmctld, and slurmd on every node"
-    )
+    plan.next.append(f"bring {directory} to every host as usual, then restart slurmctld, and slurmd on every node")
 
 
 def _missing(conf: Conf) -> Iterator[str]:
     for path, line in conf.missing:
         if Path(path).name not in (INCLUDED, INCLUDED_GRES):
-            yield f"{line.path}:{line.number}: {path} is included and not there"
+            yield f"{line.path}:{line.number}: {path} is included but does not exist"
 
 
 def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: InstallRecord) -> None:
-    """Add one of the Lua scripts to a plan: alone where the site has none, else beside the site's."""
+    """Add one of the Lua scripts to a plan: alone if the site has none, else loaded by the site's."""
     present = read(str(path))
     entry = record.entries.get(str(path))
     ours = present is None or (entry is not None and entry.kind == "own")
@@ -204,7 +200,7 @@ def _pairs(before: str, after: str) -> Iterator[tuple[str, str]]:
 
 
 def touched(changed: set[str]) -> Iterator[Path]:
-    """Yield the site's Lua scripts that slurmctld must read again because a file of ours that they load changed."""
+    """Yield the site's Lua scripts that slurmctld must reload because they load a changed file of ours."""
     for name, beside in _BESIDE.items():
         for path in changed:
             script = Path(path).with_name(name)

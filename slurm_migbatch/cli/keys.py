@@ -1,4 +1,4 @@
-"""Keys of a terminal: from the bytes that it sends to one name for each key."""
+"""Keys of a terminal: decode bytes to one name per key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 _NAMES: Final = {
     "\r": "enter", "\n": "enter", "\t": "tab", "\x7f": "backspace", "\x08": "backspace",
 }  # fmt: skip
-#: what follows ESC [ or ESC O, of xterm, the Linux console, screen and tmux
+#: sequences after ESC [ or ESC O, of xterm, the Linux console, screen and tmux
 _SEQUENCES: Final = {
     "A": "up", "B": "down", "C": "right", "D": "left", "H": "home", "F": "end", "Z": "backtab", "1~": "home",
     "7~": "home", "4~": "end", "8~": "end", "5~": "pgup", "6~": "pgdn", "P": "f1", "11~": "f1", "[A": "f1",
@@ -20,10 +20,10 @@ _LONGEST: Final = 32
 
 
 def decode(data: bytes, *, ended: bool = False) -> tuple[list[str], bytes]:
-    """Return the keys in what was read, and what of it may be the beginning of another.
+    """Return the keys in the input, and a rest that may be the beginning of another key.
 
     Args:
-        data: what was left over before, and what has come since.
+        data: the previous rest and the new input.
         ended: nothing follows for now, so that a lone ESC is that key.
     """
     text = data.decode("utf-8", "ignore" if ended else "surrogateescape")
@@ -33,7 +33,7 @@ def decode(data: bytes, *, ended: bool = False) -> tuple[list[str], bytes]:
         char = text[at]
         if "\udc80" <= char <= "\udcff":
             if len(text) - at < 4 and all("\udc80" <= byte <= "\udcff" for byte in text[at:]):
-                break  # the other bytes of the character are on their way
+                break  # the other bytes of the character have not arrived yet
             at += 1
         elif char != "\x1b":
             keys += [_NAMES.get(char, char)] if char in _NAMES or char.isprintable() else []

@@ -1,4 +1,4 @@
-"""`migbatch top` as it runs: looks in a thread, a page drawn whenever something has changed, frames for a pipe."""
+"""The running `migbatch top`: queries in a thread, redraws on changes, frames for a pipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slurm_migbatch.report.pagestate import PageState, press
 from slurm_migbatch.report.pageview import Frame, frame
 
 Ask = Callable[[Question], Answer]
-#: a look is followed by a pause of so many times what it took: a site that is slow is not made slower
+#: a query is followed by a pause of this many times its duration: a slow site is not slowed down further
 _REST: Final = 4.0
 _BATCH_WIDTH: Final = 80
 _IDLE_S: Final = 3600.0
@@ -29,7 +29,7 @@ _IDLE_S: Final = 3600.0
 
 @dataclass(frozen=True)
 class Look:
-    """What a look has brought: a page, or why there is none. `took`: seconds."""
+    """Result of a query: a page, or an error. `took`: seconds."""
 
     page: Page | None = None
     remarks: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Look:
 
 
 def look(ask: Ask, question: TopQuestion) -> Look:
-    """Ask once; what goes wrong that a user can be told is a `trouble`."""
+    """Query once; expected errors become `trouble`."""
     began = time.monotonic()
     try:
         answer = ask(question)
@@ -53,7 +53,7 @@ def look(ask: Ask, question: TopQuestion) -> Look:
 
 
 class Looks(threading.Thread):
-    """Looks one after the other, each when it is asked for; of several questions the newest counts."""
+    """Queries in a thread, one at a time on request; the newest request counts."""
 
     def __init__(self, ask: Ask, changed: Callable[[], None]) -> None:
         super().__init__(daemon=True, name="looks")
@@ -64,13 +64,13 @@ class Looks(threading.Thread):
         self.busy = False
 
     def want(self, question: TopQuestion) -> None:
-        """Ask for a look."""
+        """Request a query."""
         with self._condition:
             self._wanted, self.busy = question, True
             self._condition.notify()
 
     def found(self) -> Look | None:
-        """Return a look that has ended since the last call; raises what must not be kept from anybody."""
+        """Return a result since the last call; raises unexpected errors."""
         with self._condition:
             found, self._found = self._found, None
         if isinstance(found, BaseException):
@@ -78,7 +78,7 @@ class Looks(threading.Thread):
         return found
 
     def run(self) -> None:
-        """Look until the process ends."""
+        """Query until the process ends."""
         while True:
             with self._condition:
                 while self._wanted is None:
@@ -95,13 +95,13 @@ class Looks(threading.Thread):
 
 
 def watch(ask: Ask, state: PageState, names: str | None, count: int | None, terminal: Terminal) -> None:
-    """Show the page in a terminal until its user leaves.
+    """Show the page in a terminal until its user quits.
 
     Args:
-        ask: answers questions.
-        state: what is set at the beginning.
-        names: of these nodes only.
-        count: looks, after which it is over; None: no end.
+        ask: answers queries.
+        state: the initial settings.
+        names: only these nodes.
+        count: number of refreshes; None: unlimited.
         terminal: entered already.
     """
     looks = Looks(ask, terminal.wake)
@@ -135,16 +135,16 @@ def _question(state: PageState, names: str | None) -> TopQuestion:
 
 
 def _again(trouble: str) -> str:
-    return f"not up to date, asked again: {trouble}"
+    return f"stale, retrying: {trouble}"
 
 
 def batch(
     ask: Ask, state: PageState, names: str | None, count: int | None, pause: Callable[[float], Any] = time.sleep
 ) -> None:
-    """Print one page after the other as plain text, all rows of it.
+    """Print one page after the other as plain text, with all rows.
 
     Raises:
-        Failure: there is no page, and none is to follow.
+        Failure: there is no page, and none will follow.
     """
     for text in frames(ask, state, names, count, pause):
         sys.stdout.write(text)
@@ -154,7 +154,7 @@ def batch(
 def frames(
     ask: Ask, state: PageState, names: str | None, count: int | None, pause: Callable[[float], Any]
 ) -> Iterator[str]:
-    """Yield the pages; a look that brings none is told on stderr."""
+    """Yield the pages; a failed query is reported on stderr."""
     done = 0
     while count is None or done < count:
         if done:
@@ -176,10 +176,10 @@ def _batch_width() -> int:
 
 
 def run(ask: Ask, state: PageState, names: str | None, *, count: int | None, plain: bool) -> None:
-    """Show the page in the terminal, or print frames where there is none, or where `plain` says so.
+    """Show the page in the terminal, or print frames if there is none, or with `plain`.
 
     Raises:
-        QuestionError: what is set is out of bounds.
+        QuestionError: a setting is out of bounds.
     """
     checked(_question(state, names))
     dumb = os.environ.get("TERM", "dumb") in ("dumb", "unknown", "")

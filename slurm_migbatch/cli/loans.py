@@ -1,4 +1,4 @@
-"""`migbatch loans`: slices that are on loan to training jobs, and the training jobs that wait for one."""
+"""`migbatch loans`: show slices on loan to training jobs, and training jobs that wait for one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from slurm_migbatch.query.questions import LoansQuestion
 
 @click.command()
 @source_option
-@click.option("-j", "--jobs", "ids", metavar="ID,...", help="Of these jobs only.")
-@click.option("-a", "--all", "everything", is_flag=True, help="Loans that are over too.")
+@click.option("-j", "--jobs", "ids", metavar="ID,...", help="Only these jobs.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Include ended loans.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
-@click.option("-p", "--parsable", is_flag=True, help="Columns separated, and lines ended, by '|'.")
+@click.option("-p", "--parsable", is_flag=True, help="Columns separated and lines ended by '|'.")
 @click.option("-P", "--parsable2", is_flag=True, help="Columns separated by '|'.")
 @click.option("-n", "--noheader", is_flag=True, help="No header line.")
 def loans(
@@ -31,7 +31,7 @@ def loans(
     """Show slices on loan to training jobs, and training jobs that wait for one.
 
     STATE is waiting, released (it may start), running, signalled (told to write a checkpoint), requeued, withdrawn, or
-    ended. Of other users' jobs those are shown that squeue shows too.
+    ended. Other users' jobs are shown as far as squeue shows them.
     """
     question = LoansQuestion(
         ids,

@@ -1,4 +1,4 @@
-"""The command `migacct`: what jobs asked for, got and did with it, in the way of sacct."""
+"""The command `migacct`: requests, allocations and results of jobs, in the style of sacct."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def _words(*flags: str, name: str = "", metavar: str, help: str) -> Option:
-    """Return an option of comma-separated words that may come several times."""
+    """Return an option of comma-separated words that may be repeated."""
     return Option(flags, help, metavar, name, many=True)
 
 
 OPTIONS = (
-    _words("-j", "--jobs", metavar="JOBS", help="Only these: 12, 12_3, 12_[1-5], 12+1; 12.s0 stands for 12."),
+    _words("-j", "--jobs", metavar="JOBS", help="Only these: 12, 12_3, 12_[1-5], 12+1; 12.s0 means 12."),
     _words("-u", "--user", "--uid", name="users", metavar="USERS", help="Only jobs of these users (names or numbers)."),
-    Option(("-a", "--allusers"), "Jobs of all users, as for root and with -j or -N; else only yours."),
+    Option(("-a", "--allusers"), "Jobs of all users (default for root and with -j or -N); else only yours."),
     _words("-A", "--accounts", metavar="ACCOUNTS", help="Only jobs of these accounts."),
     _words("-r", "--partition", name="partitions", metavar="NAMES", help="Only jobs in these partitions."),
     _words("-q", "--qos", metavar="NAMES", help="Only jobs with one of these QOS."),
@@ -34,8 +34,8 @@ OPTIONS = (
     _words("--name", name="names", metavar="NAMES", help="Only jobs with one of these names."),
     Option(("-k", "--timelimit-min"), "Only jobs with this time limit.", "TIME", "limit_min", default=""),
     Option(("-K", "--timelimit-max"), "With -k: up to this time limit.", "TIME", "limit_max", default=""),
-    _words("-M", "--clusters", metavar="NAMES", help="Only jobs of these clusters; `all` for every one of the record."),
-    Option(("-L", "--allclusters"), "Jobs of every cluster of the record."),
+    _words("-M", "--clusters", metavar="NAMES", help="Only jobs of these clusters; `all` for all in the record."),
+    Option(("-L", "--allclusters"), "Jobs of every cluster in the record."),
     _words("-N", "--nodelist", metavar="NODES", help="Only jobs that held slices on one of these nodes: n[1-4],m7."),
     _words(
         "-s",
@@ -44,35 +44,35 @@ OPTIONS = (
         metavar="STATES",
         help="Only jobs in these states within the window: CD,F or names.",
     ),
-    Option(("-S", "--starttime"), "Begin of the window.", "TIME", default=""),
+    Option(("-S", "--starttime"), "Start of the window.", "TIME", default=""),
     Option(("-E", "--endtime"), "End of the window.", "TIME", default=""),
-    Option(("-T", "--truncate"), "Times and durations within the window alone."),
-    Option(("-D", "--duplicates"), "Also earlier runs of the same job id (requeued ones)."),
-    Option(("-X", "--allocations"), "One line for each job, none for its single slices."),
+    Option(("-T", "--truncate"), "Limit times and durations to the window."),
+    Option(("-D", "--duplicates"), "Include earlier runs of requeued jobs."),
+    Option(("-X", "--allocations"), "One line per job, none for its slices."),
     _words(
         "-o", "--format", metavar="COLUMNS", help="Columns: name, name%20, name%-20 (left), +name adds to the default."
     ),
     Option(("-b", "--brief"), "JobID, State and ExitCode."),
     Option(("-l", "--long"), "Most columns."),
     Option(("-n", "--noheader"), "No header."),
-    Option(("-p", "--parsable"), "Columns separated, and lines ended, by '|'."),
+    Option(("-p", "--parsable"), "Columns separated and lines ended by '|'."),
     Option(("-P", "--parsable2"), "Columns separated by '|'."),
-    Option(("--delimiter",), "What separates columns in -p and -P.", "TEXT", default="|", shown=True),
+    Option(("--delimiter",), "Separator of columns in -p and -P.", "TEXT", default="|", shown=True),
     Option(("--json",), "Everything as JSON: raw numbers, units in the names.", name="as_json"),
-    Option(("--yaml",), "The same as YAML.", name="as_yaml"),
-    Option(("--noconvert",), "Leave sizes in MiB (M)."),
-    Option(("--units",), "Write sizes in this unit.", "K|M|G|T|P"),
+    Option(("--yaml",), "Everything as YAML.", name="as_yaml"),
+    Option(("--noconvert",), "Print sizes in MiB (M)."),
+    Option(("--units",), "Print sizes in this unit.", "K|M|G|T|P"),
     Option(("--db",), "Database to read.", "URL"),
-    Option(("-c", "--completion"), "Refused: there is no log of job completion."),
+    Option(("-c", "--completion"), "Refused: there is no job completion log."),
     _words("-x", "--associations", metavar="IDS", help="Only jobs of these associations of slurmdbd."),
     Option(("-e", "--helpformat"), "List the names of the columns.", instead=True),
     Option(("-V", "--version"), "Show the version.", instead=True),
-    Option(("--usage",), "Show how it is called.", instead=True),
+    Option(("--usage",), "Show the usage.", instead=True),
 )
 
 
 def show(options: Mapping[str, Any]) -> int:
-    """Print what the options ask for; return the exit code."""
+    """Print what the options select; return the exit code."""
     from slurm_migbatch.cli.asking import ask_and_print
     from slurm_migbatch.query.questions import RunsQuestion
 
@@ -116,9 +116,9 @@ def show(options: Mapping[str, Any]) -> int:
 
 
 def _refuse(options: Mapping[str, Any]) -> None:
-    """Say what to use instead of what sacct has and the record cannot tell."""
+    """Say what to use instead of sacct features that the record does not have."""
     if options["completion"]:
-        raise Failure("Slurm job completion is disabled: migacct reads the record of migbatchd alone; leave -c out")
+        raise Failure("Slurm job completion is disabled: migacct only reads the record of migbatchd; omit -c")
 
 
 def _split(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -140,6 +140,6 @@ def called(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Run the command."""
-    # it lives for a moment and makes no cycles worth mentioning; a tenth of its time would go into looking for them
+    # short-lived and nearly free of cycles; the collector would take a tenth of its time
     gc.disable()
     leave(called(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""`migacct` as a command of click: its help, its completion, and what is said of a command line that is wrong."""
+"""`migacct` as a click command: help, completion, and usage errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from slurm_migbatch.cli.options import Option
 
 
 class _Command(click.Command):
-    """A command whose help ends with the columns and the forms of times."""
+    """A command whose help ends with the columns and the time formats."""
 
-    #: wrong usage ends as of sacct
+    #: exit code of wrong usage, as in sacct
     usage_code = EXIT_FAILED
 
     def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -30,23 +30,23 @@ class _Command(click.Command):
         with formatter.section("Times (-S, -E)"):
             formatter.write_text(TIME_FORMS)
             formatter.write_text(
-                "Without -j and -s: from midnight to now. With -j: from the beginning to now. With -s: this moment, or "
-                "the moment of -S; with -j and -s from the beginning."
+                "Without -j and -s: from midnight to now. With -j: all until now. With -s: now, or the time of -S; "
+                "with -j and -s all."
             )
         with formatter.section("States (-s)"):
             formatter.write_text(", ".join(f"{code} {name}" for code, name in CODES.items()))
         with formatter.section("Environment"):
             formatter.write_dl(
                 [
-                    ("MIGACCT_FORMAT", "Columns where -o is not given."),
-                    ("MIGBATCH_DB", "Database where --db is not given."),
-                    ("MIGBATCH_CONFIG", "Configuration whose [store] url is used else."),
+                    ("MIGACCT_FORMAT", "Default of -o."),
+                    ("MIGBATCH_DB", "Default of --db."),
+                    ("MIGBATCH_CONFIG", "Configuration file; its [store] url is used if neither is set."),
                     ("SLURM_TIME_FORMAT", "standard, relative or a strftime format."),
                 ]
             )
         with formatter.section("Exit codes"):
             formatter.write_text(
-                "0 done, also where nothing matches; 1 wrong usage, a value that means nothing, or a bad database."
+                "0 done, also if nothing matches; 1 wrong usage, an unknown value, or a database error."
             )
 
 
@@ -89,7 +89,7 @@ def _of_click(option: Option) -> click.Option:
 
 
 def _show(**options: Any) -> None:
-    """Show what jobs asked for, which MIG slices they got, and what became of them.
+    """Show what jobs requested, which MIG slices they got, and how they ended.
 
     Filters, times and output are sacct's. A job that holds several slices has a line for each, 12.s0, 12.s1 ..., below
     its own.

@@ -38,7 +38,7 @@ def migbatchd(path: str) -> None:
     config = load(path)
     logs.setup(config.daemon.log_level)
     os.umask(0o022)
-    # a submission must not wait for a thread that computes: the interpreter's own 5 ms would be its p99
+    # a submission must not wait for a computing thread: the interpreter's default of 5 ms would be its p99
     sys.setswitchinterval(0.0005)
     lock = InstanceLock(Path(config.daemon.run_dir))
     try:

@@ -1,4 +1,4 @@
-"""`migbatch model`: what the predictor has learned, how it does, and the way back."""
+"""`migbatch model`: show the learned predictor, refit it, roll it back."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from slurm_migbatch.predict.statefile import Index, ModelDirectory, Saved
 
 _DRIFTS = 1.5
-"""Measured over predicted, as a factor either way, from which a model is marked."""
+"""Ratio of measured to predicted, in either direction, from which a model is marked."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 
 
 @click.group(context_settings=HELP)
 def model() -> None:
-    """What the predictor has learned from finished runs and imported measurements.
+    """Show and manage the predictor learned from finished runs and imported measurements.
 
-    migbatchd learns by itself ([learning] of migbatch.toml) and takes over within seconds what is changed here.
+    migbatchd learns by itself ([learning] of migbatch.toml) and applies changes made here within seconds.
     """
 
 
@@ -37,7 +37,7 @@ def model() -> None:
 @config_option
 @json_option
 def list_(config: Config, as_json: bool) -> None:
-    """The versions that are kept, and the last refits."""
+    """List the kept versions and the last refits."""
     directory = _directory(config)
     index = directory.index()
     versions = [_described(directory, index, version) for version in reversed(directory.versions())]
@@ -45,7 +45,7 @@ def list_(config: Config, as_json: bool) -> None:
         click.echo(json.dumps({"current": index.current, "versions": versions, "refits": list(index.tries)}))
         return
     if not versions:
-        click.echo("nothing was learned yet: predictions follow physics and data sheets")
+        click.echo("nothing learned yet: predictions use physics and data sheets")
     else:
         _print_versions(versions, index)
     if index.tries:
@@ -60,10 +60,10 @@ def list_(config: Config, as_json: bool) -> None:
 @config_option
 @json_option
 def show(config: Config, version: int | None, as_json: bool) -> None:
-    """One version [default: the current one]: what it was made of, how it does since, which models drift.
+    """Show one version [default: the current one]: its training data, accuracy since, and drifting models.
 
-    RATIO is measured over predicted (time of a batch; memory), the median; THEN on the runs that the version learned
-    from, NOW on those since. KEPT says how many runs since kept the predicted limit.
+    RATIO is the median of measured over predicted (batch time; memory); THEN on the runs that the version learned from,
+    NOW on those since. KEPT is the share of runs since that met the predicted limit.
     """
     from slurm_migbatch.daemon.facts import known_models
     from slurm_migbatch.daemon.refit import due, gather, watch
@@ -102,8 +102,8 @@ def _impossible(material: Material) -> list[str]:
     if not material.impossible:
         return []
     return [
-        f"measured points of the record that cannot be and are not learned from: {len(material.impossible)}, "
-        f"the first: {material.impossible[0]}"
+        f"impossible measured points in the record, ignored: {len(material.impossible)}, "
+        f"first: {material.impossible[0]}"
     ]
 
 
@@ -111,9 +111,9 @@ def _impossible(material: Material) -> list[str]:
 @config_option
 @json_option
 def refit(config: Config, as_json: bool) -> int:
-    """Learn now from the whole record, whether or not there is much news (as root or SlurmUser).
+    """Learn now from the whole record, regardless of the number of new runs (as root or SlurmUser).
 
-    The same check decides as for migbatchd: exit code 3 says that the new model is further off and was refused.
+    The same check decides as for migbatchd: exit code 3 means that the new model has a larger error and was rejected.
     """
     from slurm_migbatch.daemon.refit import run
 
@@ -135,8 +135,9 @@ def refit(config: Config, as_json: bool) -> int:
 def rollback(config: Config, version: int | None) -> None:
     """Go back to an earlier version [default: the last one before the current], or 0 for physics alone.
 
-    The version that one goes back from is rejected: it is not used any more unless it is named here. migbatchd waits
-    for new runs before it learns again; [learning] enabled = false keeps it from learning at all.
+    The current version is rejected: it is not used again unless it is given here. migbatchd waits for new runs before
+    it
+    learns again; [learning] enabled = false disables learning.
     """
     from slurm_migbatch.daemon.facts import known_models
     from slurm_migbatch.daemon.refit import seen_of
@@ -145,17 +146,17 @@ def rollback(config: Config, version: int | None) -> None:
     with open_record(config) as store:
         seen = seen_of(store.learnable(), known_models(config))
     before, now = _directory(config).roll_back(version, time.time(), seen)
-    click.echo(f"predictions are made with {_named(now)} instead of {_named(before)}")
+    click.echo(f"predictions use {_named(now)} instead of {_named(before)}")
 
 
 @model.command()
 @click.argument("what", metavar="DIR|CONFIG|NAME")
-@click.option("--hints", "hints_only", is_flag=True, help="Only the hints, in one line.")
+@click.option("--hints", "hints_only", is_flag=True, help="Only the hints, on one line.")
 @json_option
 def describe(what: str, hints_only: bool, as_json: bool) -> None:
-    """The hints of a language model: of a folder with a config.json, of such a file, or by a public name.
+    """Print the hints of a language model: a directory with a config.json, such a file, or a public name.
 
-    Only config.json is read (and the sizes of weights beside it); nothing of the model is loaded or run.
+    Only config.json is read (and the sizes of weight files beside it); nothing of the model is loaded or run.
     """
     from pathlib import Path
 
@@ -194,7 +195,7 @@ def _public(name: str) -> tuple[Architecture, str, str]:
     if found is None:
         near = names.suggestion(name.lower())
         meant = f"; did you mean {near}?" if near else ""
-        raise Failure(f"{name} is no folder and no public model that is known{meant}")
+        raise Failure(f"{name} is neither a directory nor a known public model{meant}")
     how = f" params={round(found.architecture.parameters / 1e6)}m" if found.how == "size" else ""
     kept = "" if found.precision.name in ("bf16", "fp16", "fp32") else f" quantization={found.precision.name}"
     return found.architecture, f"model={found.name}{how}{kept}", found.name
@@ -207,13 +208,13 @@ def _directory(config: Config) -> ModelDirectory:
 
 
 def _may_write(config: Config) -> None:
-    """Refuse before the work, and before a file of somebody else's lies where migbatchd would not believe it."""
+    """Refuse early, before a file of another user is written that migbatchd would reject."""
     from pathlib import Path
 
     path = Path(config.learning.models)
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not os.access(existing, os.W_OK) or (path.exists() and os.geteuid() not in (0, path.stat().st_uid)):
-        raise Failure(f"{path} is not writable for you; run this as root or SlurmUser")
+        raise Failure(f"{path} is not writable by this user; run this as root or SlurmUser")
 
 
 def _described(directory: ModelDirectory, index: Index, version: int) -> dict[str, Any]:
@@ -258,7 +259,7 @@ def _print_versions(versions: list[dict[str, Any]], index: Index) -> None:
     ]
     print_table(("VERSION", "STATUS", "CREATED", "RUNS", "ROWS", "MODELS", "CHECK: OFF BY"), rows)
     if not index.current:
-        click.echo("none of them is current: predictions follow physics and data sheets")
+        click.echo("none of them is current: predictions use physics and data sheets")
 
 
 def _try(attempt: Mapping[str, Any]) -> tuple[str, ...]:
@@ -267,10 +268,10 @@ def _try(attempt: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _check(version: Mapping[str, Any]) -> str:
-    """Describe the check: by what factor predictions were off where they were checked."""
+    """Describe the check: the factors by which predictions were off."""
     check = version.get("check")
     if not check or not check["candidate"]:
-        return "nothing to check it on"
+        return "no data to check it with"
     parts = [
         f"{figure} x{math.exp(mine['error']):.2f} (before x{math.exp(check['current'][figure]['error']):.2f})"
         for figure, mine in check["candidate"].items()
@@ -291,18 +292,18 @@ def _print_model(found: Mapping[str, Any], config: Config) -> None:
     pairs = [("version", _named(found["version"]) + ("" if found["version"] == found["current"] else ", not current"))]
     if found["version"]:
         pairs += [
-            ("created", f"{_moment(found['created'])}, because of {report.get('reason', '?')}"),
+            ("created", f"{_moment(found['created'])}, reason: {report.get('reason', '?')}"),
             ("learned from", f"{report.get('runs', 0)} runs, {report.get('measured', 0)} measured points"),
             ("rows", f"{found['rows']} of {found['models']} models"),
             ("check", _check(report)),
         ]
     for figure, kept in watched["kept"].items():
-        mark = ", FEWER THAN PROMISED" if kept["broken"] else ""
-        promised = f"promised {config.learning.confidence:.0%}"
+        mark = ", BELOW THE CONFIDENCE LEVEL" if kept["broken"] else ""
+        promised = f"confidence level {config.learning.confidence:.0%}"
         pairs.append((f"{figure} kept", f"{kept['share']:.0%} of {kept['runs']} runs since ({promised}){mark}"))
     waiting = found["waiting"]
     next_ = f"due: {waiting['due']}" if waiting["due"] else f"{waiting['runs']} of {config.learning.min_new} new runs"
-    pairs.append(("next refit", next_ if config.learning.enabled else f"{next_}; switched off in migbatch.toml"))
+    pairs.append(("next refit", next_ if config.learning.enabled else f"{next_}; disabled in migbatch.toml"))
     print_pairs(pairs)
     rows = list(_drifts(report.get("trained", {}), watched["models"]))
     if rows:
@@ -318,7 +319,7 @@ def _drifts(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[s
             if before is None and since is None:
                 continue
             ratio = since["ratio"] / (before["ratio"] if before else 1.0) if since else 1.0
-            mark = "drifts: the next refit takes it in" if not 1 / _DRIFTS < ratio < _DRIFTS else ""
+            mark = "drifts: included in the next refit" if not 1 / _DRIFTS < ratio < _DRIFTS else ""
             yield (name, figure, *_ratio(before), *_ratio(since), mark)
 
 
@@ -330,8 +331,8 @@ def _print_left_out(left_out: Mapping[str, Any]) -> None:
     for name, figures in sorted(left_out.items()):
         for figure, errors in sorted(figures.items()):
             whose = f"{_count(errors['runs'], 'run')} of {_count(errors['users'], 'user')}"
-            away = f"up to a factor of {errors['factor']:g} from what others or physics say"
-            click.echo(f"not believed: {figure} of {name} in {whose}, {away}")
+            away = f"up to a factor of {errors['factor']:g} from other data or physics"
+            click.echo(f"rejected: {figure} of {name} in {whose}, {away}")
 
 
 def _count(number: int, what: str) -> str:

@@ -1,4 +1,4 @@
-"""`migbatch node`: what an administrator (or systemd) runs on a compute node."""
+"""`migbatch node`: commands for administrators and systemd on a compute node."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ DEFAULT_ETC = "/etc/migbatch"
 etc_option = click.option(
     "--etc", default=DEFAULT_ETC, show_default=True, metavar="DIR", help="Directory with node.conf."
 )
-node_option = click.option(
-    "--node", "name", default="", metavar="NAME", help="The node's name in Slurm (default: host)."
-)
+node_option = click.option("--node", "name", default="", metavar="NAME", help="Node name in Slurm (default: host).")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group(context_settings=HELP)
 def node() -> None:
-    """Everything that runs on a compute node."""
+    """Manage a compute node."""
 
 
 @node.command()
@@ -43,7 +41,7 @@ def node() -> None:
 @click.option("--reset", is_flag=True, help="Reset GPUs that need it for MIG (Ampere) and have no processes.")
 @json_option
 def init(etc: str, name: str, reset: bool, as_json: bool) -> None:
-    """Get the node ready after boot: MIG mode, leftovers, capability devices. Run before slurmd starts."""
+    """Prepare the node after boot: MIG mode, leftovers, capability devices. Run before slurmd starts."""
     from slurm_migbatch.node.boot import prepare
 
     config = _config(etc, name)
@@ -60,12 +58,12 @@ def init(etc: str, name: str, reset: bool, as_json: bool) -> None:
 @node.command()
 @etc_option
 @node_option
-@click.option("--dry-run", is_flag=True, help="Say what would be done, do nothing.")
+@click.option("--dry-run", is_flag=True, help="Dry run: only show what would be done.")
 @json_option
 def reconcile(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
-    """Make the journal, the GPUs and Slurm agree.
+    """Reconcile the journal, the GPUs and Slurm.
 
-    What was interrupted is undone, what Slurm has ended is released, what is there is adopted, what is gone is noted.
+    Interrupted changes are undone, ended runs are released, existing instances are adopted, missing ones are noted.
     """
     from slurm_migbatch.node.deadline import Deadline
 
@@ -84,12 +82,12 @@ def reconcile(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
 @node.command()
 @etc_option
 @node_option
-@click.option("--dry-run", is_flag=True, help="Say what would be done, do nothing.")
+@click.option("--dry-run", is_flag=True, help="Dry run: only show what would be done.")
 @json_option
 def clear(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
-    """Destroy the idle instances that are kept warm for the next jobs, as before maintenance. Running jobs keep theirs.
+    """Destroy the idle instances that are kept warm for next jobs, for example before maintenance.
 
-    To keep new jobs away meanwhile, drain the node in Slurm first.
+    Running jobs keep theirs. To keep new jobs away meanwhile, drain the node in Slurm first.
     """
     from slurm_migbatch.node import owner
     from slurm_migbatch.node.deadline import Deadline
@@ -100,7 +98,7 @@ def clear(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"node": config.node, "dry_run": dry_run, "changes": done}, indent=2))
     else:
-        _lines(done or ["nothing is idle"])
+        _lines(done or ["no idle slices"])
 
 
 @node.command()
@@ -108,7 +106,7 @@ def clear(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
 @node_option
 @json_option
 def status(etc: str, name: str, as_json: bool) -> None:
-    """Show the GPUs, who holds which slice, the agent and the events that wait."""
+    """Show the GPUs, the slices and their holders, the agent and unsent events."""
     from slurm_migbatch.node.status import status as collect
 
     config = _config(etc, name)
@@ -117,8 +115,8 @@ def status(etc: str, name: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    agent = "running" if found["agent"] else "not running (hooks do its work)"
-    click.echo(f"node {found['node']}: agent {agent}, {found['spool']} events to send, plan {found['plan']}")
+    agent = "running" if found["agent"] else "not running (hooks work without it)"
+    click.echo(f"node {found['node']}: agent {agent}, {found['spool']} unsent events, plan {found['plan']}")
     if found["driver"] != "ok":
         click.echo(f"driver: {found['driver']}")
     if found["journal_faults"]:
@@ -155,7 +153,7 @@ def _row(entry: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
 @node_option
 @click.option("-v", "--verbose", is_flag=True, help="Log every hook.")
 def agent(etc: str, name: str, verbose: bool) -> None:
-    """Serve the hooks, bring events to the controller and fetch its plan. Runs until SIGTERM."""
+    """Serve the hooks, send events to the controller and fetch its plan. Runs until SIGTERM."""
     from slurm_migbatch.doctor.node import NodePlaces, examine_quietly
     from slurm_migbatch.node.agent import Agent, AgentError
 
@@ -175,12 +173,14 @@ def agent(etc: str, name: str, verbose: bool) -> None:
 
 
 @node.command()
-@click.option("--dest", required=True, type=click.Path(path_type=Path), help="Directory for the three hooks.")
-@click.option("--etc", default=DEFAULT_ETC, show_default=True, type=click.Path(path_type=Path), help="For node.conf.")
-@click.option("--python", default=sys.executable, show_default="this one", help="Interpreter for root's hooks.")
-@click.option("--task-python", default="", help="Interpreter for TaskProlog, if users cannot run the other.")
+@click.option("--dest", required=True, type=click.Path(path_type=Path), help="Directory of the three hooks.")
+@click.option(
+    "--etc", default=DEFAULT_ETC, show_default=True, type=click.Path(path_type=Path), help="Directory of node.conf."
+)
+@click.option("--python", default=sys.executable, show_default="this one", help="Interpreter of the hooks.")
+@click.option("--task-python", default="", help="Interpreter of TaskProlog, if users cannot run that of the hooks.")
 def install(dest: Path, etc: Path, python: str, task_python: str) -> None:
-    """Write prolog, epilog and task_prolog for slurm.conf, after checking that nobody but root can change them."""
+    """Write prolog, epilog and task_prolog for slurm.conf, after checking that only root can change them."""
     from slurm_migbatch.node.install import install as write
 
     _root()
@@ -192,20 +192,20 @@ def install(dest: Path, etc: Path, python: str, task_python: str) -> None:
 @click.argument("name", metavar="NODE")
 @click.option("--secret", default="/etc/migbatch/token", show_default=True, metavar="FILE", help="The shared secret.")
 def key(name: str, secret: str) -> None:
-    """Print what NODE's TokenFile is to hold (Auth=token): its own key, with which it can speak as no other node.
+    """Print the content of NODE's TokenFile (Auth=token): its own key, with which it can act as no other node.
 
-    Run this on the controller. The secret from which the keys are made need not be on any node then.
+    Run this on the controller. With keys no node needs the shared secret.
     """
     from slurm_migbatch.node.auth import TokenSigner
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
-        raise Failure(f"{name!r} is no node's name")
+        raise Failure(f"{name!r} is not a node name")
     click.echo(TokenSigner(secret).key_line(name))
 
 
 def _root() -> None:
     if os.geteuid() != 0:
-        raise Failure("this changes GPUs and root's files: run it as root")
+        raise Failure("this changes GPUs and files of root: run it as root")
 
 
 def _config(etc: str, name: str) -> NodeConfig:

@@ -1,4 +1,4 @@
-"""`migbatch nodes`: nodes, GPUs, layouts and what is offered, in sinfo's manner."""
+"""`migbatch nodes`: show nodes, GPUs, layouts and offers, in the style of sinfo."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from slurm_migbatch.query.questions import NodesQuestion
 
 @click.command()
 @source_option
-@click.option("-n", "--nodes", "names", metavar="LIST", help="These nodes only, such as gpu[1-4].")
-@click.option("-R", "--reasons", is_flag=True, help="Only what is wrong: faults, zombies and Slurm's reasons.")
+@click.option("-n", "--nodes", "names", metavar="LIST", help="Only these nodes, such as gpu[1-4].")
+@click.option("-R", "--reasons", is_flag=True, help="Only problems: faults, zombies and Slurm's reasons.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 @click.option("--noheader", is_flag=True, help="No header line.")
-@click.option("-w", "--watch", is_flag=True, help="Live in the terminal, as `migbatch top` without the rest.")
+@click.option("-w", "--watch", is_flag=True, help="Refresh continuously, like `migbatch top` with GPUs only.")
 @delay_option
 def nodes(
     config: str | None, names: str | None, reasons: bool, as_json: bool, noheader: bool, watch: bool, delay: float
 ) -> int:
     """Show nodes, GPUs, layouts and slices.
 
-    A bar shows a GPU's memory: profile and job of each slice that is held, zombies as !profile, dots where it is free.
-    OFFERED is what Slurm may still give away on the node.
+    A bar shows a GPU's memory: profile and job of each held slice, zombies as !profile, dots for free space.
+    OFFERED is what Slurm can still allocate on the node.
     """
     from slurm_migbatch.slurm.nodelist import NodeListError, expand
 
@@ -34,7 +34,7 @@ def nodes(
         raise click.BadParameter(str(error), param_hint="--nodes") from None
     if watch:
         if reasons or as_json or noheader:
-            raise click.UsageError("--watch shows nodes as they are: leave out --reasons, --json and --noheader")
+            raise click.UsageError("--watch cannot be combined with --reasons, --json or --noheader")
         from slurm_migbatch.cli.live import run
         from slurm_migbatch.report.pagestate import GPUS, PageState
 

@@ -1,7 +1,7 @@
-"""Options as data: read without click by a command whose start is most of its time, made into click's for the rest.
+"""Options as data: parsed without click for a command dominated by its start-up time, converted to click's otherwise.
 
-Click takes as long to import as the interpreter takes to start, twice. It is needed for help, completion and for saying
-what is wrong with a command line; `parse` reads the others as click would.
+Importing click takes twice as long as the interpreter's start. It is needed for help, completion and usage errors;
+`parse` reads all other command lines as click would.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class Option(Value):
     """One option.
 
     Attributes:
-        flags: how it is written, short ones first.
+        flags: spellings, short ones first.
         help: its line of the help text.
-        metavar: what stands for its value there; "" for an option that has none.
-        name: what the command knows it by; the longest flag's name where not given.
+        metavar: placeholder of its value in the help; "" for a flag.
+        name: its name in the command; default: the longest flag's name.
         default: of an option with a value.
-        shown: whether the help text tells the default.
-        many: whether it may come several times; its values are a tuple then.
-        instead: whether something is shown instead of running the command; only click knows what.
+        shown: whether the help shows the default.
+        many: whether it may be repeated; its value is a tuple then.
+        instead: whether it shows something instead of running the command; only click handles it.
     """
 
     flags: tuple[str, ...]
@@ -38,12 +38,12 @@ class Option(Value):
 
     @property
     def key(self) -> str:
-        """What the command knows it by."""
+        """Its name in the command."""
         return self.name or max(self.flags, key=len).lstrip("-").replace("-", "_")
 
 
 def parse(options: Sequence[Option], arguments: Sequence[str]) -> Mapping[str, Any] | None:
-    """Return the values of all options by their names; None where click must look at the command line."""
+    """Return the values of all options by name; None if click must parse the command line."""
     found: dict[str, Any] = {
         option.key: () if option.many else option.default if option.metavar else False
         for option in options
@@ -68,7 +68,7 @@ def parse(options: Sequence[Option], arguments: Sequence[str]) -> Mapping[str, A
             if given is not None:
                 if word.startswith("--"):
                     return None
-                # the next letter is an option of its own
+                # the next letter is another option
                 rest.append(f"-{given}")
             found[option.key] = True
             continue

@@ -1,4 +1,4 @@
-"""`migbatch profile`: measured points of models, brought into the record, listed and written out again."""
+"""`migbatch profile`: measure models; import, list and export measured points."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 _HERE = "slurm_migbatch.cli"
 COMMANDS = {
-    "export": (f"{_HERE}.profile:export", "Write the measured points of the record as a table."),
-    "import": (f"{_HERE}.profile:import_", "Take measured points into the record."),
-    "list": (f"{_HERE}.profile:list_", "Show which models were measured, and where."),
-    "run": (f"{_HERE}.profile_run:run", "Measure a model where it stands."),
+    "export": (f"{_HERE}.profile:export", "Export the measured points of the record as a table."),
+    "import": (f"{_HERE}.profile:import_", "Import measured points into the record."),
+    "list": (f"{_HERE}.profile:list_", "List measured models and GPUs."),
+    "run": (f"{_HERE}.profile_run:run", "Measure a model on this host."),
 }
-_UNUSUAL = "unusual points count for their models as all do: if they are wrong, import the table again when it is right"
+_UNUSUAL = "unusual points are used like all others: if they are wrong, correct the table and import it again"
 _COLUMNS = ("Model", "Kind", "GPU", "Profiles", "Batches", "Inputs", "Points", "Ran", "Sources")
 
 model_option = click.option("--model", metavar="NAME", help="Only this model.")
@@ -39,7 +39,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, context_settings=HELP)
 def profile() -> None:
-    """Measure models, and keep what was measured: throughput, latency and memory by slice and batch.
+    """Measure models, and manage the measurements: throughput, latency and memory by slice and batch.
 
     The predictor learns from these points.
     """
@@ -54,19 +54,21 @@ def _source(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 
 @click.command("import")
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...", type=click.Path(exists=True, path_type=Path))
-@click.option("--source", metavar="NAME", callback=_source, help="Where the points come from, instead of their column.")
-@click.option("-n", "--dry-run", is_flag=True, help="Read and check everything, write nothing.")
+@click.option("--source", metavar="NAME", callback=_source, help="Source of the points, instead of their column.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only read and check.")
 @json_option
 @config_option
 def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json: bool, config: Config) -> None:
-    """Take measured points into the record: neutral tables (CSV), or folders that hold some or a known laboratory's.
+    """Import measured points into the record: tables in the common CSV format, or folders with such or published data.
 
-    All is checked before anything is written, and all is written or nothing. A point that is there already (the same
-    GPU, model, kind, profile, batch, input size, processes and source, and how it was served or trained) gets the new
-    values; importing the same file again changes nothing.
+    Everything is checked before anything is written, and either all is written or nothing. An existing point (the same
+    GPU, model, kind, profile, batch, input size, processes and source, and the same serving or training method) gets
+    the
+    new values; importing the same file again changes nothing.
 
-    A point that no GPU can reach (faster than its slice computes or reads, less memory than the weights) keeps all out,
-    by file and line. What may be and is far from everything else that is known is imported and named.
+    A point that no GPU can reach (faster than its slice computes or reads, less memory than the weights) rejects the
+    whole
+    import, by file and line. A possible point far from all other data is imported and listed.
     """
     from slurm_migbatch.daemon.facts import known_models, models_of
     from slurm_migbatch.predict.bounds import impossible
@@ -81,7 +83,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
         predictor = LearnedPredictor(models_of(config).current().saved.learned, facts)
         table = scan(paths, lambda row: impossible(row, predictor.knowledge))
         rows: Sequence[Measurement] = table.rows
-        say(f"comparing {_number(len(rows), 'point')} with what is known", stages)
+        say(f"comparing {_number(len(rows), 'point')} with known data", stages)
         far = [found.text for found in unusual(rows, predictor)]
         notices = [*table.notices, *far, *([_UNUSUAL] if far else [])]
         if source is not None:
@@ -107,7 +109,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
     if dry_run:
         click.echo(f"{summary}: nothing was written (--dry-run)")
     else:
-        click.echo(f"{summary}: {result['added']} added, {result['replaced']} replaced, {result['same']} as before")
+        click.echo(f"{summary}: {result['added']} added, {result['replaced']} replaced, {result['same']} unchanged")
 
 
 def _keep(config: Config, rows: Sequence[Measurement]) -> dict[str, int]:
@@ -115,13 +117,13 @@ def _keep(config: Config, rows: Sequence[Measurement]) -> dict[str, int]:
 
     from slurm_migbatch.store.db import open_store
 
-    # made and brought up to date by migbatchd alone: a file that root makes here would not be its
+    # only migbatchd creates and migrates it: a file created by root here would not belong to it
     open_record(config).close()
     with open_store(config.store.url) as store:
         try:
             return store.add_measurements(rows)._asdict()
         except SQLAlchemyError as error:
-            raise Failure(f"nothing was imported: the database failed: {getattr(error, 'orig', error)}") from None
+            raise Failure(f"nothing was imported: database error: {getattr(error, 'orig', error)}") from None
 
 
 @click.command()
@@ -130,15 +132,15 @@ def _keep(config: Config, rows: Sequence[Measurement]) -> dict[str, int]:
 @kind_option
 @config_option
 def export(file: Path | None, model: str | None, kind: str | None, config: Config) -> None:
-    """Write the measured points of the record as a neutral table: to FILE (.csv or .csv.gz), or to standard output."""
+    """Export the measured points of the record as a table: to FILE (.csv or .csv.gz), or to standard output."""
     from slurm_migbatch.profiling.csvfile import SUFFIXES, is_csv
     from slurm_migbatch.profiling.table import write
 
     if file is not None and not is_csv(file):
-        raise click.UsageError(f"the name of the file must end in {' or '.join(SUFFIXES)}")
+        raise click.UsageError(f"the file name must end in {' or '.join(SUFFIXES)}")
     rows = _wanted(config, model, kind)
     if not rows:
-        raise Failure("there are no such points: see `migbatch profile list`")
+        raise Failure("no such points: see `migbatch profile list`")
     if file is None:
         write(rows, sys.stdout)
         return
@@ -149,7 +151,7 @@ def export(file: Path | None, model: str | None, kind: str | None, config: Confi
 
 @contextmanager
 def _whole(path: Path) -> Iterator[TextIO]:
-    """Write a text file that is at `path` only once it is complete."""
+    """Write a text file that appears at `path` only once it is complete."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with part.open("wb") as raw:
@@ -171,7 +173,7 @@ def _whole(path: Path) -> Iterator[TextIO]:
 @json_option
 @config_option
 def list_(model: str | None, kind: str | None, noheader: bool, parsable2: bool, as_json: bool, config: Config) -> None:
-    """Show which models were measured: kind, GPU, profiles, batches, input sizes, points and how many of them ran."""
+    """List measured models: kind, GPU, profiles, batches, input sizes, points and how many of them ran."""
     groups: dict[tuple[str, str, str], list[Measurement]] = {}
     for row in _wanted(config, model, kind):
         groups.setdefault((row.model, row.kind, row.gpu), []).append(row)

@@ -1,4 +1,4 @@
-"""`migbatch profile run`: measures a model where it stands."""
+"""`migbatch profile run`: measure a model on this host."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> flo
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise click.BadParameter(f"'{value}' is no number above 0: write 25.6m, 4.1g or 1.8e9", ctx, param)
+        raise click.BadParameter(f"'{value}' is not a number above 0: write 25.6m, 4.1g or 1.8e9", ctx, param)
     return number
 
 
@@ -72,22 +72,22 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 
     microseconds = duration_us(value)
     if not microseconds:
-        raise click.BadParameter(f"'{value}' is no time with its unit: write 200ms or 0.2s", ctx, param)
+        raise click.BadParameter(f"'{value}' is not a time with a unit: write 200ms or 0.2s", ctx, param)
     return microseconds / 1e6
 
 
-@click.command(short_help="Measure a model on the GPU, slice or CPU at hand.")
+@click.command(short_help="Measure a model on the GPU, slice or CPU of this process.")
 @click.argument("target", required=False, metavar="[TARGET]")
-@click.option("--command", metavar="TEXT", help="A program to measure instead of TARGET; see above.")
-@click.option("--server", metavar="URL", help="A running server of OpenAI's API to measure instead; see below.")
-@click.option("--model", required=True, metavar="NAME", help="What jobs will write as model=NAME.")
+@click.option("--command", metavar="TEXT", help="Program to measure instead of TARGET; see above.")
+@click.option("--server", metavar="URL", help="Running OpenAI-compatible server to measure instead; see below.")
+@click.option("--model", required=True, metavar="NAME", help="Model name as in jobs' model=NAME.")
 @click.option("--family", default="", metavar="WORD", help="cnn, vit, encoder, decoder, ...")
 @click.option(
     "--kind",
     type=click.Choice(RUN_KINDS),
     default="infer",
     show_default=True,
-    help="A batch is a forward pass, or a step.",
+    help="Whether a batch is a forward pass (infer) or a step (train).",
 )
 @click.option(
     "--batches",
@@ -95,7 +95,7 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
     default="1-32",
     show_default=True,
     metavar="LIST",
-    help="Batch sizes: 1,8,24 or a range that doubles, 1-256.",
+    help="Batch sizes: 1,8,24 or a doubling range, 1-256.",
 )
 @click.option(
     "--inputs",
@@ -110,59 +110,75 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
     default="1",
     show_default=True,
     metavar="LIST",
-    help="Identical processes at once: 1-3. They share the device as it is set up (MPS, else time slicing).",
+    help="Concurrent identical processes: 1-3. They share the device as configured (MPS, else time slicing).",
 )
 @click.option(
-    "--points", type=click.IntRange(1, 1000), metavar="N", help="Measure N combinations, those that teach most."
+    "--points", type=click.IntRange(1, 1000), metavar="N", help="Measure the N most informative combinations."
 )
 @click.option(
     "--slo",
     callback=_slo,
     metavar="TIME",
-    help="With --points: those that a service would run whose batches may take so long, 200ms.",
+    help="With --points: those that a service with this batch time limit would run, 200ms.",
 )
 @click.option("--grid", is_flag=True, help="Measure all combinations, ascending (the default).")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Table [default: NAME.csv].")
-@click.option("--resume", is_flag=True, help="Go on with the table: keep its rows, measure what it lacks.")
+@click.option("--resume", is_flag=True, help="Continue the table: keep its rows, measure missing ones.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.svg", help="Draw the curves.")
-@click.option("--device", metavar="NAME", help="cpu, an index or a UUID [default: what CUDA_VISIBLE_DEVICES says].")
-@click.option("--python", metavar="PATH", help="Python of the target [default: the active environment's, else this].")
+@click.option("--device", metavar="NAME", help="cpu, an index or a UUID [default: CUDA_VISIBLE_DEVICES].")
+@click.option("--python", metavar="PATH", help="Python for the target [default: the active environment's, else this].")
 @click.option("--warmup", type=click.IntRange(1, 1000), default=3, show_default=True, help="Batches before timing.")
-@click.option("--repeats", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Timed batches, least.")
-@click.option("--min-seconds", type=click.FloatRange(0, 3600), default=1.0, show_default=True, help="Timed, at least.")
-@click.option("--max-seconds", type=click.FloatRange(0, 3600), default=30.0, show_default=True, help="Timed, at most.")
-@click.option("--timeout", type=click.FloatRange(1, 86400), default=900.0, show_default=True, help="For a point, in s.")
-@click.option("--params", callback=_count, metavar="N", help="Parameters, 25.6m [default: asked of a torch model].")
+@click.option(
+    "--repeats", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Minimum number of timed batches."
+)
+@click.option(
+    "--min-seconds",
+    type=click.FloatRange(0, 3600),
+    default=1.0,
+    show_default=True,
+    help="Minimum time of timed batches.",
+)
+@click.option(
+    "--max-seconds",
+    type=click.FloatRange(0, 3600),
+    default=30.0,
+    show_default=True,
+    help="Maximum time of timed batches.",
+)
+@click.option(
+    "--timeout", type=click.FloatRange(1, 86400), default=900.0, show_default=True, help="Time limit for a point, in s."
+)
+@click.option("--params", callback=_count, metavar="N", help="Parameters, 25.6m [default: from a torch model].")
 @click.option("--flops", callback=_count, metavar="N", help="Operations per item, 8.2g [default: counted by torch].")
 @click.option(
     "--outputs",
     callback=_numbers(doubling=True),
     default=None,
     metavar="LIST",
-    help="With --server: tokens that a request makes [default: 128].",
+    help="With --server: output tokens per request [default: 128].",
 )
-@click.option("--engine", type=click.Choice(CHOICES["engine"]), help="With --server [default: what it says it is].")
-@click.option("--precision", metavar="WORD", help="With --server: bf16, fp8, awq, ... [default: as --model says].")
+@click.option("--engine", type=click.Choice(CHOICES["engine"]), help="With --server: engine [default: detected].")
+@click.option("--precision", metavar="WORD", help="With --server: bf16, fp8, awq, ... [default: from --model].")
 @click.option(
     "--tuning",
     callback=_tuning,
     default="",
     metavar="WORDS",
-    help="With --kind train, of a language model: lora, qlora/adamw_8bit, full/checkpointing [default: full/adamw].",
+    help="With --kind train, for a language model: lora, qlora/adamw_8bit, full/checkpointing [default: full/adamw].",
 )
-@click.option("--served-name", metavar="NAME", help="With --server: the model's name there, if it serves several.")
+@click.option("--served-name", metavar="NAME", help="With --server: model name on a server with several.")
 @click.option(
     "--total-seconds",
     type=click.FloatRange(1, 864000),
     default=3600.0,
     show_default=True,
-    help="With --server: no point begins later.",
+    help="With --server: do not start points after this time.",
 )
-@click.option("--source", metavar="TEXT", help="Where the rows come from [default: this command and the date].")
+@click.option("--source", metavar="TEXT", help="Source of the rows [default: this command and the date].")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def run(**options: Any) -> None:
-    """Measure a model over batch and input sizes on the GPU, MIG slice or CPU at hand.
+    """Measure a model over batch and input sizes on the GPU, MIG slice or CPU of this process.
 
     TARGET is module:callable or file.py:callable, a factory. It is called as make(batch), or make(batch, input_size)
     with --inputs, prepares everything, and returns a function that processes one batch:
@@ -176,18 +192,18 @@ def run(**options: Any) -> None:
     \b
       migbatch profile run bench.py:make --model resnet50 --inputs 224 --plot resnet50.svg
 
-    What torch, jax or cupy still compute is waited for; for others, give the function an attribute `sync`.
+    Pending work of torch, jax and cupy is waited for; for others, give the function an attribute `sync`.
 
-    With --command 'prog --batch {batch} --input {input}' a program is run once for each point ({repeats} and {seconds}
-    are known too). It warms up, times batches, and prints a line for each: migbatch: items=32 seconds=0.0123. Where the
-    batch does not fit it prints migbatch: oom, or dies of it.
+    With --command 'prog --batch {batch} --input {input}' a program is run once per point ({repeats} and {seconds}
+    can be used too). It warms up, times batches, and prints a line for each: migbatch: items=32 seconds=0.0123. If the
+    batch does not fit it prints migbatch: oom, or fails.
 
-    Each point runs in processes of its own. One that runs out of memory becomes a row without speed, and nothing larger
-    is tried; anything else that goes wrong ends the run. The table is written after each point.
+    Each point runs in separate processes. One that runs out of memory becomes a row without speed, and nothing larger
+    is tried; any other error ends the run. The table is written after each point.
 
-    With --server URL a language model is measured where it is served, by streaming requests: time to the first token,
-    time of each further one, tokens a second. --batches are requests at once, --inputs and --outputs tokens. Run it on
-    the server's host, in its job; a key is taken from OPENAI_API_KEY.
+    With --server URL a language model is measured through its server, by streaming requests: time to first token, time
+    per further token, tokens per second. --batches are concurrent requests, --inputs and --outputs tokens. Run it on
+    the server's host, in its job; a key is read from OPENAI_API_KEY.
 
     \b
       migbatch profile run --server http://localhost:8000 --model llama-3.1-8b --batches 1-32 --inputs 128,1024
@@ -238,7 +254,7 @@ class _RunOptions:
 
     @property
     def table(self) -> Path:
-        """Where the rows are written."""
+        """The output table."""
         return self.output or Path(f"{self.model.replace('/', '_').lower()}.csv")
 
 
@@ -250,9 +266,9 @@ def _run(options: _RunOptions) -> None:
 
     points, path = options.points, options.table
     if points is not None and options.grid:
-        raise click.UsageError("give --points N or --grid, one of them")
+        raise click.UsageError("give either --points N or --grid")
     if points is None and options.slo is not None:
-        raise click.UsageError("--slo says which --points N are measured: give both")
+        raise click.UsageError("--slo requires --points N")
     wanted = _target(options.target, options.command, options.inputs)
     try:
         cells = cells_.product(options.batches, options.inputs or (None,), options.procs)
@@ -275,7 +291,7 @@ def _run(options: _RunOptions) -> None:
                 subject, cells, rule, partial(measure, program, device, meter), earlier, partial(save, path), watch
             )
         except KeyboardInterrupt:
-            click.echo(f"interrupted; what was measured is in {path}, and --resume goes on from there", err=True)
+            click.echo(f"interrupted; the results are in {path}, continue with --resume", err=True)
             raise
     if options.plot is not None:
         from slurm_migbatch.profiling.plot import draw
@@ -299,7 +315,7 @@ def _run_server(options: _RunOptions) -> None:
         "--flops": options.flops, "--python": options.python, "--tuning": options.tuning,
     }  # fmt: skip
     if wrong := [name for name, given in others.items() if given]:
-        raise click.UsageError(f"with --server there is no {wrong[0]}")
+        raise click.UsageError(f"{wrong[0]} cannot be used with --server")
     _check_names(options)
     earlier = _earlier(options.table, options.resume)
     longest = max(options.max_seconds, options.min_seconds)
@@ -330,7 +346,7 @@ def _precision(word: str | None) -> str:
     name = (word or "").lower().replace("_", "-")
     found = precision.plain(name) if name in precision.DTYPES else precision.quantised(name) if name else None
     if name and found is None:
-        raise click.UsageError("--precision is what jobs write as quantization= or dtype=: bf16, fp8, awq, q4_k_m")
+        raise click.UsageError("--precision must be a value of quantization= or dtype=: bf16, fp8, awq, q4_k_m")
     return found.name if found else ""
 
 
@@ -341,7 +357,7 @@ def _source(options: _RunOptions) -> str:
 def _check_names(options: _RunOptions) -> None:
     if options.plot is not None:
         if options.plot.suffix.lower() != _PLOT:
-            raise click.UsageError(f"--plot draws SVG: name it {options.plot.with_suffix(_PLOT)}")
+            raise click.UsageError(f"--plot writes SVG: use {options.plot.with_suffix(_PLOT)}")
         from slurm_migbatch.profiling.plot import require
 
         require()  # before anything is measured
@@ -380,13 +396,13 @@ def _program(options: _RunOptions, target: Python | tuple[str, ...]) -> Program:
 def _most_informative(
     subject: ProfiledModel, limit_s: float | None, done: Sequence[Measurement], open_: Sequence[MeasurementCell]
 ) -> MeasurementCell | None:
-    """Choose the cell to measure next by the predictor's own rule, or by the one for a limit."""
+    """Choose the next cell to measure by the predictor's own rule, or by the one for a limit."""
     try:
         from slurm_migbatch.predict.known import ModelKnowledge
         from slurm_migbatch.predict.points import choose, choose_within
     except ImportError as error:
         raise click.ClickException(
-            f"--points asks the predictor, which is not installed here ({error}): install slurm-migbatch[controller], "
+            f"--points needs the predictor, which is not installed ({error}): install slurm-migbatch[controller], "
             "or measure all combinations with --grid"
         ) from None
     from slurm_migbatch.profiling.measure import DidNotFit
@@ -401,7 +417,7 @@ def _most_informative(
 
 def _target(target: str | None, command: str | None, inputs: Sequence[int] | None) -> Python | tuple[str, ...]:
     if (target is None) == (command is None):
-        raise click.UsageError("give a TARGET (file.py:callable) or --command, one of them")
+        raise click.UsageError("give either a TARGET (file.py:callable) or --command")
     try:
         return parse_python(target) if target is not None else parse_command(command or "", inputs is not None)
     except TargetError as error:
@@ -409,7 +425,7 @@ def _target(target: str | None, command: str | None, inputs: Sequence[int] | Non
 
 
 def _model(name: str) -> str:
-    """Return the name in the form that a job's hint has."""
+    """Return the name in the form of a job's hint."""
     from slurm_migbatch.workload import hints
     from slurm_migbatch.workload.refusal import Refusal
 
@@ -423,10 +439,10 @@ def _model(name: str) -> str:
 def _earlier(path: Path, resume: bool) -> list[Measurement]:
     if not path.exists():
         if not path.absolute().parent.is_dir():
-            raise Failure(f"there is no directory {path.absolute().parent} for the table")
+            raise Failure(f"no such directory: {path.absolute().parent}")
         return []
     if not resume:
-        raise Failure(f"{path} exists: --resume adds what it lacks, -o FILE writes another table")
+        raise Failure(f"{path} exists: use --resume to complete it, or -o FILE for another table")
     from slurm_migbatch.profiling.table import read_folder
 
     return read_folder(path)
@@ -446,7 +462,7 @@ def _interpreter(asked: str | None, environ: Mapping[str, str]) -> str:
     return sys.executable
 
 
-# -- what is shown -------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------------------------
 
 
 class _Lines:
@@ -471,7 +487,7 @@ class _Silent:
 
 
 class _Bar:
-    """Progress as a bar with the time that is left, for terminals."""
+    """Progress as a bar with the remaining time, for terminals."""
 
     def __init__(self, total: int) -> None:
         from rich.console import Console
@@ -489,7 +505,7 @@ class _Bar:
         self._done = 0
 
     def starts(self, cell: MeasurementCell) -> None:
-        """Say which."""
+        """Set the description."""
         self.progress.update(self._task, description=str(cell))
 
     def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
@@ -545,8 +561,8 @@ def _print(found: Findings, path: Path, earlier: int) -> None:
             at = f" at {curve.name}" if curve.name else ""
             click.echo(f"knee{at}: batch {curve.knee.batch}, the smallest with {KNEE_SHARE:.0%} of the best throughput")
     if found.unfit:
-        click.echo(f"not tried, because less did not fit: {len(found.unfit)} points")
-    click.echo(f"{path}: {len(found.outcomes)} new rows" + (f", {earlier} were there" if earlier else ""))
+        click.echo(f"not tried, because smaller ones did not fit: {len(found.unfit)} points")
+    click.echo(f"{path}: {len(found.outcomes)} new rows" + (f", {earlier} existing" if earlier else ""))
 
 
 def _json(subject: ProfiledModel, device: Device, found: Findings, path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`migbatch profile run --server`: measures a language model where it is served."""
+"""`migbatch profile run --server`: measure a served language model."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 INPUTS: Final = (128, 1024)
 OUTPUTS: Final = (128,)
-"""Lengths in tokens where none are named."""
+"""Default lengths in tokens."""
 KEY: Final = "OPENAI_API_KEY"
 _ANSWER_S: Final = 60.0
-"""How long a server may be silent before anything is measured."""
+"""Timeout of a silent server before the first measurement."""
 _HEADER: Final = (
     "AT_ONCE", "IN", "OUT", "TTFT50", "90", "99_MS", "TPOT50", "90", "99_MS", "TOKENS/S", "REQ/S", "N", "FAILED",
 )  # fmt: skip
 _NOBODY_MIB: Final = 64.0
-"""Memory below which nothing is served from a device."""
+"""Memory below which a device serves nothing."""
 
 
 @dataclass(frozen=True)
 class ServerRun:
-    """What was asked for: `url` of the server, `model` as jobs write it, what `profile run` has of other options."""
+    """The request: `url` of the server, `model` as in jobs, and other options of `profile run`."""
 
     url: str
     model: str
@@ -63,15 +63,15 @@ class ServerRun:
 
 
 def run_server(asked: ServerRun, table: Path, earlier: Sequence[Measurement]) -> None:
-    """Measure the server and print what was found; raises Failure."""
+    """Measure the server and print the results; raises Failure."""
     try:
         address = ServerAddress.parse(asked.url)
     except ValueError as error:
         raise click.UsageError(f"--server: {error}") from None
     if not any(map(is_local, resolved(address.host))):
         raise Failure(
-            f"{address.host} is no address of this host: run the command where the server runs, in its job, so that "
-            "the rows say on which slice"
+            f"{address.host} is not an address of this host: run the command in the job of the server, so that the "
+            "rows name the slice"
         )
     device = find_device(asked.device, os.environ)
     try:
@@ -82,7 +82,7 @@ def run_server(asked: ServerRun, table: Path, earlier: Sequence[Measurement]) ->
     points = [LoadPoint(c, i, o) for i in asked.inputs for o in asked.outputs for c in asked.concurrency]
     possible = [point for point in points if served.longest is None or point.tokens <= served.longest]
     if not possible:
-        raise Failure(f"the server takes sequences of at most {served.longest} tokens: give less --inputs or --outputs")
+        raise Failure(f"the server accepts sequences of at most {served.longest} tokens: reduce --inputs or --outputs")
     watch = _Lines(asked.quiet)
     watch.begins(subject, served, len(possible))
     try:
@@ -96,7 +96,7 @@ def run_server(asked: ServerRun, table: Path, earlier: Sequence[Measurement]) ->
             time.monotonic() + asked.total_seconds,
         )
     except KeyboardInterrupt:
-        click.echo(f"interrupted; what was measured is in {table}, and --resume goes on from there", err=True)
+        click.echo(f"interrupted; the results are in {table}, continue with --resume", err=True)
         raise
     found.left += [point for point in points if point not in possible]
     if asked.as_json:
@@ -110,12 +110,12 @@ def run_server(asked: ServerRun, table: Path, earlier: Sequence[Measurement]) ->
 def _subject(asked: ServerRun, device: Device, served: Served) -> ServedModel:
     engine = asked.engine or served.engine
     if not engine:
-        raise click.UsageError(f"the server does not say what it is: give --engine {'|'.join(CHOICES['engine'])}")
+        raise click.UsageError(f"the server does not name its engine: give --engine {'|'.join(CHOICES['engine'])}")
     return ServedModel(device, asked.model, engine, asked.precision, asked.family or "decoder", asked.source)
 
 
 class _Measuring:
-    """Measures a point on a server; the words that make a length are asked for once for each length."""
+    """Measures a point on a server; the text of each length is determined once."""
 
     def __init__(self, served: Served, effort: LoadEffort, device: Device) -> None:
         self._served, self._effort, self._device = served, effort, device
@@ -144,7 +144,7 @@ class _Measuring:
             used = visible.usage().used
         if used < _NOBODY_MIB:
             raise Failure(
-                f"only {used:.0f} MiB are in use on {self._device}: the server runs elsewhere; give its --device"
+                f"only {used:.0f} MiB are in use on {self._device}: it runs on another device; give its --device"
             )
         return used
 
@@ -201,11 +201,11 @@ def _print(found: LadderFindings, table: Path, earlier: int) -> None:
     for point, error in found.refused:
         click.echo(f"no figures for {point}: {error}")
     if found.left:
-        click.echo(f"not tried: {len(found.left)} points (the server refused a smaller load, takes no such lengths, or "
-                   "the time was over; --resume tries again)")  # fmt: skip
+        click.echo(f"not tried: {len(found.left)} points (the server refused a smaller load or such lengths, or the "
+                   "time limit was reached; --resume tries again)")  # fmt: skip
     if any(row.outputs != row.point.outputs or row.inputs != row.point.inputs for row in found.results):
-        click.echo("lengths that the server really had are shown where it did not keep to those asked for")
-    click.echo(f"{table}: {len(found.results)} new rows" + (f", {earlier} were there" if earlier else ""))
+        click.echo("the actual lengths are shown if the server did not use the requested ones")
+    click.echo(f"{table}: {len(found.results)} new rows" + (f", {earlier} existing" if earlier else ""))
 
 
 def _json(subject: ServedModel, served: Served, found: LadderFindings, table: Path) -> dict[str, Any]:

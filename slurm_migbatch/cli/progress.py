@@ -1,7 +1,7 @@
-"""`migbatch progress`: a job says what it has achieved. Run by job scripts, as the ordinary user, on the compute node.
+"""`migbatch progress`: report the progress of a job. Run by job scripts, as the ordinary user, on the compute node.
 
-It appends one line to the file that MIGBATCH_PROGRESS names (`node/progress.py` has the form); programs may do the same
-without it. A job must not fail because it could not report, so what is wrong with the file is a warning.
+It appends one line to the file in MIGBATCH_PROGRESS (`node/progress.py` has the format); programs may do the same
+without it. A job must not fail because it could not report, so errors of the file are warnings.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from slurm_migbatch.elastic import report
 Check = Callable[[click.Context, click.Parameter, "str | None"], "str | None"]
 NOW = "now"
 
-#: options that say what was achieved; a report holds one of them, --done or --oom
+#: options that give a result; a report has one of them, --done or --oom
 _ACHIEVED = ("items", "latency_ms", "p99_ms", "steps", "checkpoint", "restored")
-#: words of a report, in its order
+#: fields of a report, in order
 _FACTS = (
     "items", "seconds", "batch", "latency_ms", "p99_ms", "task", "steps", "checkpoint", "ckpt_s", "restored",
 )  # fmt: skip
 
 
 def _number(*, whole: bool = False, positive: bool = False) -> Check:
-    """Return a callback that turns the user's number into text for the progress file."""
+    """Return a callback that converts the user's number to text for the progress file."""
 
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
         if value is None:
@@ -37,9 +37,9 @@ def _number(*, whole: bool = False, positive: bool = False) -> Check:
         except ValueError:
             number = math.nan
         if not math.isfinite(number) or number < 0 or (positive and not number):
-            raise click.BadParameter(f"{value!r} is no {'positive ' if positive else ''}number", ctx, param)
+            raise click.BadParameter(f"{value!r} is not a {'positive ' if positive else ''}number", ctx, param)
         if whole and not (number.is_integer() and number <= 1e15):
-            raise click.BadParameter(f"{value!r} is no whole number up to 10^15", ctx, param)
+            raise click.BadParameter(f"{value!r} is not an integer up to 10^15", ctx, param)
         return str(int(number)) if whole else f"{number:.9g}"
 
     return check
@@ -48,7 +48,7 @@ def _number(*, whole: bool = False, positive: bool = False) -> Check:
 def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Return the unix seconds, as text.
 
-    To the microsecond, or a checkpoint could seem older than the signal that asked for it.
+    To the microsecond, because otherwise a checkpoint could seem older than the signal that requested it.
     """
     if value is None:
         return None
@@ -57,29 +57,30 @@ def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> st
     except ValueError:
         number = math.nan
     if not 0 < number <= 1e11:
-        raise click.BadParameter(f"{value!r} is no time; say unix seconds, or nothing for now", ctx, param)
+        raise click.BadParameter(f"{value!r} is not a time; write unix seconds, or omit it for now", ctx, param)
     return f"{number:.6f}"
 
 
 @click.command()
 @click.option(
-    "--items", callback=_number(whole=True), metavar="N", help="Items done since the job's start, all in all."
+    "--items", callback=_number(whole=True), metavar="N", help="Items done since the start of the job, in total."
 )
 @click.option(
-    "--seconds", callback=_number(positive=True), metavar="S", help="Time that they took [from the first report on]."
+    "--seconds",
+    callback=_number(positive=True),
+    metavar="S",
+    help="Time spent on them [default: since the first report].",
 )
 @click.option("--batch", callback=_number(whole=True, positive=True), metavar="B", help="Items in one batch.")
 @click.option(
-    "--latency-ms", callback=_number(positive=True), metavar="L", help="Usual time for one batch, milliseconds."
+    "--latency-ms", callback=_number(positive=True), metavar="L", help="Typical time for one batch, in milliseconds."
 )
 @click.option(
-    "--p99-ms", callback=_number(positive=True), metavar="L", help="Time that 99 of 100 batches keep, likewise."
+    "--p99-ms", callback=_number(positive=True), metavar="L", help="99th percentile of the batch time, in milliseconds."
 )
+@click.option("--task", callback=_number(whole=True), metavar="I", help="Task of the report [in steps: SLURM_PROCID].")
 @click.option(
-    "--task", callback=_number(whole=True), metavar="I", help="Which task this is about [in steps: SLURM_PROCID]."
-)
-@click.option(
-    "--steps", callback=_number(whole=True), metavar="N", help="Training steps done over the job's whole life."
+    "--steps", callback=_number(whole=True), metavar="N", help="Training steps done over all runs of the job."
 )
 @click.option(
     "--checkpoint",
@@ -87,31 +88,35 @@ def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> st
     flag_value=NOW,
     callback=_moment,
     metavar="[TIME]",
-    help="A checkpoint is complete since TIME (unix seconds) [now].",
+    help="A checkpoint was completed at TIME (unix seconds) [now].",
 )
-@click.option("--ckpt-seconds", "ckpt_s", callback=_number(), metavar="S", help="Time that writing it took.")
+@click.option("--ckpt-seconds", "ckpt_s", callback=_number(), metavar="S", help="Time spent writing it.")
 @click.option(
-    "--restored", callback=_number(whole=True), metavar="N", help="Steps that this run began from, after a requeue."
+    "--restored", callback=_number(whole=True), metavar="N", help="Step from which this run continued after a requeue."
 )
-@click.option("--done", is_flag=True, help="Nothing more will be reported.")
-@click.option("--oom", is_flag=True, help="The job fails because its slice has too little memory.")
+@click.option("--done", is_flag=True, help="This is the last report.")
+@click.option("--oom", is_flag=True, help="The job ran out of GPU memory.")
 def progress(done: bool, oom: bool, **facts: str | None) -> None:
-    """Tell migbatch what this job has achieved so far: migbatch progress --items 5000
+    """Report what this job has done so far: migbatch progress --items 5000
 
-    Predictions for the next jobs of the same model get better by it, and migacct shows it. Numbers count from the job's
-    start; call it as often as you like (every few seconds is plenty), the last report of each task counts. Outside a
-    job with a slice it does nothing. A program can append the line itself: items=5000 seconds=12.5
+    Reports improve predictions for later jobs of the same model, and migacct shows them. Numbers count from the job's
+    start; call it as often as you like (every few seconds is enough), the last report of each task counts. Outside a
+    job
+    with a slice it does nothing. A program can append the line itself: items=5000 seconds=12.5
 
-    A training that was told to save (USR1) answers with --checkpoint once the file is whole; then its slice may be
-    taken back without loss.
+    A training job that was signalled to save (USR1) answers with --checkpoint once the file is complete; then its slice
+    can
+    be reclaimed without loss.
     """
     if not (done or oom) and all(facts[name] is None for name in _ACHIEVED):
-        raise click.UsageError("nothing to report; say at least --items N, --latency-ms L, --checkpoint or --done")
+        raise click.UsageError("nothing to report; give at least --items N, --latency-ms L, --checkpoint or --done")
     said = {"done": "1" if done else None, "oom": "1" if oom else None}
     line = report.line(os.environ, {**{name: facts[name] for name in _FACTS}, **said})
     path = os.environ.get(report.VARIABLE)
     if not path:
-        click.echo(f"migbatch: nothing reported: no {report.VARIABLE} here, which a job with a slice has", err=True)
+        click.echo(
+            f"migbatch: nothing reported: {report.VARIABLE} is not set, so this is not a job with a slice", err=True
+        )
         return
     try:
         report.append(path, line)

@@ -1,4 +1,4 @@
-"""`migbatch replay`: decide again on what migbatchd recorded, and show what is decided otherwise."""
+"""`migbatch replay`: repeat recorded decisions of migbatchd, and show differences."""
 
 from __future__ import annotations
 
@@ -34,22 +34,24 @@ class Unreadable(click.ClickException):
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-c", "--config", "path", metavar="FILE", help="Decide as this configuration says.")
-@click.option("--json", "as_json", is_flag=True, help="Every difference as a line of JSON, and a line with the counts.")
-@click.option("--limit", metavar="N", type=click.IntRange(0), default=20, show_default=True, help="Rounds to show.")
-@click.option("--export", metavar="OUT", type=click.Path(path_type=Path), help="Only write a copy without names.")
+@click.option("-c", "--config", "path", metavar="FILE", help="Decide with this configuration.")
+@click.option("--json", "as_json", is_flag=True, help="Differences as lines of JSON, and a line with the counts.")
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(0), default=20, show_default=True, help="Number of rounds to show."
+)
+@click.option("--export", metavar="OUT", type=click.Path(path_type=Path), help="Only write an anonymized copy.")
 @click.pass_context
 def replay(
     ctx: click.Context, files: tuple[Path, ...], path: str | None, as_json: bool, limit: int, export: Path | None
 ) -> None:
-    """Decide again on what migbatchd recorded, and show what is decided otherwise.
+    """Repeat recorded decisions of migbatchd, and show differences.
 
     FILE is a recording, or a directory of them; migbatchd writes them to run_dir/decisions. Without a configuration
-    it is decided with the settings of the recording. The exit code is 0 where all decisions are the same, 1 where some
-    are not, and 2 where a recording cannot be read.
+    the settings of the recording are used. The exit code is 0 if all decisions are the same, 1 if some differ, and 2 if
+    a recording cannot be read.
 
-    --export writes a copy in which users, accounts, jobs and hosts have other names, and comments only hints. It can
-    be replayed and attached to a bug report.
+    --export writes a copy with other names of users, accounts, jobs and hosts, and only hints in comments. It can be
+    replayed and attached to a bug report.
     """
     paths = _paths(files)
     if export is not None:
@@ -69,7 +71,7 @@ def replay(
     except (CodecError, OSError) as error:
         raise Unreadable(str(error)) from error
     if not counts["rounds"]:
-        raise Unreadable("there is no round in this recording")
+        raise Unreadable("this recording has no rounds")
     _summary(counts, as_json)
     ctx.exit(EXIT_FAILED if counts["rounds_that_differ"] else 0)
 
@@ -111,7 +113,7 @@ def _export(paths: list[Path], out: Path) -> None:
     except (CodecError, OSError) as error:
         raise Unreadable(str(error)) from error
     hosts = len(names.found.get("host", ()))
-    click.echo(f"{out}: {hosts} hosts and {len(names.uids)} users renamed; read it before you give it away")
+    click.echo(f"{out}: {hosts} hosts and {len(names.uids)} users renamed; review it before you share it")
 
 
 def _show(done: ReplayedRound, as_json: bool) -> None:
@@ -139,7 +141,7 @@ def _show_difference(difference: Difference) -> None:
 
 
 def _without_common(then: Any, now: Any) -> tuple[Any, Any]:
-    """Return what two lists, or objects, do not have in common; all of it where only their order differs."""
+    """Return the differences of two lists or objects; everything if only the order differs."""
     if isinstance(then, dict) and isinstance(now, dict):
         names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
         return {name: then.get(name) for name in names}, {name: now.get(name) for name in names}
@@ -157,6 +159,6 @@ def _summary(counts: Counter[str], as_json: bool) -> None:
     of_rounds = ("rounds", "rounds_that_differ", "unknown_predictions")
     rounds, differ, unknown = (counts[name] for name in of_rounds)
     kinds = ", ".join(f"{count} x {what}" for what, count in sorted(counts.items()) if what not in of_rounds)
-    print(f"{rounds} rounds, {differ} decided otherwise{f' ({kinds})' if kinds else ''}")
+    print(f"{rounds} rounds, {differ} differ{f' ({kinds})' if kinds else ''}")
     if unknown:
-        print(f"{unknown} predictions were needed that the recording does not hold; they count as not known")
+        print(f"{unknown} predictions were needed that the recording does not have; they count as unknown")

@@ -1,4 +1,4 @@
-"""`migbatch report`: pictures of the record as one HTML file."""
+"""`migbatch report`: draw charts of the record as one HTML file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from slurm_migbatch.cli.ending import Failure
 
 @click.command(context_settings=HELP)
 @click.option(
-    "--html", metavar="FILE", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Write this file."
+    "--html", metavar="FILE", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Output file."
 )
 @click.option(
-    "-S", "--starttime", "start", default="now-30days", show_default=True, metavar="TIME", help="Begin of the window."
+    "-S", "--starttime", "start", default="now-30days", show_default=True, metavar="TIME", help="Start of the window."
 )
 @click.option("-E", "--endtime", "end", default="now", show_default=True, metavar="TIME", help="End of the window.")
 @click.option(
@@ -29,7 +29,7 @@ from slurm_migbatch.cli.ending import Failure
 @click.option(
     "-N", "--nodelist", "nodes", multiple=True, metavar="NODES", help="Only slices on these nodes: n[1-4],m7."
 )
-@click.option("--db", metavar="URL", help="Database to read [env MIGBATCH_DB; default: of the configuration].")
+@click.option("--db", metavar="URL", help="Database to read [env MIGBATCH_DB; default: from the configuration].")
 @click.option(
     "-c",
     "--config",
@@ -37,13 +37,13 @@ from slurm_migbatch.cli.ending import Failure
     help="Configuration of the controller [env MIGBATCH_CONFIG; default /etc/migbatch/migbatch.toml].",
 )
 def report(html: Path, start: str, end: str, db: str | None, config: str | None, **names: tuple[str, ...]) -> None:
-    """Draw what GPU slices were used for as one HTML file, which needs nothing beside it.
+    """Draw the use of GPU slices as one self-contained HTML file.
 
-    Use by account and over time, busy and idle; profiles; what lay on the GPUs; waits; predicted against measured;
-    loans. Where PrivateData hides runs of others, who is no operator gets his own. Times are migacct's.
+    Use by account and over time, busy and idle; profiles; GPU layouts; waits; predicted against measured; loans. If
+    PrivateData hides runs of others, users who are not operators get their own. Times are as in migacct.
     """
     if not html.parent.is_dir():
-        raise Failure(f"there is no directory {html.parent} to write {html.name} in: make it, or name another file")
+        raise Failure(f"no such directory: {html.parent}: create it, or choose another file")
     from slurm_migbatch.cli.asking import ask_for_text
     from slurm_migbatch.query.collection import no_collection
     from slurm_migbatch.query.questions import PageQuestion
@@ -56,7 +56,7 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
         start=start,
         end=end,
     )
-    tell_stage("adding up and drawing")
+    tell_stage("computing and drawing")
     with no_collection():
         document = ask_for_text(question, config, db=db or os.environ.get("MIGBATCH_DB"))
     html.write_text(document, encoding="utf-8")

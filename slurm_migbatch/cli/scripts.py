@@ -17,14 +17,14 @@ from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog
 
 
 def lua(config: Config, name: str, *, module: bool = False) -> str:
-    """Render one of the Lua shims with the site as last known; `module`: for a site that has a script of its own."""
+    """Render one of the Lua shims with the last known site; `module`: for a site with its own script."""
     submit = config.submit
     try:
         catalog = catalogs.load(Path(submit.catalog))
     except FileNotFoundError:
         catalog = SiteCatalog()
     except CatalogError as error:
-        raise Failure(f"{error}; start migbatchd, it writes the file anew") from None
+        raise Failure(f"{error}; start migbatchd, it rewrites the file") from None
     return shim.render(
         name,
         socket=str(reserved(Path(submit.socket))) if name == shim.JOB_SUBMIT else submit.socket,
@@ -39,6 +39,6 @@ def lua(config: Config, name: str, *, module: bool = False) -> str:
 
 
 def _cluster(config: Config) -> str:
-    """Return the ClusterName of this host's slurm.conf; empty where there is none."""
+    """Return the ClusterName of this host's slurm.conf; empty if there is none."""
     conf = slurm_conf(config.cluster.slurm_conf, os.environ.get("SLURM_CONF", ""))
     return conf.value("ClusterName") if conf else ""

@@ -1,4 +1,4 @@
-"""`migbatch show`: one job in depth, as `key: value` lines."""
+"""`migbatch show`: one job in detail, as `key: value` lines."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from slurm_migbatch.query.questions import ShowQuestion
 @click.command()
 @job_argument
 @source_option
-@click.option("-D", "--duplicates", is_flag=True, help="Earlier runs of a requeued job too.")
+@click.option("-D", "--duplicates", is_flag=True, help="Include earlier runs of a requeued job.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def show(job: str, config: str | None, duplicates: bool, as_json: bool) -> int:
-    """Show one job: asked, bucket, got, predicted, measured, why.
+    """Show one job: requested, bucket, allocated, predicted, measured, reasons.
 
     JOB is a job id as Slurm prints it: 123, 123_4 (array task) or 123+1 (part of a heterogeneous job).
     """

@@ -1,4 +1,4 @@
-"""The site as the record and Slurm know it, for what `migbatch install` writes."""
+"""The site according to the record and Slurm, for `migbatch install`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurm_migbatch.store.errors import StoreError
 
 
 class NothingReported(Failure):
-    """No node has reported GPUs that are cut by MIG."""
+    """No node has reported GPUs in MIG mode."""
 
 
 def read(config: Config) -> Site:
@@ -25,22 +25,22 @@ def read(config: Config) -> Site:
 
     Raises:
         NothingReported: no node has reported GPUs yet.
-        Failure: Slurm cannot be asked.
+        Failure: Slurm cannot be queried.
     """
     try:
         with open_record(config) as store:
             inventory = store.inventory()
     except StoreError as error:
-        raise NothingReported(f"no node can have reported yet: {error}") from None
+        raise NothingReported(f"no node has reported yet: {error}") from None
     client = slurm_client(config)
     try:
         version, known = client.version(), {row.name for row in client.nodes()}
     except SlurmError as error:
-        raise Failure(f"Slurm's nodes and its release are needed: {error}") from None
+        raise Failure(f"cannot read Slurm's nodes and release: {error}") from None
     gpus = cut_by_mig(inventory, known)
     if not gpus:
         raise NothingReported(
-            "no node that Slurm knows has reported MIG GPUs yet; run `migbatch install --role node` on the nodes "
+            "no node in Slurm has reported MIG GPUs yet; run `migbatch install --role node` on the nodes "
             "first, and start migbatch-node there"
         )
     lending = config.lending.partitions if config.lending.enabled else ()
@@ -48,7 +48,7 @@ def read(config: Config) -> Site:
 
 
 def cut_by_mig(inventory: Inventory, known: Collection[str]) -> dict[str, list[Geometry]]:
-    """Return the geometries of the GPUs that are cut by MIG, by node; of the nodes that Slurm knows."""
+    """Return the geometries of GPUs in MIG mode, by node, for nodes in Slurm."""
     found: dict[str, list[Geometry]] = {}
     for name, gpus in inventory.items():
         geometries = [geometry for gpu in gpus if (geometry := geometry_of(gpu)) is not None]

@@ -1,4 +1,4 @@
-"""A terminal that shows one page: keys as they are typed, signals as bytes, and everything as before at the end."""
+"""A terminal that shows one page: keys as they are typed, signals as bytes, and its old state restored at the end."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from slurm_migbatch.cli.keys import decode
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J"
 _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
-#: seconds after which an ESC is no beginning of another key
+#: seconds after which an ESC is not the beginning of another key
 _ESC_S: Final = 0.1
 _WATCHED: Final = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(SystemExit):
-    """A signal has asked the program to end; the exit code is a shell's for it."""
+    """A signal has ended the program; the exit code is the shell's for it."""
 
 
 class Terminal:
-    """The terminal of this process; a context. Only the main thread may use it, but for `wake`."""
+    """The terminal of this process, as a context. Only the main thread may use it, except for `wake`."""
 
     def __init__(self) -> None:
         self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
@@ -73,13 +73,13 @@ class Terminal:
     def draw(self, lines: Sequence[Text], *, colour: bool) -> None:
         """Show these lines, each at most as wide as the terminal, from the top."""
         width, height = self.size()
-        self._console.size = ConsoleDimensions(width + 1, height)  # a full line is no reason to wrap it
+        self._console.size = ConsoleDimensions(width + 1, height)  # do not wrap a full line
         self._console.no_color = self.plain or not colour
         with self._console.capture() as captured:
             for line in lines[:height]:
                 self._console.print(line, end="\n", no_wrap=True)
         rows = captured.get().splitlines()
-        # what is as wide as the terminal leaves its cursor on the last column, where erasing would take a character
+        # a full-width line leaves the cursor on the last column, where erasing would remove a character
         ends = ("" if line.cell_len >= width else "\x1b[K" for line in lines)
         self._write("\x1b[H" + "\r\n".join(f"{row}{end}" for row, end in zip(rows, ends, strict=False)))
 
@@ -91,7 +91,7 @@ class Terminal:
             return  # it is full, or the terminal was left: nobody waits
 
     def wait(self, seconds: float) -> list[str]:
-        """Return the keys that were typed, at the latest after so many seconds; none where something else happened.
+        """Return the typed keys, at the latest after so many seconds; none if something else happened.
 
         Raises:
             Ended: SIGTERM, or the terminal is gone.
@@ -118,7 +118,7 @@ class Terminal:
         self.wake()
 
     def _act(self) -> None:
-        """Do what signals ask for."""
+        """Handle pending signals."""
         while self._signals:
             number = self._signals.pop(0)
             if number in (signal.SIGTERM, signal.SIGHUP):
@@ -149,7 +149,7 @@ class Terminal:
 
 
 def _quietly(work: Callable[[], None]) -> None:
-    """Do something to a terminal that may be gone."""
+    """Operate on a terminal that may be gone."""
     try:
         work()
     except (OSError, termios.error):

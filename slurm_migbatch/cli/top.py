@@ -1,4 +1,4 @@
-"""`migbatch top`: GPUs as their memory slices, who holds what, the queue, loans and events, live in the terminal."""
+"""`migbatch top`: GPUs as their memory slices, holders, the queue, loans and events, live in the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECONDS = click.FloatRange(1, 3600)
 def delay_option(command: F) -> F:
     """Return the option -d/--delay; the function gets seconds."""
     option = click.option(
-        "-d", "--delay", type=SECONDS, default=3.0, metavar="SECS", help="Seconds between two looks [default 3]."
+        "-d", "--delay", type=SECONDS, default=3.0, metavar="SECS", help="Seconds between refreshes [default 3]."
     )
     return option(command)
 
@@ -21,9 +21,11 @@ def delay_option(command: F) -> F:
 @click.command()
 @source_option
 @delay_option
-@click.option("-n", "--iterations", "count", type=click.IntRange(1), metavar="COUNT", help="Leave after COUNT looks.")
-@click.option("-b", "--batch", is_flag=True, help="Print pages as plain text, all rows, as top -b does.")
-@click.option("-u", "--user", default="", metavar="USER", help="Jobs of this user only.")
+@click.option(
+    "-n", "--iterations", "count", type=click.IntRange(1), metavar="COUNT", help="Exit after COUNT refreshes."
+)
+@click.option("-b", "--batch", is_flag=True, help="Batch mode as in top -b: plain text, all rows.")
+@click.option("-u", "--user", default="", metavar="USER", help="Only jobs of this user.")
 def top(config: str | None, delay: float, count: int | None, batch: bool, user: str) -> None:
     """Watch GPUs, slices, the queue and loans in the terminal.
 

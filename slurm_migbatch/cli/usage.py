@@ -1,4 +1,4 @@
-"""`migbatch usage`: what slices were held, rolled up in the way of sreport."""
+"""`migbatch usage`: sums of held slices, in the style of sreport."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from slurm_migbatch.query.questions import UsageQuestion
 
 
 def window_options(command: F) -> F:
-    """Return the options of migacct that choose runs: -u -A -r -N -S -E, and --db."""
+    """Return the options of migacct that select runs: -u -A -r -N -S -E, and --db."""
     options: tuple[Callable[[F], F], ...] = (
-        click.option("-u", "--user", "users", multiple=True, metavar="USERS", help="Only of these users."),
-        click.option("-A", "--accounts", multiple=True, metavar="ACCOUNTS", help="Only of these accounts, as named."),
-        click.option("-r", "--partition", "partitions", multiple=True, metavar="NAMES", help="Only in these."),
-        click.option("-N", "--nodelist", multiple=True, metavar="NODES", help="Only on these nodes: n[1-4],m7."),
-        click.option("-S", "--starttime", default="", metavar="TIME", help="Begin of the window [default: midnight]."),
+        click.option("-u", "--user", "users", multiple=True, metavar="USERS", help="Only these users."),
+        click.option(
+            "-A", "--accounts", multiple=True, metavar="ACCOUNTS", help="Only these accounts, without subaccounts."
+        ),
+        click.option("-r", "--partition", "partitions", multiple=True, metavar="NAMES", help="Only these partitions."),
+        click.option("-N", "--nodelist", multiple=True, metavar="NODES", help="Only these nodes: n[1-4],m7."),
+        click.option("-S", "--starttime", default="", metavar="TIME", help="Start of the window [default: midnight]."),
         click.option("-E", "--endtime", default="", metavar="TIME", help="End of the window [default: now]."),
         click.option("--db", metavar="URL", help="Database to read [env MIGBATCH_DB]."),
     )
@@ -30,7 +32,7 @@ def window_options(command: F) -> F:
 
 
 def filters(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of these options as fields of a question."""
+    """Return the values of these options as fields of a query."""
     from slurm_migbatch.report.format import split
 
     return {
@@ -42,14 +44,14 @@ def filters(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def database(db: str | None) -> str | None:
-    """Return the database that was named, by option or environment."""
+    """Return the database given by option or environment."""
     return db or os.environ.get("MIGBATCH_DB")
 
 
 @click.command()
 @source_option
 @click.option(
-    "--by", default="", metavar="COLUMNS", help="Some of user,account,partition,profile,node,month [account,user]."
+    "--by", default="", metavar="COLUMNS", help="Any of user,account,partition,profile,node,month [account,user]."
 )
 @window_options
 @click.option("-n", "--noheader", is_flag=True, help="No header.")
@@ -57,12 +59,14 @@ def database(db: str | None) -> str | None:
 @click.option("--csv", "as_csv", is_flag=True, help="CSV with plain numbers, no total.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def usage(config: str | None, db: str | None, **options: Any) -> int:
-    """Show how many slice-hours and GPU-hours were held in a window of time, by whom, and how much of it idle.
+    """Show the slice-hours and GPU-hours held in a time window, by whom, and their idle share.
 
     Each run counts from its start to its end within the window, as in sreport; a slice counts as its share of a GPU
-    (3g.40gb is half of one). Percent is of the time of all MIG GPUs that were there, or, where the record does not know
-    them over the whole window, of what was used. %IDLE is the share of SMs' time without work, of what was sampled
-    (%SAMPLED). A slice that two trainings share counts for each.
+    (3g.40gb is half of one). Percent refers to the time of all present MIG GPUs, or, if the record does not cover the
+    whole
+    window, to the used time. %IDLE is the share of SM time without work, of the sampled time (%SAMPLED). A slice shared
+    by
+    two training jobs counts for each.
     """
     question = UsageQuestion(
         by=options["by"],

@@ -1,4 +1,4 @@
-"""`migbatch why`: why a job waits, from Slurm's queue, the record and the running supply loop."""
+"""`migbatch why`: show why a job waits, from Slurm's queue, the record and the running supply loop."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from slurm_migbatch.query.questions import WhyQuestion
 @job_argument
 @source_option
 def why(job: str, config: str | None) -> int:
-    """Say why a job waits and what it would take."""
+    """Show why a job waits and when it can start."""
     return ask_and_print(WhyQuestion(job), config)

@@ -40,7 +40,7 @@ class Hours:
             raise HoursError(f"{parts[-1]!r} is not HH:MM-HH:MM")
         start, end = (_minutes(*match.group(at, at + 1)) for at in (1, 3))
         if start in (end, MINUTES):
-            raise HoursError(f"{parts[-1]!r} is no time at all; a whole day is 00:00-24:00")
+            raise HoursError(f"{parts[-1]!r} is an empty period; a whole day is 00:00-24:00")
         return cls(_days(parts[0]) if len(parts) == 2 else frozenset(range(7)), start, end)
 
     def covers(self, when: datetime) -> bool:

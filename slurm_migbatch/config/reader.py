@@ -32,11 +32,11 @@ _HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?$")
 _KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
 _TYPES = {
-    "str": "a text in quotes",
+    "str": "a quoted string",
     "bool": "true or false",
     "int": "a whole number",
     "float": "a number",
-    "tuple[str, ...]": 'a list of texts, ["a", "b"]',
+    "tuple[str, ...]": 'a list of strings, ["a", "b"]',
 }
 _TABLE = "Mapping[str, int]"
 
@@ -87,7 +87,7 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
         where = re.search(r"\(at line (\d+), column \d+\)", str(error))
         line = int(where[1]) if where else len(text.splitlines())
         reason = str(error).split(" (at ")[0]
-        raise ConfigError(path, [Problem(line, f"is not TOML here: {reason[:1].lower()}{reason[1:]}")]) from None
+        raise ConfigError(path, [Problem(line, f"is not valid TOML: {reason[:1].lower()}{reason[1:]}")]) from None
     lines = dict(lines_of(text))
     problems: list[Problem] = []
     parts: dict[str, Any] = {"path": path}
@@ -129,20 +129,21 @@ def _together(
     if not lending.partitions:
         line = lines.get(("lending", "enabled"), 0)
         yield Problem(
-            line, "lending.enabled needs lending.partitions: name those whose training jobs may be lent slices"
+            line,
+            "lending.enabled requires lending.partitions: list the partitions whose training jobs can be lent slices",
         )
     managed = cluster.partitions if cluster is not None else ()
     others = [name for name in lending.partitions if managed and name not in managed]
     if others:
         line = lines.get(("lending", "partitions"), 0)
-        yield Problem(line, f"lending.partitions names {', '.join(others)}, which cluster.partitions leaves out")
+        yield Problem(line, f"lending.partitions names {', '.join(others)}, which are not in cluster.partitions")
 
 
 def _training_only(lending: LendingConfig | None, lines: Mapping[tuple[str, ...], int]) -> Iterator[Problem]:
     others = [name for name in lending.training_only if name not in lending.partitions] if lending is not None else ()
     if others:
         line = lines.get(("lending", "training_only"), 0)
-        yield Problem(line, f"lending.training_only names {', '.join(others)}, which lending.partitions leaves out")
+        yield Problem(line, f"lending.training_only names {', '.join(others)}, which are not in lending.partitions")
 
 
 def _forecast(lending: LendingConfig, store: StoreConfig, lines: Mapping[tuple[str, ...], int]) -> Iterator[Problem]:
@@ -181,7 +182,7 @@ def read_section(
         if wrong:
             problems.append(Problem(line, f"{name}.{key} {wrong}, not {value!r}"))
         elif isinstance(value, str) and not value.isprintable():
-            problems.append(Problem(line, f"{name}.{key} holds an unprintable character"))
+            problems.append(Problem(line, f"{name}.{key} contains an unprintable character"))
         else:
             found[key] = value
     needed = [f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING]
@@ -202,7 +203,7 @@ def _table(
     """Return a table of whole numbers, entry by entry."""
     name, found = ".".join((*where, field.name)), {}
     if not isinstance(values, dict):
-        problems.append(Problem(line, f"{name} must be a table, [{name}] with one line for each"))
+        problems.append(Problem(line, f"{name} must be a table, [{name}] with one line per entry"))
         return {}
     for key, value in values.items():
         at = lines.get((*where, field.name, key), line)

@@ -94,13 +94,13 @@ def name(value: str) -> str | None:
 def names(values: tuple[str, ...]) -> str | None:
     """Accept several such words."""
     bad = [v for v in values if name(v)]
-    return f"must hold plain names, which {bad[0]!r} is not" if bad else None
+    return f"must contain plain names, and {bad[0]!r} is not one" if bad else None
 
 
 def model_names(values: tuple[str, ...]) -> str | None:
     """Accept names of models, such as org/model-7b."""
     bad = [v for v in values if not re.fullmatch(r"[A-Za-z0-9_.+/-]{1,128}", v)]
-    return f"must hold names of letters, digits and _ . + / -, which {bad[0]!r} is not" if bad else None
+    return f"must contain names of letters, digits and _ . + / -, and {bad[0]!r} is not one" if bad else None
 
 
 def profile_or_empty(value: str) -> str | None:
@@ -114,7 +114,7 @@ def profiles(values: tuple[str, ...]) -> str | None:
         try:
             Profile.parse(value)
         except ProfileError as error:
-            return f"must hold MIG profiles such as '1g.10gb' ({error})"
+            return f"must contain MIG profiles such as '1g.10gb' ({error})"
     return None
 
 
@@ -124,7 +124,7 @@ def hours(values: tuple[str, ...]) -> str | None:
         try:
             Hours.parse(value)
         except HoursError as error:
-            return f"must hold hours such as '08:00-18:00' or 'Mon-Fri 08:00-18:00' ({error})"
+            return f"must contain times such as '08:00-18:00' or 'Mon-Fri 08:00-18:00' ({error})"
     return None
 
 
@@ -133,7 +133,7 @@ def age(value: str) -> str | None:
     try:
         seconds = parse_age(value)
     except AgeError as error:
-        return f"must be a length of time such as '400d', '60w', '3y', or 'forever' ({error})"
+        return f"must be a duration such as '400d', '60w', '3y', or 'forever' ({error})"
     return None if seconds >= LEAST_AGE_S else f"must be at least '{LEAST_AGE_S // 86400:g}d'"
 
 
@@ -149,45 +149,47 @@ def share_of(entry: Mapping[str, int]) -> str | None:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """Which part of the Slurm cluster migbatch looks after, and how to talk to Slurm."""
+    """The part of the Slurm cluster that migbatch manages, and the interface to Slurm."""
 
     slurm_bin: str = key("", "Directory of scontrol, squeue, scancel ...; empty: found on PATH.", absolute_or_empty)
-    slurm_conf: str = key("", "slurm.conf for those commands (SLURM_CONF); empty: Slurm's own rule.", absolute_or_empty)
+    slurm_conf: str = key("", "slurm.conf for these commands (SLURM_CONF); empty: Slurm's default.", absolute_or_empty)
     backend: str = key(
         "cli",
-        "What lists the queue: 'cli' (squeue), 'pyslurm' (needs Slurm 25.11 with its headers, as Ubuntu 26.04 has "
-        "them: pip install 'slurm-migbatch[pyslurm-25-11]'), 'slurmrestd' (the REST API, of which changes are asked "
-        "too), or 'auto' (pyslurm where it can be used). All show the same; Slurm's commands do what the others "
-        "cannot.",
+        "Source of the queue: 'cli' (squeue), 'pyslurm' (needs Slurm 25.11 with its headers, as in Ubuntu 26.04: pip "
+        "install 'slurm-migbatch[pyslurm-25-11]'), 'slurmrestd' (the REST API, also used for changes), or 'auto' "
+        "(pyslurm if usable). All show the same; Slurm's commands do what the others cannot.",
         one_of("cli", "pyslurm", "slurmrestd", "auto"),
     )
     pyslurm_python: str = key(
         "",
-        "The Python that has pyslurm, such as the system's where migbatch has one of its own; empty: migbatchd's.",
+        "Python that has pyslurm, for example the system's if migbatchd runs in a virtual environment; empty: "
+        "migbatchd's.",
         absolute_or_empty,
     )
     slurmrestd: str = key(
         "unix:/run/slurmrestd.socket",
-        "Where backend 'slurmrestd' finds it: unix:/PATH, http://HOST:PORT or https://HOST:PORT.",
+        "Address of slurmrestd: unix:/PATH, http://HOST:PORT or https://HOST:PORT.",
         rest_address,
     )
     slurmrestd_token: str = key(
         "",
-        "File with a token of slurm_user's for it (`scontrol token`), for migbatchd's user alone to read; empty: "
-        "slurmrestd has to know who is at the other end of its socket (rest_auth/local).",
+        "File with a token of slurm_user (`scontrol token`), readable only by migbatchd's user; empty: slurmrestd "
+        "must authenticate the user of its socket itself (rest_auth/local).",
         absolute_or_empty,
     )
-    slurm_user: str = key("slurm", "SlurmUser: besides root, the only user whose nodes' messages are believed.", name)
+    slurm_user: str = key(
+        "slurm", "SlurmUser: besides root, the only user whose messages are accepted from nodes.", name
+    )
     partitions: tuple[str, ...] = key(
-        (), "Partitions whose --gpus and --gres=gpu requests become MIG slices; empty: every one with MIG nodes.", names
+        (), "Partitions whose --gpus and --gres=gpu requests become MIG slices; empty: all with MIG nodes.", names
     )
     catalog_nodes: str = key(
-        "no-mig-slice-free", "The DOWN nodes that list every profile, so that jobs pend where nothing is offered yet."
+        "no-mig-slice-free", "DOWN nodes that list every profile, so that jobs pend if nothing is offered yet."
     )
     poll_s: float = key(
-        1.0, "Seconds between two queries of Slurm when nothing happens; each is followed by a plan.", between(0.05, 60)
+        1.0, "Seconds between two queries of Slurm without events; a plan follows each.", between(0.05, 60)
     )
-    timeout_s: float = key(20.0, "Seconds after which a Slurm command counts as failed.", between(1, 300))
+    timeout_s: float = key(20.0, "Timeout of a Slurm command, in seconds.", between(1, 300))
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ class SubmitConfig:
 
     socket: str = key(
         "/run/migbatch/submit.sock",
-        "Unix socket for questions of users; slurmctld has one of its own beside it.",
+        "Unix socket for user queries; slurmctld has its own socket in the same directory.",
         absolute,
     )
     deadline_ms: int = key(
@@ -204,20 +206,21 @@ class SubmitConfig:
     )
     table: str = key(
         "/var/lib/migbatch/table.lua",
-        "Compiled answers for when the service is down; rewritten when facts change.",
+        "Compiled answers for when the service is down; rewritten when the site or the predictor changes.",
         absolute,
     )
     catalog: str = key(
         "/var/lib/migbatch/catalog.json",
-        "What the site has, as last known; for `migbatch explain` and the first seconds after a start.",
+        "Last known GPUs and partitions of the site; for `migbatch explain` and the first seconds after a start.",
         absolute,
     )
     default_profile: str = key(
-        "", "Profile for auto requests of which nothing is known; empty: the smallest that exists.", profile_or_empty
+        "", "Profile for auto requests about which nothing is known; empty: the smallest.", profile_or_empty
     )
     describe: str = key(
         "",
-        "The migbatch on submit hosts by which cli_filter.lua turns model=/path into hints, as the user; empty: never.",
+        "migbatch program on submit hosts with which cli_filter.lua converts model=/path into hints, as the user; "
+        "empty: never.",
         program_or_empty,
     )
     allow_extra: bool = key(False, "Read hints from --extra too (Slurm 23.11 and later; see SchedulerParameters).")
@@ -225,205 +228,210 @@ class SubmitConfig:
 
 @dataclass(frozen=True)
 class SupplyConfig:
-    """What the free space of the GPUs is offered as."""
+    """Profiles that free GPU space is offered as."""
 
-    enabled: bool = key(True, "Offer free space by `scontrol update Gres=`; false: slurm.conf's counts stand.")
+    enabled: bool = key(True, "Offer free space by `scontrol update Gres=`; false: keep the counts of slurm.conf.")
     preference: tuple[str, ...] = key(
         (),
-        "What idle space is offered as when nobody waits: tried in this order, again and again, until nothing fits; "
-        "empty: one slice of each size (an H100 becomes 4g + 2g + 1g).",
+        "Profiles to offer idle space as when no job waits: tried repeatedly in this order until none fits; empty: "
+        "one slice of each size (an H100 becomes 4g + 2g + 1g).",
         profiles,
     )
     ack_wait_s: float = key(
         0.5,
-        "Seconds that one round waits for nodes to confirm new plans; the next rounds see the rest.",
+        "Seconds that a round waits for nodes to acknowledge new plans; later rounds handle the rest.",
         between(0, 10),
     )
     node_silence_s: float = key(
-        90.0, "Seconds without a word from a node after which its offer is left as it is.", between(1, 3600)
+        90.0, "Seconds without a message from a node after which its offer is left unchanged.", between(1, 3600)
     )
 
 
 @dataclass(frozen=True)
 class MovesConfig:
-    """Trainings with signal= on slices of their own make way for larger slices, and start again elsewhere."""
+    """Training jobs with signal= on slices of their own are moved for larger slices, and restart elsewhere."""
 
     enabled: bool = key(
         True,
-        "Requeue a training after a checkpoint where that lets a waiting job start and the training fits elsewhere; "
-        "only those with role=train and signal=, never inference.",
+        "Requeue a training job after a checkpoint if this lets a waiting job start and the training job fits "
+        "elsewhere; only jobs with role=train and signal=, never inference.",
     )
     after_s: float = key(
-        5.0, "Seconds that a job has waited for a reserved place before another is moved for it.", between(0, 86400)
+        5.0,
+        "Seconds that a job must have waited for its reservation before another job is moved for it.",
+        between(0, 86400),
     )
     gain_s: float = key(
-        180.0, "A job starts at least so many seconds sooner by it, as far as time limits tell.", between(0, 7 * 86400)
+        180.0,
+        "Minimum number of seconds by which the waiting job must start sooner, according to time limits.",
+        between(0, 7 * 86400),
     )
     rest_s: float = key(
         300.0,
-        "Seconds after its start before which no training is moved; twice as many for each restart that it had.",
+        "Seconds after its start during which a training job is not moved; doubled for each restart.",
         between(0, 7 * 86400),
     )
-    grace_s: float = key(60.0, "Seconds that a training has for its checkpoint.", between(0, 3600))
+    grace_s: float = key(60.0, "Seconds that a training job has to write its checkpoint.", between(0, 3600))
 
 
 @dataclass(frozen=True)
 class LendingConfig:
-    """Idle inference slices lent to training jobs (role=train, no profile named) of some partitions."""
+    """Idle inference slices lent to training jobs (role=train, no explicit profile) of some partitions."""
 
     enabled: bool = key(
-        False, "Lend. Training jobs of these partitions then wait with the GRES mig:loan:1 until a slice is idle."
+        False,
+        "Enable lending. Training jobs of these partitions then pend with the GRES mig:loan:1 until a slice is idle.",
     )
     dry_run: bool = key(
-        False, "Only record what would be done (`migbatch loans`); no job is released, told to stop or changed."
+        False, "Only record what would be done (`migbatch loans`); no job is released, signalled or changed."
     )
     partitions: tuple[str, ...] = key(
         (),
-        "Partitions whose elastic training jobs may be lent slices. Slurm itself must be allowed to requeue their jobs "
-        "(PreemptMode=REQUEUE, a lower PriorityTier): that frees slices while migbatchd is away.",
+        "Partitions whose elastic training jobs can be lent slices. Slurm itself must be able to requeue their jobs "
+        "(PreemptMode=REQUEUE, a lower PriorityTier): this frees slices while migbatchd is down.",
         names,
     )
     training_only: tuple[str, ...] = key(
         (),
-        "Those of them in which nothing but elastic training runs. Nodes in no other partition are used first, and "
+        "Those of them that run only elastic training jobs. Nodes that are in no other partition are used first, and "
         "nothing is kept free there for inference.",
         names,
     )
     min_idle_s: float = key(
-        0.0, "Seconds for which nothing must have been freed on a GPU before it is lent from.", between(0, 7 * 86400)
+        0.0, "Seconds without a released slice on a GPU before its slices are lent.", between(0, 7 * 86400)
     )
     rest_s: float = key(
         0.0, "Seconds for which a GPU is not lent from after a loan was reclaimed there.", between(0, 7 * 86400)
     )
     horizon_s: float = key(
         60.0,
-        "Seconds for which inference must be expected not to need what is lent.",
+        "Seconds for which inference must not be expected to need a lent slice.",
         between(1, 7 * 86400),
     )
     sure: float = key(
         0.8,
-        "Probability with which what is lent is not needed during those seconds: the higher, the more is kept free for "
-        "inference and the fewer loans are reclaimed.",
+        "Probability that a lent slice is not needed during horizon_s: higher values keep more free for inference and "
+        "reclaim fewer loans.",
         between(0.01, 0.9999),
     )
     payback_s: float = key(
         600.0,
-        "Seconds within which a larger slice must have earned the restart back that it costs.",
+        "Seconds within which a larger slice must compensate for the restart that it costs.",
         between(1, 7 * 86400),
     )
-    forecast_days: int = key(14, "Days of history that the forecast of inference looks at.", between(1, 366))
+    forecast_days: int = key(14, "Days of history used by the forecast of inference.", between(1, 366))
     day_s: float = key(
-        86400.0, "Length of such a day in seconds; less only where a day is replayed in less time.", between(60, 86400)
+        86400.0, "Length of such a day in seconds; less only if a day is replayed in less time.", between(60, 86400)
     )
     grace_s: float = key(
-        60.0, "Seconds that a job with signal= has for its checkpoint when its slice is needed.", between(0, 3600)
+        60.0, "Seconds that a job with signal= has to write its checkpoint when its slice is needed.", between(0, 3600)
     )
     start_s: float = key(
-        60.0, "Seconds after which a released job that has not started is put back to waiting.", between(5, 3600)
+        60.0, "Seconds after which a released job that has not started is withdrawn.", between(5, 3600)
     )
-    reclaim: bool = key(True, "Call loans back when inference needs room; false: they stay until they end.")
-    most_releases: int = key(8, "Most jobs released in one round.", between(1, 1000))
+    reclaim: bool = key(True, "Reclaim loans when inference needs slices; false: they last until the job ends.")
+    most_releases: int = key(8, "Maximum number of jobs released in one round.", between(1, 1000))
     max_restarts: int = key(
         3,
-        "A job that was stopped so often for the sake of a larger slice is stopped for one again only after it has run "
-        "for an hour; a job that was stopped so often at all is stopped for inference only where no other loan would "
-        "do.",
+        "Number of restarts for another slice after which a job is restarted for one only once an hour, and number of "
+        "all restarts after which a job is reclaimed only if no other loan is enough.",
         between(0, 1000),
     )
     quota: Mapping[str, int] = table(
-        "Most compute slices lent at once, by account; accounts that are not named have no bound.", share_of
+        "Maximum number of compute slices lent at once, by account; other accounts have no limit.", share_of
     )
     blackout: tuple[str, ...] = key(
         (),
-        "Hours in which nothing is lent, in local time: '08:00-18:00', 'Mon-Fri 22:00-06:00' (until next morning), "
-        "'Sat,Sun 00:00-24:00'.",
+        "Times at which nothing is lent, in local time: '08:00-18:00', 'Mon-Fri 22:00-06:00' (until the next "
+        "morning), 'Sat,Sun 00:00-24:00'.",
         hours,
     )
     share: bool = key(
         False,
-        "Let two training jobs of one user share a slice where both gain. Only jobs that say how much GPU memory they "
-        "need (mem=) do; with Slurm up to 23.02 none.",
+        "Let two training jobs of one user share a slice if both benefit. Only for jobs that give their GPU memory "
+        "(mem=); with Slurm up to 23.02 for none.",
     )
     pairs: str = key(
         "",
-        "File with what models cost one another on one slice: CSV of app1,app2,slowdown1,slowdown2 (how many times "
-        "longer app1 takes beside app2, and app2 beside app1). Other pairs are measured while they run, by what jobs "
-        "report; before the first of them a slowdown of 1.5 is assumed.",
+        "CSV file of slowdowns on a shared slice: app1,app2,slowdown1,slowdown2 (how many times longer app1 takes "
+        "beside app2, and app2 beside app1). Other pairs are measured at run time from job reports; until the first "
+        "report a slowdown of 1.5 is assumed.",
         absolute_or_empty,
     )
-    restart_s: float = key(
-        30.0, "Seconds that a restart costs a job of which no restart has been measured.", between(0, 86400)
-    )
+    restart_s: float = key(30.0, "Cost of a restart in seconds for a job without a measured one.", between(0, 86400))
     checkpoint_s: float = key(
-        10.0, "Seconds that a checkpoint takes a job that has not reported any.", between(0, 86400)
+        10.0, "Time to write a checkpoint in seconds for a job that has not reported one.", between(0, 86400)
     )
 
 
 @dataclass(frozen=True)
 class DispatchConfig:
-    """Pending jobs follow supply: `auto` jobs to another acceptable profile, elastic arrays by their throttle."""
+    """Adjusting pending jobs to supply: `auto` jobs by another acceptable profile, elastic arrays by their throttle."""
 
     enabled: bool = key(
         True,
-        "Give a pending mig:auto job another profile that keeps its promise where that starts it sooner; never a job "
-        "whose user named a profile.",
+        "Give a pending mig:auto job another profile that meets its request if it then starts sooner; never a job "
+        "with an explicit profile.",
     )
     arrays: bool = key(
         True,
-        "Let the number of running tasks of arrays follow what is needed: by their deadline where they have deadline= "
-        "and items=, by their load where they have role=serve and rate=.",
+        "Adjust the number of running tasks of arrays: by deadline with deadline= and items=, by load with role=serve "
+        "and rate=.",
     )
     dry_run: bool = key(False, "Only record what would be done (`migacct`, the log); no job is changed.")
     every_s: float = key(
-        5.0, "Least seconds between two rounds that may re-type jobs or set throttles.", between(0.1, 3600)
+        5.0, "Minimum number of seconds between two rounds that re-type jobs or set throttles.", between(0.1, 3600)
     )
-    hold_s: float = key(60.0, "Seconds for which a job keeps the profile that it was given.", between(0, 86400))
+    hold_s: float = key(60.0, "Seconds for which a re-typed job keeps its new profile.", between(0, 86400))
 
 
 @dataclass(frozen=True)
 class LearningConfig:
-    """What finished runs and imported measurements teach the predictor."""
+    """Learning of the predictor from finished runs and imported measurements."""
 
-    enabled: bool = key(True, "Refit in the background; false: predictions stay as they are (`migbatch model refit`).")
+    enabled: bool = key(True, "Refit in the background; false: predictions do not change (`migbatch model refit`).")
     models: str = key(
         "/var/lib/migbatch/models",
-        "Directory of learned models, written by migbatchd and `migbatch model`; nobody else may write there.",
+        "Directory of learned models, written by migbatchd and `migbatch model`; must not be writable by others.",
         absolute,
     )
-    every_s: float = key(300.0, "Seconds between two searches for new runs to learn from.", between(0.2, 7 * 86400))
+    every_s: float = key(300.0, "Seconds between two searches for new runs.", between(0.2, 7 * 86400))
     min_new: int = key(
-        20, "New runs with figures that make a refit worth while; an import is one at once.", between(1, 10**6)
+        20, "New runs with figures that trigger a refit; an import triggers one immediately.", between(1, 10**6)
     )
-    runs: int = key(10_000, "Newest runs that are learned from.", between(10, 10**6))
-    keep: int = key(5, "Versions that are kept to go back to.", between(2, 1000))
+    runs: int = key(10_000, "Number of newest runs used for learning.", between(10, 10**6))
+    keep: int = key(5, "Number of versions kept for rollback.", between(2, 1000))
     confidence: float = key(
-        0.9, "Probability with which a predicted limit is to hold: higher means larger slices.", between(0.5, 0.99)
+        0.9, "Probability with which a predicted limit must hold: higher means larger slices.", between(0.5, 0.99)
     )
     tolerance: float = key(
         0.05,
-        "How much further off than the current model a new one may be, on new figures held out (0.05: by a twentieth), "
-        "before it is refused.",
+        "How much larger the error of a new model on new held-out figures may be than that of the current one (0.05: "
+        "5 %) before it is rejected.",
         between(0, 10),
     )
-    limit_s: float = key(1800.0, "Seconds after which a refit is given up.", between(1, 7 * 86400))
+    limit_s: float = key(1800.0, "Seconds after which a refit is aborted.", between(1, 7 * 86400))
 
 
 @dataclass(frozen=True)
 class RecurringConfig:
-    """Jobs that say nothing: what they get follows what earlier runs of the same job showed."""
+    """Jobs without hints: their slice follows earlier runs of the same job."""
 
-    enabled: bool = key(True, "Give mig:auto jobs without hints what their own runs used, once there are enough.")
-    runs: int = key(3, "Completed runs whose memory was seen before their figures are used.", between(2, 20))
+    enabled: bool = key(True, "Give mig:auto jobs without hints what their earlier runs used, once there are enough.")
+    runs: int = key(3, "Number of completed runs with measured memory before their figures are used.", between(2, 20))
     slowdown: float = key(
         1.1,
-        "How many times longer a run may be expected to take than on the smallest slice on which runs completed, by "
-        "the share of SMs and memory bandwidth in use there; where the agents sample it.",
+        "Maximum expected slowdown relative to the smallest slice on which runs completed, from the SM and memory "
+        "bandwidth utilization there, if the agents sample it.",
         between(1, 100),
     )
     retry: bool = key(
-        True, "Run jobs and array tasks with the hint retry=oom once more, on a larger slice, if theirs was too small."
+        True,
+        "Run jobs and array tasks with the hint retry=oom once more, on a larger slice, if they ran out of memory.",
     )
-    advise: bool = key(False, "Tell users whose whole-GPU jobs ran in what a slice has; the jobs are not changed.")
+    advise: bool = key(
+        False, "Tell users of whole-GPU jobs if a slice would have been enough; the jobs are not changed."
+    )
 
 
 @dataclass(frozen=True)
@@ -432,13 +440,13 @@ class StoreConfig:
 
     url: str = key(
         "sqlite:////var/lib/migbatch/migbatch.db",
-        "Database; SQLite on a local disk, or MariaDB/PostgreSQL where the controller is highly available.",
+        "Database URL: SQLite on a local disk, or MariaDB/PostgreSQL for a highly available controller.",
         database_url,
     )
     keep: str = key(
         "400d",
-        "How long ended runs, with decisions, events and whatever else is about them, are kept: '400d' (for a year's "
-        "report, and a month to write it), '60w', '3y'; '0' or 'forever': for good, as slurmdbd does by default.",
+        "How long ended runs are kept, with their decisions and events: '400d' (a year, and a month to write its "
+        "report), '60w', '3y'; '0' or 'forever': never remove, as slurmdbd does by default.",
         age,
     )
 
@@ -454,11 +462,11 @@ class NodeApiConfig:
 
     listen: str = key(
         "",
-        "Address to listen on, where the nodes are; empty: those of slurm.conf's SlurmctldHost and SlurmctldAddr that "
-        "this host has, and 127.0.0.1; '0.0.0.0' or '::': every interface.",
+        "Address to listen on for nodes; empty: this host's addresses among slurm.conf's SlurmctldHost and "
+        "SlurmctldAddr, and 127.0.0.1; '0.0.0.0' or '::': every interface.",
     )
     port: int = key(6830, "Port; nodes name it in node.conf (Controller=http://host:port).", between(0, 65535))
-    auth: str = key("munge", "How both sides prove who they are: 'munge' or 'token'.", one_of("munge", "token"))
+    auth: str = key("munge", "Authentication of both sides: 'munge' or 'token'.", one_of("munge", "token"))
     munge_socket: str = key("", "munged's socket; empty: munge's default.", absolute_or_empty)
     token_file: str = key(
         "/etc/migbatch/token",
@@ -467,70 +475,74 @@ class NodeApiConfig:
     )
     metrics_token_file: str = key(
         "",
-        "File with a token, 32 bytes at least, for reading /metrics from other hosts (Authorization: Bearer); owned by "
-        "migbatchd's user, mode 0600. Empty: only this host reads them, at a loopback address.",
+        "File with a token, at least 32 bytes, for reading /metrics from other hosts (Authorization: Bearer); owned "
+        "by migbatchd's user, mode 0600. Empty: only this host can read them, at a loopback address.",
         absolute_or_empty,
     )
     check_addresses: bool = key(
         True,
-        "With auth = 'munge': believe a node only from an address that Slurm has for it (NodeAddr, NodeHostname): "
-        "the root of any node can make munge credentials in the name of another. false: where nodes come through a "
-        "proxy. With auth = 'token' a node is known by its key (`migbatch node key`).",
+        "With auth = 'munge': accept messages of a node only from an address that Slurm has for it (NodeAddr, "
+        "NodeHostname), because root of any node can create munge credentials for another. Set to false if nodes "
+        "connect through a proxy. With auth = 'token' a node is identified by its key (`migbatch node key`).",
     )
-    max_body_kb: int = key(4096, "Largest request body that is read, in KiB.", between(16, 65536))
+    max_body_kb: int = key(4096, "Maximum size of a request body, in KiB.", between(16, 65536))
     max_connections: int = key(
         4096,
-        "Most connections at once; each node needs two. LimitNOFILE of migbatchd bounds it too.",
+        "Maximum number of connections; each node needs two. LimitNOFILE of migbatchd limits it too.",
         between(16, 10**6),
     )
 
 
 @dataclass(frozen=True)
 class QueryConfig:
-    """The service that answers users on any host: migacct, migbatch why, show, usage and the like; by munge only."""
+    """The service that answers user queries on any host: migacct, migbatch why, show, usage and others; munge only."""
 
-    enabled: bool = key(True, "Answer users over the network; false: only who may read the database can ask.")
-    listen: str = key("", "Address to listen on, where login nodes are; empty: chosen as for [node_api].")
+    enabled: bool = key(
+        True, "Answer users over the network; false: only users who can read the database can query it."
+    )
+    listen: str = key("", "Address to listen on for login nodes; empty: as for [node_api].")
     port: int = key(6831, "Port; login nodes name it in login.conf (Servers=http://host:port).", between(0, 65535))
-    workers: int = key(2, "Questions that are worked on at once, each by a process of its own.", between(1, 64))
-    question_s: float = key(20.0, "Seconds after which a question is given up.", between(1, 600))
-    answer_mb: int = key(16, "Megabytes that an answer may have.", between(1, 256))
-    max_connections: int = key(512, "Most connections at once.", between(16, 10**6))
+    workers: int = key(2, "Number of concurrent queries, each in its own process.", between(1, 64))
+    question_s: float = key(20.0, "Timeout of a query, in seconds.", between(1, 600))
+    answer_mb: int = key(16, "Maximum size of an answer, in megabytes.", between(1, 256))
+    max_connections: int = key(512, "Maximum number of connections.", between(16, 10**6))
 
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """The page of pictures that the process answering users serves to browsers, as `migbatch report` draws it."""
+    """The page of charts that the query service serves to browsers, as drawn by `migbatch report`."""
 
-    page: bool = key(False, "Serve it; needs [query] enabled and the extra `report`.")
-    listen: str = key("127.0.0.1", "Address to listen on; elsewhere than on loopback every page needs the token.")
+    page: bool = key(False, "Serve the page; needs [query] enabled and the extra `report`.")
+    listen: str = key("127.0.0.1", "Address to listen on; on other than loopback addresses every page needs the token.")
     port: int = key(6832, "Port.", between(0, 65535))
     token_file: str = key(
         "",
-        "File with a token, 32 bytes at least, for a page of all runs whatever PrivateData says (Authorization: "
-        "Bearer, or as a password); owned by migbatchd's user, mode 0600. Empty: this host alone is shown what "
-        "PrivateData shows to everybody.",
+        "File with a token, at least 32 bytes, for a page of all runs regardless of PrivateData (Authorization: "
+        "Bearer, or as a password); owned by migbatchd's user, mode 0600. Empty: only this host can see the page, "
+        "with what PrivateData shows to everyone.",
         absolute_or_empty,
     )
-    days: int = key(30, "Days back that it shows where its address names no others.", between(1, 3660))
+    days: int = key(30, "Number of days shown if the URL does not say.", between(1, 3660))
 
 
 @dataclass(frozen=True)
 class DaemonConfig:
-    """The service itself."""
+    """migbatchd itself."""
 
-    run_dir: str = key("/run/migbatch", "Lock file and socket directory; made if missing.", absolute)
-    log_level: str = key("info", "What is logged to stderr.", one_of("debug", "info", "warning", "error"))
+    run_dir: str = key("/run/migbatch", "Directory of the lock file and the sockets; created if missing.", absolute)
+    log_level: str = key("info", "Level of messages logged to stderr.", one_of("debug", "info", "warning", "error"))
     queue: int = key(
-        20000, "Records that may wait for the database before nodes are asked to retry.", between(10, 10**7)
+        20000, "Number of records that can wait for the database before nodes are asked to retry.", between(10, 10**7)
     )
     audit: bool = key(True, "Cancel jobs that hold more slices than Slurm allocated to them.")
     record_hours: float = key(
         12.0,
-        "Hours for which snapshots and decisions are kept in run_dir/decisions for `migbatch replay`; 0: not at all.",
+        "Hours for which snapshots and decisions are kept in run_dir/decisions for `migbatch replay`; 0: none.",
         between(0, 1000),
     )
-    record_mb: float = key(64.0, "Megabytes that they may take, the oldest go first.", between(1, 10**6))
+    record_mb: float = key(
+        64.0, "Maximum size of these recordings in megabytes; the oldest are removed first.", between(1, 10**6)
+    )
 
     @property
     def api_socket(self) -> str:
@@ -540,34 +552,34 @@ class DaemonConfig:
 
 @dataclass(frozen=True)
 class GpuConfig:
-    """Speed of one model of GPU as a whole, by its short name ("h100-80gb"); 0 keeps the built-in figure."""
+    """Speed of a GPU model as a whole, by its short name ("h100-80gb"); 0 keeps the built-in value."""
 
     tflops: float = key(0.0, "Dense 16-bit matrix rate, 10^12 operations per second.", between(0, 1e6))
     bandwidth_gbs: float = key(0.0, "Memory bandwidth, 10^9 bytes per second.", between(0, 1e6))
     sm_count: int = key(0, "SMs outside MIG.", between(0, 10000))
-    types: tuple[str, ...] = key((), "Further names that users write in --gres=gpu:<type>.", names)
+    types: tuple[str, ...] = key((), "Additional names that users write in --gres=gpu:<type>.", names)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Facts about one of the site's own models, by the name that users write in model=..."""
+    """Specifications of one of the site's own models, by the name that users write in model=..."""
 
     family: str = key("other", "Group of similar models.", name)
     params_m: float = required("Parameters, in millions.", between(1e-6, 1e9))
     gflops: float = required("10^9 operations for one item of size `reference`.", between(1e-9, 1e12))
-    unit: str = key("tok", "What the input size counts: 'tok' or 'px' (side of a square).", one_of("tok", "px"))
-    reference: int = required("Input size to which gflops and activation_mib belong.", between(1, 10**7))
+    unit: str = key("tok", "Unit of the input size: 'tok' or 'px' (side of a square).", one_of("tok", "px"))
+    reference: int = required("Input size for which gflops and activation_mib are given.", between(1, 10**7))
     kernels: int = key(200, "Kernel launches in one forward pass.", between(1, 10**6))
     activation_mib: float = key(100.0, "Live activations of one item, in MiB.", between(1e-3, 1e7))
     weight_bytes: int = key(2, "Bytes per parameter as served.", between(1, 16))
-    layers: int = key(0, "Attention layers; 0 where the work grows linearly.", between(0, 10**5))
+    layers: int = key(0, "Attention layers; 0 if the work grows linearly.", between(0, 10**5))
     width: int = key(0, "Width of the attention layers.", between(0, 10**7))
     aliases: tuple[str, ...] = key((), "Other names of the model.", model_names)
 
 
 @dataclass(frozen=True)
 class Config:
-    """The whole file; `gpus` and `models` hold a table for each name."""
+    """The whole file; `gpus` and `models` have a table for each name."""
 
     cluster: ClusterConfig = ClusterConfig()
     submit: SubmitConfig = SubmitConfig()

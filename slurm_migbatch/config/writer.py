@@ -12,7 +12,7 @@ from slurm_migbatch.config.schema import Config, GpuConfig, ModelConfig
 
 _HEAD = """\
 # migbatch: dynamic NVIDIA MIG for Slurm. Configuration of the controller (migbatchd and the migbatch commands).
-# Check with `migbatch config check`; a running service takes changes over on SIGHUP (systemctl reload migbatchd).
+# Check with `migbatch config check`; apply changes to a running service with SIGHUP (systemctl reload migbatchd).
 """
 _TABLES: dict[str, tuple[type, str]] = {"gpus": (GpuConfig, "h100-80gb"), "models": (ModelConfig, "my-model")}
 

@@ -1,7 +1,7 @@
-"""Applies what a round decided to jobs, through Slurm: what frees slices first, then all changes of GRES.
+"""Applies a round's decisions on jobs through Slurm: first what frees slices, then all changes of GRES.
 
-One process for each signal, one for requeues, one for updates, however many jobs there are. Every call may be repeated
-without harm, and none is trusted: the next snapshot shows what became of it.
+One process for each signal, one for requeues, one for updates, however many jobs there are. Every call can be repeated
+without harm, and none is trusted: the next snapshot shows the result.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
 from slurm_migbatch.workload.loans import GUEST, LOAN, away, emptied, retyped
 
 KILLED_S = 3.0
-"""A job that was requeued so lately is not started at once, see `CliClient.hasten`, unless on another node. Its time of
-submission is that of its requeue."""
+"""A job that was requeued more recently is not started immediately, see `CliClient.hasten`, unless on another node. Its
+submission time is that of its requeue.
+"""
 
 
 class JobClient(Protocol):
-    """What lending asks of Slurm (`slurm.client.SlurmClient`)."""
+    """Slurm operations used by lending (`slurm.client.SlurmClient`)."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         """Change many jobs by `scontrol update`."""
 
     def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
-        """Send a signal ("USR1") to everything that these jobs run, their batch scripts too."""
+        """Send a signal ("USR1") to all processes of these jobs, including their batch scripts."""
 
     def requeue_all(self, job_ids: Iterable[int | str]) -> None:
-        """Put running batch jobs back into the queue."""
+        """Requeue running batch jobs."""
 
     def excluded_nodes(self, job_ids: Iterable[int | str]) -> Mapping[str, str]:
-        """Return the nodes that jobs exclude, of those that exclude any, as Slurm writes them."""
+        """Return the nodes that jobs exclude, for jobs that exclude any, as Slurm writes them."""
 
 
 @dataclass(frozen=True)
 class AppliedOrder:
-    """What became of an order: GRES or state before and after, when Slurm was called, what it objected."""
+    """Result of an order: GRES or state before and after, when Slurm was called, its error."""
 
     order: LoanOrder
     before: str
@@ -54,7 +55,7 @@ class AppliedOrder:
 def apply_orders(
     orders: Sequence[LoanOrder], job_views: Mapping[int, JobView], client: JobClient, clock: Callable[[], float]
 ) -> list[AppliedOrder]:
-    """Apply the orders; return what became of each."""
+    """Apply the orders; return their results."""
     done: list[AppliedOrder] = []
     names = {order.job: name_of(job_views[order.job].row, first_only=order.kind is Kind.RELEASE) for order in orders}
 
@@ -92,7 +93,7 @@ def apply_orders(
 def apply_moves(
     orders: Sequence[MoveOrder], rows: Mapping[int, JobRow], client: JobClient, clock: Callable[[], float]
 ) -> list[dict[str, Any]]:
-    """Tell trainings to write a checkpoint, or requeue them; return what the record keeps of it."""
+    """Signal training jobs to write a checkpoint, or requeue them; return the rows for the record."""
     signals = dict.fromkeys(order.signal for order in orders if order.step is MoveStep.SIGNAL)
     done: list[dict[str, Any]] = []
     for signal in (*signals, ""):
@@ -130,9 +131,9 @@ def _update(
     updates: Mapping[str, Mapping[str, str]],
     excluding: Sequence[str],
 ) -> None:
-    """Update jobs: in two requests where Slurm does not forget what a job has asked for, else in one."""
+    """Update jobs: in two requests if Slurm keeps a job's former request, else in one."""
     own = client.excluded_nodes(excluding) if excluding else {}
-    refused: Mapping[str, str] = {job: f"its user excludes {nodes}, which stays" for job, nodes in own.items()}
+    refused: Mapping[str, str] = {job: f"its user excludes {nodes}, which is kept" for job, nodes in own.items()}
     emptying = {name: fields for name, fields in emptying.items() if name not in refused}
     if emptying:
         try:
@@ -150,10 +151,10 @@ def _update(
 
 
 def name_of(row: JobRow, *, first_only: bool = False) -> str:
-    """Return the job as Slurm's commands take it: the id of an array's first task would mean all of them.
+    """Return the job as Slurm's commands take it: the id of an array's first task would mean all tasks.
 
     Args:
-        first_only: of array tasks that share the row, the first alone.
+        first_only: of array tasks that share the row, only the first.
     """
     task = first_task(row) if first_only or row.tasks == 1 else None
     return str(row.job_id) if task is None else f"{row.array_job}_{task}"
@@ -163,17 +164,17 @@ def _fields(order: LoanOrder, row: JobRow, now: float) -> dict[str, str]:
     kind = LOAN if order.profile is None else GUEST if order.kind is Kind.SHARE else order.profile.gres_type
     fields = retyped(row.gres, row.comment, kind, order.away)
     if order.kind in (Kind.RELEASE, Kind.SHARE) and waits_for_begin(row, now):
-        # a time to come would do too, but Slurm's scheduler need not look again when it has come
+        # a future time would work too, but Slurm's scheduler might not look again when it has come
         fields["StartTime"] = "now" if order.away or now - row.submit >= KILLED_S else "now+2"
     if order.kind is Kind.SHARE:
-        fields["ReqNodeList"] = order.node  # a guest's GRES says nothing of whose guest it is
+        fields["ReqNodeList"] = order.node  # a guest's GRES does not name its host
     elif GUEST in row.gres and row.requested_nodes:
         fields["ReqNodeList"] = ""
     return fields
 
 
 def _tried(call: Callable[[], None], names: Iterable[str]) -> Mapping[str, str]:
-    """Call, and return what Slurm objected to each of these jobs."""
+    """Call, and return Slurm's error for each of these jobs."""
     try:
         call()
     except SlurmRefused as refusal:

@@ -1,7 +1,7 @@
-"""Where nodes are, so that one cannot speak as another: munge says which user speaks, but not reliably on which host.
+"""Node addresses, so that a node cannot impersonate another: munge identifies the user reliably, but not the host.
 
-A munge credential names the host on which it was made, but every node has the key with which any name can be written.
-The address from which the connection comes is harder to forge, and Slurm says which addresses are a node's.
+A munge credential names the host on which it was created, but every node has the key to write any name. The address of
+the connection is harder to forge, and Slurm knows each node's addresses.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 from slurm_migbatch.slurm.client import SlurmError
 
-#: least seconds between two queries because of an address that is not known
+#: minimum seconds between two queries because of an unknown address
 _ANEW_S = 10.0
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 
 
 class NodeAddresses:
-    """The addresses of nodes, by the names that Slurm has for their hosts."""
+    """The addresses of nodes, by their host names in Slurm."""
 
     def __init__(
         self, ask: Callable[[], Mapping[str, Iterable[str]]], clock: Callable[[], float] = time.monotonic
@@ -34,7 +34,7 @@ class NodeAddresses:
         self._lock = asyncio.Lock()
 
     async def wrong(self, node: str, address: str) -> str:
-        """Return why `node` cannot be speaking from `address`, as a sentence; empty where it can."""
+        """Return why `address` cannot be `node`, as a sentence; empty if it can."""
         place = _plain(address)
         if place in self._known.get(node, ()):
             return ""
@@ -45,13 +45,13 @@ class NodeAddresses:
         if place in self._known.get(node, ()):
             return ""
         if self._error and node not in self._known:
-            return f"Slurm does not say where {node} is ({self._error}); send again later"
+            return f"cannot get the address of {node} from Slurm ({self._error}); send again later"
         known = ", ".join(sorted(self._known.get(node, ())))
         if not known:
-            return f"Slurm knows no node {node}, or no address of it"
+            return f"Slurm has no node {node}, or no address for it"
         return (
-            f"{node} speaks from {place}, but Slurm has it at {known} (NodeAddr, NodeHostname): correct that, use "
-            "auth = 'token' with a key for each node, or set [node_api] check_addresses = false"
+            f"{node} connects from {place}, but its address in Slurm is {known} (NodeAddr, NodeHostname): correct it, "
+            "use auth = 'token' with a key for each node, or set [node_api] check_addresses = false"
         )
 
     def _refresh(self) -> None:
@@ -65,13 +65,13 @@ class NodeAddresses:
         found = {}
         for node, names in named.items():
             places = frozenset(place for name in names for place in hosts[name])
-            # what runs on this host may come by its loopback address
+            # processes on this host may connect through its loopback address
             found[node] = places | _LOOPBACK if any(is_local(place) for place in places) else places
         self._known = found
 
 
 def resolved(host: str) -> frozenset[str]:
-    """Return the addresses of a host name, or of an address itself; none where it has none."""
+    """Return the addresses of a host name, or of an address itself; none if it has none."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -97,7 +97,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _plain(address: str) -> str:
-    """Return one spelling for each address; IPv4 as such also where it came through an IPv6 socket."""
+    """Return the canonical spelling of each address; IPv4 also if it came through an IPv6 socket."""
     with contextlib.suppress(ValueError):
         parsed = ipaddress.ip_address(address.partition("%")[0])
         mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
@@ -117,6 +117,6 @@ def controller_hosts(settings: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _host(value: str) -> tuple[str, str]:
-    """Return the name and the address of `name(address)`; of `name` alone it is both."""
+    """Return the name and the address of `name(address)`; for `name` alone it is both."""
     name, _, address = value.partition("(")
     return name, address.rstrip(")") or name

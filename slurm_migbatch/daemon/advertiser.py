@@ -1,31 +1,34 @@
-"""Tells Slurm what is offered, in an order in which no job can start on a slot that is not there.
+"""Advertises supply to Slurm, in an order in which no job can start on a slot that does not exist.
 
-Slurm counts slices per type and node; which slot a job gets its node decides, by the plan that the node knows. A plan
-therefore changes in two phases:
+Slurm counts slices per type and node; the node decides which slot a job gets, by its current plan. A plan therefore
+changes in these phases:
 
-1. **Shrink.** Types of which a free slot is being withdrawn are set to 0, below what is in use (which hurts nobody), so
-   Slurm starts nothing more of these types on this node. Setting them to what is in use would not do: a job that ends
-   in between would let another one start, and that could be given the withdrawn slot.
+1. **Shrink.** Types of which a free slot is withdrawn are set to 0, below what is in use (which is harmless), so that
+   Slurm starts no more jobs of these types on this node. Setting them to what is in use would not be enough: a job that
+   ends in between would let another one start, and that could be given the withdrawn slot.
 2. **Check again.** A job that started between the last query and the shrink is in the queue now. If it has slices of
-   such a type nobody knows yet which slots it took, so the node is left as it is, and the next round plans with it.
-   Jobs are compared, not counts: one that ended in the meantime would hide one that started.
+   such a type, its slots are unknown, so the node is left unchanged, and the next round plans with it. Jobs are
+   compared, not counts: one that ended in the meantime would hide one that started.
 3. **Publish** the plan to the node and wait for its acknowledgement, for a bounded time. Jobs that start meanwhile are
    of types whose slots are all in both the old plan and the new one.
 4. **Grow** to the new counts. A node that has not acknowledged stays shrunk until it does.
 
-What is configured for a type is the number of slots of that type in the plan, used and free, so a job that ends and the
-next of its kind need no call at all: slurmctld places nothing on a node that is still completing a job, and once the
-Epilog is through the slot is there to be used again.
+The configured count of a type is the number of slots of that type in the plan, used and free, so the end of a job and
+the next start of the same type need no call: slurmctld places nothing on a node that is still completing a job, and
+after the Epilog the slot can be used again.
 
-The sum over all types stays what Slurm has registered, by the filler type; otherwise the next registration of slurmd
-would set the node INVAL and drain it. A restart of slurmctld or slurmd or `scontrol reconfigure` puts the counts of
-slurm.conf back; that is seen as a difference from what is wanted and advertised anew, without a new plan. So it is on
-nodes that are down or drained, so that their counts are true when they come back; their state is never touched.
+The filler type keeps the sum over all types equal to what Slurm has registered; otherwise the next registration of
+slurmd would set the node INVAL and drain it. A restart of slurmctld or slurmd or `scontrol reconfigure` resets the
+counts
+to slurm.conf's; this is detected as a difference from the wanted counts and advertised again, without a new plan. The
+same is done on nodes that are down or drained, so that their counts are right when they return; their state is never
+changed.
 
-That sum is learned once and then defended (`Advertiser.total`): on 22.05 a restart of slurmd brings back only the types
-whose count in gres.conf is not 0 and leaves the others as we set them, so what Slurm shows then adds up to more.
+That sum is learned once and then kept (`Advertiser.total`): on 22.05 a restart of slurmd resets only the types whose
+count
+in gres.conf is not 0 and leaves the others as we set them, so Slurm's counts then add up to more.
 
-Every step is idempotent: where nothing differs nothing is called. All updates of a phase travel in one command.
+Every step is idempotent: if nothing differs nothing is called. All updates of a phase are sent in one command.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ class Plans(Protocol):
         """Return the newest plan of `node`; None until one was published."""
 
     def publish(self, node: str, gpus: WirePlan, guests: Mapping[int, Place] | None = None) -> int:
-        """Make this the plan of `node` and return its version."""
+        """Publish this plan of `node` and return its version."""
 
     def acked(self, node: str) -> int:
         """Return the newest version that `node` has confirmed; 0 if none."""
@@ -70,48 +73,48 @@ class OfferChange:
     node: str
     version: int
     counts: Mapping[str, int]
-    reset: bool = False  # the plan is as before; Slurm had forgotten the counts
+    reset: bool = False  # the plan is unchanged; Slurm had lost the counts
 
 
 @dataclass
 class Advertised:
-    """What one call of `advertise` did."""
+    """Result of one call of `advertise`."""
 
     changes: list[OfferChange] = field(default_factory=list)
     #: nodes whose new plan is published and not yet acknowledged
     unacknowledged: list[str] = field(default_factory=list)
     #: nodes on which a job started while their offer was being withdrawn; planned again in the next round
     overtaken: list[str] = field(default_factory=list)
-    #: nodes whose counts do not fit under the constant sum
+    #: nodes whose counts exceed the constant sum
     cut: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     calls: int = 0
 
 
 class Advertiser:
-    """Carries node plans out.
+    """Applies node plans.
 
     Args:
         client: Slurm.
         plans: where nodes get their plans.
-        ack_timeout: seconds that one call of `advertise` waits for acknowledgements in all.
+        ack_timeout: total seconds that one call of `advertise` waits for acknowledgements.
     """
 
     def __init__(self, client: SlurmClient, plans: Plans, ack_timeout: float = 0.5) -> None:
         self._client, self._plans, self._ack_timeout = client, plans, ack_timeout
-        #: the counts last sent for each node, and the sum that they have to have
+        #: the counts last sent for each node, and their required sum
         self._sent: dict[str, dict[str, int]] = {}
         self._totals: dict[str, int] = {}
         #: the layouts behind a plan's version, to compare with
         self._published: dict[str, tuple[int, Mapping[str, Layout]]] = {}
         #: what a node was shrunk to for a plan that it has not acknowledged
         self._shrunk: dict[str, dict[str, int]] = {}
-        #: nodes of which nothing had to be changed when they were last looked at
+        #: nodes that needed no change when last examined
         self._settled: dict[str, _Settled] = {}
         self._sharing: Mapping[str, Sharing] = {}
 
     def recall(self, sent: Mapping[str, Mapping[str, int]]) -> None:
-        """Learn the counts that nodes were given before a restart of the service, filler included."""
+        """Learn the counts that nodes were given before a restart of the service, including the filler."""
         for node, counts in sent.items():
             if node not in self._sent:
                 self._sent[node] = _nonzero(counts)
@@ -123,11 +126,13 @@ class Advertiser:
         return plan is None or self._plans.acked(node) >= plan.version
 
     def total(self, row: NodeRow) -> int:
-        """Return the constant sum of a node's mig counts, as slurm.conf has it.
+        """Return the constant sum of a node's mig counts, as in slurm.conf.
 
-        What Slurm shows may add up to something else for two reasons: slurm.conf was changed, or a registration brought
-        some types back and left the others as they were set. In the second case the types that differ from what was
-        sent are those of slurm.conf, so they alone add up to no more than the known sum.
+        Slurm's counts may add up differently for two reasons: slurm.conf was changed, or a registration reset some
+        types and
+        left the others as they were set. In the second case the types that differ from what was sent are those of
+        slurm.conf,
+        so they alone add up to no more than the known sum.
         """
         shown = sum(row.gres.values()) - row.gres.get(LOAN, 0)
         known = self._totals.get(row.name, shown)
@@ -148,14 +153,14 @@ class Advertiser:
         monotonic: Callable[[], float],
         sharing: Mapping[str, Sharing] | None = None,
     ) -> Advertised:
-        """Bring Slurm and the nodes from where they are to these plans, as far as that goes now.
+        """Bring Slurm and the nodes to these plans, as far as possible now.
 
         Args:
-            plans: the planner's answer for each node that may be touched.
-            nodes: what the planner was told of them.
-            rows, jobs: Slurm's view of nodes and queue, by name and id, that the plans were made from.
+            plans: the planner's result for each node that may be changed.
+            nodes: the planner's input about them.
+            rows, jobs: Slurm's view of nodes and queue, by name and id, from which the plans were made.
             monotonic: seconds, for the wait.
-            sharing: nodes on which jobs share slices, or are to.
+            sharing: nodes on which jobs share slices, or will.
         """
         done = Advertised()
         self._sharing = sharing or {}
@@ -172,7 +177,7 @@ class Advertiser:
         for plan in moving:
             seen = current.get(plan.node)
             if seen is None or _nonzero(seen.gres) != shrink[plan.node]:
-                continue  # Slurm refused, or somebody else changed it; the errors say so
+                continue  # Slurm refused, or somebody else changed it; reported in the errors
             if newcomers.get(plan.node, set()) & self._risky(plan, rows[plan.node]):
                 done.overtaken.append(plan.node)
                 continue
@@ -192,10 +197,10 @@ class Advertiser:
     def _correct(
         self, plans: Iterable[NodePlan], nodes: Mapping[str, Node], rows: Mapping[str, NodeRow], done: Advertised
     ) -> tuple[list[NodePlan], dict[str, dict[str, int]]]:
-        """Put the counts right of nodes whose plan stays.
+        """Correct the counts of nodes with an unchanged plan.
 
         Returns:
-            The plans that are new, and what to shrink their nodes to.
+            The new plans, and what to shrink their nodes to.
         """
         moving: list[NodePlan] = []
         shrink: dict[str, dict[str, int]] = {}
@@ -254,17 +259,17 @@ class Advertiser:
         return same
 
     def _risky(self, plan: NodePlan, row: NodeRow) -> frozenset[str]:
-        """Return types of which a job that starts now might get a slot that the new plan does not have."""
+        """Return types of which a job that starts now could get a slot that the new plan does not have."""
         current = self._plans.current(plan.node)
         if current is None:
-            return frozenset(row.gres)  # the node has a plan of an earlier life that nobody here knows
+            return frozenset(row.gres)  # the node has an unknown plan from before a restart
         risky = frozenset(profile.gres_type for profile in plan.withdrawn)
         places = self._shared(plan.node).places
         kept = all(places.get(guest) == place for guest, place in current.guests.items())
         return risky if kept else risky | {GUEST}
 
     def _wanted(self, plan: NodePlan, node: Node, done: Advertised) -> dict[str, int]:
-        """Return counts by GRES type, the filler included, with the registered sum."""
+        """Return counts by GRES type, including the filler, with the registered sum."""
         shared = self._shared(plan.node)
         counts = {p.gres_type: max(node.used.get(p, 0), node.leased[p]) for p in {*node.used, *node.leased}}
         in_use = dict(counts)
@@ -314,10 +319,10 @@ class Advertiser:
 
 @dataclass(frozen=True)
 class _Settled:
-    """What a node shows and was told, where it shows what it should.
+    """State of a node that shows what it should.
 
     Attributes:
-        cut: whether its counts do not fit under the constant sum.
+        cut: whether its counts exceed the constant sum.
     """
 
     plan: NodePlan
@@ -330,7 +335,7 @@ class _Settled:
     def still(
         self, plan: NodePlan, node: Node, row: NodeRow, published: PublishedPlan | None, sharing: Sharing
     ) -> bool:
-        """Return whether all of it is as it was."""
+        """Return whether all of it is unchanged."""
         return (
             self.plan is plan
             and self.node is node
@@ -353,7 +358,7 @@ def _newcomers(before: Mapping[int, JobRow], after: Iterable[JobRow]) -> dict[st
 
 
 def gres_string(counts: Mapping[str, int], row: NodeRow) -> str:
-    """Return a node's whole Gres= value: other GRES first, then the mig types in a fixed order, the filler last."""
+    """Return a node's complete Gres= value: other GRES first, then the mig types in a fixed order, the filler last."""
     kinds = sorted(counts, key=lambda kind: (kind == FILLER, kind))
     listed = [f"{GRES}:{kind}:{counts[kind]}" for kind in kinds if counts[kind]]
     if row.gres.get(LOAN):
@@ -371,16 +376,16 @@ def _filled(counts: Mapping[str, int], total: int) -> dict[str, int]:
 
 
 def _backed(wanted: Mapping[str, int], plan: PublishedPlan, total: int) -> dict[str, int]:
-    """Return counts with no more of a type than the node's plan has slots of it.
+    """Return counts limited to the slots of each type in the node's plan.
 
-    Where the plan is not made anew, a lease may be beside it: in truth, or because its end was not heard of yet.
+    If the plan is not renewed, a lease may be outside of it: really, or because its end has not been reported yet.
     """
     slots = Counter(Profile.parse(profile).gres_type for rows in plan.gpus.values() for profile, _, _ in rows)
     return _filled({kind: min(n, slots[kind]) for kind, n in wanted.items()}, total)
 
 
 def _nonzero(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the nonzero counts by type, without `loan`, which slurm.conf alone sets."""
+    """Return the nonzero counts by type, without `loan`, which only slurm.conf sets."""
     return {kind: n for kind, n in counts.items() if n and kind != LOAN}
 
 

@@ -1,8 +1,10 @@
-"""The HTTP service of migbatchd: for nodes, for the commands on this host, and for monitoring.
+"""HTTP service of migbatchd: for nodes, for the commands on this host, and for monitoring.
 
-Nodes reach it over TCP: signed headers, which say how long the body is and what its digest is, so that nothing of a
-stranger is read. Commands reach it over a unix socket, where the kernel says whose they are. /healthz is for everybody
-who can connect, /metrics for this host and whoever has its token (see `scraping`); neither tells anything about jobs.
+Nodes use TCP: signed headers give the length of the body and its digest, so that no body of an unauthenticated client
+is
+read. Commands use a unix socket, where the kernel identifies the user. /healthz is for everyone who can connect,
+/metrics
+for this host and holders of its token (see `scraping`); neither contains anything about jobs.
 """
 
 from __future__ import annotations
@@ -37,30 +39,30 @@ log = logging.getLogger(__name__)
 
 MAX_WAIT = 25.0
 _ADVICE = (
-    "a node's message was refused",
+    "a node's message was rejected",
     "compare Auth, TokenFile or the munge key in that node's node.conf with [node_api] here",
 )
 
 
 @dataclass(frozen=True)
 class Asking:
-    """What the commands may ask on the unix socket; `uid` is always that of who asks."""
+    """What the commands may query on the unix socket; `uid` is always that of the caller."""
 
     #: (uid, job): why the job waits
     why: Callable[[int, int], Awaitable[str]]
-    #: (uid): training jobs that wait for a slice to be lent, and why
+    #: (uid): training jobs that wait for a loan, and why
     waiting: Callable[[int], Awaitable[Mapping[int, str]]]
-    #: uids of those who are told what is wrong with nodes, and may say which slurmctld is the primary
+    #: uids of users who may see findings of nodes, and may report which slurmctld is the primary
     administrators: frozenset[int] = frozenset({0})
 
 
 async def anywhere(_node: str, _address: str) -> str:
-    """Let nodes speak from any address: `NodeApi.address` where it is not checked."""
+    """Accept nodes from any address: `NodeApi.address` if it is not checked."""
     return ""
 
 
 async def _no_reason(_uid: int, _job: int) -> str:
-    return "supply is not managed here"
+    return "supply is disabled here"
 
 
 async def _nobody_waits(_uid: int) -> Mapping[int, str]:
@@ -75,12 +77,12 @@ class NodeApi:
     board: PlanBoard
     writer: StoreWriter
     metrics: Metrics
-    #: whether everything works, and the state of each part
+    #: whether everything works, and the state of each component
     health: Callable[[], Mapping[str, Any]]
     #: called in the event loop with (node, events, complete) after they were stored
     ingested: Callable[[str, Sequence[Mapping[str, Any]], bool], None]
     asking: Asking = Asking(_no_reason, _nobody_waits)
-    #: why a node cannot be speaking from an address; empty: it can
+    #: why an address cannot be a node's; empty: it can
     address: Callable[[str, str], Awaitable[str]] = anywhere
     reports: ReportBoard = field(default_factory=ReportBoard)
     limits: ApiLimits = field(default_factory=ApiLimits)
@@ -93,7 +95,7 @@ class NodeApi:
         """Return the ASGI application."""
         gate = Gate(self.signer, self.limits, self._pool, self._authorise, self._seldom, _ADVICE)
         count = self.metrics.counter(
-            "migbatch_node_requests_total", "Requests of nodes by path and status.", "path", "status"
+            "migbatch_node_requests_total", "Requests from nodes by path and status.", "path", "status"
         )
 
         def answered(path: str, status: int) -> None:
@@ -115,11 +117,11 @@ class NodeApi:
         )
 
     def close(self) -> None:
-        """End the thread that checks credentials."""
+        """Stop the thread that checks credentials."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _authorise(self, caller: Caller) -> str:
-        """Return the name to count a node's requests by; refuse one that cannot speak from its address."""
+        """Return the name to count a node's requests by; refuse a node with a wrong address."""
         wrong = await self.address(caller.node, caller.address)
         if wrong:
             raise Refused(403, wrong)
@@ -127,10 +129,10 @@ class NodeApi:
 
     async def _events(self, caller: Caller, body: bytes) -> Response:
         node = caller.node
-        # not in the event loop: a node may describe GPUs that take long to look at
+        # not in the event loop: a node may describe GPUs that take long to examine
         message = await asyncio.to_thread(messages.read_events, node, body)
         for refusal in message.refused:
-            self._seldom.warning(node, f"{node}: {refusal}; it is left out, update that node if this goes on")
+            self._seldom.warning(node, f"{node}: {refusal}; skipped, update that node if this persists")
         claim = NodeReceipt(message.database, message.acked, incomplete=messages.holding(message.events))
         events = [event.wire for event in message.events]
         self.board.heard(node)
@@ -147,9 +149,9 @@ class NodeApi:
         except TermOverError as error:
             raise Refused(503, str(error)) from None
         except Exception as error:
-            raise Refused(422, f"these events cannot be recorded: {error}") from error
+            raise Refused(422, f"cannot record these events: {error}") from error
         self.ingested(node, events, receipt.complete)
-        # agents read these words, of other releases too (`node/controller_sync.py`)
+        # agents of other releases read these keys too (`node/controller_sync.py`)
         return as_json({"acked": receipt.acked, "database": receipt.database, "told": receipt.complete})
 
     async def _plan(self, caller: Caller, body: bytes) -> Response:
@@ -184,23 +186,23 @@ class NodeApi:
 
     async def _reports(self, request: Request) -> Response:
         try:
-            self._administrator(request, "what is wrong with nodes")
+            self._administrator(request, "findings of nodes")
         except Refused as refused:
             return as_json({"error": str(refused)}, refused.status)
         return as_json({"nodes": self.reports.to_dict()})
 
     async def _plans(self, request: Request) -> Response:
         try:
-            self._administrator(request, "the plan of nodes")
+            self._administrator(request, "node plans")
         except Refused as refused:
             return as_json({"error": str(refused)}, refused.status)
         plans = {node: plan for node in self.board.nodes() if (plan := self.board.current(node)) is not None}
         return as_json({"plans": {node: plan.gpus for node, plan in plans.items()}})
 
     def _administrator(self, request: Request, what: str) -> None:
-        """Refuse everybody else."""
+        """Refuse everyone else."""
         if _uid(request) not in self.asking.administrators:
-            raise Refused(403, f"{what} is told to root and SlurmUser")
+            raise Refused(403, f"{what} are shown to root and SlurmUser only")
 
     async def _metrics(self, request: Request) -> Response:
         local = isinstance(getattr(request.state, "uid", None), int)
@@ -212,12 +214,12 @@ class NodeApi:
 
 
 def primary_route(activity: ActiveRole, admins: Collection[int]) -> Route:
-    """Return the route by which slurmctld's own programs say, on the unix socket, that it is the primary or no more."""
+    """Return the route on the unix socket by which slurmctld's programs report that it is primary or no longer."""
 
     async def set_primary(request: Request) -> Response:
         try:
             if _uid(request) not in admins:
-                raise Refused(403, "only root and SlurmUser may say which slurmctld is the primary")
+                raise Refused(403, "only root and SlurmUser may report which slurmctld is the primary")
         except Refused as refused:
             return as_json({"error": str(refused)}, refused.status)
         activity.set_primary(request.path_params["state"] == "on")
@@ -227,8 +229,8 @@ def primary_route(activity: ActiveRole, admins: Collection[int]) -> Route:
 
 
 def _uid(request: Request) -> int:
-    """Return the caller's uid as the kernel knows it; jobs and reservations are not shown to the whole network."""
+    """Return the caller's uid from the kernel; jobs and reservations are not shown to the whole network."""
     uid = getattr(request.state, "uid", None)
     if not isinstance(uid, int):
-        raise Refused(403, "ask on the controller host, through migbatchd's unix socket")
+        raise Refused(403, "query on the controller host, through migbatchd's unix socket")
     return uid

@@ -1,11 +1,13 @@
-"""Ends jobs that hold more than Slurm allocated to them, once that is certain, and finds slices that nobody gives back.
+"""Cancels jobs that hold more than Slurm allocated to them, once this is certain, and finds slices that are not
+released.
 
-Slurm alone decides how large a job's slices are. A node reads the grant from the job's comment, which the submit
-filter guards; should anything get past it, what the node made is compared here with the GRES that slurmctld itself
-allocated, the job ends and the record says why.
+Only Slurm decides how large a job's slices are. A node reads the grant from the job's comment, which the submit filter
+protects; should anything bypass it, the node's slices are compared here with the GRES that slurmctld itself allocated,
+the job is cancelled and the record has the reason.
 
-A run whose Epilog died is ended by its node (`node/liveness.py`), which has the GPU and sees the steps. Where the node
-does not do that in time, it is found and told of here; nothing is ended from here on slurmctld's word alone.
+A run whose Epilog died is ended by its node (`node/liveness.py`), which has the GPU and sees the steps. If the node
+does
+not do that in time, it is reported here; nothing is ended from here on slurmctld's state alone.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from slurm_migbatch.decide.capacity.sharing import guests
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 
-#: snapshots of Slurm in a row that must agree before a job is cancelled
+#: consecutive snapshots of Slurm that must agree before a job is cancelled
 CERTAIN = 2
 
-#: seconds that a node has to release what a dead Epilog left: two rounds of its agent, and the way here
+#: seconds for a node to release what a dead Epilog left: two rounds of its agent, and the report
 PATIENCE_S = 120.0
 
 
@@ -37,15 +39,17 @@ class Excess:
 
     def __str__(self) -> str:
         listed = ", ".join(f"{n} x {p}" for p, n in sorted(self.surplus.items()))
-        return f"job {self.job} holds {listed} on {self.node} that Slurm has not allocated to it"
+        return f"job {self.job} holds {listed} on {self.node} that Slurm did not allocate to it"
 
 
 def audit(facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess]:
     """Return jobs that are active in Slurm and hold more than their allocation.
 
-    Jobs that Slurm no longer lists are none: their Epilog has not been heard of yet. Of a job whose row cannot be read
-    nobody knows what it was allocated. A guest may hold one slice of any profile: that of its host. What a node tells
-    of a job that Slurm has elsewhere is no excess of the job's: `orphans` finds it.
+    Jobs that Slurm no longer lists are not included: their Epilog has not reported yet. For a job whose row cannot be
+    parsed
+    the allocation is unknown. A guest may hold one slice of any profile: that of its host. A report of a job that Slurm
+    has
+    on another node is not an excess of the job: `orphans` finds it.
     """
     jobs = list(jobs)
     sharing = guests(jobs)
@@ -68,7 +72,7 @@ def audit(facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess
 
 @dataclass(frozen=True, order=True)
 class Orphan:
-    """A run that holds slices on `node` though Slurm does not have it there."""
+    """A run that holds slices on `node` although Slurm does not have it there."""
 
     node: str
     job: int
@@ -79,10 +83,11 @@ class Orphan:
 
 
 def orphans(held: Iterable[tuple[str, int, int]], jobs: Iterable[JobRow]) -> set[Orphan]:
-    """Return runs that hold slices (node, job, restart count) where Slurm has no active job on a node of that name.
+    """Return runs that hold slices (node, job, restart count) but have no active job in Slurm on a node of that name.
 
-    Each run is one for a moment at its end, until its node has told of it. The restart count of a job in COMPLETING is
-    the next run's already. A job whose row cannot be read may be anywhere.
+    Each run is one briefly at its end, until its node has reported it. The restart count of a job in COMPLETING is
+    already
+    that of the next run. A job whose row cannot be parsed may be anywhere.
     """
     listed: dict[int, JobRow] = {row.job_id: row for row in jobs if row.active or row.unread}
     found = set()
@@ -95,13 +100,13 @@ def orphans(held: Iterable[tuple[str, int, int]], jobs: Iterable[JobRow]) -> set
 
 
 class Auditor:
-    """Compares each snapshot of Slurm with what the nodes hold."""
+    """Compares each snapshot of Slurm with the slices on the nodes."""
 
     def __init__(self) -> None:
         self._suspects: Counter[tuple[int, str]] = Counter()
 
     def check(self, facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess]:
-        """Return jobs whose rows showed `CERTAIN` times that they hold too much, each once for as long as it lasts."""
+        """Return jobs whose rows showed `CERTAIN` times that they hold too much, each once while it lasts."""
         found = {(excess.job, excess.node): excess for excess in audit(facts, jobs)}
         for key in [key for key in self._suspects if key not in found]:
             del self._suspects[key]
@@ -110,14 +115,14 @@ class Auditor:
 
 
 class OrphanWatch:
-    """Which runs hold slices for `PATIENCE_S` after Slurm has ended them."""
+    """Runs that hold slices for `PATIENCE_S` after Slurm has ended them."""
 
     def __init__(self) -> None:
         self._since: dict[Orphan, float] = {}
         self.present: frozenset[Orphan] = frozenset()
 
     def check(self, facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow], now: float) -> list[Orphan]:
-        """Take in one snapshot; return those that are new among the `present` ones."""
+        """Process one snapshot; return the new ones among the `present` ones."""
         held = (
             (name, *run) for name, node in facts.items() for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests)
         )

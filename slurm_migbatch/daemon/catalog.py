@@ -1,4 +1,4 @@
-"""Builds the site's catalog from what the nodes report and how Slurm groups them."""
+"""Builds the site's catalog from the nodes' reports and Slurm's partitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def build(inventory: Inventory, nodes: Iterable[NodeRow], config: Config) -> SiteCatalog:
-    """Build the catalog of the partitions that have MIG GPUs (of those named in the configuration, if any are)."""
+    """Build the catalog of the partitions that have MIG GPUs (of those in the configuration, if any are listed)."""
     names: dict[Geometry, str] = {}
     kinds: dict[str, GpuKind] = {}
     members: dict[str, dict[str, GpuKind]] = {}
@@ -67,13 +67,13 @@ def _node(row: NodeRow, gpus: Iterable[str], partitions: Collection[str], listed
 
 
 def geometry_of(gpu: Mapping[str, Any]) -> Geometry | None:
-    """Return the geometry of a GPU's inventory entry; None where MIG is off or the node runs another release."""
+    """Return the geometry of a GPU's inventory entry; None if MIG is off or the node runs another release."""
     if not gpu.get("mig") or not isinstance(gpu.get("geometry"), Mapping):
         return None
     try:
         return Geometry.from_dict(gpu["geometry"])
     except GeometryError as error:
-        log.warning("GPU %s is left out: %s", gpu.get("uuid"), error)
+        log.warning("GPU %s is ignored: %s", gpu.get("uuid"), error)
         return None
 
 
@@ -83,11 +83,11 @@ def _kind(name: str, geometry: Geometry, site: GpuConfig) -> GpuKind:
         facts = guess(geometry.full.sm_count, geometry.full.profile.memory_gb)
         if not (site.tflops and site.bandwidth_gbs):
             log.warning(
-                "speed of %s is guessed; write tflops and bandwidth_gbs under [gpus.%s] in migbatch.toml",
+                "speed of %s is estimated; set tflops and bandwidth_gbs in [gpus.%s] of migbatch.toml",
                 geometry.name,
                 name,
             )
-    # users write gpu:h100 or, where Slurm detects GPUs itself, gpu:nvidia_h100_80gb_hbm3
+    # users write gpu:h100 or, if Slurm detects GPUs itself, gpu:nvidia_h100_80gb_hbm3
     types = {name.rpartition("-")[0], re.sub(r"[^a-z0-9]+", "_", geometry.name.lower()).strip("_")}
     types.update(site.types)
     return GpuKind(
@@ -101,7 +101,7 @@ def _kind(name: str, geometry: Geometry, site: GpuConfig) -> GpuKind:
 
 
 def _free(name: str, taken: Mapping[str, object]) -> str:
-    """Return `name`, numbered where GPUs of one name differ in geometry (other driver versions)."""
+    """Return `name`, numbered if GPUs of one name differ in geometry (different driver versions)."""
     number, candidate = 2, name
     while candidate in taken:
         candidate, number = f"{name}-v{number}", number + 1

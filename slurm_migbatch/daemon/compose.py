@@ -1,4 +1,4 @@
-"""Puts the service together from a configuration: the only place that names the real parts."""
+"""Composes the service from a configuration: the only place that names the concrete components."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def keeper_of(config: Config) -> TermKeeper:
-    """Make what finds out whether this migbatchd is the active one.
+    """Create the component that decides whether this migbatchd is active.
 
     Raises:
         StoreError: the database cannot be used and waiting would not help.
@@ -36,10 +36,10 @@ def keeper_of(config: Config) -> TermKeeper:
 
 
 def compose(config: Config, keeper: TermKeeper) -> Service | Standby:
-    """Make the service for `config`, or what stands by for it.
+    """Create the service for `config`, or its standby.
 
     Raises:
-        AuthError: the means of authentication is missing or not safe.
+        AuthError: the authentication is missing or not safe.
         StoreError: the database cannot be used and waiting would not help.
     """
     found = _marks(config)
@@ -59,47 +59,47 @@ def compose(config: Config, keeper: TermKeeper) -> Service | Standby:
 
 
 def client_of(cluster: ClusterConfig) -> HistoryClient:
-    """Make the client of Slurm: slurmrestd where that is wanted, pyslurm where it works here, else commands."""
+    """Create the client of Slurm: slurmrestd if configured, pyslurm if it works here, else commands."""
     commands = (cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
     if cluster.backend == "slurmrestd":
         address, token, user = cluster.slurmrestd, cluster.slurmrestd_token, cluster.slurm_user
         rest = SlurmrestdHistoryClient(*commands, address=address, token_file=token, user=user)
-        if why := rest.probe():  # tried again at every query: a site may have no commands to fall back on
-            log.warning("nothing is known of Slurm as long as slurmrestd cannot be used: %s", why)
+        if why := rest.probe():  # retried at every query: a site may have no commands to fall back on
+            log.warning("cannot use slurmrestd, so the state of Slurm is unknown: %s", why)
         else:
-            log.info("slurmrestd at %s is asked, in version v0.0.%d of its API", cluster.slurmrestd, rest.api.version)
+            log.info("using slurmrestd at %s with API version v0.0.%d", cluster.slurmrestd, rest.api.version)
         return rest
     if cluster.backend != "cli":
         client = PyslurmHistoryClient(*commands, python=(cluster.pyslurm_python or sys.executable,))
         why = client.probe()
         if not why:
-            log.info("pyslurm lists the queue")
+            log.info("using pyslurm to list the queue")
             return client
         client.close()
         level = logging.WARNING if cluster.backend == "pyslurm" else logging.INFO
-        log.log(level, "Slurm's commands list the queue, because pyslurm cannot be used: %s", why)
+        log.log(level, "using Slurm's commands to list the queue, because pyslurm cannot be used: %s", why)
     return HistoryClient(*commands)
 
 
 def _marks(config: Config) -> dict[str, str]:
-    """Return the marks of a configuration whose database several hosts can have; raises as `_check_store` does."""
+    """Return the marks of a configuration whose database several hosts can use; raises as `_check_store` does."""
     identity = "" if config.store.url.startswith("sqlite") else _check_store(config.store.url)
     return marks(config, identity) if identity else {}
 
 
 def _check_store(url: str) -> str:
-    """Return the identity of the database; empty where it does not answer yet."""
+    """Return the identity of the database; empty if it does not answer yet."""
     try:
         with open_history(url) as store:
             return store.identity()
     except StoreError as error:
         if not isinstance(error.__cause__, SQLAlchemyError):
             raise
-        return ""  # locked, full or not started yet: the store writer waits for it and says so
+        return ""  # locked, full or not started yet: the store writer waits for it and reports it
 
 
 def signer_of(config: Config) -> Signer:
-    """Make the signer, which proves to nodes that it is the controller and accepts messages of root and SlurmUser."""
+    """Create the signer, which proves to nodes that it is the controller and accepts messages of root and SlurmUser."""
     api = config.node_api
     uids = slurm_uids(config)
     try:

@@ -226,7 +226,7 @@ class Controller:
             if jobs is None:  # after the nodes, so that every job that their counts hold is listed
                 jobs, calls = self._slurm.jobs(), calls + 1
         except SlurmError as error:
-            text = f"Slurm cannot be observed, nothing was changed: {error}"
+            text = f"cannot query Slurm, nothing was changed: {error}"
             return RoundReport(self._clock.time(), error=text, slurm_calls=calls + 1)
         snapshot = self._observe(jobs, rows)
         observed = self._clock.monotonic()
@@ -280,20 +280,20 @@ class Controller:
             try:
                 self._slurm.hasten(action.job)
             except SlurmError as error:
-                applied.notes.append(f"job {action.job} keeps the delay of its requeue: {error}")
+                applied.notes.append(f"job {action.job} keeps its requeue delay: {error}")
         rows = {row.name: row for row in snapshot.nodes}
         plans, jobs = [offer.plan for offer in decided.offers], self.memory.supply.queue.rows
         try:
             done = self._advertiser.advertise(plans, decided.nodes, rows, jobs, self._clock.monotonic, decided.sharing)
         except SlurmError as failure:
-            applied.error = f"the new offers could not be read back; the next round tries again: {failure}"
+            applied.error = f"cannot verify the new offers; retrying in the next round: {failure}"
             return applied
         applied.calls += done.calls
         applied.done = done
-        applied.notes += [f"Slurm refused an update; the next round tries again: {text}" for text in done.errors]
+        applied.notes += [f"Slurm rejected an update; retrying in the next round: {text}" for text in done.errors]
         applied.notes += [
-            f"{name}: Slurm's constant sum of mig counts leaves no room for some free slots; raise the count of "
-            "mig:none in slurm.conf and gres.conf"
+            f"{name}: the constant sum of mig counts is too small for some free slots; increase mig:none in "
+            "slurm.conf and gres.conf"
             for name in done.cut
         ]
         reasons = {offer.plan.node: offer.why for offer in decided.offers} if done.changes else {}
@@ -324,7 +324,7 @@ class Controller:
                 updates[str(throttle.array.array)] = {"ArrayTaskThrottle": str(throttle.after)}
                 changes.append(throttle)
             else:
-                outcomes.append(DispatchOutcome(throttle, now, "it could not be recorded", applied=False))
+                outcomes.append(DispatchOutcome(throttle, now, "it cannot be recorded", applied=False))
         updates.update(decided.repairs)
         return outcomes + self._update(updates, changes, now) if updates else outcomes
 
@@ -364,7 +364,7 @@ class Controller:
             unsaved, now = decided.changed, self._clock.time()
             for order in orders:
                 if order.kind in GIVING:
-                    outcomes.append(OrderOutcome(order, "", "", now, "it could not be recorded", applied=False))
+                    outcomes.append(OrderOutcome(order, "", "", now, "it cannot be recorded", applied=False))
             orders = [order for order in orders if order.kind not in GIVING]
         for done in apply_orders(orders, decided.job_views, self._slurm, self._clock.time) if orders else ():
             outcomes.append(OrderOutcome(done.order, done.before, done.after, done.at, done.error))
@@ -437,7 +437,7 @@ class Controller:
             return lending
         row = next((row for row in self._jobs if row.job_id == job), None)
         if self.settings.supply is None:
-            supply = "supply is not managed ([supply] enabled = false)"
+            supply = "supply is disabled ([supply] enabled = false)"
         else:
             decided = self.decision.supply if self.decision is not None else None
             supply = why_not_started(job, row, decided, now)
@@ -451,7 +451,7 @@ class Controller:
         return {job: why for job, why in found.items() if why is not None}
 
 
-_RESET = "Slurm had other counts (a restart or scontrol reconfigure); the plan is as before"
+_RESET = "Slurm had other counts (a restart or scontrol reconfigure); the plan is unchanged"
 
 
 @dataclass
@@ -471,6 +471,6 @@ def explain(report: RoundReport) -> str:
         return report.error
     changed = f"{len(report.changes)} nodes changed" if report.changes else "no change"
     return (
-        f"{report.pending} jobs want supply, {report.waiting} wait, {len(report.reservations)} reservations, "
+        f"{report.pending} jobs need supply, {report.waiting} wait, {len(report.reservations)} reservations, "
         f"{changed}, {report.slurm_calls} Slurm calls in {sum(report.seconds.values()):.3f} s"
     )

@@ -1,4 +1,4 @@
-"""Log and record what would be done, once for as long as it stays the same."""
+"""Log and record what would be done, once while it stays the same."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _AGAIN_S: Final = 3600.0
 
 
 class DryRun:
-    """Remembers what was logged; makes the rows for the record."""
+    """Remembers logged orders; creates the rows for the record."""
 
     def __init__(self) -> None:
         self._orders: dict[tuple[int, Kind], tuple[str, float]] = {}
         self._changes: dict[str, str] = {}
 
     def recall(self, actions: Iterable[Mapping[str, Any]]) -> None:
-        """Learn from the record what was logged before a restart."""
+        """Load from the record what was logged before a restart."""
         kinds = {kind.value for kind in Kind}
         for row in actions:
-            if row["dry_run"] and row["kind"] in kinds:  # dispatch keeps its own there too
+            if row["dry_run"] and row["kind"] in kinds:  # dispatch stores its own there too
                 self._orders[row["job_id"], Kind(row["kind"])] = row["after"] or "", row["ts"]
 
     def orders(
@@ -53,7 +53,7 @@ class DryRun:
         return rows
 
     def changes(self, changes: Iterable[Retype | Throttle], now: float) -> list[dict[str, Any]]:
-        """Return rows of changes of waiting jobs that were not logged yet."""
+        """Return rows of changes of pending jobs that were not logged yet."""
         current: dict[str, str] = {}
         rows = []
         for change in changes:
@@ -69,7 +69,7 @@ class DryRun:
 
 
 class _NoClient:
-    """A client that changes nothing, so that a dry run goes the same way as a real one."""
+    """A client that changes nothing, so that a dry run follows the same path as a real one."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         """Do nothing."""

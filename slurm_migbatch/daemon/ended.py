@@ -1,4 +1,4 @@
-"""What migbatchd alone asks Slurm: how jobs ended, how it is configured, where its nodes are, who may see what.
+"""Slurm queries that only migbatchd needs: how jobs ended, configuration, node addresses, users' rights.
 
 How jobs ended that have left the queue (state, exit code and times) is in slurmctld's memory for MinJobAge.
 """
@@ -26,17 +26,17 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 class Standing(NamedTuple):
-    """What slurmdbd says of a user: whether Slurm lets him see everything, and the accounts that he coordinates."""
+    """A user in slurmdbd: whether Slurm lets him see everything, and the accounts that he coordinates."""
 
     operator: bool = False
     accounts: frozenset[str] = frozenset()
 
 
 class HistoryClient(CliClient):
-    """CliClient that also shows how jobs ended, and what else only the service asks."""
+    """CliClient that also shows how jobs ended, and other queries of the service."""
 
     def settings(self) -> dict[str, str]:
-        """Return slurmctld's configuration, keys in lower case, empty where it says (null); one scontrol call.
+        """Return slurmctld's configuration, keys in lower case, empty for (null); one scontrol call.
 
         Raises:
             SlurmError: scontrol failed.
@@ -48,9 +48,9 @@ class HistoryClient(CliClient):
         return found
 
     def ping(self, timeout: float | None = None) -> dict[str, bool]:
-        """Return which slurmctld answer, by the names of SlurmctldHost in their order; one scontrol call.
+        """Return which slurmctld answer, by the names of SlurmctldHost in order; one scontrol call.
 
-        One that stands ready to take over answers too. `timeout`: seconds; None: as for every command.
+        A backup that is ready to take over answers too. `timeout`: seconds; None: as for every command.
 
         Raises:
             SlurmError: scontrol failed, or has not ended in time.
@@ -58,7 +58,7 @@ class HistoryClient(CliClient):
         done = self._finish("scontrol", "ping", limit_s=timeout)
         found = {name: state == "UP" for name, state in _PING.findall(done.stdout.decode("utf-8", "replace"))}
         if not found:
-            raise SlurmError(f"`scontrol ping` names no slurmctld: {done.stderr.decode('utf-8', 'replace')[:200]}")
+            raise SlurmError(f"`scontrol ping` lists no slurmctld: {done.stderr.decode('utf-8', 'replace')[:200]}")
         return found
 
     def node_addresses(self) -> dict[str, frozenset[str]]:
@@ -75,7 +75,7 @@ class HistoryClient(CliClient):
         return found
 
     def standing(self, user: str) -> Standing:
-        """Return what slurmdbd says of a user; one sacctmgr call, to be made only where there is a slurmdbd.
+        """Return a user's entry in slurmdbd; one sacctmgr call, only if there is a slurmdbd.
 
         Raises:
             SlurmError: sacctmgr failed.
@@ -92,10 +92,10 @@ class HistoryClient(CliClient):
         return Standing()
 
     def associations(self, cluster: str) -> dict[int, Association]:
-        """Return the associations of users of one cluster by their ids; one sacctmgr call.
+        """Return the associations of users of one cluster by id; one sacctmgr call.
 
         Raises:
-            SlurmError: sacctmgr failed, as where there is no slurmdbd.
+            SlurmError: sacctmgr failed, for example without slurmdbd.
         """
         fields = "format=id,account,user,partition"
         output = self._run("sacctmgr", "-n", "-P", "show", "associations", f"clusters={cluster}", fields)
@@ -129,26 +129,27 @@ class HistoryClient(CliClient):
         ]
 
     def requeue_ended(self, job_id: int, *, update: Callable[[JobRow], Mapping[str, str]]) -> None:
-        """Put a batch job or one task of an array that has ended back into the queue, changed; it is held until it is.
+        """Requeue an ended batch job or array task, with an update; it is held until then.
 
         Args:
-            job_id: its own id; of the task of an array that started last this is the array's.
-            update: returns the fields of `scontrol update`, from the job as it waits.
+            job_id: its own id; for the task of an array that started last this is the array's.
+            update: returns the fields of `scontrol update` for the pending job.
 
         Raises:
-            SlurmError: Slurm has forgotten the job, refuses, or has put it back into the queue already. What was
-                requeued and not changed runs as it was.
+            SlurmError: Slurm no longer knows the job, refuses, or has requeued it already. A job that was requeued and
+                not
+                updated runs unchanged.
         """
         job = self._ended_name(job_id)
         self._change("scontrol", "requeuehold", job)
         try:
             rows = [row for row in self.jobs() if row.job_id == job_id]
             if not rows:
-                raise SlurmError(f"job {job} was requeued and is not in the queue")
+                raise SlurmError(f"job {job} was requeued but is not in the queue")
             self.update_jobs({job: update(rows[0])})
             self.hasten(job)
         finally:
-            # whoever is active by now does not know why it is held
+            # the migbatchd that is active by then does not know why it is held
             self._run("scontrol", "release", job)
 
     def _ended_name(self, job_id: int) -> str:
@@ -157,25 +158,25 @@ class HistoryClient(CliClient):
         Raises:
             SlurmError: Slurm does not know the job, or it has not ended.
         """
-        both = f"{int(job_id)},{int(job_id)}"  # one id alone that has gone would be an error
+        both = f"{int(job_id)},{int(job_id)}"  # a single unknown id would be an error
         fields = ",".join(f"{name}:0|" for name in ("JobID", "ArrayJobID", "ArrayTaskID", "State"))
         output = self._run("squeue", "--noheader", "--all", "--states=all", f"--jobs={both}", f"--Format={fields}")
         # a job in several partitions may have several rows
         found = {tuple(words[1:4]) for line in output.splitlines() if (words := line.split("|"))[0] == str(job_id)}
         if not found:
-            raise SlurmError(f"job {job_id} is not known to Slurm any more")
+            raise SlurmError(f"job {job_id} is no longer known to Slurm")
         array, task, state = sorted(found)[0]
         if state not in (*ENDED, "COMPLETING"):
-            raise SlurmError(f"job {job_id} waits or runs again already")
+            raise SlurmError(f"job {job_id} is already pending or running again")
         return f"{array}_{task}" if task.isdigit() else str(job_id)
 
 
 class PyslurmHistoryClient(HistoryClient, PyslurmClient):
-    """`HistoryClient` where pyslurm lists the queue."""
+    """`HistoryClient` for pyslurm."""
 
 
 class SlurmrestdHistoryClient(HistoryClient, SlurmrestdClient):
-    """`HistoryClient` where slurmrestd lists the queue."""
+    """`HistoryClient` for slurmrestd."""
 
 
 def _row(values: Sequence[str]) -> dict[str, Any] | None:

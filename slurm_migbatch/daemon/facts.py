@@ -1,7 +1,8 @@
-"""What requests are answered from: catalog, predictor and policy, kept in step with the nodes and on disk.
+"""The basis of answers to requests: catalog, predictor and policy, kept up to date with the nodes and on disk.
 
-The catalog file serves `migbatch explain`, rendering, and the first seconds after a start; the compiled table serves
-slurmctld whenever the service does not. Both are rewritten when, and only when, what they say changes.
+The catalog file is used by `migbatch explain`, rendering, and the first seconds after a start; the compiled table is
+used
+by slurmctld when the service does not answer. Both are rewritten when, and only when, their content changes.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ from slurm_migbatch.workload.refusal import Refusal
 log = logging.getLogger(__name__)
 
 _MISSED_S: Final = 600.0
-"""Seconds for which a node that Slurm's list lacks still counts as one of the site's."""
+"""Seconds for which a node missing from Slurm's list still counts as part of the site."""
 
 
 def known_models(config: Config) -> list[ModelFacts]:
-    """Return facts of the built-in models and of the site's own."""
+    """Return the specifications of the built-in models and of the site's own."""
     keys = [field.name for field in fields(ModelFacts) if field.name != "name"]
     own = [
-        # requests are matched without the organisation in front (predict.selection.canonical)
+        # requests are matched without the leading organisation (predict.selection.canonical)
         ModelFacts(name=name.rsplit("/", 1)[-1].replace("_", "-"), **{key: getattr(facts, key) for key in keys})
         for name, facts in config.models.items()
     ]
@@ -58,26 +59,26 @@ def known_models(config: Config) -> list[ModelFacts]:
 
 
 def models_of(config: Config) -> ModelDirectory:
-    """Return the directory of learned models, and whose files are trusted there."""
+    """Return the directory of learned models, and the users whose files are trusted there."""
     return ModelDirectory(Path(config.learning.models), slurm_uids(config))
 
 
 def chooser_of(config: Config) -> Chooser:
-    """Return the chooser over the built-in models and the site's own, with what was learned last.
+    """Return the chooser over the built-in models and the site's own, with the latest learned model.
 
-    What is wrong with the files of learned models is logged; older ones do then, or the physical prior.
+    Errors in files of learned models are logged; older ones are used then, or the physical prior.
     """
     current = models_of(config).current()
     for trouble in current.troubles:
-        log.error("a learned model is passed over: %s", trouble)
+        log.error("ignoring a learned model: %s", trouble)
     learned = current.saved.learned
     if current.troubles:
-        log.error("predictions are made with %s", f"version {learned.version}" if learned.version else "physics alone")
+        log.error("predictions use %s", f"version {learned.version}" if learned.version else "physics alone")
     return Chooser(LearnedPredictor(learned, known_models(config), confidence=config.learning.confidence))
 
 
 def policy_of(config: Config) -> SubmitPolicy:
-    """Return the site's choices for the rewrite; root and SlurmUser may do as they like."""
+    """Return the site's choices for the rewrite; root and SlurmUser are not restricted."""
     recurring = config.recurring
     runs = RunsPolicy(recurring.runs if recurring.enabled else 0, recurring.slowdown)
     return SubmitPolicy(slurm_uids(config), config.submit.allow_extra, runs, recurring.advise, config.submit.describe)
@@ -86,13 +87,13 @@ def policy_of(config: Config) -> SubmitPolicy:
 def slurm_uids(config: Config) -> frozenset[int]:
     """Return the uids of root, SlurmUser and this process."""
     uids = {0, os.geteuid()}
-    with contextlib.suppress(KeyError):  # a SlurmUser that does not exist here asks nothing here
+    with contextlib.suppress(KeyError):  # a SlurmUser that does not exist here makes no queries here
         uids.add(pwd.getpwnam(config.cluster.slurm_user).pw_uid)
     return frozenset(uids)
 
 
 class SitePredictions:
-    """What the predictor says of the GPUs of a catalog: `decide.snapshot.Predictions`.
+    """Predictions for the GPUs of a catalog: `decide.snapshot.Predictions`.
 
     Attributes:
         catalog: the site's partitions and GPUs.
@@ -101,18 +102,18 @@ class SitePredictions:
     def __init__(self, chooser: Chooser, catalog: SiteCatalog) -> None:
         self._chooser = chooser
         self.catalog = catalog
-        #: counts changes of the predictor and of the catalog: answers of one version stay the same
+        #: counts changes of the predictor and of the catalog: answers of one version do not change
         self._changes = 0
 
     @property
     def version(self) -> str:
-        """Names what the answers rest on: another predictor or another catalog has another version."""
+        """Identifies the basis of the answers: another predictor or catalog has another version."""
         return str(self._changes)
 
     def training_speeds(self, hints: LoanHints, partition: str) -> dict[Profile, float]:
         """Return speeds of a training job relative to the whole GPU, on each slice that is predicted to hold it.
 
-        Nothing where its model is not known.
+        Nothing if its model is unknown.
         """
         known = {name: getattr(hints, name) for name in ("model", "batch", "input", "input_unit", "llm")}
         names = [name for name in partition.split(",") if name in self.catalog]
@@ -140,9 +141,9 @@ class SitePredictions:
         return {profile: rate / whole for profile, rate in rates.items()} if whole > 0 else {}
 
     def candidates(self, hints: Hints, partition: str) -> tuple[Profile, Sequence[WeighedProfile]] | None:
-        """Return the profile that a job with these hints would be given now, and all that were considered.
+        """Return the profile that a job with these hints would get now, and all candidates.
 
-        None where it would be refused.
+        None if it would be refused.
         """
         place = self._view(partition)
         try:
@@ -158,9 +159,9 @@ class SitePredictions:
         return choice.offer.profile, listed
 
     def rates(self, hints: Hints, partition: str) -> dict[Profile, float]:
-        """Return items a second to count on with one slice of each profile; nothing where the model is not known.
+        """Return the conservative items per second of one slice of each profile; nothing if the model is unknown.
 
-        Of a service those within its latency limit (`predict.serving`).
+        For a service those within its latency limit (`predict.serving`).
         """
         place = self._view(partition)
         try:
@@ -186,17 +187,17 @@ class SitePredictions:
 
 
 class SiteFacts(SitePredictions):
-    """The present catalog. `inventory` and `snapshot` take in what is new; `changed` is called with a new catalog."""
+    """The current catalog. `inventory` and `snapshot` update it; `changed` is called with a new catalog."""
 
     def __init__(self, config: Config, chooser: Chooser, changed: Callable[[SiteCatalog], None]) -> None:
         super().__init__(chooser, SiteCatalog())
         self._config, self._changed = config, changed
         self._inventory: Inventory | None = None
         self._partitions: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] | None = None
-        self._rows: dict[str, tuple[NodeRow, float]] = {}  # with when each was last in Slurm's list
+        self._rows: dict[str, tuple[NodeRow, float]] = {}  # with the time when each was last in Slurm's list
         self._unwritten = False
-        advice = "slurmctld keeps the older one; check the directory and who may write to it"
-        self._fault = FaultReporter("cannot write what slurmctld falls back to", advice, log)
+        advice = "slurmctld keeps the old one; check the directory and its permissions"
+        self._fault = FaultReporter("cannot write the compiled table for slurmctld", advice, log)
         self.catalog = self._remembered()
 
     def _remembered(self) -> SiteCatalog:
@@ -208,7 +209,7 @@ class SiteFacts(SitePredictions):
         except (OSError, CatalogError) as error:
             log.warning("%s is not used: %s", path, error)
             return SiteCatalog()
-        log.info("starting from the catalog of before", extra={"partitions": found.names})
+        log.info("starting with the saved catalog", extra={"partitions": found.names})
         self._unwritten = True  # the predictor may have changed, and with it the table
         return found
 
@@ -218,15 +219,15 @@ class SiteFacts(SitePredictions):
         self._changes += 1
 
     def inventory(self, inventory: Inventory) -> None:
-        """Take in that the nodes' GPUs changed."""
+        """Process a change of the nodes' GPUs."""
         self._inventory = inventory
         self._build()
 
     def snapshot(self, snapshot: SlurmView) -> None:
-        """Take in a new view of Slurm; partitions and features of nodes may have changed."""
+        """Process a new view of Slurm; partitions and features of nodes may have changed."""
         now = time.monotonic()
         self._rows |= {row.name: (row, now) for row in snapshot.nodes}
-        # one that Slurm's list lacks may be one that cannot be read now: what needs it is not refused for that
+        # a missing node may be one that cannot be parsed now: requests for it are not refused
         self._rows = {name: (row, seen) for name, (row, seen) in self._rows.items() if now - seen < _MISSED_S}
         partitions = {name: (row.partitions, row.features) for name, (row, _) in self._rows.items()}
         known, self._partitions = self._partitions, partitions
@@ -238,17 +239,20 @@ class SiteFacts(SitePredictions):
             return
         catalog = catalogs.build(self._inventory, [row for row, _ in self._rows.values()], self._config)
         if not catalog.partitions and self.catalog.partitions:
-            log.warning("no partition has MIG GPUs any more; requests are answered from the catalog of before")
+            log.warning("no partition has MIG GPUs any more; keeping the previous catalog")
             return
         if catalog != self.catalog:
             self.catalog = catalog
             self._unwritten = True
             self._changes += 1
-            log.info("the site has changed", extra={"partitions": catalog.names, "gpus": ",".join(catalog.kinds)})
+            log.info(
+                "the site's GPUs or partitions have changed",
+                extra={"partitions": catalog.names, "gpus": ",".join(catalog.kinds)},
+            )
             self._changed(catalog)
 
     def write(self) -> None:
-        """Write catalog and table where they differ from the files; for a worker thread, compiling takes a while."""
+        """Write catalog and table if they differ from the files; for a worker thread, compiling takes a while."""
         if not self._unwritten:
             return
         self._unwritten = False

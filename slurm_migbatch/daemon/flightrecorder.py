@@ -1,10 +1,10 @@
-"""The flight recorder: the last hours of what migbatchd saw and decided, on disk, for `migbatch replay`.
+"""Flight recorder: the last hours of migbatchd's input and decisions, on disk, for `migbatch replay`.
 
-Rounds hand over what they had anyway; everything else happens in a thread. A round that finds the thread too far behind
-is not recorded, and a new segment begins when there is room again. Each segment is a file of its own, JSON lines in one
-gzip member, so that the oldest can go and `cat` makes one recording of several.
+Rounds pass on data that they have anyway; everything else happens in a thread. A round is not recorded if the thread is
+too far behind, and a new segment begins when it has caught up. Each segment is a separate file, JSON lines in one gzip
+member, so that the oldest can be removed and `cat` joins several into one recording.
 
-Nothing that goes wrong here is more than a warning: decisions do not wait for their recording.
+Errors here only cause a warning: decisions do not wait for their recording.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from slurm_migbatch.decide.snapshot import ClusterSnapshot, Predictions
 log = logging.getLogger(__name__)
 
 DIRECTORY: Final = "decisions"
-"""Where recordings lie, in the service's run_dir."""
+"""Directory of recordings, in the service's run_dir."""
 SUFFIX: Final = ".jsonl.gz"
 _STAMP: Final = "%Y%m%dT%H%M%S.%fZ"
 _SEGMENTS: Final = 8
-"""Segments that the allowed time, and the allowed room, are divided into."""
+"""Number of segments into which the allowed time and size are divided."""
 _WHOLES: Final = 2.0
-"""A segment has at least the size of so many whole rounds: it has one at its begin, what follows is changes."""
+"""Minimum size of a segment in whole rounds: it begins with one, followed by changes."""
 _LARGEST: Final = 0.5
-"""Share of the allowed room above which a segment ends in any case."""
+"""Share of the allowed size above which a segment always ends."""
 _WAITING: Final = 64
-"""Rounds that may wait for the thread."""
+"""Maximum number of rounds waiting for the thread."""
 _FLUSH_S: Final = 10.0
-"""Least seconds between two rounds that are handed to the file: what a killed service loses."""
+"""Minimum seconds between two flushes to the file: what a killed service loses."""
 _LONGEST_LINE: Final = 1 << 28
-"""Bytes of one entry that are read; a file from a stranger may be anything."""
+"""Maximum bytes of an entry when reading; foreign files may contain anything."""
 _STOP_S: Final = 5.0
 
 
 @dataclass(frozen=True)
 class _Begin:
-    """A segment begins; the state of memory, None for nothing."""
+    """Start of a segment; the state of memory, None for nothing."""
 
     state: memory_state.State | None
 
@@ -69,10 +69,10 @@ class FlightRecorder:
     """Records rounds; see `controller.Recorder`.
 
     Args:
-        directory: where segments lie; made if missing.
-        settings: what is decided with.
-        hours: how long a segment is kept after it was ended.
-        megabytes: how much all of them may take together.
+        directory: of the segments; created if missing.
+        settings: of the decisions.
+        hours: how long a segment is kept after its end.
+        megabytes: maximum total size.
     """
 
     def __init__(self, directory: Path, settings: Settings, hours: float, megabytes: float) -> None:
@@ -89,7 +89,7 @@ class FlightRecorder:
     # -- in the thread of the rounds -------------------------------------------------------------------------------
 
     def predictions(self, predictions: Predictions) -> Predictions:
-        """Return predictions of which it is recorded what they are asked until the next round."""
+        """Return predictions whose queries are recorded until the next round."""
         if self._stopped.is_set():
             return predictions
         if not self._started:
@@ -99,7 +99,7 @@ class FlightRecorder:
         return self._asked
 
     def round(self, snapshot: ClusterSnapshot, decision: Decision, outcomes: Outcomes) -> None:
-        """Record a round; its outcomes were taken in. Does not wait."""
+        """Record a round after its outcomes. Does not wait."""
         if self._stopped.is_set():
             return
         asked = tuple(self._asked.asked) if self._asked is not None else ()
@@ -114,14 +114,14 @@ class FlightRecorder:
             self._missed = True
 
     def flush(self) -> None:
-        """Wait until everything that was handed over is written, or recording has stopped."""
+        """Wait until everything is written, or recording has stopped."""
         done = threading.Event()
         self._queue.put(done)
         while not done.wait(0.05) and not self._stopped.is_set():
             pass
 
     def close(self) -> None:
-        """Write what waits, and stop."""
+        """Write the rest, and stop."""
         if not self._started:
             return
         try:
@@ -136,9 +136,9 @@ class FlightRecorder:
         try:
             self._write()
         except OSError as error:
-            log.warning("decisions are not recorded any more: %s", error)
+            log.warning("decisions are no longer recorded: %s", error)
         except Exception as error:
-            log.warning("decisions are not recorded any more: %s", error or type(error).__name__, exc_info=True)
+            log.warning("decisions are no longer recorded: %s", error or type(error).__name__, exc_info=True)
         finally:
             self._stopped.set()
             self._files.close()
@@ -163,7 +163,7 @@ class FlightRecorder:
 
 
 class _Segments:
-    """Files of segments, the oldest of which go."""
+    """Files of segments, of which the oldest are removed."""
 
     def __init__(self, directory: Path, seconds: float, size: int) -> None:
         self._directory, self._seconds, self._size = directory, seconds, size
@@ -172,7 +172,7 @@ class _Segments:
         self._begun = self._flushed = self._latest = 0.0
         self._written = self._whole = 0
         self._zip = zlib.compressobj(wbits=31)
-        #: whether the segment has its size or age, and another should begin; taken back by who sees to that
+        #: whether the segment has reached its size or age, and another should begin; reset by the caller
         self.full = False
         self._announced = False
 
@@ -190,7 +190,7 @@ class _Segments:
         self._written, self._whole, self._announced = 0, 0, False
 
     def write(self, entry: Any, now: float, *, whole: bool = False) -> None:
-        """Append an entry; raises OSError where that is not possible. `whole`: it is the segment's first round."""
+        """Append an entry; raises OSError if that is not possible. `whole`: it is the segment's first round."""
         line = json.dumps(entry, separators=(",", ":"), allow_nan=False)
         data = self._zip.compress(line.encode() + b"\n")
         if whole or not 0 <= now - self._flushed < _FLUSH_S:
@@ -206,14 +206,14 @@ class _Segments:
             self._announced = self.full = True
 
     def close(self) -> None:
-        """End the segment; what was compressed and not written yet takes room as well."""
+        """End the segment; compressed data that is not written yet counts too."""
         if self._file is None:
             return
         try:
             self._append(self._zip.flush())
             self._make_room(self._latest)
         except OSError as error:
-            log.debug("the end of %s could not be written: %s", self._path, error)
+            log.debug("cannot write the end of %s: %s", self._path, error)
         finally:
             file, self._file = self._file, None
             os.close(file)
@@ -228,7 +228,7 @@ class _Segments:
         others = [path for path in segments(self._directory) if path != self._path]
         sizes = {path: path.stat().st_size for path in others}
         left = self._size - self._written - sum(sizes.values())
-        for path, following in pairwise([*others, self._path]):  # which begins where the one before ends
+        for path, following in pairwise([*others, self._path]):  # which begins where the previous one ends
             if left >= 0 and _begun(following) > now - self._seconds:
                 break
             path.unlink(missing_ok=True)
@@ -263,7 +263,7 @@ def segments(directory: Path) -> list[Path]:
 
 
 def _begun(path: Path) -> float:
-    """Return when a segment began, by its file's name; 0 for a file of another name."""
+    """Return when a segment began, from its file name; 0 for a file of another name."""
     try:
         moment = datetime.strptime(path.name[: -len(SUFFIX)], _STAMP)
     except ValueError:
@@ -275,11 +275,11 @@ def _begun(path: Path) -> float:
 
 
 def read_entries(path: Path) -> Iterator[Any]:
-    """Yield the entries of a recording; what the end of a file has lost is left out.
+    """Yield the entries of a recording; a truncated end is skipped.
 
     Raises:
-        OSError: it cannot be read, or is no gzip file.
-        CodecError: a line in it is no JSON.
+        OSError: it cannot be read, or is not a gzip file.
+        CodecError: a line is not JSON.
     """
     broken = ""
     with gzip.open(path, "rb") as file:
@@ -289,7 +289,7 @@ def read_entries(path: Path) -> Iterator[Any]:
             try:
                 yield json.loads(line)
             except ValueError as error:
-                broken = f"{path}: {error}"  # the last line may be cut off
+                broken = f"{path}: {error}"  # the last line may be truncated
 
 
 def _lines(file: gzip.GzipFile) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
-"""What stands between the network and an endpoint: headers that prove who asks, before a byte of a body is read.
+"""Authentication between the network and an endpoint: headers prove the caller, before a byte of a body is read.
 
-Every request carries signed headers that say how long its body is and what its digest is. A body is read where those
-verify, within bounds, and answers are signed.
+Every request has signed headers with the length and digest of its body. A body is read if these verify, within bounds,
+and answers are signed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from slurm_migbatch.node.auth import (
     response_payload,
 )
 
-#: requests of one caller that are worked on at once; a node needs three
+#: concurrent requests of one caller; a node needs three
 REQUESTS_PER_CALLER = 8
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -51,7 +51,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class ApiLimits:
-    """How much a caller may ask for, and how long he may take to say it."""
+    """Limits on the size of a request and the time to send it."""
 
     body_bytes: int = 4 * 1024 * 1024
     body_s: float = 30.0
@@ -59,10 +59,10 @@ class ApiLimits:
 
 
 class Connection(Protocol):
-    """The connection that a request came by."""
+    """The connection of a request."""
 
     def believe(self) -> None:
-        """Note that the caller has proved who he is."""
+        """Note that the caller is authenticated."""
 
     def when_closed(self, then: Callable[[], None]) -> None:
         """Call `then` once it is closed."""
@@ -70,7 +70,7 @@ class Connection(Protocol):
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request: the host that he says, the address that it came from, and his uid by the credential."""
+    """The sender of a request: the host that it names, its address, and the uid of the credential."""
 
     node: str
     address: str
@@ -83,7 +83,7 @@ Endpoint = Callable[[Caller, bytes], Awaitable[Response]]
 
 @dataclass
 class _Headers:
-    """What the headers of a request say; `proved`: by a credential."""
+    """The headers of a request; `proved`: by a credential."""
 
     node: str
     credential: str
@@ -93,7 +93,7 @@ class _Headers:
 
 
 class Gate:
-    """Believes headers whose credential verifies, then reads the body that they announced, and signs what goes back."""
+    """Verifies the credential in the headers, then reads the announced body, and signs the answer."""
 
     def __init__(
         self,
@@ -104,16 +104,16 @@ class Gate:
         seldom: Seldom,
         advice: tuple[str, str],
     ) -> None:
-        """Make a gate.
+        """Create a gate.
 
         Args:
             signer: checks credentials, and signs answers.
-            limits: how much may be asked for.
-            pool: where credentials are checked and made.
+            limits: of requests.
+            pool: where credentials are checked and created.
             authorise: returns the name under which the requests of a caller with a verified credential are counted;
                 raises Refused.
             seldom: where refusals are logged.
-            advice: what is logged of a refusal, and what to do about it.
+            advice: log text of a refusal, and what to do about it.
         """
         self._signer, self._limits, self._pool, self._may, self._seldom = signer, limits, pool, authorise, seldom
         self._advice = advice
@@ -144,12 +144,12 @@ class Gate:
             response = as_json({"error": str(error)}, 400)
         except Refused as refused:
             response = as_json({"error": str(refused)}, refused.status)
-            # what is left of the body is not read, so nothing else can follow on this connection
+            # the rest of the body is not read, so nothing else can follow on this connection
             response.headers["Connection"] = "close"
             if refused.retry_after is not None:
                 response.headers["Retry-After"] = str(refused.retry_after)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody is there to read it
+            return Response(status_code=400)  # nobody will read it
         if response.status_code != 200:
             self._log_refusal(request, headers, response)
         if headers is not None and headers.proved:
@@ -185,7 +185,7 @@ class Gate:
             )
         length = request.headers.get("content-length", "")
         if "transfer-encoding" in request.headers or not re.fullmatch(r"[0-9]{1,12}", length):
-            raise Refused(411, "a message says how long it is (Content-Length)")
+            raise Refused(411, "Content-Length is required")
         if int(length) > self._limits.body_bytes:
             raise Refused(413, f"the body is larger than {self._limits.body_bytes} bytes")
         return _Headers(node, credential, digest, int(length))
@@ -196,13 +196,13 @@ class Gate:
         except asyncio.TimeoutError:
             raise Refused(408, f"the body did not arrive within {self._limits.body_s:g} s") from None
         if not hmac.compare_digest(digest_of(body), headers.digest):
-            raise Refused(401, "the body is not the one that was signed")
+            raise Refused(401, "the body does not match the signature")
         return body
 
     @contextlib.contextmanager
     def _request_slot(self, name: str) -> Iterator[None]:
         if self._working[name] >= REQUESTS_PER_CALLER:
-            raise Refused(429, f"{REQUESTS_PER_CALLER} requests of {name} are being worked on already", 5)
+            raise Refused(429, f"{REQUESTS_PER_CALLER} requests of {name} are already in progress", 5)
         self._working[name] += 1
         try:
             yield
@@ -229,10 +229,10 @@ async def _read(request: Request, length: int) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > length:
-            raise Refused(400, "the body is longer than announced")
+            raise Refused(400, "the body is longer than Content-Length")
     return bytes(body)
 
 
 def as_json(value: Any, status: int = 200) -> Response:
-    """Make an answer in JSON."""
+    """Create an answer in JSON."""
     return Response(json.dumps(value, separators=(",", ":")), status, media_type="application/json")

@@ -1,4 +1,4 @@
-"""Figures of slices and of waiting jobs for /metrics, from what nodes and Slurm have told.
+"""Metrics of slices and of pending jobs for /metrics, from reports of nodes and Slurm.
 
 Labels are profiles and states only: no job, user or GPU, of which there are too many.
 """
@@ -26,9 +26,9 @@ def slices_by_state(nodes: Mapping[str, NodeFacts]) -> Mapping[Labels, float]:
 
 
 def waits(jobs: Iterable[JobRow], now: float) -> Mapping[Labels, float]:
-    """Return the longest and the median wait in seconds of pending jobs that ask for slices; 0 where none waits.
+    """Return the longest and the median wait in seconds of pending jobs that request slices; 0 if none waits.
 
-    A job counts from when it could start; one that waits for another job, for its time or for its user does not count.
+    A job counts since it was eligible; one that waits for a dependency, its begin time or its user does not count.
     """
     since = [job.eligible for job in jobs if job.pending and "mig:" in job.gres and job.eligible is not None]
     seconds = [now - began for began in since if began <= now] or [0.0]

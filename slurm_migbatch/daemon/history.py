@@ -1,4 +1,4 @@
-"""The store as the daemon uses it: decisions in batches, and what happened to instances since each node booted."""
+"""The store as used by the daemon: decisions in batches, and events of instances since each node booted."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from slurm_migbatch.store.models import MeasuredPoint, Node, NodeEvent, Run, Sup
 from slurm_migbatch.store.recurring import RecurringRun, newest_lesson, recurring_runs
 from slurm_migbatch.store.work import PastRuns, TaskRunRow, array_runs, past_work
 
-#: of the creates and destroys, only the newest matter: what lies idle where is a preference, not a fact to rely on
+#: only the newest creates and destroys matter: they only express a preference for idle instances
 _NEWEST = 20_000
 
 
 class Learnable(NamedTuple):
-    """The number of the newest lesson, and the moment of the newest import of measurements (unix seconds)."""
+    """The number of the newest lesson, and the time of the newest import of measurements (unix seconds)."""
 
     lesson: int = 0
     imported: float = 0.0
 
 
 class HistoryStore(Store):
-    """`Store` that takes decisions in batches and reads back how idle instances, zombies and faults came about."""
+    """`Store` that writes decisions in batches and reads how idle instances, zombies and faults arose."""
 
     def __enter__(self) -> HistoryStore:
         return self
 
     def record_decisions(self, decisions: Sequence[Mapping[str, Any]]) -> None:
-        """Record several decisions in one transaction, because commits are what many submissions in a row cost."""
+        """Record several decisions in one transaction, because commits dominate the cost of many submissions."""
         self._write(lambda session: record_decisions(session, decisions, time.time()))
 
     def learnable(self) -> Learnable:
@@ -44,17 +44,17 @@ class HistoryStore(Store):
         return Learnable(max(lesson or 0, 0), imported or 0.0)
 
     def newest_lesson(self) -> int:
-        """Return the number of the newest ended run that can be learned from; 0 where there is none."""
+        """Return the number of the newest ended run usable for learning; 0 if there is none."""
         with self.reading() as connection:
             return newest_lesson(connection)
 
     def recurring_runs(self, since: int, limit: int) -> list[RecurringRun]:
-        """Return ended runs after a lesson number, in order, that the submit filter can know again."""
+        """Return ended runs after a lesson number, in order, that the submit filter can recognize."""
         with self.reading() as connection:
             return recurring_runs(connection, since, limit)
 
     def measured_since(self, imported: float) -> list[Measurement]:
-        """Return measured points that came, or got other values, after that moment (unix seconds)."""
+        """Return measured points that were added or changed after that time (unix seconds)."""
         columns = (MeasuredPoint.__table__.c[name] for name in COLUMNS)
         statement = select(*columns).where(MeasuredPoint.imported > imported).order_by(MeasuredPoint.id)
         with self.reading() as connection:
@@ -63,8 +63,7 @@ class HistoryStore(Store):
     def instance_events(self, *, changes: bool = True) -> dict[str, list[dict[str, Any]]]:
         """Return events about instances by node, in order, since the node last booted or sent its whole state.
 
-        Of a `state` only what it says of instances; who holds them is to be asked of `leases`. Without `changes` only
-        zombies and faults.
+        Of a `state` only instances; `leases` has their holders. Without `changes` only zombies and faults.
         """
         booted = (
             select(NodeEvent.node, func.max(NodeEvent.id).label("id"))
@@ -90,30 +89,30 @@ class HistoryStore(Store):
         return found
 
     def last_offers(self) -> dict[str, dict[str, int]]:
-        """Return the counts that each node was given last, by GRES type, filler included."""
+        """Return the last counts of each node, by GRES type, including the filler."""
         newest = select(func.max(SupplyChange.id)).group_by(SupplyChange.node)
         with self.reading() as connection:
             rows = connection.execute(select(SupplyChange.node, SupplyChange.counts).where(SupplyChange.id.in_(newest)))
             return {row.node: dict(row.counts) for row in rows}
 
     def last_seen(self) -> dict[str, float]:
-        """Return when each node was last heard (unix seconds)."""
+        """Return when each node last reported (unix seconds)."""
         with self.reading() as connection:
             return {row.node: row.seen for row in connection.execute(select(Node.node, Node.seen))}
 
     def array_runs(self, arrays: Collection[int]) -> dict[int, list[TaskRunRow]]:
-        """Return how the tasks of these arrays went that have started."""
+        """Return the started tasks of these arrays."""
         with self.reading() as connection:
             return array_runs(connection, arrays)
 
     def past_work(self, since: float) -> list[PastRuns]:
-        """Return what slices were used for since that moment (unix seconds), loans left out."""
+        """Return the use of slices since that time (unix seconds), without loans."""
         with self.reading() as connection:
             return past_work(connection, since)
 
 
 def open_history(url: str, *, readonly: bool = False, term: int = 0) -> HistoryStore:
-    """Open the store as `open_store` does, as a HistoryStore that writes in that term alone (0: in any).
+    """Open the store as `open_store` does, as a HistoryStore that writes only in that term (0: any).
 
     Raises:
         StoreError: see `open_store`.

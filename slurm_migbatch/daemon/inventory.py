@@ -1,4 +1,4 @@
-"""The GPUs of the site as the nodes last described them, read again after events that may have changed them."""
+"""The site's GPUs as the nodes last described them, read again after events that may have changed them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # SQLAlchemy takes longer to import than all that the submit 
 
 log = logging.getLogger(__name__)
 Inventory = Mapping[str, Sequence[Mapping[str, Any]]]
-#: node events after which the inventory may read differently
+#: node events that may change the inventory
 KINDS = frozenset({"boot", "inventory", "state", "fault"})
 
 
@@ -27,14 +27,14 @@ class InventoryKeeper:
         self._asked.set()
         self.latest: Inventory | None = None
         self.listeners: list[Callable[[Inventory], None]] = []
-        self._fault = FaultReporter("cannot read the inventory", "see the message about the database", log)
+        self._fault = FaultReporter("cannot read the inventory", "see the database error", log)
 
     def refresh(self) -> None:
-        """Ask for the inventory to be read again; it may have changed."""
+        """Request that the inventory is read again; it may have changed."""
         self._asked.set()
 
     async def run(self) -> None:
-        """Read at start and whenever asked, for ever."""
+        """Read at start and on request, forever."""
         while True:
             await self._asked.wait()
             self._asked.clear()

@@ -1,8 +1,9 @@
-"""The loop from finished runs back to predictions: looks for news, lets a child refit, takes the result over.
+"""Learning loop: looks for new runs, lets a child process refit, applies the result.
 
-The work itself is `daemon.refit`'s, in a process of its own: learning computes for seconds to minutes, and neither the
-event loop nor submissions may wait for it. Here only the index of the models is looked at, once a second, so that a
-version made or gone back from by `migbatch model` counts at once too.
+The work is done by `daemon.refit` in a separate process: learning computes for seconds to minutes, and neither the
+event
+loop nor submissions may wait for it. Here only the index of the models is checked, once a second, so that a version
+created or rolled back by `migbatch model` takes effect immediately too.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ log = logging.getLogger(__name__)
 
 _CHECK_S: Final = 1.0
 _MOST_SHOWN: Final = 50
-"""Models whose drift is a metric: those furthest off."""
+"""Number of models whose drift is a metric: those with the largest."""
 _ENOUGH: Final = 5
-"""Runs that make a model's drift worth showing."""
+"""Minimum runs of a model to show its drift."""
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class RefitFailed(RuntimeError):
-    """The child did not come to its end; the message says why."""
+    """The child did not finish; the message says why."""
 
 
 class Learning:
@@ -53,33 +54,33 @@ class Learning:
         self._done: tuple[Learnable, int] | None = None
         self._asked = 0.0
         self._watch: Mapping[str, Any] = {}
-        advice = "predictions stay as they are; see 'migbatch model show', or refit by hand with 'migbatch model refit'"
-        self._fault = FaultReporter("learning from finished runs", advice, log, first=30.0, longest=3600.0)
+        advice = "predictions are unchanged; see 'migbatch model show', or run 'migbatch model refit'"
+        self._fault = FaultReporter("cannot learn from finished runs", advice, log, first=30.0, longest=3600.0)
         self._broken = FaultReporter(
-            "predicted limits hold less often than promised",
-            "see 'migbatch model show' for the models that drift; the next refit takes new runs in",
+            "predicted limits hold too rarely",
+            "'migbatch model show' lists the models that drift; the next refit includes new runs",
             log,
         )
         self._refits = metrics.counter("migbatch_model_refits_total", "Refits of the predictor, by outcome.", "outcome")
         gauge = metrics.gauge
-        gauge("migbatch_model_version", "Learned model that predictions are made with; 0: physics.", self._version)
+        gauge("migbatch_model_version", "Version of the learned model in use; 0: physics.", self._version)
         gauge(
             "migbatch_model_kept_share",
-            "Share of runs since the last refit that kept the limit.",
+            "Share of runs since the last refit that met the predicted limit.",
             self._shares,
             "figure",
         )
-        gauge("migbatch_model_kept_runs", "Runs since the last refit that told the figure.", self._runs, "figure")
+        gauge("migbatch_model_kept_runs", "Runs since the last refit that reported the figure.", self._runs, "figure")
         gauge(
             "migbatch_model_drift",
-            "Measured over predicted since the last refit, the median by model.",
+            "Median of measured over predicted since the last refit, by model.",
             self._drift,
             "figure",
             "model",
         )
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check forever."""
         wait = 0.0
         while True:
             self._check_index()
@@ -101,9 +102,9 @@ class Learning:
         if index is None or index.current == self._current:
             return
         before, self._current = self._current, index.current
-        if before is None:  # what all parts of the service start with
+        if before is None:  # common start of all components of the service
             return
-        log.info("predictions are made with another model", extra={"version": index.current, "before": before})
+        log.info("predictions use another model", extra={"version": index.current, "before": before})
         self._changed(index.current)
 
     def _index(self) -> Index | None:
@@ -129,9 +130,9 @@ class Learning:
         self._refits.labels(result["outcome"]).inc()
         fields = {name: result[name] for name in ("reason", "runs", "measured", "seconds", "version") if name in result}
         if result["outcome"] == "taken":
-            log.info("the predictor has learned", extra=fields)
+            log.info("predictor refitted", extra=fields)
         else:
-            log.warning("no new predictor: %s", result["why"], extra=fields)
+            log.warning("predictor not refitted: %s", result["why"], extra=fields)
 
     def _report_coverage(self) -> None:
         broken = {name: coverage for name, coverage in self._watch["kept"].items() if coverage["broken"]}
@@ -142,13 +143,13 @@ class Learning:
         parts = (
             f"{name}: {coverage['share']:.0%} of {coverage['runs']} runs" for name, coverage in sorted(broken.items())
         )
-        self._broken.failed(f"{', '.join(parts)}, promised are {promised} (version {self._watch['version']})")
+        self._broken.failed(f"{', '.join(parts)}, confidence level {promised} (version {self._watch['version']})")
 
     async def _refit(self) -> dict[str, Any]:
-        """Let a child do it; it ends with us.
+        """Run a child process; it ends with us.
 
         Raises:
-            RefitFailed: it took too long, or ended otherwise than with a result.
+            RefitFailed: it took too long, or ended without a result.
         """
         child = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -164,7 +165,9 @@ class Learning:
             start = {"config": text_of(self._config), "level": self._config.daemon.log_level}
             return await asyncio.wait_for(_answer(child, start), self._config.learning.limit_s)
         except asyncio.TimeoutError:
-            raise RefitFailed(f"it took longer than [learning] limit_s = {self._config.learning.limit_s:g}") from None
+            raise RefitFailed(
+                f"refit took longer than [learning] limit_s = {self._config.learning.limit_s:g}"
+            ) from None
         finally:
             if child.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -197,9 +200,9 @@ async def _answer(child: Process, start: Mapping[str, Any]) -> dict[str, Any]:
         child.stdin.write(json.dumps(start).encode() + b"\n")
         await child.stdin.drain()
     line = await child.stdout.readline()
-    # the end of stdin is the end of the child, so that stays open until it has answered
+    # the child exits at the end of stdin, so that stays open until it has answered
     code = await child.wait() if not line else 0
     if not line:
-        raise RefitFailed(f"the process that refits ended with {code}; its words are in the log above")
+        raise RefitFailed(f"the refit process exited with {code}; see its output above")
     found: dict[str, Any] = json.loads(line)
     return found

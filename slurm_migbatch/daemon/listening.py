@@ -1,4 +1,4 @@
-"""Listens where the configuration says, else where slurmctld does: its addresses that this host has, and 127.0.0.1."""
+"""Listens on the configured address, else on slurmctld's addresses that this host has, and 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -38,9 +38,13 @@ class Listening:
         self._listen(self._configured or _LOOPBACK)
 
     async def follow(self) -> None:
-        """Listen where slurmctld does, also on an address that this host gets later; nothing to do if told where."""
+        """Listen on slurmctld's addresses, including those that this host gets later; nothing if an address is
+        configured.
+        """
         fault = FaultReporter(
-            f"where to listen for {self.whom}", f"set [{self._section}] listen, or start slurmctld", log
+            f"cannot determine the address to listen on for {self.whom}",
+            f"set [{self._section}] listen, or start slurmctld",
+            log,
         )
         while not self._configured:
             wait = _ADDRESSES_S
@@ -55,7 +59,7 @@ class Listening:
                             raise
                 if all(is_loopback(place) for place in self._api.addresses if not place.startswith("/")):
                     raise OSError(
-                        f"{', '.join(hosts) or 'slurm.conf'} names no address of this host that {self.whom} can reach"
+                        f"{', '.join(hosts) or 'slurm.conf'} has no address of this host that {self.whom} can reach"
                     )
                 fault.succeeded()
             except (SlurmError, OSError) as error:

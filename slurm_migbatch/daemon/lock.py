@@ -12,9 +12,9 @@ class AlreadyRunning(RuntimeError):
 
 
 class InstanceLock:
-    """Holds `<run_dir>/migbatchd.pid` locked for as long as it lives; the file names the holder.
+    """Holds `<run_dir>/migbatchd.pid` locked as long as it exists; the file names the holder.
 
-    Nobody else may open the file: whoever can read one can lock it (flock(2)), for ever.
+    No other user may open the file: whoever can read it can lock it (flock(2)) forever.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -26,7 +26,7 @@ class InstanceLock:
 
         Raises:
             AlreadyRunning: another process has it.
-            OSError: the run directory cannot be made or written.
+            OSError: the run directory cannot be created or written.
         """
         self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -36,7 +36,7 @@ class InstanceLock:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
             raise AlreadyRunning(
-                f"migbatchd is already running as process {holder or '?'} (lock {self.path}); stop that one first"
+                f"migbatchd is already running as process {holder or '?'} (lock {self.path}); stop it first"
             ) from None
         try:
             os.fchmod(fd, 0o600)  # one of an earlier release
@@ -48,7 +48,7 @@ class InstanceLock:
         self._fd = fd
 
     def release(self) -> None:
-        """Give the lock back; the file stays, so that nobody locks a name that someone else just unlinked."""
+        """Release the lock; the file stays, so that nobody locks a name that was just unlinked."""
         if self._fd >= 0:
             os.ftruncate(self._fd, 0)
             os.close(self._fd)

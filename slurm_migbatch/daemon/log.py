@@ -1,4 +1,4 @@
-"""Logging to stderr, one line per record: `level logger message key=value ...`, as the systemd journal likes it."""
+"""Logging to stderr, one line per record: `level logger message key=value ...`, for the systemd journal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _value(value: object) -> str:
 
 
 def setup(level: str) -> None:
-    """Send everything of `level` and above to stderr; with priorities where systemd reads them."""
+    """Send everything of `level` and above to stderr; with priorities for systemd."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(journal="JOURNAL_STREAM" in os.environ))
     root = logging.getLogger()
@@ -55,7 +55,7 @@ def setup(level: str) -> None:
 
 
 class FaultReporter:
-    """Logs failures of one thing that is tried again: the first one, each change of the cause, and the recovery.
+    """Logs failures of a retried operation: the first one, each change of the cause, and the recovery.
 
     The caller retries; `failed` returns how long to wait before that (seconds, doubling up to `longest`).
     """
@@ -92,7 +92,7 @@ class FaultReporter:
         text = (str(error) or type(error).__name__).strip().replace("\n", " ")[:500]
         if not self.tries:
             self._since = self._clock()
-        # the reason before the count: /healthz looks from another thread
+        # the reason before the count: /healthz reads from another thread
         before, self.error = self.error, text
         self.tries += 1
         if _cause(text) != _cause(before):
@@ -100,19 +100,19 @@ class FaultReporter:
         return float(min(self._longest, self._first * 2 ** min(self.tries - 1, 30)))
 
     def succeeded(self) -> None:
-        """Note a success; after failures this says for how long it lasted."""
+        """Note a success; after failures this logs their duration."""
         if self.tries:
             took = self._clock() - self._since
-            self._log.info("%s: works again after %.0f s and %d failed tries", self.subject, took, self.tries)
+            self._log.info("%s: recovered after %.0f s and %d failures", self.subject, took, self.tries)
         self.error = ""
         self.tries = 0
 
 
 class Seldom:
-    """Warnings that anybody may cause from outside: a few for each source and minute, so that no log is filled.
+    """Warnings that clients can cause: a few for each source and minute, so that no log is filled.
 
-    Each source may write `per_source` lines in `every_s` seconds, all of them together `most`. The next line that is
-    written says how many were not.
+    Each source may write `per_source` lines in `every_s` seconds, all together `most`. The next written line gives the
+    number of suppressed ones.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class Seldom:
         self._log, self._per_source, self._most, self._every, self._clock = log, per_source, most, every_s, clock
         self._heard: dict[str, int] = {}
         self._begun = clock()
-        #: warnings that were not written since the last one that was
+        #: warnings suppressed since the last written one
         self.kept_back = 0
 
     def warning(self, source: str, text: str) -> bool:
-        """Write `text`, unless there was too much of late from `source` or from all; whether it was written."""
+        """Write `text`, unless `source` or all together have exceeded their rate; return whether it was written."""
         now = self._clock()
         if now - self._begun >= self._every:
             self._heard.clear()
@@ -141,12 +141,12 @@ class Seldom:
             self.kept_back += 1
             return False
         self._heard[source] = heard + 1
-        more = f" ({self.kept_back} more such warnings were not written)" if self.kept_back else ""
+        more = f" ({self.kept_back} similar warnings suppressed)" if self.kept_back else ""
         self.kept_back = 0
         self._log.warning("%s%s", text[:500], more)
         return True
 
 
 def _cause(text: str) -> str:
-    """Return the message without numbers, so that those that differ in numbers only have one cause."""
+    """Return the message without numbers, so that messages that differ only in numbers have one cause."""
     return re.sub(r"\d+", "#", text)

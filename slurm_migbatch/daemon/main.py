@@ -1,7 +1,8 @@
-"""Serve until SIGTERM, and with another configuration after SIGHUP: what the program `migbatchd` runs.
+"""Serve until SIGTERM, and with another configuration after SIGHUP: the program `migbatchd`.
 
 It runs as root or as SlurmUser: `scontrol update NodeName=` needs either, slurmctld (as SlurmUser) must reach the
-submit socket, and munge accepts node messages for either. It drops no privileges; the unit file picks the user.
+submit
+socket, and munge accepts node messages for either. It drops no privileges; the unit file selects the user.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ async def serve(
     make: Callable[[Config, TermKeeper], Service | Standby] = compose,
     keeper_for: Callable[[Config], TermKeeper] = keeper_of,
 ) -> None:
-    """Run one service after the other, or stand by, as the term says.
+    """Run one service after the other, or the standby, according to the term.
 
     A reload ends a service cleanly and starts the next with the new configuration. Submissions are answered meanwhile:
-    the process that does it goes on until that of the next service does.
+    the
+    process of the old service continues until that of the next one is ready.
     """
     keeper = keeper_for(config)
     control = _Control(asyncio.get_running_loop())
@@ -66,18 +68,18 @@ async def serve(
 def _next(
     config: Config, path: str, keeper: TermKeeper, make: Callable[[Config, TermKeeper], Service | Standby]
 ) -> tuple[Config, Service | Standby]:
-    """Make what comes next, with the configuration at `path` if that is named and right."""
+    """Create the next service, with the configuration at `path` if it is given and valid."""
     if path:
         wanted = _reloaded(path, config)
         try:
             return wanted, make(wanted, keeper)
         except (AuthError, StoreError) as error:
-            log.error("the configuration is not taken over: %s", error)
+            log.error("the new configuration is not applied: %s", error)
     return config, make(config, keeper)
 
 
 async def _hand_over(before: Service | Standby, after: Service | Standby | None) -> None:
-    """Let the process that answers submissions go on for the next service; end it where there is none."""
+    """Let the process that answers submissions continue for the next service; end it if there is none."""
     if not isinstance(before, Service):
         return
     if isinstance(after, Service):
@@ -87,7 +89,7 @@ async def _hand_over(before: Service | Standby, after: Service | Standby | None)
 
 
 class _Control:
-    """What signals ask for."""
+    """Requests by signals."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.turn = asyncio.Event()
@@ -113,14 +115,14 @@ def _reloaded(path: str, old: Config) -> Config:
     try:
         config = load(path)
     except ConfigError as error:
-        log.error("the configuration is not taken over: %s", str(error).replace("\n", "; "))
+        log.error("the new configuration is not applied: %s", str(error).replace("\n", "; "))
         return old
     if config.daemon.run_dir != old.daemon.run_dir:
-        log.warning("[daemon] run_dir = %r counts from the next start: restart migbatchd", config.daemon.run_dir)
+        log.warning("[daemon] run_dir = %r takes effect after a restart of migbatchd", config.daemon.run_dir)
         config = replace(config, daemon=replace(config.daemon, run_dir=old.daemon.run_dir))
     if config.store.url != old.store.url:
-        log.warning("[store] url counts from the next start: restart migbatchd")
+        log.warning("[store] url takes effect after a restart of migbatchd")
         config = replace(config, store=old.store)
     logs.setup(config.daemon.log_level)
-    log.info("configuration read again", extra={"path": path})
+    log.info("configuration reloaded", extra={"path": path})
     return config

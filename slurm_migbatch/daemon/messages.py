@@ -1,8 +1,8 @@
-"""What nodes may say: JSON from the network becomes values whose types and sizes are known, or is refused.
+"""Messages of nodes: JSON from the network becomes values with known types and sizes, or is refused.
 
-Nothing behind this module has to ask whether a number of a node is a number. What is wrong with a message as a whole is
-a `MessageError`. What is wrong with one event is no reason to refuse those after it: such an event becomes one of the
-kind `refused`, which says why and has no effect, so that its number is used and the node goes on.
+Code behind this module need not check whether a node's number is a number. An error of a whole message is a
+`MessageError`. An error of one event must not block later ones: such an event becomes one of kind `refused`, which has
+the reason and no effect, so that its number is used and the node continues.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from slurm_migbatch.node import findings
 from slurm_migbatch.node.findings import Finding
 
 MAX_EVENTS = 500
-#: numbers that JSON readers agree on
+#: integers that all JSON readers represent exactly
 MAX_NUMBER = 2**53 - 1
-#: of numbers with a fraction; a job's own words come to 1e21 items a second
+#: maximum of numbers with a fraction; jobs may report up to 1e21 items a second
 MAX_REAL = 1e30
 MAX_JOB = 2**32 - 1
 MAX_DEPTH = 12
@@ -34,11 +34,11 @@ MAX_TEXT = 4096
 MAX_GPUS = 64
 #: slices of one node, and runs that hold them; slices of one run there
 MAX_SLICES, MAX_RUN_SLICES = 1024, 256
-#: memory slices of one GPU; today's have 8
+#: memory slices of one GPU; current ones have 8
 MAX_PLACE = 64
 MAX_PROFILES = 128
 REFUSED = "refused"
-#: kinds of events that say what is in use on the node; where one is refused the node has to tell all of it again
+#: kinds of events that report what is in use on the node; if one is refused the node has to send its whole state
 HOLDING = frozenset({"boot", "inventory", "state", "start", "stop", "create", "destroy", "zombie", "cleared"})
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -47,12 +47,12 @@ _KIND = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
 class MessageError(ValueError):
-    """A message, or one event, that means nothing; the text says what is wrong with it."""
+    """An invalid message or event; the text says why."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a node's journal. `fields` are what the node sent beside number, moment and kind."""
+    """One event of a node's journal. `fields` are those besides number, time and kind."""
 
     seq: int
     ts: float
@@ -61,13 +61,13 @@ class Event:
 
     @property
     def wire(self) -> dict[str, Any]:
-        """As one JSON object, the form in which it is kept."""
+        """As one JSON object, the stored form."""
         return {**self.fields, "seq": self.seq, "ts": self.ts, "kind": self.kind}
 
 
 @dataclass(frozen=True)
 class EventsMessage:
-    """Events of one journal, maybe none, and which database has stored its events up to `acked`."""
+    """Events of one journal, possibly none, and which database has stored its events up to `acked`."""
 
     journal: str
     boot_id: str
@@ -77,7 +77,7 @@ class EventsMessage:
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """What was wrong with events of this message."""
+        """Errors of events in this message."""
         return tuple(str(event.fields["what"]) for event in self.events if event.kind == REFUSED)
 
 
@@ -91,25 +91,25 @@ class PlanMessage:
 
 @dataclass(frozen=True)
 class FindingsMessage:
-    """What is not in order on a node, and when it said so by its own clock (unix s)."""
+    """Problems of a node, and the time of the report by its own clock (unix s)."""
 
     sent: float
     findings: tuple[Finding, ...]
 
 
 def is_node(name: str) -> bool:
-    """Return whether this can be the name of a node."""
+    """Return whether this is a valid node name."""
     return bool(_NODE.fullmatch(name))
 
 
 def read_events(node: str, body: bytes) -> EventsMessage:
-    """Read a message of `node` to /node/v1/events. Raises MessageError."""
+    """Parse a message of `node` to /node/v1/events. Raises MessageError."""
     message = _message(node, body)
     events = message.get("events")
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise MessageError("events must be a list of objects")
     if len(events) > MAX_EVENTS:
-        raise MessageError(f"{len(events)} events in one message, at most {MAX_EVENTS} are taken")
+        raise MessageError(f"{len(events)} events in one message, at most {MAX_EVENTS} are accepted")
     return EventsMessage(
         journal=_matched(message, "journal", _HEX),
         boot_id=_matched(message, "boot_id", _HEX),
@@ -120,14 +120,14 @@ def read_events(node: str, body: bytes) -> EventsMessage:
 
 
 def read_plan(node: str, body: bytes) -> PlanMessage:
-    """Read a message of `node` to /node/v1/plan. Raises MessageError."""
+    """Parse a message of `node` to /node/v1/plan. Raises MessageError."""
     message = _message(node, body)
     have = _whole(message, "have", 0, MAX_NUMBER) if "have" in message else 0
     return PlanMessage(have, _real(message, "wait", 0, 3600) if "wait" in message else 0.0)
 
 
 def read_findings(node: str, body: bytes) -> FindingsMessage:
-    """Read a message of `node` to /node/v1/findings; its texts can be printed. Raises MessageError."""
+    """Parse a message of `node` to /node/v1/findings; its texts are printable. Raises MessageError."""
     message = _message(node, body)
     found = []
     for row in _rows(message, "findings", findings.MOST):
@@ -142,7 +142,7 @@ def read_findings(node: str, body: bytes) -> FindingsMessage:
 
 
 def parse(body: bytes) -> Any:
-    """Read `body` as JSON in UTF-8, strictly: no NaN, no key twice, bounded numbers. Raises MessageError."""
+    """Parse `body` as JSON in UTF-8, strictly: no NaN, no duplicate key, bounded numbers. Raises MessageError."""
     try:
         value = json.loads(
             body.decode("utf-8"),
@@ -159,7 +159,7 @@ def parse(body: bytes) -> Any:
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise MessageError(f"{text} is no JSON number")
+    raise MessageError(f"{text} is not a JSON number")
 
 
 def _integer(text: str) -> int:
@@ -180,7 +180,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "a key"
-        raise MessageError(f"{twice[:40]!r} stands twice in one object")
+        raise MessageError(f"{twice[:40]!r} appears twice in one object")
     return found
 
 
@@ -190,7 +190,7 @@ def _message(node: str, body: bytes) -> Mapping[str, Any]:
         raise MessageError("the body must be an object")
     named = _matched(message, "node", _NODE)
     if named != node:
-        raise MessageError(f"node {node} speaks of node {named}; a node may tell of itself only")
+        raise MessageError(f"node {node} reports about node {named}; a node may only report about itself")
     return message
 
 
@@ -221,7 +221,7 @@ def _real(row: Mapping[str, Any], key: str, low: float, high: float) -> float:
 def _text(row: Mapping[str, Any], key: str, length: int) -> str:
     value = row.get(key)
     if not isinstance(value, str) or len(value) > length:
-        raise MessageError(f"{key} must be a text of at most {length} characters, not {_shown(value)}")
+        raise MessageError(f"{key} must be a string of at most {length} characters, not {_shown(value)}")
     return value
 
 
@@ -237,7 +237,7 @@ def _rows(row: Mapping[str, Any], key: str, most: int) -> Sequence[Mapping[str, 
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise MessageError(f"{key} must be a list of objects, not {_shown(value)}")
     if len(value) > most:
-        raise MessageError(f"{key} has {len(value)} entries, at most {most} are taken")
+        raise MessageError(f"{key} has {len(value)} entries, at most {most} are accepted")
     return value
 
 
@@ -245,7 +245,7 @@ def _shown(value: object) -> str:
     return ascii(value)[:60] if isinstance(value, (str, int, float, bool, type(None))) else f"a {type(value).__name__}"
 
 
-#: what is wrong with `key` of a row, if anything; raised as MessageError
+#: error of `key` of a row, if any; raised as MessageError
 _Field = Callable[[Mapping[str, Any], str], object]
 
 
@@ -351,7 +351,7 @@ def _held_run(row: Mapping[str, Any]) -> None:
     _checked(row, {**_WHO, "since": lambda row, key: _real(row, key, 0, 253402300799)})
 
 
-#: of every kind that is acted on, the fields that are; others are only held to the bounds of `_bounded`
+#: the fields that are used, for every kind that is; others only have to keep the bounds of `_bounded`
 _KINDS: Mapping[str, Mapping[str, _Field]] = {
     "boot": {"boot_id": lambda row, key: _matched(row, key, _HEX)},
     "inventory": {"gpus": _list_of(_gpu, MAX_GPUS)},
@@ -385,7 +385,7 @@ KINDS = frozenset({*_KINDS, REFUSED})
 
 
 def _event(row: Mapping[str, Any]) -> Event:
-    """Read one event; raises MessageError only where it has neither a number nor a kind to name it by."""
+    """Parse one event; raises MessageError only if it has neither a number nor a kind."""
     if type(row.get("seq")) is not int or not 0 < row["seq"] <= MAX_NUMBER:
         raise MessageError("each event needs seq (from 1) and kind")
     kind = row.get("kind")
@@ -405,7 +405,7 @@ def _event(row: Mapping[str, Any]) -> Event:
 
 
 def _bounded(value: Any) -> None:
-    """Hold a value to what any event may have: depth, number of items, sizes of texts and numbers."""
+    """Check the bounds of any event: depth, number of items, sizes of texts and numbers."""
     left, level = MAX_ITEMS, [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
@@ -416,7 +416,7 @@ def _bounded(value: Any) -> None:
                 below += item
             elif isinstance(item, str):
                 if len(item) > MAX_TEXT:
-                    raise MessageError(f"a text of {len(item)} characters, at most {MAX_TEXT} are taken")
+                    raise MessageError(f"a text of {len(item)} characters, at most {MAX_TEXT} are accepted")
             elif (type(item) is int and abs(item) > MAX_NUMBER) or (type(item) is float and abs(item) > MAX_REAL):
                 raise MessageError(f"{_shown(item)} is too large a number")
         left -= len(below)

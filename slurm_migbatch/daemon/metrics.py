@@ -1,4 +1,4 @@
-"""The registry of one service's Prometheus metrics, and gauges whose values are read at each scrape."""
+"""Registry of one service's Prometheus metrics, and gauges whose values are read at each scrape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 _BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 Labels = tuple[str, ...]
-"""The values of one series' labels, in the order in which the gauge names them."""
+"""The values of one series' labels, in the order of the gauge's label names."""
 
 # A process-wide switch, and the library has no other: without it each counter and histogram has a second series.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -29,7 +29,7 @@ class CallbackGauge(Collector):
         yield GaugeMetricFamily(self._name, self._doc, labels=self._labels)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the family with the values of this moment."""
+        """Yield the family with the current values."""
         (family,) = self.describe()
         for labels, value in sorted(self._read().items()):
             family.add_metric(labels, value)
@@ -56,7 +56,7 @@ class Metrics(CollectorRegistry):
 
 
 class Age:
-    """How old something has become, now and at most so far; the series `now` and `longest` of a gauge."""
+    """Age of something, now and maximum so far; the series `now` and `longest` of a gauge."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -64,7 +64,7 @@ class Age:
         self._longest = 0.0
 
     def renewed(self, born: float) -> None:
-        """Start anew with a thing of the time `born`, which replaces the one before."""
+        """Restart with a new thing created at time `born`."""
         self._longest = self.values().get(("longest",), 0.0)
         self._born = born
 

@@ -1,6 +1,6 @@
-"""What nodes have told of their GPUs: the slots that are taken, those out of use, and idle instances.
+"""Reported state of the nodes' GPUs: slots that are taken, disabled ones, and idle instances.
 
-Held in memory and fed from the stream of node events; after a restart of the service it is loaded from the store.
+Held in memory and updated from the stream of node events; after a restart of the service it is loaded from the store.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from slurm_migbatch.mig.profile import ProfileError
 
 
 class NodesView(Protocol):
-    """What the controller asks of the nodes' side."""
+    """The controller's interface to the nodes' state."""
 
     def facts(self) -> Mapping[str, NodeFacts]:
-        """Return every node that has described its GPUs, as last heard."""
+        """Return every node that has described its GPUs, as last reported."""
 
 
 class LeaseLike(Protocol):
@@ -42,7 +42,7 @@ class _Gpu:
     guests: dict[Slot, tuple[int, int]] = field(default_factory=dict)  # second holders of held slots
     zombies: set[Slot] = field(default_factory=set)
     made: set[Slot] = field(default_factory=set)
-    #: what was last told of it; None: something has changed since
+    #: the last returned value; None: something has changed since
     told: GpuFacts | None = None
 
     def facts(self, uuid: str) -> GpuFacts:
@@ -70,13 +70,13 @@ class _Gpu:
         self.told = None
         if host_run is not None and self.held.get(slot) == host_run:
             self.guests[slot] = run
-        else:  # of an earlier holder the end was not heard
+        else:  # the end of an earlier holder was not received
             self.held[slot] = run
             self.guests.pop(slot, None)
         self.made.add(slot)
 
     def give(self, slot: Slot, run: tuple[int, int]) -> None:
-        """Note that a run has the slot no more; a run that shared it has it alone."""
+        """Note that a run no longer has the slot; a run that shared it keeps it."""
         self.told = None
         if self.guests.get(slot) == run:
             del self.guests[slot]
@@ -88,7 +88,7 @@ class _Gpu:
 
 
 class LiveView:
-    """`NodesView` from inventory and events; safe to feed from one thread and read from another."""
+    """`NodesView` from inventory and events; safe to update from one thread and read from another."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,7 +97,7 @@ class LiveView:
         self._facts: dict[str, NodeFacts] = {}
 
     def load(self, inventory: Mapping[str, Sequence[Mapping[str, Any]]], leases: Iterable[LeaseLike]) -> None:
-        """Start from what the store knows. Of two leases of one slot the first one's run came first."""
+        """Start from the store. Of two leases of one slot the first one's run came first."""
         with self._lock:
             for node, gpus in inventory.items():
                 self._inventory(node, gpus)
@@ -110,7 +110,7 @@ class LiveView:
                 self._facts.pop(lease.node, None)
 
     def apply(self, node: str, events: Iterable[Mapping[str, Any]]) -> None:
-        """Take in a node's events, in their order."""
+        """Process a node's events, in order."""
         with self._lock:
             for event in events:
                 self._event(node, event)
@@ -169,7 +169,7 @@ class LiveView:
         self._facts.pop(node, None)
 
     def _state(self, node: str, event: Mapping[str, Any]) -> None:
-        """Take in all that the node holds; from the record without GPUs and runs, which the record has itself."""
+        """Process the whole state of a node; if from the record, without GPUs and runs, which the record has itself."""
         if "gpus" in event:
             self._inventory(node, event["gpus"])
             self._unhealthy.discard(node)

@@ -1,7 +1,6 @@
-"""What free space is offered as while nobody waits, from the history of requests and the queue; every few minutes.
+"""Computes how free space is offered while no job waits, from the history of requests and the queue; every few minutes.
 
-`decide.paris_elsa.preference` finds it in a thread; what the administrator wrote in [supply] preference stands above
-it.
+`decide.paris_elsa.preference` computes it in a thread; [supply] preference of the administrator has precedence.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ EVERY_S: Final = 300.0
 """Seconds between two reads of the history; the first comes soon after the start."""
 SOON_S: Final = 10.0
 HISTORY_S: Final = 14 * 86400.0
-"""How far back it is looked at."""
+"""How far back the history is used."""
 LEAST: Final = 20
-"""Slices of ended runs and waiting jobs that tell anything at all; with fewer one of each size is the better guess."""
+"""Minimum number of slices of ended runs and pending jobs; with fewer, one of each size is the better guess."""
 USUAL_S: Final = 600.0
-"""What a job of the queue is taken to last of whose profile none has ended lately."""
+"""Assumed duration of a pending job if no job of its profile has ended recently."""
 
 
 class OfferTuner:
-    """Keeps supply's preference in step with what is asked for."""
+    """Updates supply's preference according to demand."""
 
     def __init__(
         self,
@@ -50,13 +49,13 @@ class OfferTuner:
         clock: Callable[[], float] = time.time,
         every_s: float = EVERY_S,
     ) -> None:
-        """Set up. `latest`: the newest view of Slurm; `enabled`: supply is managed, and this is left open."""
+        """Set up. `latest`: the newest view of Slurm; `enabled`: supply is enabled, and no preference is configured."""
         self._observer, self._writer, self._latest, self._enabled = observer, writer, latest, enabled
         self._clock, self._every_s = clock, every_s
-        self._fault = FaultReporter("what free space is best offered as", "it stays as it is until then", log)
+        self._fault = FaultReporter("cannot compute how to offer free space", "it is unchanged until then", log)
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check forever."""
         wait = min(SOON_S, self._every_s)
         while True:
             await asyncio.sleep(wait)
@@ -71,7 +70,7 @@ class OfferTuner:
                 self._fault.succeeded()
 
     async def tune(self) -> tuple[Profile, ...]:
-        """Find the preference and hand it to supply; empty where too little is known, and then it stays."""
+        """Compute the preference and pass it to supply; unchanged if too little is known."""
         now = self._clock()
         past = await asyncio.wrap_future(self._writer.call(lambda store: store.past_work(now - HISTORY_S), "history"))
         snapshot = self._latest()
@@ -86,16 +85,16 @@ class OfferTuner:
         if found and found != self._observer.preference:
             names = ",".join(profile.name for profile in found)
             log.info(
-                "free space is offered in another order", extra={"order": names, "runs": sum(p.runs for p in past)}
+                "free space is offered with a new preference", extra={"order": names, "runs": sum(p.runs for p in past)}
             )
             self._observer.preference = found
         return found
 
 
 def classes_of(past: Sequence[PastRuns], jobs: Iterable[JobRow], now: float) -> list[Class]:
-    """Return history and queue in the policy's form: what comes in `HORIZON_S`, and what waits.
+    """Return history and queue in the policy's form: arrivals in `HORIZON_S`, and pending jobs.
 
-    Runs on unlike slices are left out; training jobs that wait for a loan ask for no supply.
+    Runs on different slices are ignored; training jobs that wait for a loan request no supply.
     """
     found: list[Class] = []
     lasted: dict[Profile, tuple[float, int]] = {}
@@ -113,7 +112,7 @@ def classes_of(past: Sequence[PastRuns], jobs: Iterable[JobRow], now: float) -> 
 
 
 def asked_for(jobs: Iterable[JobRow], now: float) -> Counter[Profile]:
-    """Count the slices that jobs wait for which could start."""
+    """Count the slices of pending jobs that could start."""
     waiting: Counter[Profile] = Counter()
     for row in jobs:
         if could_run(row, now) and not is_marked(row.comment):

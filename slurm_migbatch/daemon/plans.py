@@ -1,4 +1,4 @@
-"""The plans that nodes pull: one current version per node, who has confirmed which, and who was heard when."""
+"""The plans that nodes pull: one current version per node, acknowledged versions, and last contacts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GpuSlots = Mapping[str, Sequence[tuple[str, int, int]]]
 Guests = Mapping[int, tuple[str, str, int, int, int, int]]
 
 
-#: how far a clock may have been ahead when a version was made: thirty years
+#: how far a clock may have been ahead when a version was created: thirty years
 _AHEAD_MS = 30 * 366 * 86400 * 1000
 
 
@@ -44,9 +44,11 @@ class _Node:
 class PlanBoard:
     """Plans per node. Publishing and waiting for acknowledgements may happen in any thread, polling in one event loop.
 
-    Versions are milliseconds of the wall clock, raised above everything the node has ever shown to have, so they grow
-    over restarts of the service without a file of their own, also after the clock was set back. A version further in
-    the future than any clock may be wrong was made by nobody, and counts as none.
+    Versions are milliseconds of the wall clock, raised above every version that the node has shown, so they increase
+    over
+    restarts of the service without a file, also after the clock was set back. A version further in the future than any
+    clock
+    error is invalid, and counts as none.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,10 +60,10 @@ class PlanBoard:
         self.on_ack: Callable[[str], None] = lambda node: None
 
     def publish(self, node: str, gpus: GpuSlots, guests: Guests | None = None) -> int:
-        """Make `gpus` the plan of `node`, with `guests` as those who may share a slot that is taken.
+        """Make `gpus` the plan of `node`, with `guests` allowed to share a used slot.
 
         Returns:
-            Its version; that of the current plan where nothing changed.
+            Its version; that of the current plan if nothing changed.
         """
         frozen = {uuid: tuple((p, s, n) for p, s, n in slots) for uuid, slots in gpus.items()}
         shared = dict(guests or {})
@@ -75,7 +77,7 @@ class PlanBoard:
             self._wake(node)
         return version
 
-    # these read one value each, which needs no lock; a round asks them of every node
+    # these read one value each, which needs no lock; a round calls them for every node
 
     def current(self, node: str) -> Plan | None:
         """Return the plan that `node` should have; None until one was published."""
@@ -94,17 +96,17 @@ class PlanBoard:
         return self._clock() - heard if heard else float("inf")
 
     def nodes(self) -> tuple[str, ...]:
-        """Return every node that was heard or planned for."""
+        """Return every node that has reported or has a plan."""
         with self._acked:
             return tuple(sorted(self._nodes))
 
     def heard(self, node: str) -> None:
-        """Note a sign of life."""
+        """Note a contact."""
         with self._acked:
             self._nodes.setdefault(node, _Node()).heard = self._clock()
 
     def confirm(self, node: str, have: int) -> None:
-        """Note that `node` knows version `have`; a version from another life raises the next one above it."""
+        """Note that `node` knows version `have`; a version from before a restart raises the next one above it."""
         with self._acked:
             entry = self._nodes.setdefault(node, _Node())
             entry.heard = self._clock()
@@ -124,7 +126,7 @@ class PlanBoard:
             return self._acked.wait_for(lambda: node in self._nodes and self._nodes[node].have >= version, timeout)
 
     async def newer(self, node: str, have: int, timeout: float) -> Plan | None:
-        """Return the plan of `node` once it differs from version `have`; None where `timeout` seconds bring none."""
+        """Return the plan of `node` once it differs from version `have`; None after `timeout` seconds."""
         event = asyncio.Event()
         waiter = (asyncio.get_running_loop(), event)
         with self._acked:

@@ -1,4 +1,4 @@
-"""Looks at Slurm's queue and nodes once per interval, for everyone in the service."""
+"""Polls Slurm's queue and nodes once per interval, for all components of the service."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # SQLAlchemy takes longer to import than all that the submit 
     from slurm_migbatch.daemon.ports import ServiceStore
 
 log = logging.getLogger(__name__)
-_ADVICE = "running jobs and submissions go on without it; check slurmctld, and [cluster] slurm_bin and slurm_conf"
-#: seconds between two queries, however many nudges come, and how many times longer than a query the pause is
+_ADVICE = "running jobs and submissions are not affected; check slurmctld, and [cluster] slurm_bin and slurm_conf"
+#: minimum seconds between two queries, however many nudges come, and the pause as a multiple of a query's duration
 _CLOSEST_S, _SHARE = 0.2, 4.0
 
 
@@ -35,8 +35,9 @@ class SlurmView:
 class Poller:
     """Queries Slurm in a thread and calls `act` after each query; slows down while Slurm does not answer.
 
-    A nudge asks for a look before its time. Looks keep a distance that grows with what they cost, so that neither a
-    busy cluster nor a slow slurmctld is asked more often than it can bear.
+    A nudge requests an early query. The pause between queries grows with their cost, so that neither a busy cluster nor
+    a
+    slow slurmctld is queried more often than it can handle.
     """
 
     def __init__(self, client: SlurmClient, interval_s: float, act: Callable[[SlurmView], Awaitable[bool]]) -> None:
@@ -47,11 +48,11 @@ class Poller:
         self.fault = FaultReporter("Slurm does not answer", _ADVICE, log, first=interval_s, longest=30.0)
 
     def nudge(self) -> None:
-        """Look soon, not at the end of the interval."""
+        """Query soon, not at the end of the interval."""
         self._nudged.set()
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Query forever."""
         while True:
             self._nudged.clear()
             wait, soon = self._interval, False
@@ -77,7 +78,7 @@ class Poller:
 
 
 class KeptRows:
-    """The queue with the same objects as before where jobs stay as they were: few change, and it shows."""
+    """The queue with the same objects as before for unchanged jobs, so that changes can be found by identity."""
 
     def __init__(self) -> None:
         self._rows: dict[int, JobRow] = {}
@@ -94,16 +95,16 @@ class KeptRows:
 
 
 class UnsavedJobs:
-    """What the database does not know yet of the queue: changes only, the newest of each job, however long it waits."""
+    """Changes of the queue that the database does not have yet: the newest of each job, however long it waits."""
 
     def __init__(self) -> None:
         self._seen: dict[int, JobRow] = {}
         self._rows: dict[int, JobRow] = {}
-        self._left = True  # jobs of a former life may have left the queue unseen
+        self._left = True  # jobs from before a restart may have left the queue unseen
         self._lock = threading.Lock()
 
     def update(self, queue: Iterable[JobRow]) -> tuple[bool, frozenset[int]]:
-        """Take in the present queue.
+        """Process the current queue.
 
         Returns:
             Whether there is something to write; the ids of jobs that have left since the last query.
@@ -127,7 +128,7 @@ class UnsavedJobs:
             return job_id in self._seen
 
     def save(self, store: ServiceStore) -> None:
-        """Write what waits; on failure it keeps waiting."""
+        """Write the pending changes; on failure they are kept."""
         with self._lock:
             batch, live, self._left = list(self._rows.values()), frozenset(self._seen), False
         try:

@@ -1,4 +1,4 @@
-"""What the service needs from other rooms, as it uses it."""
+"""Interfaces of the service to other packages."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Slurm(SlurmClient, Protocol):
         """Return slurmctld's configuration, keys in lower case."""
 
     def node_addresses(self) -> Mapping[str, frozenset[str]]:
-        """Return the names or addresses by which Slurm knows each node's host."""
+        """Return the names or addresses of each node's host in Slurm."""
 
     def requeue_ended(self, job_id: int, *, update: Callable[[JobRow], Mapping[str, str]]) -> None:
-        """Put a batch job or a task of an array, by its own id, that has ended back into the queue, changed."""
+        """Requeue an ended batch job or array task, by its own id, with an update."""
 
     def standing(self, user: str) -> Standing:
-        """Return what slurmdbd says of a user."""
+        """Return a user's entry in slurmdbd."""
 
 
 class ServiceStore(Protocol):
@@ -39,13 +39,13 @@ class ServiceStore(Protocol):
     def ingest(
         self, node: str, journal: str, boot_id: str, events: Sequence[Mapping[str, Any]], claim: NodeReceipt
     ) -> Receipt:
-        """Keep a node's events; returns how far they are stored, and whether all that it holds is known."""
+        """Store a node's events; returns how far they are stored, and whether its whole state is known."""
 
     def record_decisions(self, decisions: Sequence[Mapping[str, Any]]) -> None:
-        """Keep what the submit filter decided."""
+        """Store decisions of the submit filter."""
 
     def upsert_jobs(self, rows: Sequence[Mapping[str, Any]], *, live: Collection[int] | None = None) -> None:
-        """Keep jobs as Slurm shows them; those of ours that are not `live` have left its list."""
+        """Store jobs as Slurm shows them; those of ours that are not `live` have left its list."""
 
     def inventory(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         """Return GPUs by node."""
@@ -54,54 +54,54 @@ class ServiceStore(Protocol):
         """Return events about instances by node since its last boot."""
 
     def last_offers(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the counts that each node was given last."""
+        """Return the last counts of each node."""
 
     def leases(self, active: bool = True) -> Sequence[Any]:
         """Return slices that are held."""
 
     def record_supply(self, node: str, ts: float, version: int, counts: Mapping[str, int], why: str) -> None:
-        """Keep the counts that Slurm was given for a node."""
+        """Store the counts that Slurm was given for a node."""
 
     def newest_lesson(self) -> int:
-        """Return the number of the newest ended run that can be learned from."""
+        """Return the number of the newest ended run usable for learning."""
 
     def recurring_runs(self, since: int, limit: int) -> Sequence[RecurringRun]:
-        """Return ended runs after that number that the submit filter can know again."""
+        """Return ended runs after that number that the submit filter can recognize."""
 
     def learnable(self) -> tuple[int, float]:
-        """Return the number of the newest lesson, and the moment of the newest import of measurements."""
+        """Return the number of the newest lesson, and the time of the newest import of measurements."""
 
     def save_loans(self, loans: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Keep loans as they are now, and what was done to jobs."""
+        """Store the current loans, and actions on jobs."""
 
     def loans(
         self, jobs: Collection[int] = (), *, active: bool = False, since: float | None = None
     ) -> Sequence[Mapping[str, Any]]:
-        """Return loans by their decision."""
+        """Return loans by decision time."""
 
     def actions(self, jobs: Collection[int] = (), limit: int = 1000) -> Sequence[Mapping[str, Any]]:
-        """Return what was done to jobs."""
+        """Return actions on jobs."""
 
     def uses(self, since: float) -> Sequence[tuple[str, float, float | None]]:
-        """Profile, beginning and end of what jobs other than loans held."""
+        """Profile, start and end of what jobs other than loans held."""
 
     def freed(self, since: float) -> Mapping[str, float]:
-        """Return when a job other than a loan last gave a slice back, by GPU."""
+        """Return when a job other than a loan last released a slice, by GPU."""
 
     def job_progress(self, jobs: Collection[int]) -> Sequence[RunProgressRow]:
         """Return the runs of these jobs by their latest reports."""
 
     def decision(self, id: str) -> Mapping[str, Any] | None:
-        """Return one decision of the submit filter in full."""
+        """Return one complete decision of the submit filter."""
 
     def array_runs(self, arrays: Collection[int]) -> Mapping[int, Sequence[TaskRunRow]]:
-        """Return how the tasks of these arrays went that have started."""
+        """Return the started tasks of these arrays."""
 
     def past_work(self, since: float) -> Sequence[PastRuns]:
-        """Return what slices were used for since that moment (unix seconds), loans left out."""
+        """Return the use of slices since that time (unix seconds), without loans."""
 
     def prune(self, before: float, lessons: int, place: PruneCursor | None = None) -> Removed:
-        """Remove some of what ended before that moment (unix seconds), and say where to go on."""
+        """Remove some of what ended before that time (unix seconds), and return where to continue."""
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""

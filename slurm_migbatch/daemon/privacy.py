@@ -1,8 +1,8 @@
-"""Who may be told of whose jobs: what Slurm's PrivateData says, also here.
+"""Access rights to jobs of other users: Slurm's PrivateData also applies here.
 
 With `PrivateData=jobs` Slurm shows a job to its owner, to root, to SlurmUser, to operators and administrators, and to
-coordinators of its account. A job that may not be shown is answered for as one that does not exist. What a user wrote
-into a job (its comment, its name) is told to the same people alone, also where jobs are not private.
+coordinators of its account. A hidden job is answered like one that does not exist. What a user wrote into a job (its
+comment, its name) is shown only to these users, also if jobs are not private.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _MOST_USERS = 1000
 
 
 class StandingClient(Protocol):
-    """What is asked of Slurm, in a thread."""
+    """Queries to Slurm, in a thread."""
 
     def settings(self) -> dict[str, str]:
         """Return slurmctld's configuration; raises SlurmError."""
 
     def standing(self, user: str) -> Standing:
-        """Return what slurmdbd says of a user; raises SlurmError."""
+        """Return a user's entry in slurmdbd; raises SlurmError."""
 
 
 class Privacy:
-    """Answers whether a user may see jobs. What cannot be found out is taken for private."""
+    """Answers whether a user may see jobs. What cannot be determined counts as private."""
 
     def __init__(
         self, slurm: StandingClient, trusted: Collection[int], clock: Callable[[], float] = time.monotonic
@@ -55,7 +55,7 @@ class Privacy:
         return (await self.rights(uid) if others else Rights(uid)).jobs(rows)
 
     async def rights(self, uid: int) -> Rights:
-        """Return what the user may see."""
+        """Return the user's rights."""
         if uid in self._trusted:
             return Rights(uid, everything=True)
         private = await self._private_data()

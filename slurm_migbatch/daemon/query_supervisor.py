@@ -1,4 +1,4 @@
-"""Supervises the process that answers users over the network (`slurm_migbatch.query.server`)."""
+"""Supervises the query service (`slurm_migbatch.query.server`)."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from slurm_migbatch.daemon.metrics import Labels, Metrics
 
 log = logging.getLogger(__name__)
 _STOP_S = 5.0
-#: a program by its name: it stands above the daemon, which imports nothing of it
+#: started by name: it is in a higher layer than the daemon, which does not import it
 _PROGRAM = "slurm_migbatch.query.server"
 
 
 class QuerySupervisor:
-    """Has users answered; `run` starts the process, and is called again whenever it has ended."""
+    """Runs the query service; `run` starts the process, and is called again whenever it has ended."""
 
     def __init__(self, config: Config, metrics: Metrics) -> None:
         self._config = config
         self._answers: Mapping[str, int] = {}
-        #: the port while users are answered
+        #: the port while the service runs
         self.port: int | None = None
         metrics.gauge(
-            "migbatch_query_answers", "Questions of users answered since the last start, by status.", self._by_status,
+            "migbatch_query_answers", "User queries answered since the last start, by status.", self._by_status,
             "status",
         )  # fmt: skip
 
     async def run(self) -> None:
-        """Serve until cancelled, or for ever do nothing where the service is not enabled.
+        """Serve until cancelled; do nothing forever if the service is disabled.
 
         Raises:
             RuntimeError: the child ended by itself.
@@ -51,7 +51,7 @@ class QuerySupervisor:
             start = {"config": text_of(self._config), "level": self._config.daemon.log_level}
             child.stdin.write(json.dumps(start).encode() + b"\n")
             await self._listen(child)
-            raise RuntimeError(f"the process that answers users ended with {await child.wait()}")
+            raise RuntimeError(f"the query service exited with {await child.wait()}")
         finally:
             self.port = None
             await asyncio.shield(self._end(child))
@@ -73,7 +73,7 @@ class QuerySupervisor:
         try:
             await asyncio.wait_for(child.wait(), _STOP_S)
         except asyncio.TimeoutError:
-            log.warning("the process that answers users does not end; it is killed")
+            log.warning("the query service does not exit and is killed")
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
             await child.wait()

@@ -16,9 +16,9 @@ from slurm_migbatch.decide.snapshot import Answers, LendingPast, Questions
 log = logging.getLogger(__name__)
 
 _SAVE_S: Final = 5.0
-"""How long a round waits for the database to take its intentions."""
+"""How long a round waits for the database to store its intentions."""
 _ANSWER_S: Final = 0.5
-"""How long it waits for answers; what is not told by then is told to a later round."""
+"""How long it waits for answers; later answers are used by a later round."""
 _ALL: Final = 1_000_000
 _DAY_S: Final = 86_400.0
 
@@ -30,16 +30,16 @@ class WriterRecord:
 
     def __init__(self, writer: StoreWriter) -> None:
         self._writer = writer
-        self._fault = FaultReporter("the record of loans", "nothing is lent until it can be written", log)
+        self._fault = FaultReporter("the record of loans", "nothing is lent until it is writable", log)
         self._asked: tuple[Questions, concurrent.futures.Future[Answers]] | None = None
 
     @property
     def available(self) -> bool:
-        """Whether the database is not known to be away."""
+        """Whether the database is not known to be down."""
         return not self._writer.fault.open
 
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
-        """Keep what `node` offers from now on."""
+        """Store the new offer of `node`."""
         self._writer.post(lambda store: store.record_supply(node, at, version, counts, why), "supply changes")
 
     def save(self, loans: Rows, actions: Rows) -> bool:
@@ -55,16 +55,16 @@ class WriterRecord:
         return True
 
     def post(self, loans: Rows, actions: Rows) -> None:
-        """Write loans and actions when it can be done."""
+        """Write loans and actions when possible."""
         self._writer.post(lambda store: store.save_loans(loans, actions), "loans", len(loans) + len(actions))
 
     def ask(self, questions: Questions) -> Answers:
-        """Answer `questions`, or those of before if their answers had not come in time."""
+        """Answer `questions`, or the previous ones if their answers did not arrive in time."""
         if self._asked is None:
             try:
                 self._asked = questions, self._writer.call(lambda store: _answers(store, questions), "questions")
             except Overloaded as error:
-                log.debug("the record is not asked: %s", error)
+                log.debug("not querying the record: %s", error)
                 return Answers()
         asked, future = self._asked
         try:
@@ -72,7 +72,7 @@ class WriterRecord:
         except concurrent.futures.TimeoutError:
             return Answers()
         except Exception as error:
-            log.debug("the record does not answer: %s", error)
+            log.debug("cannot query the record: %s", error)
             found = Answers(asked)
         self._asked = None
         return found
@@ -92,7 +92,7 @@ def _answers(store: ServiceStore, questions: Questions) -> Answers:
 
 @dataclass(frozen=True)
 class NodesPast:
-    """What the record knows of nodes when a service starts: GPUs, what happened to instances, leases, and offers."""
+    """The record's state of nodes when a service starts: GPUs, events of instances, leases, and offers."""
 
     inventory: Mapping[str, Rows]
     events: Mapping[str, Rows]
@@ -106,7 +106,7 @@ def nodes_past(store: ServiceStore) -> NodesPast:
 
 
 def lending_past(store: ServiceStore, now: float, history_s: float) -> LendingPast:
-    """Read what lending starts from; a forecast looks `history_s` seconds back."""
+    """Read the initial state of lending; a forecast uses `history_s` seconds of history."""
     rows = store.loans(since=now - max(history_s, _DAY_S))
     going: Collection[int] = [row["job_id"] for row in rows if row["ended"] is None]
     return LendingPast(

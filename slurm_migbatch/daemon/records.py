@@ -1,4 +1,4 @@
-"""Decisions of the submit filter in the form that the record keeps: flat, in the units of the reports."""
+"""Decisions of the submit filter as rows of the record: flat, in the units of the reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_migbatch.submit.request import OPTIONS, TRES_FIELDS
 
 
 def record_of(decision: SubmitDecision) -> dict[str, Any]:
-    """Make a row for `Store.record_decision`: `asked` as the user's options, figures as best guesses.
+    """Create a row for `Store.record_decision`: `asked` as the user's options, figures as best estimates.
 
     Latencies are milliseconds for one batch, throughput items per second, memory MiB.
     """
@@ -30,7 +30,9 @@ def asked_text(asked: Mapping[str, str]) -> str:
 
 
 def _bare(field: str, text: str) -> str:
-    """Return what the user typed: sbatch puts `gres:` (or `gres/`) before every part, and `gpu` before a bare count."""
+    """Return the user's original text: sbatch puts `gres:` (or `gres/`) before every part, and `gpu` before a bare
+    count.
+    """
     bare = re.sub(r"(^|,)gres[:/]", r"\1", text)
     return bare if field == "tres_per_node" else re.sub(r"(^|,)gpu[:=]", r"\1", bare)
 

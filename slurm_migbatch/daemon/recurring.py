@@ -1,4 +1,4 @@
-"""What recurring jobs used, kept in step with the record and handed to the process that answers submissions.
+"""Use of recurring jobs, kept up to date with the record and passed to the process that answers submissions.
 
 Runs come in the order of lessons, each once it has ended, and again when more is known of it. Only the newest runs of
 each job are kept, and only the jobs that ran last.
@@ -19,15 +19,15 @@ from slurm_migbatch.store.recurring import RecurringRun
 log = logging.getLogger(__name__)
 
 MOST_JOBS: Final = 10_000
-"""Recurring jobs whose runs are remembered, those that ran last."""
+"""Number of recurring jobs whose runs are kept, those that ran last."""
 _BEHIND: Final = 100_000
-"""Lessons that are looked at when the service starts."""
+"""Number of lessons read when the service starts."""
 _AT_ONCE: Final = 500
 _LABEL: Final = "runs of recurring jobs"
 _EVERY_S: Final = 5.0
-"""Seconds between two looks at the record where no run is heard to have ended."""
+"""Seconds between two queries of the record if no run is reported to have ended."""
 _SOON_S: Final = 0.3
-"""Least seconds between two looks."""
+"""Minimum seconds between two queries."""
 
 
 def past_run(row: RecurringRun) -> PastRun:
@@ -44,7 +44,7 @@ class RecurringJobs:
         self._most = most
 
     def take(self, rows: Iterable[RecurringRun]) -> dict[str, list[list[Any]]]:
-        """Take in runs; return what changed, as `listed` has it."""
+        """Add runs; return what changed, as in `listed`."""
         changed: dict[str, None] = {}
         for row in rows:
             if not row.recurring or not row.ended or row.profile is None:
@@ -78,7 +78,7 @@ class RecurringWatch:
         told: Callable[[Mapping[str, list[list[Any]]]], None],
         ended: Callable[[Sequence[RecurringRun]], None] = lambda rows: None,
     ) -> None:
-        """`told` gets what changed of recurring jobs; `ended` every new row, but those of before the start."""
+        """`told` gets the changes of recurring jobs; `ended` every new row, except those from before the start."""
         self._writer, self._told, self._ended = writer, told, ended
         self.jobs = RecurringJobs()
         self._reached: int | None = None
@@ -86,11 +86,11 @@ class RecurringWatch:
         self._fault = FaultReporter("runs of recurring jobs cannot be read", "jobs get the site's default", log)
 
     def nudge(self) -> None:
-        """Look soon: a run has ended."""
+        """Query soon: a run has ended."""
         self._nudged.set()
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Query forever."""
         while True:
             self._nudged.clear()
             wait = _EVERY_S

@@ -1,13 +1,14 @@
-"""One refit: what the record holds becomes a candidate, is held against the present model, and counts from then on.
+"""One refit: a candidate is fitted to the record, compared with the current model, and used if it is not worse.
 
 As a program it is a child of migbatchd: one line of JSON comes in on stdin, `{"config": "<migbatch.toml>", ...}`, one
-goes out on stdout; the end of stdin is the end of the process, whatever it is doing. It runs at the lowest priority and
-with one thread of numpy's, so that nothing else on the controller's host waits for it.
+goes out on stdout; the process exits at the end of stdin, whatever it is doing. It runs at the lowest priority and with
+one numpy thread, so that nothing else on the controller's host waits for it.
 
-The check: of what the present model has not learned from, up to a half is held out from the candidate's fit, runs where
-there are any, else measured points. Neither has seen these, and where the candidate is further off than the present
-model it is refused, and the record says why. (Where there is nothing new to hold out, both are held against what both
-have seen.) Else every model's belief takes in the held-out figures too, and that is the new version.
+The check: of the data that the current model has not learned from, up to a half is held out from the candidate's fit,
+runs if there are any, else measured points. Neither model has seen these, and if the candidate has a larger error than
+the current model it is rejected, with the reason in the record. (If there is nothing new to hold out, both are compared
+on data that both have seen.) Otherwise the held-out figures are added to every model's belief, which gives the new
+version.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from slurm_migbatch.predict.training import learn, settle
 from slurm_migbatch.profiling.measurement import Measurement
 
 T = TypeVar("T")
-#: told which of so many steps begins
+#: called at the start of each of so many steps
 Progress = Callable[[str, int], None]
 _STEPS = 3
 
@@ -47,18 +48,18 @@ MOST_HELD: Final = 5
 """At most one in so many figures is held out."""
 _PAGE: Final = 5000
 _FURTHEST: Final = 50
-"""Ended runs that are looked at, for each run that is learned from, before the record is left: most jobs may not tell
-what they are."""
+"""Ended runs examined per run that is learned from, before reading stops: most jobs may not report what they are."""
 _NICE: Final = 19
 
 
 @dataclass(frozen=True)
 class Material:
-    """What there is to learn from.
+    """Training data.
 
-    `observations`: of the newest runs that have any; `learnable`: what of them is plausible; `table`: the imported
-    points; `fresh`: those imported since the present model was learned; `impossible`: why imported points that no GPU
-    can reach are in neither.
+    `observations`: of the newest runs that have any; `learnable`: the plausible ones; `table`: the imported points;
+    `fresh`: those imported since the current model was learned; `impossible`: why imported points that no GPU can reach
+    are
+    excluded.
     """
 
     reach: Learnable
@@ -75,7 +76,7 @@ class Material:
 
 
 def gather(store: HistoryStore, facts: Sequence[ModelFacts], runs: int, present: Saved) -> Material:
-    """Read the record. `present`: the model by whose curves figures of different users are compared."""
+    """Read the record. `present`: the model with which figures of different users are compared."""
     knowledge = ModelKnowledge(facts)
     reach = store.learnable()
     geometries = _geometries(store.inventory())
@@ -112,7 +113,7 @@ def _geometries(inventory: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
 
 
 def digest(facts: Iterable[ModelFacts]) -> str:
-    """Return a digest of the facts of models that something was learned with."""
+    """Return a digest of the specifications of models used in a fit."""
     text = json.dumps([asdict(fact) for fact in facts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -123,7 +124,7 @@ def seen_of(reach: Learnable, facts: Iterable[ModelFacts]) -> dict[str, Any]:
 
 
 def news(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> bool:
-    """Return whether there is anything since the last refit: ended runs, an import, other facts of models."""
+    """Return whether there is anything new since the last refit: ended runs, an import, changed models."""
     seen = index.seen
     if reach.lesson > _read_before(index, reach) or reach.imported > seen.get("imported", 0.0):
         return True
@@ -131,13 +132,13 @@ def news(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> bool:
 
 
 def _read_before(index: Index, reach: Learnable) -> int:
-    """Return the newest lesson that was read; 0 where the record has been set back since and numbers begin again."""
+    """Return the newest lesson read; 0 if the record has been restored since and numbers begin again."""
     lesson = int(index.seen.get("lesson", 0))
     return lesson if lesson <= reach.lesson else 0
 
 
 def due(index: Index, material: Material, facts: Iterable[ModelFacts], min_new: int) -> str:
-    """Return why it is time for a refit; "" where it is not."""
+    """Return why a refit is due; "" if it is not."""
     seen = index.seen
     before = _read_before(index, material.reach)
     fresh = sum(observation.number > before for observation in material.observations)
@@ -146,12 +147,12 @@ def due(index: Index, material: Material, facts: Iterable[ModelFacts], min_new: 
     if material.reach.imported > seen.get("imported", 0.0):
         return "imported measurements"
     if index.current > 0 and seen.get("facts") != digest(facts):
-        return "other facts of models"
+        return "changed specifications of models"
     return ""
 
 
 def watch(saved: Saved, material: Material, facts: Sequence[ModelFacts], confidence: float) -> dict[str, Any]:
-    """Check the present model on the runs that it has not learned from: promises kept, ratios by model."""
+    """Check the current model on the runs that it has not learned from: coverage of limits, ratios by model."""
     since = int(saved.report.get("lesson", 0))
     fresh = [observation for observation in material.learnable.used if observation.number > since]
     predictor = LearnedPredictor(saved.learned, facts, confidence=confidence)
@@ -173,10 +174,10 @@ def refit(
     why: str,
     progress: Progress = lambda text, of: None,
 ) -> dict[str, Any]:
-    """Learn, check, and write the new version or the refusal.
+    """Learn, check, and write the new version or the rejection.
 
     Returns:
-        `outcome` ("taken", "refused" or "nothing"), `version` where one was made, `why`, and figures.
+        `outcome` ("taken", "refused" or "nothing"), `version` if one was created, `why`, and figures.
 
     Raises:
         StateError, OSError: the directory of models cannot be used.
@@ -193,7 +194,7 @@ def refit(
         return {**result, "outcome": outcome, "why": text}
 
     if not used and not table:
-        return none("nothing", "no run has told what it achieved yet, and nothing was imported")
+        return none("nothing", "no run has reported figures yet, and nothing was imported")
     split = _hold_out(material, present, str(directory.index().last))
     progress(f"learning from {len(split.runs)} runs and {len(split.table)} measured points", _STEPS)
     candidate = learn([*split.table, *rows_of(split.runs)], knowledge)
@@ -208,7 +209,7 @@ def refit(
     if refusal:
         result["seconds"] = round(time.monotonic() - began, 2)
         return none("refused", refusal)
-    progress("taking in the figures that were held out", _STEPS)
+    progress("adding the held-out figures", _STEPS)
     rows = [*table, *rows_of(used)]
     learned = settle(candidate, rows, knowledge)
     report = {
@@ -229,7 +230,7 @@ def refit(
 
 @dataclass(frozen=True)
 class _Split:
-    """What the candidate is fitted on, and the rows that it is judged by."""
+    """The data for fitting the candidate, and the rows for judging it."""
 
     runs: Sequence[Observation]
     table: Sequence[Measurement]
@@ -247,12 +248,12 @@ def _hold_out(material: Material, present: Saved, salt: str) -> _Split:
         rest = [observation for observation in used if observation.run not in apart]
         return _Split(rest, table, [observation.row for observation in held], "new runs held out")
     if used:
-        return _Split(used, table, [observation.row for observation in used], "runs that both have seen")
+        return _Split(used, table, [observation.row for observation in used], "runs that both were trained on")
     points = _some(material.fresh, len(table), lambda row: f"{salt}:{row.point}")
     if points:
         outside = {row.point for row in points}
         return _Split(used, [row for row in table if row.point not in outside], points, "new points held out")
-    return _Split(used, table, table, "points that both have seen")
+    return _Split(used, table, table, "points that both were trained on")
 
 
 def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
@@ -262,7 +263,7 @@ def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
 
 
 def _left_out(learnable: LearnableRuns) -> dict[str, Any]:
-    """Summarise implausible figures by model and figure; their users' names stay in the record of runs."""
+    """Summarise implausible figures by model and figure; names of users stay in the record of runs."""
     groups: dict[str, dict[str, list[LeftOut]]] = {}
     for entry in learnable.left_out:
         groups.setdefault("/".join(entry.key), {}).setdefault(entry.figure, []).append(entry)
@@ -280,10 +281,10 @@ def _left_out(learnable: LearnableRuns) -> dict[str, Any]:
 
 
 def run(config: Config, *, force: str = "", progress: Progress = lambda text, of: None) -> dict[str, Any]:
-    """Look at the record, see how the present model does, and refit where it is time (or `force` says why).
+    """Check the record and the current model, and refit if due (or if `force` gives a reason).
 
     Returns:
-        `watch`, and `refit`: see `refit`; None where it is not time.
+        `watch`, and `refit`: see `refit`; None if not due.
 
     Raises:
         StoreError, StateError, OSError: the record or the models cannot be used.
@@ -305,7 +306,7 @@ def run(config: Config, *, force: str = "", progress: Progress = lambda text, of
 
 
 def main() -> None:
-    """Do one refit for migbatchd."""
+    """Run one refit for migbatchd."""
     first = sys.stdin.buffer.readline()
     if not first:
         return
@@ -318,7 +319,7 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    # not through sys.stdin: Python aborts at its end where a thread sits in there
+    # not through sys.stdin: Python aborts at exit if a thread is blocked in it
     while os.read(0, 4096):
         pass
     os._exit(1)

@@ -1,4 +1,4 @@
-"""What is not in order on nodes, by their own agents' checks: the latest of each, in memory."""
+"""Findings of nodes' agents: the latest report of each node, in memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from slurm_migbatch.node.findings import Finding
 
-#: nodes of which reports are kept; Slurm itself has fewer
+#: maximum number of nodes with reports; Slurm itself has fewer
 MOST_NODES = 65536
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One node's report: when it came (unix s), how far the node's clock is ahead (s), what it found."""
+    """One node's report: when it came (unix s), how far the node's clock is ahead (s), its findings."""
 
     came: float
     ahead: float
@@ -32,7 +32,7 @@ class ReportBoard:
         self._reports: dict[str, NodeReport] = {}
 
     def keep(self, node: str, sent: float, findings: tuple[Finding, ...]) -> float:
-        """Keep a node's report, sent at that moment of its clock; returns the moment of this one."""
+        """Store a node's report with its own timestamp; returns this host's time."""
         now = self._wall()
         with self._lock:
             if node in self._reports or len(self._reports) < MOST_NODES:

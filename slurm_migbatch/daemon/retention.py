@@ -1,8 +1,7 @@
-"""Removing what is older than [store] keep, while nothing else waits for the database.
+"""Removal of records older than [store] keep, while nothing else waits for the database.
 
-Every hour it goes through the record once, in short transactions of `store.retention` with pauses between them that are
-several times as long, so that most of the writer's time is free whatever is to be removed. A pass that a restart cuts
-short is made up for by the next.
+Every hour it scans the record once, in short transactions of `store.retention` with pauses several times as long, so
+that the writer is mostly free however much is removed. A pass interrupted by a restart is completed by the next.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ FIRST_S: Final = 120.0
 EVERY_S: Final = 3600.0
 """Seconds between two passes."""
 _SHARE: Final = 4.0
-"""Pauses are so many times as long as what was removed took."""
+"""Pauses as a multiple of the duration of a removal."""
 _PAUSE_S: Final = 0.05
 
 
@@ -39,11 +38,11 @@ class Retention:
     ) -> None:
         self._keep_s, self._lessons = config.store.keep_s, config.learning.runs
         self._writer, self._clock = writer, clock
-        self._fault = FaultReporter("old records cannot be removed", "they stay until that works", log, longest=EVERY_S)
-        self.removed = metrics.counter("migbatch_store_removed_total", "Records removed for their age.", "table")
+        self._fault = FaultReporter("cannot remove old records", "retrying later", log, longest=EVERY_S)
+        self.removed = metrics.counter("migbatch_store_removed_total", "Records removed because of their age.", "table")
 
     async def run(self, first_s: float = FIRST_S, every_s: float = EVERY_S) -> None:
-        """Remove for ever."""
+        """Remove forever."""
         wait = first_s
         while True:
             await asyncio.sleep(wait)
@@ -56,7 +55,7 @@ class Retention:
                 wait = every_s
 
     async def once(self) -> Counter[str]:
-        """Go through the record once; return what was removed, by table."""
+        """Scan the record once; return what was removed, by table."""
         before, total = self._clock() - self._keep_s, Counter[str]()
         going: PruneCursor | None = PruneCursor()
         while going is not None:

@@ -1,9 +1,10 @@
-"""Jobs with the hint retry=oom whose slice was too small: run once more, on a larger one.
+"""Jobs with the hint retry=oom that ran out of memory: retried once, on a larger slice.
 
-A job, and each task of an array, is sent back once: only a first run counts. It keeps its id and its environment. What
-it gets is what its runs ask for (`predict.recurring`), within its own min and max. Tasks of its array that wait keep
-the slice that they ask for. Heterogeneous jobs and jobs of several slices are left alone. Slurm up to 23.02 does not
-forget what a job asked for before (`workload.loans`): there only the next submission gets more.
+A job, and each task of an array, is requeued once: only a first run counts. It keeps its id and its environment. Its
+new
+slice follows from its runs (`predict.recurring`), within its own min and max. Pending tasks of its array keep their
+slice. Heterogeneous jobs and jobs of several slices are left alone. Slurm up to 23.02 keeps a job's former request
+(`workload.loans`): there only the next submission gets more.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ log = logging.getLogger(__name__)
 
 
 def larger(row: RecurringRun, past: Sequence[PastRun], catalog: SiteCatalog, policy: RunsPolicy) -> ProfileOffer | None:
-    """Return the slice on which a run is to be tried again; None where it did not run out or there is none larger.
+    """Return the slice for the retry of a run; None if it did not run out of memory or there is no larger one.
 
     Args:
-        past: runs of the same job with this one as the newest; this one alone where the job is not known again.
+        past: runs of the same job with this one as the newest; only this one if the job is not recurring.
     """
     names = [name for name in row.partition.split(",") if name in catalog]
     if not names or row.profile is None or not past:
@@ -43,7 +44,7 @@ def larger(row: RecurringRun, past: Sequence[PastRun], catalog: SiteCatalog, pol
         return None
     try:
         limits = limits_of(Hints(min=row.low or None, max=row.high or None), partition)
-    except Refusal:  # profiles that the partition has no more
+    except Refusal:  # profiles that the partition no longer has
         return None
     allowed = [offer for offer in partition.plain if limits.within(offer) and offer.memory_mib > held.memory_mib]
     need = need_of(past, partition.offers, policy.runs) if allowed else None
@@ -51,10 +52,10 @@ def larger(row: RecurringRun, past: Sequence[PastRun], catalog: SiteCatalog, pol
 
 
 def changes(row: JobRow, profile: Profile) -> dict[str, str]:
-    """Return the update that gives a waiting job of one slice another profile.
+    """Return the update that gives a pending job of one slice another profile.
 
     Raises:
-        ValueError: its comment has no marker of one slice, or no room for another.
+        ValueError: its comment has no marker of one slice, or no space for another.
     """
     try:
         grant = parse_comment(row.comment)
@@ -64,12 +65,12 @@ def changes(row: JobRow, profile: Profile) -> dict[str, str]:
         raise ValueError("it has no grant of one slice")
     fields = regranted(row, Grant([(profile, 1)], grant.decision))
     if fields is None:
-        raise ValueError("its comment has no room for another marker")
+        raise ValueError("its comment has no space for another marker")
     return fields
 
 
 class OomRetries:
-    """Sends jobs back whose runs have ended so."""
+    """Requeues jobs whose runs ran out of memory."""
 
     def __init__(self, client: Slurm, catalog: Callable[[], SiteCatalog], policy: RunsPolicy) -> None:
         self._client, self._catalog, self._policy = client, catalog, policy
@@ -78,7 +79,7 @@ class OomRetries:
     def due(
         self, rows: Sequence[RecurringRun], past: Callable[[str], Sequence[PastRun]]
     ) -> list[tuple[RecurringRun, ProfileOffer]]:
-        """Return the runs that are to be tried again, each once, and on what.
+        """Return the runs to retry, each once, and their new slice.
 
         Args:
             past: returns the runs of a recurring job by its key.
@@ -96,13 +97,13 @@ class OomRetries:
         return found
 
     def send(self, row: RecurringRun, offer: ProfileOffer) -> str:
-        """Requeue one job or task; return what went wrong, empty where nothing did. Blocks."""
+        """Requeue one job or task; return the error, empty if none. Blocks."""
         try:
             if self._client.version() < FORGETS:
                 return "this release of Slurm cannot give a job another slice"
             self._client.requeue_ended(row.job, update=lambda job: changes(job, offer.profile))
         except (SlurmError, ValueError) as error:
-            log.warning("job %d ran out of memory and cannot be run again: %s", row.job, error)
+            log.warning("job %d ran out of memory and cannot be retried: %s", row.job, error)
             return str(error)
-        log.info("job %d ran out of memory on %s and runs again on %s", row.job, row.profile, offer.profile)
+        log.info("job %d ran out of memory on %s and is retried on %s", row.job, row.profile, offer.profile)
         return ""

@@ -1,4 +1,4 @@
-"""The controller inside the service: what a round is fed with, when it runs, and what log and metrics say of it."""
+"""The controller inside the service: input of a round, when it runs, and its log and metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from slurm_migbatch.decide.snapshot import LendingPast, Predictions
 
 log = logging.getLogger(__name__)
 
-_RETRY: Final = "nothing that runs is touched; the next round tries again"
+_RETRY: Final = "running jobs are not affected; retrying in the next round"
 
 
 def _recorder(config: Config, settings: Settings) -> FlightRecorder | None:
@@ -54,7 +54,7 @@ class _Time:
         return time.time()
 
     def monotonic(self) -> float:
-        """Return seconds that never jump."""
+        """Return monotonic seconds."""
         return time.monotonic()
 
 
@@ -119,11 +119,11 @@ class Rounds:
         if self._recorder is not None:
             self._recorder.close()
 
-    # -- what comes in ---------------------------------------------------------------------------------------------
+    # -- input ---------------------------------------------------------------------------------------------------
 
     async def load_nodes(self) -> None:
-        """Learn from the record what the nodes held before this service started."""
-        past: NodesPast = await self._read(nodes_past, "cannot read the leases", "supply stays as it is until then")
+        """Load from the record what the nodes held before this service started."""
+        past: NodesPast = await self._read(nodes_past, "cannot read the leases", "supply is unchanged until then")
         self._advertiser.recall(past.offers)
         self.view.load(past.inventory, ())
         for node, events in past.events.items():
@@ -136,7 +136,7 @@ class Rounds:
         await asyncio.Event().wait()
 
     async def load_loans(self) -> None:
-        """Learn from the record which loans and moves go on, what was reclaimed, and what inference has needed."""
+        """Load from the record current loans and moves, reclaims, and the demand of inference."""
         config = self._config.lending
         if config.enabled:
             now, history_s = self._clock.time(), config.forecast_days * config.day_s
@@ -148,7 +148,9 @@ class Rounds:
             self.controller.dry_run.recall(past.actions)
             self.observer.remember(past)
         elif self._config.moves.enabled:
-            actions = await self._read(lambda store: store.actions(), "cannot read the moves", "none begins until then")
+            actions = await self._read(
+                lambda store: store.actions(), "cannot read the moves", "none is started until then"
+            )
             self.observer.remember(LendingPast(actions=actions))
         await asyncio.Event().wait()
 
@@ -164,7 +166,7 @@ class Rounds:
             return found
 
     def ingested(self, node: str, events: Sequence[Mapping[str, Any]], complete: bool) -> None:
-        """Take in a node's events, after they were stored; `complete`: they leave nothing unknown that it holds."""
+        """Process a node's stored events; `complete`: its whole state is known."""
         for event in events:
             if event.get("kind") == "misfit" and isinstance(event.get("job"), int):
                 log.warning("misfit", extra={"node": node, "job": event["job"], "why": event.get("reason")})
@@ -217,15 +219,15 @@ class Rounds:
     # -- for users -------------------------------------------------------------------------------------------------
 
     def why(self, job: int) -> str:
-        """Say why a job waits."""
+        """Return why a job waits."""
         return self.controller.why(job)
 
     def waiting(self) -> dict[int, str]:
-        """Return every elastic training job that waits for a slice to be lent, and why."""
+        """Return every elastic training job that waits for a loan, and why."""
         return self.controller.waiting_for_loans()
 
     def offers(self, gres: str) -> bool:
-        """Tell whether the last round left every slice of `gres` ("mig:1g.10gb:2") on offer somewhere."""
+        """Return whether the last round left every slice of `gres` ("mig:1g.10gb:2") offered on some node."""
         report = self.report
         return report is not None and all(report.offers.get(p.name, 0) >= n for p, n in slices(gres).items())
 
@@ -235,9 +237,7 @@ def _log_change(outcome: DispatchOutcome) -> None:
     job = outcome.change.targets[0] if isinstance(outcome.change, Retype) else row["job_id"]
     fields = {"job": job, "before": row["before"], "after": row["after"], "why": row["why"]}
     if outcome.error:
-        log.warning(
-            "Slurm refused to %s a job; it stays as it is", row["kind"], extra={**fields, "error": outcome.error}
-        )
+        log.warning("Slurm refused to %s a job; it is unchanged", row["kind"], extra={**fields, "error": outcome.error})
     else:
         log.info("%s", row["kind"], extra=fields)
 
@@ -253,37 +253,37 @@ def _log_order(outcome: OrderOutcome) -> None:
 
 
 class _RoundMetrics:
-    """Figures of rounds."""
+    """Metrics of rounds."""
 
     def __init__(self, metrics: Metrics, rounds: Rounds) -> None:
         self._rounds = rounds
         self._seconds = {
             "supply": metrics.histogram("migbatch_supply_round_seconds", "Duration of a supply round."),
-            "dispatch": metrics.histogram("migbatch_dispatch_round_seconds", "Duration of a decision on what waits."),
+            "dispatch": metrics.histogram("migbatch_dispatch_round_seconds", "Duration of a decision on pending jobs."),
             "lending": metrics.histogram("migbatch_lending_round_seconds", "Duration of a decision on loans."),
         }
         self._changes = metrics.counter("migbatch_supply_changes_total", "Changes of what a node offers.")
         self._changed = metrics.counter(
             "migbatch_dispatch_actions_total", "Changes of pending jobs, by kind.", "kind", "outcome"
         )
-        self._ended = metrics.counter("migbatch_loans_ended_total", "Loans that ended, by what ended them.", "cause")
+        self._ended = metrics.counter("migbatch_loans_ended_total", "Ended loans, by cause.", "cause")
         self._orders = metrics.counter(
-            "migbatch_lending_actions_total", "What was done to training jobs, by kind.", "kind", "outcome"
+            "migbatch_lending_actions_total", "Actions on training jobs, by kind.", "kind", "outcome"
         )
         self._age = Age()
         metrics.gauge(
             "migbatch_supply_age_seconds",
-            "Seconds since the query of Slurm that the last round without an error followed, and the most so far.",
+            "Seconds since the Slurm query of the last round without an error, and the maximum so far.",
             self._age.values,
             "what",
         )
-        metrics.gauge("migbatch_supply_offered", "Free slices that are offered, by profile.", self._offered, "profile")
-        metrics.gauge("migbatch_supply", "The last round in numbers.", self._numbers, "what")
-        metrics.gauge("migbatch_loans", "Loans that go on, by state.", self._states, "state")
+        metrics.gauge("migbatch_supply_offered", "Offered free slices, by profile.", self._offered, "profile")
+        metrics.gauge("migbatch_supply", "Figures of the last round.", self._numbers, "what")
+        metrics.gauge("migbatch_loans", "Current loans, by state.", self._states, "state")
         metrics.gauge("migbatch_loans_waiting", "Elastic training jobs that wait for a slice.", self._waiting)
 
     def note(self, report: RoundReport, at: float) -> None:
-        """Take in one round, on a query of Slurm at that moment (monotonic seconds)."""
+        """Process one round, on a query of Slurm at that time (monotonic seconds)."""
         decided = {name: report.seconds[name] for name in ("dispatch", "lending") if name in report.seconds}
         self._seconds["supply"].observe(sum(report.seconds.values()) - sum(decided.values()))
         for name, seconds in decided.items():

@@ -1,4 +1,4 @@
-"""Who may read metrics and pictures: whoever is on this host, and from elsewhere who has the token for it."""
+"""Access to metrics and charts: from this host, and from other hosts with the token."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Scraping:
     """The rule of one configuration.
 
     Attributes:
-        token: what Prometheus or a browser sends, empty where nobody may ask from elsewhere.
-        what, key: what is read, and the key of the configuration that names the token's file, for sentences.
+        token: sent by Prometheus or a browser, empty if access from other hosts is disabled.
+        what, key: what is read, and the configuration key of the token's file, for messages.
     """
 
     token: bytes = b""
@@ -29,12 +29,12 @@ class Scraping:
 
     @classmethod
     def of(cls, config: Config) -> Scraping:
-        """Read the token that a configuration names. Raises AuthError where that is missing or not safe."""
+        """Read the configured token. Raises AuthError if it is missing or not safe."""
         path = config.node_api.metrics_token_file
         return cls(read_private(path) if path else b"")
 
     def given(self, headers: Mapping[str, str]) -> bool:
-        """Return whether a request brings the token: as a bearer's, or as the password that a browser asks for.
+        """Return whether a request has the token: as a bearer token, or as the password in a browser.
 
         Args:
             headers: of the request, names in lower case.
@@ -51,17 +51,17 @@ class Scraping:
         return bool(self.token) and hmac.compare_digest(found, self.token)
 
     def check(self, address: str | None, headers: Mapping[str, str]) -> None:
-        """Refuse who may not read.
+        """Refuse callers without access.
 
         Args:
-            address: from where the request came by TCP; None: by the unix socket.
+            address: of the caller, by TCP; None: by the unix socket.
             headers: of the request, names in lower case.
 
         Raises:
-            Refused: with a sentence for whoever set the reader up.
+            Refused: with a sentence for the administrator of the reader.
         """
         if address is None or is_loopback(address) or self.given(headers):
             return
         if not self.token:
-            raise Refused(403, f"{self.what} read on this host; elsewhere with a token: {self.key}")
+            raise Refused(403, f"{self.what} can be read on this host, or elsewhere with a token: {self.key}")
         raise Refused(401, f"send the token of {self.key}: Authorization: Bearer TOKEN")

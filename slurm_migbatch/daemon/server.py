@@ -1,9 +1,9 @@
-"""Serves the node API inside the service's own event loop: its listening sockets, and the bounds on who connects.
+"""Serves the node API in the service's own event loop: listening sockets, and limits on connections.
 
-What a stranger can do is bounded before a byte of his is believed. A connection has a few seconds for its headers and
-counts as pending until its credential was verified; of pending ones there is a small number for each address and for
-all together, and the oldest goes for the newest, so that whoever holds many open keeps nobody else out. Descriptors
-are kept in reserve for the database, for commands, and for turning connections away.
+Unauthenticated clients are limited before any of their data is used. A connection has a few seconds for its headers and
+counts as pending until its credential is verified; the number of pending ones is limited per address and in total, and
+the oldest is closed for the newest, so that holding many open does not block others. Descriptors are reserved for the
+database, for commands, and for rejecting connections.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 #: descriptors that are never given to connections
 RESERVED = 256
 _BACKLOG = 1024
-#: accepted at one go, so that a flood of connections leaves time for others
+#: accepted at once, so that a flood of connections leaves time for others
 _AT_ONCE = 64
-#: bytes that the kernel keeps for a connection; what a stranger sends beyond that waits on his side
+#: kernel buffer of a connection; anything beyond waits on the client's side
 _RECEIVE_BYTES = 65536
 _HEADER_BYTES = 16384
 _KEEP_ALIVE_S = 5
@@ -46,7 +46,7 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 @dataclass(frozen=True)
 class ConnectionBounds:
-    """How many connections there may be at once, and how long one may take for its headers."""
+    """Limits: number of connections, and the time for headers."""
 
     connections: int = 4096
     pending: int = 512
@@ -55,14 +55,14 @@ class ConnectionBounds:
 
 
 class Connections:
-    """The connections that are open, and which of them have not proved anything yet."""
+    """The open connections, and which of them are not authenticated yet."""
 
     def __init__(self, bounds: ConnectionBounds, section: str = "node_api") -> None:
         self.bounds, self.section = bounds, section
         self.seldom = Seldom(log)
         self.most = min(bounds.connections, _descriptors(bounds.connections + RESERVED) - RESERVED)
         self._all: set[Link] = set()
-        self._pending: dict[Link, None] = {}  # in the order in which they came
+        self._pending: dict[Link, None] = {}  # in order of arrival
         self._by_source: dict[str, dict[Link, None]] = {}
 
     def __len__(self) -> int:
@@ -72,12 +72,12 @@ class Connections:
         return link in self._all
 
     def admit(self, link: Link) -> bool:
-        """Take in a new connection, in place of the oldest that has proved nothing; whether there is room."""
+        """Add a new connection, in place of the oldest unauthenticated one; return whether there is room."""
         links = self._by_source.setdefault(link.source, {})
         if len(links) >= self.bounds.pending_per_source:
-            self._drop(next(iter(links)), "it holds too many connections without a credential")
+            self._drop(next(iter(links)), "it has too many unauthenticated connections")
         elif len(self._pending) >= self.bounds.pending or (len(self._all) >= self.most and self._pending):
-            self._drop(next(iter(self._pending)), "there are too many connections without a credential")
+            self._drop(next(iter(self._pending)), "there are too many unauthenticated connections")
         if len(self._all) >= self.most:
             self.seldom.warning("", f"{len(self._all)} connections are open; see [{self.section}] max_connections")
             self.forget(link)
@@ -88,7 +88,7 @@ class Connections:
         return True
 
     def believe(self, link: Link) -> None:
-        """Note that the caller of a connection has proved who he is: it is not closed in favour of others any more."""
+        """Note that the caller of a connection is authenticated: it is no longer closed in favour of others."""
         self._pending.pop(link, None)
         links = self._by_source.get(link.source, {})
         links.pop(link, None)
@@ -101,13 +101,13 @@ class Connections:
         self._all.discard(link)
 
     def _drop(self, link: Link, why: str) -> None:
-        self.seldom.warning(link.source, f"a connection of {link.source} is closed: {why}")
+        self.seldom.warning(link.source, f"closing a connection from {link.source}: {why}")
         self.forget(link)
         link.abort()
 
 
 def _descriptors(wanted: int) -> int:
-    """Return how many descriptors this process may have, raised to `wanted` as far as root allows."""
+    """Return the descriptor limit of this process, raised to `wanted` as far as root allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
@@ -118,7 +118,7 @@ def _descriptors(wanted: int) -> int:
 
 
 class _Quiet(logging.LoggerAdapter[logging.Logger]):
-    """Filters uvicorn's log lines about one connection, of which strangers could cause any number."""
+    """Filters uvicorn's log lines about one connection, which clients could cause in any number."""
 
     #: what uvicorn looks at before it traces
     level = logging.WARNING
@@ -128,18 +128,18 @@ class _Quiet(logging.LoggerAdapter[logging.Logger]):
         self._connections = connections
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Write warnings seldom, and so what was not foreseen, with its traceback."""
+        """Write warnings at a limited rate, and unexpected errors with their traceback."""
         error = kwargs.get("exc_info")
         if isinstance(error, asyncio.CancelledError):  # the server stops, and this request took too long for that
             return
-        if error and self._connections.seldom.warning("internal", f"internal error in an answer: {error!r}"):
-            log.error("internal error in an answer", exc_info=error)
+        if error and self._connections.seldom.warning("internal", f"internal error in a response: {error!r}"):
+            log.error("internal error in a response", exc_info=error)
         elif level >= logging.WARNING and not error:
             self._connections.seldom.warning("http", str(msg) % args if args else str(msg))
 
 
 class Link(H11Protocol):
-    """One connection: uvicorn's, with bounds on how long it may be silent."""
+    """One connection: uvicorn's, with limits on silence."""
 
     def __init__(self, connections: Connections, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config, state, {}, None)
@@ -150,7 +150,7 @@ class Link(H11Protocol):
         self.logger = _Quiet(connections)  # type: ignore[assignment]  # uvicorn calls warning and error of it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Note who it is, and start the clock."""
+        """Note the peer, and start the timer."""
         super().connection_made(transport)  # type: ignore[arg-type]
         uid = _peer_uid(transport.get_extra_info("socket"))
         self.source = str(self.client[0] if self.client else "?") if uid is None else f"uid {uid}"
@@ -161,22 +161,22 @@ class Link(H11Protocol):
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection, however it ended."""
+        """Remove the connection, however it ended."""
         self._stop_waiting()
         self._connections.forget(self)
         closed, self._closed = self._closed, []
         for then in closed:
             then()
-        with contextlib.suppress(Exception):  # h11 may refuse to note the end of what was never well begun
+        with contextlib.suppress(Exception):  # h11 may refuse to end what never began properly
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed uvicorn; a connection that it cannot make sense of is closed."""
+        """Feed uvicorn; a connection with invalid data is closed."""
         before = self.cycle
         try:
             super().data_received(data)
         except Exception as error:
-            self._connections.seldom.warning(self.source, f"a connection of {self.source} is closed: {error}")
+            self._connections.seldom.warning(self.source, f"closing a connection from {self.source}: {error}")
             self.abort()
             return
         if self.cycle is not before:
@@ -185,21 +185,21 @@ class Link(H11Protocol):
     def on_response_complete(self) -> None:
         """Give the next request on this connection as long for its headers as the first."""
         super().on_response_complete()
-        self._wait()  # also where it is closing: whoever does not read its last answer could keep it open
+        self._wait()  # also while closing: a client that does not read its last answer could keep it open
 
     def believe(self) -> None:
         """Note that the credential of the request was verified."""
         self._connections.believe(self)
 
     def when_closed(self, then: Callable[[], None]) -> None:
-        """Call `then` once this is closed; at once where it is."""
+        """Call `then` once this is closed; immediately if it is."""
         if self not in self._connections:
             then()
         else:
             self._closed.append(then)
 
     def abort(self) -> None:
-        """Close now, whatever is still to be sent."""
+        """Close now, discarding unsent data."""
         self._stop_waiting()
         self.transport.abort()
 
@@ -221,7 +221,7 @@ def _peer_uid(connection: Any) -> int | None:
 
 
 class _Door:
-    """One listening socket. Unlike asyncio's own it stops where descriptors run out, and turns away whoever waits."""
+    """One listening socket. Unlike asyncio's own it stops when descriptors run out, and rejects waiting clients."""
 
     def __init__(self, listener: socket.socket, make: Callable[[], Link], seldom: Seldom) -> None:
         self._listener, self._make, self._seldom = listener, make, seldom
@@ -233,7 +233,7 @@ class _Door:
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self._loop.remove_reader(self._listener.fileno())
         if self._later is not None:
             self._later.cancel()
@@ -264,7 +264,7 @@ class _Door:
     def _no_room(self, error: OSError) -> None:
         self._seldom.warning("accept", f"cannot accept connections: {error.strerror}; raise LimitNOFILE of migbatchd")
         if error.errno in _NO_ROOM and self._spare >= 0:
-            # give one descriptor away, so that who waits is told at once and does not wait for nothing
+            # release one descriptor to reject waiting clients immediately instead of letting them time out
             os.close(self._spare)
             self._spare = -1
             with contextlib.suppress(OSError):
@@ -288,7 +288,7 @@ class ApiServer:
     def __init__(
         self, app: Starlette, port: int, bounds: ConnectionBounds = ConnectionBounds(), section: str = "node_api"
     ) -> None:
-        """Set up. `section` of the configuration is where port and bounds stand."""
+        """Set up. `section` of the configuration has port and limits."""
         self._port = port
         self._section = section
         self._bounds = bounds
@@ -310,7 +310,7 @@ class ApiServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on (of interest where port 0 was asked for)."""
+        """The listening port (for port 0)."""
         return self._port
 
     @property
@@ -319,10 +319,10 @@ class ApiServer:
         return tuple(self._doors)
 
     def listen(self, host: str) -> bool:
-        """Serve on one more address of this host; False where it listens there already.
+        """Serve on one more address of this host; False if it already listens there.
 
         Raises:
-            OSError: the address or port cannot be had.
+            OSError: the address or port is not available.
         """
         if host in self._doors:
             return False
@@ -346,10 +346,10 @@ class ApiServer:
         return True
 
     def listen_unix(self, path: Path) -> None:
-        """Serve on a unix socket that every user of this host may connect to; a file that is left over is replaced.
+        """Serve on a unix socket that every user of this host may connect to; a leftover file is replaced.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be created.
         """
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
@@ -364,7 +364,7 @@ class ApiServer:
         self._open(str(path), listener)
 
     async def stop(self) -> None:
-        """Answer what is in flight, for two seconds at most, then close."""
+        """Answer requests in flight, for two seconds at most, then close."""
         for door in self._doors.values():
             door.close()
         self._doors.clear()

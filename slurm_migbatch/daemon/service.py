@@ -1,7 +1,8 @@
-"""migbatchd between one start and the next reload: what runs beside what, and in which order it stops.
+"""migbatchd between one start and the next reload: its concurrent components, and the order in which they stop.
 
-Nothing here is needed to survive: jobs start and end without the service, submissions fall back to the compiled table,
-nodes keep their events. After a crash everything is read again from the database, from Slurm and from the nodes.
+The cluster survives without it: jobs start and end, submissions fall back to the compiled table, nodes keep their
+events.
+After a crash everything is read again from the database, from Slurm and from the nodes.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ from slurm_migbatch.workload.catalog import ProfileOffer
 
 log = logging.getLogger(__name__)
 _STOP_S = 5.0
-#: seconds after which slurmctld lists a job whose submission it has just asked us about
+#: seconds after which slurmctld lists a job whose submission it has just queried
 _SUBMISSION_S = 0.1
 
 
 class Service:
-    """All parts of migbatchd for one configuration; `run` returns when `stop` is set."""
+    """All components of migbatchd for one configuration; `run` returns when `stop` is set."""
 
     def __init__(
         self,
@@ -116,10 +117,14 @@ class Service:
         bounds = ConnectionBounds(connections=config.node_api.max_connections)
         self.api = ApiServer(self._node_api.app(), config.node_api.port, bounds)
         self._listening = Listening(self.api, config.node_api.listen, client.settings, "nodes", "node_api")
-        self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.", "kind")
+        self._events = self.metrics.counter(
+            "migbatch_node_events_total", "Events received from nodes, by kind.", "kind"
+        )
         for kind in sorted(messages.KINDS):
             self._events.labels(kind)  # from zero, so that the first of a kind counts as an increase
-        self._audited = self.metrics.counter("migbatch_audit_cancelled_total", "Jobs cancelled for holding too much.")
+        self._audited = self.metrics.counter(
+            "migbatch_audit_cancelled_total", "Jobs cancelled for holding more than allocated."
+        )
         self._gauges()
         self.inventory.listeners.append(self.submit.facts.inventory)
 
@@ -127,7 +132,7 @@ class Service:
         """Serve until `stop` is set; `ready` is called when everything listens.
 
         Raises:
-            OSError: a socket cannot be had.
+            OSError: a socket is not available.
         """
         self.writer.start()
         tasks = []
@@ -164,10 +169,12 @@ class Service:
             await asyncio.to_thread(self.rounds.close)
             left = await asyncio.to_thread(self.writer.stop, _STOP_S)
             if left:
-                log.warning("stopped with %d records unwritten; nodes will send their events again", left)
+                log.warning("stopped with %d unwritten records; nodes will send their events again", left)
 
     def health(self) -> dict[str, Any]:
-        """Return which parts work, for /healthz; why one does not is in the log, as it may hold text of users."""
+        """Return which components work, for /healthz; the reasons are in the log, because they may contain text of
+        users.
+        """
         checks = {
             "slurm": self.poller.fault.error,
             "database": self.writer.fault.error,
@@ -178,7 +185,7 @@ class Service:
         if self.config.dispatch.enabled:
             checks["dispatch"] = self.rounds.faults.dispatch.error
         if not self.poller.fault.open and self.poller.latest is None:
-            checks["slurm"] = "not asked yet"
+            checks["slurm"] = "not queried yet"
         states = {name: "failing" if text else "ok" for name, text in checks.items()}
         marks = {"marks": dict(self._marks)} if self._marks else {}
         return {"ok": not any(checks.values()), "checks": states, **marks}
@@ -191,7 +198,7 @@ class Service:
         return self.rounds.why(job)
 
     async def waiting(self, uid: int) -> Mapping[int, str]:
-        """Return which training jobs wait for a slice to be lent, and why; those that a user may see."""
+        """Return which training jobs wait for a loan, and why; those that a user may see."""
         found = self.rounds.waiting()
         seen = await self.privacy.visible(uid, [row for row in self._queue() if row.job_id in found])
         return {row.job_id: found[row.job_id] for row in seen}
@@ -200,9 +207,9 @@ class Service:
         return self.poller.latest.jobs if self.poller.latest else ()
 
     def _decided(self, gres: str) -> None:
-        """Query Slurm soon where a job was let in that asks for what is not on offer.
+        """Query Slurm soon after accepting a job whose slices are not offered.
 
-        Slurm lists it a moment later. Where a slice of its kind is on offer, Slurm starts it without us.
+        Slurm lists it a moment later. If a slice of its type is offered, Slurm starts it without us.
         """
         if not self.rounds.offers(gres):
             asyncio.get_running_loop().call_later(_SUBMISSION_S, self.poller.nudge)
@@ -214,14 +221,14 @@ class Service:
             self.inventory.refresh()
         if any(event.get("kind") == "stop" for event in events):
             self.recurring.nudge()
-        # a job shorter than the pause between two queries leaves no queue that it was seen in
+        # a job shorter than the pause between two queries was never seen in the queue
         stopped = (event.get("job") for event in events if event.get("kind") == "stop")
         self._ended.update(job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job))
         self.rounds.ingested(node, events, complete)
         self.poller.nudge()
 
     def _ran(self, rows: Sequence[RecurringRun]) -> None:
-        """Send back the jobs whose runs ended because their slice was too small, where their users want it."""
+        """Requeue the jobs whose runs ran out of memory, if their users want it."""
         if self.config.recurring.retry:
             for row, offer in self._retries.due(rows, self.recurring.jobs.past):
                 self._errand(self._retry(row, offer))
@@ -230,14 +237,14 @@ class Service:
         trouble = await asyncio.to_thread(self._retries.send, row, offer)
         action = {
             "ts": time.time(), "job_id": row.job, "restart": row.restart + 1, "kind": "retype", "before": row.profile,
-            "after": offer.profile.name, "why": "its slice was full, and the job has the hint retry=oom",
+            "after": offer.profile.name, "why": "it ran out of memory, and the job has the hint retry=oom",
             "dry_run": False, "outcome": trouble or None,
         }  # fmt: skip
         self.writer.post(lambda store: store.save_loans((), [action]), "actions")
         self.poller.nudge()
 
     async def _seen(self, snapshot: SlurmView) -> bool:
-        """Act on a new view of Slurm; return whether to query it again at once."""
+        """Act on a new view of Slurm; return whether to query it again immediately."""
         self.submit.facts.snapshot(snapshot)
         if not self._activity.acts():
             return False
@@ -252,14 +259,14 @@ class Service:
             for excess in self._auditor.check(self.rounds.view.facts(), snapshot.jobs):
                 self._errand(self._cancel(excess))
         for orphan in self._orphans.check(self.rounds.view.facts(), snapshot.jobs, time.monotonic()):
-            log.warning("%s; run `migbatch node reconcile` there, and see that its agent runs", orphan)
+            log.warning("%s; run `migbatch node reconcile` there, and check that its agent runs", orphan)
         return await self.rounds.follow(snapshot)
 
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
         try:
             rows = await asyncio.to_thread(self._client.ended, jobs)
-        except Exception as error:  # asked again after the next look
-            log.debug("how jobs ended is not known yet: %s", error)
+        except Exception as error:  # retried after the next query
+            log.debug("cannot determine yet how jobs ended: %s", error)
         else:
             self._ended -= jobs
             if rows:
@@ -276,7 +283,7 @@ class Service:
         try:
             await asyncio.to_thread(self._client.cancel, excess.job)
         except Exception as error:
-            log.error("cannot cancel job %d, do it by hand: %s", excess.job, error)
+            log.error("cannot cancel job %d, cancel it by hand: %s", excess.job, error)
 
     def _errand(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -286,23 +293,23 @@ class Service:
     def _gauges(self) -> None:
         started = time.time()
         gauge = self.metrics.gauge
-        gauge("migbatch_start_time_seconds", "When this service started.", lambda: {(): started})
-        gauge("migbatch_store_queue", "Records that wait for the database.", lambda: {(): len(self.writer)})
+        gauge("migbatch_start_time_seconds", "Start time of this service.", lambda: {(): started})
+        gauge("migbatch_store_queue", "Records waiting for the database.", lambda: {(): len(self.writer)})
         gauge(
             "migbatch_store_dropped",
-            "Records that could not be kept, by kind.",
+            "Dropped records, by kind.",
             lambda: {(kind,): count for kind, count in self.writer.dropped.items()},
             "kind",
         )
         gauge(
             "migbatch_healthy",
-            "Whether a part works (1) or not (0).",
+            "Whether a component works (1) or not (0).",
             lambda: {(k,): float(v == "ok") for k, v in self.health()["checks"].items()},
             "part",
         )
         gauge(
             "migbatch_node_silence_seconds",
-            "Seconds since a node was heard.",
+            "Seconds since the last message of a node.",
             lambda: {(n,): s for n in self.board.nodes() if (s := self.board.silence(n)) != float("inf")},
             "node",
         )
@@ -315,14 +322,14 @@ class Service:
         gauge("migbatch_jobs", "Jobs in Slurm's queue, by state.", self._job_states, "state")
         gauge(
             "migbatch_slices",
-            "Slices that nodes have, by profile and state: held, shared (by two jobs), idle, zombie.",
+            "Slices on nodes, by profile and state: held, shared (by two jobs), idle, zombie.",
             lambda: slices_by_state(self.rounds.view.facts()),
             "profile",
             "state",
         )
         gauge(
             "migbatch_wait_seconds",
-            "How long jobs that ask for slices have waited so far, since they could start.",
+            "Current wait of jobs that request slices, since they were eligible.",
             lambda: waits(self._queue(), time.time()),
             "what",
         )

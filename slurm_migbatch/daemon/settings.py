@@ -1,4 +1,4 @@
-"""What an administrator set in migbatch.toml, as the settings of decisions."""
+"""The administrator's configuration as settings of decisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def settings_of(config: Config) -> Settings:
-    """Return what a configuration has the controller decide."""
+    """Return the settings of the controller's decisions."""
     return Settings(
         supply_settings(config.supply, config.lending, config.moves) if config.supply.enabled else None,
         dispatch_settings(config.dispatch) if config.dispatch.enabled else None,
@@ -33,19 +33,19 @@ def settings_of(config: Config) -> Settings:
 
 
 def supply_settings(supply: SupplyConfig, lending: LendingConfig, moves: MovesConfig) -> SupplySettings:
-    """Return how supply decides."""
+    """Return the settings of supply."""
     preference = tuple(Profile.parse(name) for name in supply.preference)
     rules = MoveRules(moves.after_s, moves.gain_s, moves.rest_s, moves.grace_s) if moves.enabled else None
     return SupplySettings(preference=preference, lending=frozenset(lending.partitions), moves=rules)
 
 
 def dispatch_settings(config: DispatchConfig) -> DispatchSettings:
-    """Return how waiting jobs follow supply."""
+    """Return the settings of dispatch."""
     return DispatchSettings(config.every_s, config.hold_s, config.arrays, config.dry_run)
 
 
 def lending_settings(config: LendingConfig) -> LendingSettings:
-    """Return how slices are lent. Measured slowdowns of pairs are read from a file; a warning where they cannot be."""
+    """Return the settings of lending. Measured slowdowns of pairs are read from a file; a warning if that fails."""
     return LendingSettings(
         partitions=tuple(config.partitions),
         training_only=frozenset(config.training_only),
@@ -63,7 +63,7 @@ def lending_settings(config: LendingConfig) -> LendingSettings:
 
 
 def rules_of(config: LendingConfig) -> LendingRules:
-    """Return the rules that an admin set."""
+    """Return the configured rules."""
     calm = Hysteresis(loan_s=config.payback_s, idle_s=config.min_idle_s, rest_s=config.rest_s)
     return LendingRules(
         calm=calm,
@@ -78,7 +78,7 @@ def rules_of(config: LendingConfig) -> LendingRules:
 
 
 def blackout_of(config: LendingConfig) -> Callable[[float], bool]:
-    """Return whether nothing may be lent at a moment (unix seconds), by this host's time of day."""
+    """Return whether lending is disabled at a time (unix seconds), by this host's time of day."""
     blackout = tuple(Hours.parse(text) for text in config.blackout)
     return lambda now: any(hours.covers(datetime.fromtimestamp(now)) for hours in blackout)
 
@@ -89,5 +89,5 @@ def _measured(path: str) -> Mapping[tuple[str, str], float]:
     try:
         return read(Path(path))
     except (OSError, TraceError) as error:
-        log.warning("[lending] pairs cannot be used, the usual slowdown is assumed of every pair: %s", error)
+        log.warning("cannot use [lending] pairs, the default slowdown is assumed for every pair: %s", error)
         return {}

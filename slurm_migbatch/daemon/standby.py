@@ -1,4 +1,4 @@
-"""migbatchd while another is the active one: it answers nodes and users with whom to ask, and does nothing else."""
+"""migbatchd on standby: it answers nodes and users with the address of the active one, and does nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Standby:
-    """Serves where the service would, until `stop` is set."""
+    """Serves in place of the service, until `stop` is set."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Standby:
         """Serve until `stop` is set; `ready` is called when everything listens.
 
         Raises:
-            OSError: a socket cannot be had.
+            OSError: a socket is not available.
         """
         tasks = []
         try:
@@ -76,12 +76,12 @@ class Standby:
 
     @property
     def _why(self) -> str:
-        return self._activity.why or "it has become the active one, whose service starts in a moment"
+        return self._activity.why or "it has just become active, its service is starting"
 
     async def _healthz(self, _: Request) -> Response:
         return as_json({"ok": True, "checks": {}, "standby": self._why, "marks": dict(self._marks)})
 
     async def _elsewhere(self, _: Request) -> Response:
-        response = as_json({"error": f"this migbatchd stands by: {self._why}"}, 503)
+        response = as_json({"error": f"this migbatchd is on standby: {self._why}"}, 503)
         response.headers["Connection"] = "close"
         return response

@@ -1,4 +1,4 @@
-"""Supervises the process that answers submissions, and keeps the facts behind its answers."""
+"""Supervises the process that answers submissions, and updates the basis of its answers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 _WRITE_EVERY_S = 0.5
 _RECORD_EVERY_S = 0.2
 _STOP_S = 5.0
-#: recurring jobs in one line: reading it must not hold up an answer
+#: recurring jobs per line: reading it must not delay an answer
 _JOBS_AT_ONCE = 50
 _LINE_BYTES = 1 << 22
 
 
 class SubmitSupervisor:
-    """Has submissions answered once the site is known; until then slurmctld's shim does without.
+    """Runs the submit service once the site is known; until then slurmctld's shim works without it.
 
-    The serving itself is done by `submit_worker`, a child process, which is started again whenever it ends.
+    The service is `submit_worker`, a child process, which is restarted whenever it ends.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class SubmitSupervisor:
         self._config, self._writer, self._decided = config, writer, decided
         self._known = asyncio.Event()
         self._child: Process | None = None
-        #: children of services before this one, which answer until ours does
+        #: children of previous services, which answer until ours does
         self._before: list[Process] = []
         self._leaving = False
         self._rows: list[Mapping[str, Any]] = []
@@ -64,7 +64,7 @@ class SubmitSupervisor:
         )
 
     async def run(self) -> None:
-        """Serve, from the moment that there is a catalog, until cancelled.
+        """Serve, as soon as there is a catalog, until cancelled.
 
         Raises:
             RuntimeError: the child ended by itself.
@@ -81,11 +81,11 @@ class SubmitSupervisor:
         self._leaving = True
 
     def succeed(self, before: SubmitSupervisor) -> None:
-        """Let the child of a supervisor that has left go on until ours answers, so that no submission goes without."""
+        """Let the child of a previous supervisor continue until ours answers, so that every submission is answered."""
         self._before, before._before = before._before, []
 
     async def close(self) -> None:
-        """End what was left for a successor that does not come."""
+        """End the child left for a successor that does not come."""
         await self._relieve(self._before)
         self._hand_over()
 
@@ -97,14 +97,14 @@ class SubmitSupervisor:
             stdout=PIPE,
             limit=_LINE_BYTES,
             cwd="/",  # from which Python imports first
-            start_new_session=True,  # where Linux groups tasks by session (autogroup), rounds do not delay answers
+            start_new_session=True,  # with Linux autogroup scheduling per session, rounds do not delay answers
         )
         try:
             start = {"config": text_of(self._config), "level": self._config.daemon.log_level}
             self._send({**start, "catalog": self.facts.catalog.to_dict()})
             self.ran(self._past())
             await self._listen(child)
-            raise RuntimeError(f"the process that answers submissions ended with {await child.wait()}")
+            raise RuntimeError(f"the submit service exited with {await child.wait()}")
         finally:
             self._child = None
             self.serving.clear()
@@ -115,33 +115,33 @@ class SubmitSupervisor:
             self._hand_over()
 
     async def _relieve(self, children: list[Process]) -> None:
-        """End children of services before, and take in what they still have to say."""
+        """End children of previous services, and read their remaining output."""
         while children:
             await self._end(children.pop())
 
     async def keep_record(self) -> None:
-        """Hand decisions to the record, several at a time, for ever."""
+        """Pass decisions to the record, several at a time, forever."""
         while True:
             await asyncio.sleep(_RECORD_EVERY_S)
             self._hand_over()
 
     async def keep_files(self) -> None:
-        """Keep the catalog file and the compiled table in step, for ever."""
+        """Update the catalog file and the compiled table, forever."""
         while True:
             await asyncio.to_thread(self.facts.write)
             await asyncio.sleep(_WRITE_EVERY_S)
 
     def model_changed(self, version: int) -> None:
-        """Predict with the model that is current now, here and in the process that answers."""
+        """Use the current model, here and in the process that answers."""
         self._send({"model": version})
         self._taking = asyncio.create_task(self._take_model())
 
     def follow(self, past: Callable[[], Mapping[str, Any]]) -> None:
-        """Name what tells the runs of all recurring jobs, for a process that starts."""
+        """Set the source of the runs of all recurring jobs, for a process that starts."""
         self._past = past
 
     def ran(self, changed: Mapping[str, Any]) -> None:
-        """Tell the process that answers what runs of recurring jobs there are now, some jobs at a time."""
+        """Send the current runs of recurring jobs to the process that answers, some jobs at a time."""
         keys = list(changed)
         for start in range(0, len(keys), _JOBS_AT_ONCE):
             self._send({"recurring": {key: changed[key] for key in keys[start : start + _JOBS_AT_ONCE]}})
@@ -149,8 +149,8 @@ class SubmitSupervisor:
     async def _take_model(self) -> None:
         try:
             self.facts.use(await asyncio.to_thread(chooser_of, self._config))
-        except Exception:  # the table stays as it is; submissions are answered by the other process
-            log.exception("the new model cannot be taken over into the compiled table")
+        except Exception:  # the table is unchanged; submissions are answered by the other process
+            log.exception("cannot update the compiled table with the new model")
 
     async def _listen(self, child: Process) -> None:
         assert child.stdout is not None
@@ -164,12 +164,12 @@ class SubmitSupervisor:
             elif "serving" in message and child is self._child:
                 log.info("serving submissions", extra={"socket": self._config.submit.socket, "child": child.pid})
                 self.serving.set()
-                # those of now alone: ours joins them where this service leaves before they have ended
+                # only current ones: ours is added if this service ends before they have
                 before, self._before = self._before, []
                 self._relieving = asyncio.create_task(self._relieve(before))
 
     async def _end(self, child: Process) -> None:
-        """Close the child's stdin, which ends it, and take in what it still has to say."""
+        """Close the child's stdin, which ends it, and read its remaining output."""
         if child.returncode is None:
             assert child.stdin is not None
             child.stdin.close()
@@ -177,7 +177,7 @@ class SubmitSupervisor:
                 await asyncio.wait_for(self._listen(child), _STOP_S)
                 await asyncio.wait_for(child.wait(), _STOP_S)
             except asyncio.TimeoutError:
-                log.warning("the process that answered submissions does not end; it is killed")
+                log.warning("the submit service does not exit and is killed")
                 child.kill()
                 await child.wait()
 

@@ -1,14 +1,17 @@
-"""The process that answers submissions, so that nothing else in migbatchd ever makes sbatch wait.
+"""The process that answers submissions, so that nothing else in migbatchd delays sbatch.
 
 It is a child of migbatchd. Lines of JSON come in on stdin, first `{"config": "<migbatch.toml>", "level": ...,
 "catalog": {...}}`, then `{"catalog": {...}}` whenever the site changes, `{"model": <version>}` when another learned
-model counts, which is read from its file, and `{"recurring": {key: [run, ...]}}` when runs of recurring jobs have ended
-(`predict.recurring.PastRun.to_list`); the end of stdin is the end of the process.
+model
+becomes current, which is read from its file, and `{"recurring": {key: [run, ...]}}` when runs of recurring jobs have
+ended
+(`predict.recurring.PastRun.to_list`); the process exits at the end of stdin.
 Lines go out on stdout: `{"decision": {...}}` for the record, `{"statistics": {...}}` about every second while there are
 answers.
 
-One thread answers and, between answers, does a little of everything else: a second one that worked would take the
-interpreter from it. Nothing that it does can block.
+One thread answers and, between answers, does small parts of other work: a second busy thread would hold the
+interpreter.
+Nothing that it does can block.
 """
 
 from __future__ import annotations
@@ -39,20 +42,20 @@ from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.workload.catalog import SiteCatalog
 
 _STATISTICS_S: Final = 1.0
-#: how soon to try again where migbatchd does not read
+#: how soon to retry if migbatchd does not read
 _FULL_S: Final = 0.05
-#: bytes that may wait for migbatchd; more decisions wait as such, and are counted where they become too many
+#: bytes that may wait for migbatchd; further decisions wait as objects, and are counted if there are too many
 _BACKLOG: Final = 1 << 20
-#: new objects between two collections of garbage, which take a fraction of a millisecond then
+#: new objects between two garbage collections, which take a fraction of a millisecond then
 _YOUNG: Final = 5000
-#: seconds that the end of the process waits for names of users
+#: seconds that the process waits for names of users before it exits
 _STOP_S: Final = 2.0
 #: every sbatch waits for this process; it works for a fraction of a millisecond each time
 _NICE: Final = -10
 
 
 class Output:
-    """Lines to migbatchd, from any thread; what it does not read at once waits here."""
+    """Lines to migbatchd, from any thread; unread data waits here."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -68,7 +71,7 @@ class Output:
             self._flush()
 
     def flush(self) -> int:
-        """Write what goes; the bytes that still wait."""
+        """Write what is possible; return the remaining bytes."""
         with self._lock:
             self._flush()
             return len(self._waiting)
@@ -85,14 +88,14 @@ class Output:
                 del self._waiting[: os.write(self._descriptor, self._waiting)]
         except BlockingIOError:
             pass
-        except BrokenPipeError:  # migbatchd is gone, and our stdin will tell
+        except BrokenPipeError:  # migbatchd is gone, and stdin will end
             self._waiting.clear()
 
 
 class DecisionRecorder:
-    """Puts decisions into the form of the record, with the name of the user.
+    """Converts decisions to rows of the record, with the name of the user.
 
-    A directory service that is slow to name users gets a thread of its own to be slow in; each user is looked up once.
+    User names are looked up in a separate thread, once per user, because a directory service may be slow.
     """
 
     def __init__(self, output: Output) -> None:
@@ -103,7 +106,7 @@ class DecisionRecorder:
         self._thread.start()
 
     def take(self, decision: SubmitDecision) -> None:
-        """Write a decision down, with what was granted."""
+        """Record a decision, with what was granted."""
         name = decision.user or self._names.get(decision.uid)
         if name is None:
             self._unnamed.put(decision)
@@ -111,7 +114,7 @@ class DecisionRecorder:
             self._write(decision, name)
 
     def close(self, patience_s: float) -> None:
-        """Write down what still waits for a name."""
+        """Record decisions that still wait for a name."""
         self._unnamed.put(None)
         self._thread.join(patience_s)
 
@@ -132,14 +135,14 @@ class DecisionRecorder:
 
 
 class IdleTasks:
-    """What answers leave to do, a little at a time: the record, figures for the metrics, memory."""
+    """Background work in small parts: the record, metrics, memory."""
 
     def __init__(self, service: SubmitService, output: Output) -> None:
         self._service, self._output = service, output
         self._reported = 0.0
 
     def __call__(self) -> float | None:
-        """Do a little; the seconds after which there is more to do."""
+        """Do one part; return the seconds until there is more to do."""
         if self._output.flush() > _BACKLOG:
             return _FULL_S
         if self._service.record():
@@ -167,7 +170,7 @@ class IdleTasks:
 def main() -> None:
     """Serve until stdin ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # migbatchd gets them too, and closes our stdin in good order
+        signal.signal(number, signal.SIG_IGN)  # migbatchd gets them too, and closes our stdin for an orderly exit
     first = sys.stdin.buffer.readline()
     if not first:
         return
@@ -186,12 +189,12 @@ def main() -> None:
         slurm_uids=slurm_uids(config),
     )
     server = SubmitServer(Path(config.submit.socket), service, IdleTasks(service, output))
-    # The collector would stop everything just when there is much to do. IdleTasks looks after young objects; what lives
-    # longer (figures, answers) is bounded and holds no cycles.
+    # The collector would stop everything just when there is much to do. IdleTasks handles young objects; longer-lived
+    # ones (figures, answers) are bounded and have no cycles.
     gc.disable()
     gc.collect()
     gc.freeze()
-    sys.setswitchinterval(0.0001)  # what else there is (a new catalog, a new user's name) does not hold up an answer
+    sys.setswitchinterval(0.0001)  # other work (a new catalog, a new user's name) must not delay an answer
     server.start()
     output.send({"serving": True})
     for line in sys.stdin.buffer:

@@ -1,4 +1,4 @@
-"""Loops that go on for ever."""
+"""Loops that run forever."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 async def keep(name: str, loop: Callable[[], Awaitable[None]]) -> None:
-    """Run a loop for ever; what it did not foresee is logged with its traceback, and it starts again."""
+    """Run a loop forever; unexpected errors are logged with their traceback, and it starts again."""
     fault = FaultReporter(f"internal error in {name}", "please report it with the log", log, longest=60.0)
     while True:
         try:

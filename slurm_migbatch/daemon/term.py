@@ -1,15 +1,19 @@
 """Which of two migbatchd is active: the one whose slurmctld is primary, and that holds the term in the database.
 
-With several SlurmctldHost migbatchd follows slurmctld: `scontrol ping` says which of them answer, in their order, and
-the first that does is the primary or about to be (tried on 22.05, 24.11 and 26.05: a primary that is back asks for
-control, and `scontrol takeover` ends the one before). That slurmctld answers requests too tells a primary from one that
-still waits. slurmctld's own programs (SlurmctldPrimaryOnProg, SlurmctldPrimaryOffProg) make that quicker.
+With several SlurmctldHost migbatchd follows slurmctld: `scontrol ping` shows which of them answer, in order, and the
+first that does is the primary or about to be (tested on 22.05, 24.11 and 26.05: a returning primary requests control,
+and
+`scontrol takeover` ends the previous one). A primary also answers requests, unlike one that still waits. slurmctld's
+own
+programs (SlurmctldPrimaryOnProg, SlurmctldPrimaryOffProg) speed this up.
 
-Either may be wrong for a while, so nothing is done without a term (`store.terms`) that has not run out on this host's
-own clock, counted from before the database was asked. The database fences what is written; commands to Slurm are held
-back by `TermKeeper.check`.
+Either may be wrong for a while, so nothing is done without a term (`store.terms`) that has not expired by this host's
+own
+clock, counted from before the database was queried. The database fences writes; commands to Slurm are blocked by
+`TermKeeper.check`.
 
-With one SlurmctldHost there is nothing to follow. SQLite serves one host: with several SlurmctldHost the first of them.
+With one SlurmctldHost there is nothing to follow. SQLite supports one host: with several SlurmctldHost the first of
+them.
 """
 
 from __future__ import annotations
@@ -30,15 +34,15 @@ from slurm_migbatch.store.terms import TermState
 log = logging.getLogger(__name__)
 
 TERM_S: Final = 7.0
-"""Seconds that a term lasts unless it is renewed, which it is about every second."""
+"""Seconds that a term lasts unless it is renewed, which happens about every second."""
 LOOK_S: Final = 1.0
 """Seconds between two checks."""
 PING_S: Final = 3.0
-"""Seconds that the active one waits for `scontrol ping`, which waits long for a host that is switched off."""
+"""Timeout of the active one's `scontrol ping`, which is slow for a host that is switched off."""
 PATIENCE_S: Final = 10.0
-"""Seconds after which the active one asks again what was not answered in time."""
+"""Seconds after which the active one retries what was not answered in time."""
 ALONE_S: Final = 60.0
-"""Seconds between two checks whether there is a second slurmctld by now."""
+"""Seconds between two checks whether a second slurmctld has been configured."""
 
 
 class ActiveRole(Protocol):
@@ -46,17 +50,17 @@ class ActiveRole(Protocol):
 
     @property
     def active(self) -> bool:
-        """Whether it is to serve nodes, users and submissions."""
+        """Whether it serves nodes, users and submissions."""
 
     @property
     def why(self) -> str:
-        """Why it is not, as a sentence for those who ask here."""
+        """Why it is not active, as a sentence for callers."""
 
     def acts(self) -> bool:
-        """Tell whether it may change something in Slurm at this moment."""
+        """Return whether it may change Slurm now."""
 
     def set_primary(self, primary: bool) -> None:
-        """Take in slurmctld's word that it has become the primary of this host, or is it no more."""
+        """Process slurmctld's report that it has become the primary on this host, or no longer is."""
 
 
 class AlwaysActive:
@@ -74,13 +78,13 @@ class AlwaysActive:
 
 
 class PrimaryClient(Protocol):
-    """What is asked of Slurm; both may raise SlurmError."""
+    """Queries to Slurm; both may raise SlurmError."""
 
     def settings(self) -> Mapping[str, str]:
         """Return the primary's configuration, keys in lower case."""
 
     def ping(self, timeout: float | None = None) -> Mapping[str, bool]:
-        """Return which slurmctld answer, by the names of SlurmctldHost, in their order."""
+        """Return which slurmctld answer, by the names of SlurmctldHost, in order."""
 
 
 class TermStore(Protocol):
@@ -93,11 +97,11 @@ class TermStore(Protocol):
         """See `store.db.Store`."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
 
 
 class TermKeeper:
-    """Finds out whether this migbatchd is the active one, and keeps its term.
+    """Determines whether this migbatchd is active, and keeps its term.
 
     Attributes:
         active, why: see ActiveRole.
@@ -112,39 +116,39 @@ class TermKeeper:
         host: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Set up. `open_store` opens a database that several hosts can use; None where it is SQLite."""
+        """Set up. `open_store` opens a database that several hosts can use; None for SQLite."""
         self._slurm, self._open, self._clock = slurm, open_store, clock
         self.host = host or socket.gethostname()
         self.active = open_store is None
-        self.why = "slurmctld has not said yet which host is its primary"
+        self.why = "the primary slurmctld is not known yet"
         self.number = 0
         self.on_change: Callable[[], None] = lambda: None
         self._sole = False  # no term is needed
         self._until = self._names_due = self._ping_due = 0.0
         self._names: tuple[str, ...] = ()
-        self._primary: bool | None = None  # slurmctld's own word
+        self._primary: bool | None = None  # reported by slurmctld
         self._store: TermStore | None = None
         self._nudged = asyncio.Event()
         self._fault = FaultReporter(
-            "the term of the active migbatchd", "nothing is changed in Slurm until the database answers", log
+            "cannot renew the term of the active migbatchd",
+            "nothing is changed in Slurm until the database answers",
+            log,
         )
         self._warned = ""
 
     # -- what others ask -------------------------------------------------------------------------------------------
 
     def acts(self) -> bool:
-        """Tell whether this process may change something in Slurm at this moment."""
+        """Return whether this process may change Slurm now."""
         return self.active and (self._sole or (self.number > 0 and self._clock() < self._until))
 
     def check(self) -> None:
-        """Raise SlurmError where this process may not change anything in Slurm."""
+        """Raise SlurmError if this process may not change Slurm."""
         if not self.acts():
-            raise SlurmError(
-                f"nothing is changed in Slurm by migbatchd on {self.host}: {self.why or 'its term is over'}"
-            )
+            raise SlurmError(f"no changes to Slurm by migbatchd on {self.host}: {self.why or 'its term is over'}")
 
     def set_primary(self, primary: bool) -> None:
-        """Take in what slurmctld's own program said."""
+        """Process the report of slurmctld's program."""
         log.info("slurmctld of this host %s the primary", "has become" if primary else "is no more")
         self._primary = primary
         if not primary and self.number:
@@ -155,19 +159,19 @@ class TermKeeper:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check forever."""
         while True:
             self._nudged.clear()
             before = self.active
             wait = await asyncio.to_thread(self.refresh)
             if self.active != before:
-                log.info("this migbatchd is %s", "active" if self.active else f"standing by: {self.why}")
+                log.info("this migbatchd is %s", "active" if self.active else f"standby: {self.why}")
                 self.on_change()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._nudged.wait(), wait)
 
     def refresh(self) -> float:
-        """Ask whom there is to ask, and become active or stand by; the seconds until the next look."""
+        """Query Slurm and the database, and become active or standby; return the seconds until the next check."""
         if self.number and not self.active:
             return LOOK_S  # the service ends first, see `resign`
         if self.number:
@@ -178,10 +182,10 @@ class TermKeeper:
             self._sole = self.active = True
             return ALONE_S
         if self._sole and self._open is not None:
-            self._stand_by("slurm.conf names a second slurmctld now")  # what runs has no term
+            self._stand_by("slurm.conf now has a second SlurmctldHost")  # the running service has no term
         self._sole = False
         if self.host not in self._names and self.host.partition(".")[0] not in self._names:
-            self._refuse(f"this host, {self.host}, is none of slurm.conf's SlurmctldHost ({', '.join(self._names)})")
+            self._refuse(f"this host, {self.host}, is not a SlurmctldHost in slurm.conf ({', '.join(self._names)})")
             return ALONE_S
         if self._open is None:
             self._without_database()
@@ -190,42 +194,40 @@ class TermKeeper:
         return LOOK_S
 
     def _know_names(self) -> bool:
-        """Learn slurm.conf's SlurmctldHost, once where there are several; return whether they are known."""
+        """Read slurm.conf's SlurmctldHost, only once if there are several; return whether they are known."""
         if self._names and (len(self._names) > 1 or self._clock() < self._names_due):
             return True
         try:
             self._names = tuple(controllers(self._slurm.settings())) or (self.host,)
         except SlurmError as error:
-            log.debug("it is not known how many slurmctld there are: %s", error)
+            log.debug("cannot determine the number of slurmctld: %s", error)
         self._names_due = self._clock() + ALONE_S / 2
         return bool(self._names)
 
     def _without_database(self) -> None:
-        """Let the first host alone be active: each host has an SQLite of its own."""
+        """Let only the first host be active: each host has its own SQLite file."""
         advice = "[store] url must name MariaDB or PostgreSQL for both to share one record (docs/install.md)"
         if self._is_this_host(self._names[0]):
             self._sole = self.active = True
-            self._warn(
-                f"slurm.conf has several SlurmctldHost, and SQLite serves one host: no other takes over; {advice}"
-            )
+            self._warn(f"slurm.conf has several SlurmctldHost, but SQLite supports one host: no fail-over; {advice}")
         else:
-            self._refuse(f"migbatchd runs on {self._names[0]} alone, because SQLite serves one host: {advice}")
+            self._refuse(f"migbatchd runs on {self._names[0]} only, because SQLite supports one host: {advice}")
 
     def _named(self) -> str | None:
-        """Return the first slurmctld that answers; None where that cannot be said now."""
+        """Return the first slurmctld that answers; None if unknown now."""
         if self._clock() < self._ping_due:
             return None
         try:
             answering = self._slurm.ping(PING_S if self.number else None)
         except SlurmError as error:
-            log.debug("which slurmctld is the primary is not known: %s", error)
+            log.debug("cannot determine the primary slurmctld: %s", error)
             self._ping_due = self._clock() + PATIENCE_S if self.number else 0.0
             return None
         return next((name for name, up in answering.items() if up), None)
 
     def _follow(self, named: str | None) -> None:
         if named is not None and not self._is_this_host(named):
-            self._primary = None  # what it said is past
+            self._primary = None  # its report is outdated
             self._stand_by(f"slurmctld's primary is {named}")
         elif self._primary is False:
             self._stand_by("slurmctld of this host is not the primary")
@@ -233,7 +235,7 @@ class TermKeeper:
             self._take()
 
     def _answers(self) -> bool:
-        """Return whether a slurmctld answers requests: one that only stands ready refuses them."""
+        """Return whether a slurmctld answers requests: a backup refuses them."""
         try:
             self._slurm.settings()
         except SlurmError as error:
@@ -247,7 +249,7 @@ class TermKeeper:
     # -- the term --------------------------------------------------------------------------------------------------
 
     def _take(self) -> None:
-        """Renew the term, or take one where none is held."""
+        """Renew the term, or take one if none is held."""
         assert self._open is not None
         asked = self._clock()
         try:
@@ -260,7 +262,9 @@ class TermKeeper:
             return
         self._fault.succeeded()
         if self.number and state.number != self.number:
-            log.warning("term %d is over: another migbatchd has taken over, or this one was away too long", self.number)
+            log.warning(
+                "term %d is over: another migbatchd has taken over, or this one was inactive too long", self.number
+            )
             self._stand_by(f"migbatchd on {state.holder} has taken over")
             return
         if not state.own:
@@ -284,16 +288,16 @@ class TermKeeper:
         self._warned = text
 
     def resign(self) -> None:
-        """Give the term back, after everything has ended that acted in it; may block."""
+        """Release the term, after everything that acted in it has ended; may block."""
         number, self.number, self._until = self.number, 0, 0.0
         if number and self._store is not None:
             try:
                 self._store.give_term(number)
             except Exception as error:
-                log.warning("term %d could not be given back, it ends by itself: %s", number, error)
+                log.warning("term %d could not be released, it will expire: %s", number, error)
 
     def close(self) -> None:
-        """Give the term back and let go of the database; may block."""
+        """Release the term and close the database; may block."""
         self.resign()
         self.active = False
         if self._store is not None:

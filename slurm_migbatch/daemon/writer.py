@@ -1,7 +1,7 @@
-"""The one thread that writes to the database, so that no event loop and no submission ever waits for it.
+"""The only thread that writes to the database, so that no event loop and no submission waits for it.
 
-What waits is bounded. Events of nodes are refused when the queue is nearly full (the node keeps them and sends them
-again); the newest state of the jobs replaces an older one that still waits; decisions are taken to the very end.
+The queue is bounded. Events of nodes are refused when it is nearly full (the node keeps and resends them); the newest
+state of the jobs replaces an older pending one; decisions are accepted until it is full.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from slurm_migbatch.store.terms import TermOverError
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=ServiceStore)
 T = TypeVar("T")
-_ADVICE = (
-    "records wait in memory until the database answers; look for a locked or full disk, or a database that is down"
-)
+_ADVICE = "records wait in memory for the database; check for a locked or full disk, or a database that is down"
 
 
 class Overloaded(RuntimeError):
-    """Too much waits for the database; send again later."""
+    """The queue for the database is too long; send again later."""
 
 
 class _Item:
@@ -41,7 +39,7 @@ class _Item:
 
 
 class StoreWriter:
-    """Runs `work(store)` calls in order in its own thread and tries again where the database is not there."""
+    """Runs `work(store)` calls in order in its own thread and retries while the database is not available."""
 
     def __init__(self, opener: Callable[[], ServiceStore], limit: int, *, first_wait: float = 0.1) -> None:
         self._opener = opener
@@ -53,9 +51,9 @@ class StoreWriter:
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._store: ServiceStore | None = None
         self.fault = FaultReporter("the database", _ADVICE, log, first=first_wait, longest=10.0)
-        self._deposed = FaultReporter("records are not kept", "the active migbatchd keeps its own", log)
-        self._full = FaultReporter("records of decisions are lost", "the database has been away too long", log)
-        #: records that could not be kept, by label
+        self._deposed = FaultReporter("records are dropped", "the active migbatchd records them", log)
+        self._full = FaultReporter("records of decisions are lost", "the database has been down too long", log)
+        #: dropped records, by label
         self.dropped: dict[str, int] = {}
 
     def start(self) -> None:
@@ -63,7 +61,7 @@ class StoreWriter:
         self._thread.start()
 
     def stop(self, timeout: float) -> int:
-        """Write what waits, for at most `timeout` seconds, then close the store.
+        """Write the queue, for at most `timeout` seconds, then close the store.
 
         Returns:
             How many records were left unwritten.
@@ -79,32 +77,32 @@ class StoreWriter:
             return len(self._queue) + len(self._latest)
 
     def call(self, work: Callable[[ServiceStore], T], label: str) -> concurrent.futures.Future[T]:
-        """Queue work whose result somebody waits for; cancelled futures are skipped.
+        """Queue work with an awaited result; cancelled futures are skipped.
 
         Raises:
-            Overloaded: more waits than four fifths of the limit.
+            Overloaded: the queue is longer than four fifths of the limit.
         """
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._news:
             if len(self._queue) >= self._limit * 4 // 5:
-                raise Overloaded(f"{len(self._queue)} records wait for the database")
+                raise Overloaded(f"{len(self._queue)} records are waiting for the database")
             self._queue.append(_Item(work, label, future))
             self._news.notify_all()
         return future
 
     def post(self, work: Callable[[ServiceStore], Any], label: str, records: int = 1) -> None:
-        """Queue work that nobody waits for; beyond the limit its `records` are dropped, counted and logged."""
+        """Queue work without an awaited result; beyond the limit its `records` are dropped, counted and logged."""
         with self._news:
             if len(self._queue) < self._limit:
                 self._queue.append(_Item(work, label, None))
                 self._full.succeeded()
             else:
                 self.dropped[label] = self.dropped.get(label, 0) + records
-                self._full.failed(f"{label}: more than {self._limit} records wait")
+                self._full.failed(f"{label}: more than {self._limit} records are waiting")
             self._news.notify_all()
 
     def replace(self, work: Callable[[ServiceStore], Any], label: str) -> None:
-        """Queue work that makes older waiting work of the same label pointless."""
+        """Queue work that replaces pending work of the same label."""
         with self._news:
             self._latest[label] = _Item(work, label, None)
             self._news.notify_all()
@@ -126,7 +124,7 @@ class StoreWriter:
             return None
 
     def _do(self, item: _Item) -> bool:
-        """Do one piece of work; return False where the service stops and the database is away, else True."""
+        """Do one piece of work; return False if the service stops and the database is down, else True."""
         while True:
             if item.future is not None and item.future.cancelled():
                 break
@@ -148,7 +146,7 @@ class StoreWriter:
                             return False
                         self._news.wait_for(lambda: self._stopping, wait)
                     continue
-                log.exception("cannot record %s", item.label)
+                log.exception("database operation failed: %s", item.label)
                 self.dropped[item.label] = self.dropped.get(item.label, 0) + 1
                 _settle(item, error=error)
             else:
@@ -162,7 +160,7 @@ class StoreWriter:
 
 
 def is_passing(error: Exception) -> bool:
-    """Return whether the database may accept the same work later: locked, full, away; not malformed records."""
+    """Return whether the database may accept the same work later: locked, full, down; not malformed records."""
     if isinstance(error, (OperationalError, InterfaceError, PoolTimeout, OSError)):
         return True
     return isinstance(error, DBAPIError) and error.connection_invalidated

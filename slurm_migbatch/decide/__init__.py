@@ -1,4 +1,4 @@
-"""What migbatchd decides, as pure functions: `core.decide(snapshot, memory)` gives the actions to apply.
+"""migbatchd's decisions, as pure functions: `core.decide(snapshot, memory)` returns the actions to apply.
 
-Nothing here asks Slurm, a node, a database or a clock: all that is known comes in the snapshot.
+Nothing here queries Slurm, a node, a database or a clock: all input is in the snapshot.
 """

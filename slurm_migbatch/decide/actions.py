@@ -1,4 +1,4 @@
-"""What a decision asks to be done, as plain values; the controller and the simulator apply them."""
+"""Actions of a decision, as plain values; the controller and the simulator apply them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from slurm_migbatch.decide.capacity.sharing import ALONE, Sharing
 
 @dataclass(frozen=True)
 class Offer:
-    """Offer a node's free slots as its plan says. Applying it where nothing differs does nothing.
+    """Offer a node's free slots according to its plan. Has no effect if nothing differs.
 
     Attributes:
         plan: the new plan of the node.
         state: the node as it was when the plan was made.
-        sharing: slices of the node that two jobs share, or are to share.
+        sharing: slices of the node that two jobs share, or will share.
         why: the reason for a new plan, for the record.
     """
 
@@ -28,13 +28,13 @@ class Offer:
 
 @dataclass(frozen=True)
 class StartNow:
-    """End the delay after which Slurm would start a requeued job again."""
+    """End the delay after which Slurm would restart a requeued job."""
 
     job: int
 
 
 class MoveStep(str, Enum):
-    """What is done to a training that makes way for another job's slice."""
+    """Steps of moving a training job."""
 
     SIGNAL = "signal"
     REQUEUE = "requeue"
@@ -42,10 +42,10 @@ class MoveStep(str, Enum):
 
 @dataclass(frozen=True)
 class MoveOrder:
-    """Tell a training that is to make way to write a checkpoint, or requeue it.
+    """Signal a training job that is being moved to write a checkpoint, or requeue it.
 
     Attributes:
-        step: which of both.
+        step: one of the two.
         job, restart: its run.
         why: the reason, as a sentence.
         signal: USR1 or USR2.

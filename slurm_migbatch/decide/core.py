@@ -1,13 +1,15 @@
-"""Decide what to do about the cluster: one pure step from a snapshot and what is remembered to actions.
+"""Decide all actions on the cluster: one pure step from a snapshot and a memory to actions.
 
-The stages follow each other on one snapshot. Supply plans what every node offers; dispatch changes waiting jobs that
-the plan has no place for; lending gives what inference leaves to training jobs and calls it back. Where dispatch
-changes the queue, lending waits for the next snapshot, which shows it.
+The stages run in order on one snapshot. Supply plans what every node offers; dispatch changes pending jobs that the
+plan
+has no place for; lending gives slices that inference does not need to training jobs, and reclaims them. If dispatch
+changes the queue, lending waits for the next snapshot, which shows the changes.
 
-`decide` brings `memory` up to the snapshot and returns it in its decision: a caller keeps what is returned. After the
-actions were applied `settle` is told what became of them, before the next `decide`.
+`decide` updates `memory` from the snapshot and returns it in its decision: callers keep what is returned. After
+applying
+the actions `settle` gets the results, before the next `decide`.
 
-A stage that raises decides nothing, and the others are not kept from deciding: offers must not depend on loans.
+A stage that raises decides nothing, and does not prevent the others from deciding: offers must not depend on loans.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Settings:
-    """What is decided on and how; None: that stage does not decide."""
+    """Settings of each stage; None: that stage does not decide."""
 
     supply: SupplySettings | None = field(default_factory=SupplySettings)
     dispatch: DispatchSettings | None = None
@@ -53,7 +55,7 @@ class Settings:
 
 
 class DecisionMemory:
-    """What is remembered from one decision to the next."""
+    """Memory from one decision to the next."""
 
     def __init__(self, settings: Settings) -> None:
         self.supply = SupplyMemory()
@@ -63,13 +65,13 @@ class DecisionMemory:
 
 @dataclass(frozen=True)
 class Decision:
-    """What one step decided, by stage; None: that stage did not decide.
+    """Decisions of one step, by stage; None: that stage did not decide.
 
     Attributes:
-        memory: what is remembered from now on.
-        questions: what the record should be asked before the next step.
-        failed: what each stage raised that could not decide.
-        seconds: how long each stage took.
+        memory: the new memory.
+        questions: queries to the record before the next step.
+        failed: the exception of each stage that failed.
+        seconds: duration of each stage.
     """
 
     memory: DecisionMemory
@@ -83,7 +85,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What became of the actions of a decision.
+    """Results of the actions of a decision.
 
     Attributes:
         unsaved: loans that the decision changed and that could not be recorded.
@@ -96,14 +98,14 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class Settled:
-    """What is to be recorded of outcomes: changes of jobs that are certain, and loans as they are now."""
+    """What to record of results: confirmed changes of jobs, and the current loans."""
 
     dispatch: tuple[DispatchOutcome, ...] = ()
     loans: tuple[Loan, ...] = ()
 
 
 def needed(snapshot: ClusterSnapshot, memory: DecisionMemory, settings: Settings) -> Questions:
-    """Return what the record should be asked before this snapshot is decided on."""
+    """Return the queries to the record before this snapshot is decided on."""
     progress, arrays = frozenset[int](), frozenset[int]()
     if settings.lending is not None and memory.lending.loaded:
         progress = needed_progress(snapshot, memory.lending, settings.lending)
@@ -115,7 +117,7 @@ def needed(snapshot: ClusterSnapshot, memory: DecisionMemory, settings: Settings
 def decide(
     snapshot: ClusterSnapshot, memory: DecisionMemory, settings: Settings, clock: Callable[[], float] = lambda: 0.0
 ) -> Decision:
-    """Decide what to do now. `clock` (seconds) measures how long the stages take, and nothing else."""
+    """Decide what to do now. `clock` (seconds) only measures the duration of the stages."""
     failed: dict[str, Exception] = {}
     seconds: dict[str, float] = {}
 
@@ -147,7 +149,7 @@ def decide(
 
 
 def settle(outcomes: Outcomes, memory: DecisionMemory, settings: Settings) -> Settled:
-    """Take in what became of the actions of the last decision."""
+    """Process the results of the last decision's actions."""
     dispatch = settle_dispatch(outcomes.dispatch, memory.dispatch, settings.dispatch or DispatchSettings())
     memory.lending.ledger.unsave(outcomes.unsaved)
     return Settled(dispatch, settle_lending(outcomes.lending, memory.lending))

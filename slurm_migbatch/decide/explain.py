@@ -1,4 +1,4 @@
-"""Say why a job waits, by the last decision."""
+"""Explain why a job waits, from the last decision."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.slurm.times import format_clock
 
 TASK_LIMIT: Final = "JobArrayTaskLimit"
-"""Slurm's reason for tasks that the array's throttle keeps waiting."""
+"""Slurm's reason for tasks held by the array's throttle."""
 
 
 def why_not_started(job: int, row: JobRow | None, decided: SupplyDecision | None, now: float) -> str:
-    """Say in one sentence why a job has not started, as far as supply goes.
+    """Return one sentence why a job has not started, as far as supply is concerned.
 
     Args:
         job: its id.
-        row: Slurm's row of it; None where Slurm does not list it.
+        row: Slurm's row of it; None if Slurm does not list it.
         decided: the last decision on supply; None before the first.
         now: unix seconds.
     """
@@ -28,15 +28,15 @@ def why_not_started(job: int, row: JobRow | None, decided: SupplyDecision | None
     if row is None:
         return f"Slurm does not list job {job}"
     if row.unread:
-        return f"Slurm's row of job {job} cannot be read ({row.reason}), so nothing is done about it"
+        return f"Slurm's row of job {job} cannot be parsed ({row.reason}), so it is left alone"
     if not row.pending:
         return f"job {job} is {row.state.lower()}"
     if row.reason == TASK_LIMIT:
-        return "as many tasks of its array run as may run at once; it starts when one of them has ended"
+        return "its array is at its task limit; it starts when a task ends"
     if not could_run(row, now):
-        return f"Slurm does not let it start for another reason ({row.reason}); nothing is kept free for it"
+        return f"Slurm holds it for another reason ({row.reason}); nothing is kept free for it"
     if gres_list.readable_counts(row.gres, GRES).get(LOAN, 0) > 0:
-        return "it waits to be lent an idle slice; `migbatch loans` shows what is lent and why it waits"
+        return "it waits for a loan of an idle slice; `migbatch loans` shows the loans and why it waits"
     return _by_plan(job, row, decided, now)
 
 
@@ -46,21 +46,21 @@ def _by_plan(job: int, row: JobRow, decided: SupplyDecision, now: float) -> str:
     if placed is not None:
         where = ", ".join(placed.nodes[:4])
         if placed.standing:
-            return f"what it needs is offered on {where}; Slurm should start it in its next cycle"
-        return f"{where} is being rearranged to offer what it needs"
+            return f"its slices are offered on {where}; Slurm should start it in its next cycle"
+        return f"{where} is being updated to offer its slices"
     if job in plan.cramped:
         return (
-            f"it is part of the heterogeneous job {row.het_job}, which Slurm starts only where each component can "
-            "have nodes of its own, and there are too few nodes on which these may run"
+            f"it is part of the heterogeneous job {row.het_job}, which needs separate nodes for each component, and "
+            "there are too few nodes on which they can run"
         )
     reservations = [r for r in plan.reservations if r.job == job]
     if reservations:
         places = "; ".join(f"{slot} of GPU {gpu} on {node}" for node, gpu, slot in reservations[0].places)
         if reservations[0].at is None:
-            return f"reserved: {places}; in use by a job without a time limit, so nobody can say until when"
+            return f"reserved: {places}; in use by a job without a time limit, so the start cannot be predicted"
         return f"reserved: {places}; free in {format_clock(max(0, int(reservations[0].at - now)))} at the latest"
     if any(demand.job == job and demand.loan for demand in decided.demands):
-        return "it may have a slice only where nothing else needs the room, and there is no such room now"
+        return "it gets only slices that no other job needs, and there are none now"
     if job in plan.waiting:
-        return "no GPU has room for it now, and jobs with higher priority have the reservations"
-    return "no node with MIG GPUs that it may use has such a slice"
+        return "no GPU has room for it now, and jobs of higher priority hold the reservations"
+    return "no MIG node that it can use has such a slice"

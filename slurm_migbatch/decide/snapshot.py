@@ -1,4 +1,4 @@
-"""What is known of the cluster at one moment, as plain values: the input of every decision."""
+"""State of the cluster at one moment, as plain values: the input of every decision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PublishedPlan(Protocol):
 
     @property
     def version(self) -> int:
-        """Rises with every change."""
+        """Increases with every change."""
 
     @property
     def gpus(self) -> Mapping[str, tuple[tuple[str, int, int], ...]]:
@@ -30,17 +30,17 @@ class PublishedPlan(Protocol):
 
     @property
     def guests(self) -> Mapping[int, Place]:
-        """Who may share a slot that is taken: the second job, and where and with whom."""
+        """Guests that may share a used slot: the second job, and where and with whom."""
 
 
 @dataclass(frozen=True)
 class PlanStatus:
-    """What a node was told to offer.
+    """The published plan of a node.
 
     Attributes:
         plan: its newest published plan; None before the first.
         acknowledged: whether the node has confirmed that plan (or has none yet).
-        reachable: whether the node was heard lately.
+        reachable: whether the node has reported recently.
         total: the constant sum of its mig counts in Slurm.
     """
 
@@ -52,7 +52,7 @@ class PlanStatus:
 
 @dataclass(frozen=True)
 class WeighedProfile:
-    """One profile that a decision weighed (`predict.candidate.Candidate`, or its record)."""
+    """One candidate profile of a decision (`predict.candidate.Candidate`, or its record)."""
 
     profile: Profile
     memory_mib: int
@@ -62,13 +62,13 @@ class WeighedProfile:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run last said.
+    """The last report of a run.
 
     Attributes:
-        checkpoint: its newest complete checkpoint (unix s); `ckpt_s`: seconds that took.
+        checkpoint: its newest complete checkpoint (unix s); `ckpt_s`: seconds spent writing it.
         items, rate: items done, and items a second.
         latency_ms: of one batch.
-        at: when it said so by the node's clock, unix seconds.
+        at: time of the report by the node's clock, unix seconds.
     """
 
     checkpoint: float | None = None
@@ -79,11 +79,11 @@ class Report:
     at: float | None = None
 
 
-# -- what was recorded -------------------------------------------------------------------------------------------------
+# -- data from the record -------------------------------------------------------------------------------------------
 
 
 class RunProgress(Protocol):
-    """A run of a training job by its latest report; None: not told. Times in seconds."""
+    """A run of a training job by its latest report; None: not reported. Times in seconds."""
 
     @property
     def job(self) -> int:
@@ -95,7 +95,7 @@ class RunProgress(Protocol):
 
     @property
     def profile(self) -> str | None:
-        """What it ran on, in NVML spelling."""
+        """Its profile, in NVML spelling."""
 
     @property
     def checkpoint(self) -> float | None:
@@ -103,7 +103,7 @@ class RunProgress(Protocol):
 
     @property
     def ckpt_s(self) -> float | None:
-        """How long that took to write."""
+        """Seconds spent writing it."""
 
     @property
     def items(self) -> float | None:
@@ -132,14 +132,14 @@ class TaskRun(Protocol):
 
 @dataclass(frozen=True)
 class LendingPast:
-    """What the record knows when a service starts.
+    """Data of the record when a service starts.
 
     Attributes:
-        loans: rows of loans, those of the last day and those that go on.
-        uses: profile, beginning and end of what inference used, as far back as a forecast looks.
-        freed: when a slice of a GPU (by UUID) was last given back.
-        runs: progress of loans that go on.
-        actions: what was done to jobs, and what would have been done in a dry run, oldest first.
+        loans: rows of loans, those of the last day and current ones.
+        uses: profile, start and end of inference's use, as far back as the forecast needs.
+        freed: when a slice of a GPU (by UUID) was last released.
+        runs: progress of current loans.
+        actions: actions on jobs, and those of a dry run, oldest first.
     """
 
     loans: Sequence[Mapping[str, Any]] = ()
@@ -151,12 +151,12 @@ class LendingPast:
 
 @dataclass(frozen=True)
 class Questions:
-    """What the next decision needs from the record.
+    """Queries to the record for the next decision.
 
     Attributes:
-        progress: jobs of which it is to be told what their runs achieved.
-        arrays: elastic arrays of which it is to be told how their tasks went.
-        throttled: those of them of which it is to be told what throttles were set before.
+        progress: jobs whose runs' progress is needed.
+        arrays: elastic arrays whose task runs are needed.
+        throttled: those of them whose former throttles are needed.
         decisions: ids of the submit filter's decisions.
     """
 
@@ -171,14 +171,14 @@ class Questions:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the record answered; None: it did not, or not in time.
+    """Answers of the record; None: no answer, or not in time.
 
     Attributes:
-        progress: runs of the jobs that were asked for.
+        progress: runs of the requested jobs.
         arrays: runs of the tasks of arrays, by array.
         throttles: actions on the arrays `throttled`, oldest first.
-        throttled: arrays that `throttles` is complete for.
-        decisions: the decisions that were asked for; None for one that the record does not hold.
+        throttled: arrays for which `throttles` is complete.
+        decisions: the requested decisions; None for one that the record does not have.
     """
 
     asked: Questions = Questions()
@@ -189,24 +189,24 @@ class Answers:
 
 
 class Predictions(Protocol):
-    """What the predictor says. The same question has the same answer as long as `version` stays."""
+    """Predictions. The same query has the same answer as long as `version` does not change."""
 
     @property
     def version(self) -> str:
-        """Names the model and the site's facts behind the answers."""
+        """Identifies the model and the site's data behind the answers."""
 
     def training_speeds(self, hints: LoanHints, partition: str, /) -> Mapping[Profile, float]:
-        """Return speeds of a training on the slices that hold it, relative to the whole GPU; empty: unknown."""
+        """Return speeds of a training job on the slices that hold it, relative to the whole GPU; empty: unknown."""
 
     def rates(self, hints: Hints, partition: str, /) -> Mapping[Profile, float]:
-        """Return the items a second of a request on each profile; empty where not known."""
+        """Return the items a second of a request on each profile; empty if unknown."""
 
     def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[WeighedProfile]] | None:
-        """Return the profile that the table of choices grants, and all that it weighed; None: it has no answer."""
+        """Return the profile that the table of choices grants, and all candidates; None: it has no answer."""
 
 
 class NoPredictions:
-    """Predictions of a site of which nothing is known."""
+    """Predictions of a site about which nothing is known."""
 
     version = ""
 
@@ -231,13 +231,13 @@ class ClusterSnapshot:
         now: unix seconds.
         jobs: Slurm's queue in its order of consideration.
         nodes: Slurm's nodes.
-        inventory: GPUs, leases and idle instances by node, as the nodes told.
-        plans: what each node was told to offer; a node that is not named was told nothing.
-        sent_back: jobs that a node returned to the queue since the last snapshot, because no slice could be had.
-        preference: what empty space is best offered as, by the history of requests; empty: not known.
-        reports: what runs said of themselves since the last snapshot, in order.
-        past: what the record knew when the service started; in one snapshot only, the first that has it.
-        answers: to the questions of the decision before.
+        inventory: GPUs, leases and idle instances by node, as reported.
+        plans: the published plan of each node; a missing node has none.
+        sent_back: jobs requeued by a node since the last snapshot, because of a misfit.
+        preference: how to offer empty space, from the history of requests; empty: unknown.
+        reports: reports of runs since the last snapshot, in order.
+        past: data of the record when the service started; only in the first snapshot that has it.
+        answers: to the queries of the previous decision.
         recording: whether the record can be written now.
         blackout: whether the administrator allows no lending at this time of day.
         predictions: the predictor.

@@ -32,7 +32,7 @@ def check_catalog(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[Fi
         return
     for key, value in lacking.items():
         reason = _WHY.get(key, "-c, -n")
-        text = reason if key == "NodeAddr" else f"jobs with {reason} are refused while no node offers their profile"
+        text = reason if key == "NodeAddr" else f"jobs with {reason} are refused unless a node offers their profile"
         advice = f"its NodeName line needs {key}={value}: migbatch install --role controller --apply"
         yield Finding(BAD, "catalog", f"{catalog} lacks {key}: {text}", advice)
     if not lacking:

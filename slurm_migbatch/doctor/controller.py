@@ -59,7 +59,7 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
     yield from _packages()
     if not config.path:
         advice = "migbatch install --role controller --apply"
-        yield Finding(ODD, "migbatch.toml", "there is none, defaults are used", advice)
+        yield Finding(ODD, "migbatch.toml", "not found, using defaults", advice)
     yield from paths.check_paths(config, reader(config.cluster.slurm_user))
     yield from paths.check_credentials(config, _daemon(config))
     yield from paths.check_metrics_token(config, _daemon(config))
@@ -67,15 +67,15 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
     here = health.this_one(config)
     reports: Mapping[str, HeardReport] | None = None
     if here.standby:
-        yield Finding(GOOD, "migbatchd", f"stands by: {here.standby}")
+        yield Finding(GOOD, "migbatchd", f"standby: {here.standby}")
         if everywhere:
-            yield Finding(UNKNOWN, "nodes", "what they found is told to the active migbatchd", "run this on its host")
+            yield Finding(UNKNOWN, "nodes", "nodes report to the active migbatchd", "run migbatch doctor on its host")
     else:
         try:
             reports = read_reports(QuerySite(config).daemon("/v1/findings"))
         except (OSError, ValueError) as error:
             reports = {}
-            text = f"what nodes found cannot be asked at {config.daemon.api_socket}: {error}"
+            text = f"cannot query findings of nodes at {config.daemon.api_socket}: {error}"
             advice = "as root, with migbatchd running (systemctl status migbatchd) and of this release"
             yield Finding(UNKNOWN, "nodes", text, advice)
     yield from _slurm(config, rendering, here, reports, everywhere)
@@ -152,7 +152,7 @@ def _slurm(
             with store.reading() as connection:
                 seen = {row.node: row.seen for row in connection.execute(select(Node.node, Node.seen))}
     except StoreError as error:
-        yield Finding(BAD, "database", str(error), "start migbatchd once; it makes the database")
+        yield Finding(BAD, "database", str(error), "start migbatchd once; it creates the database")
         inventory, seen, held = {}, {}, []
     else:
         yield Finding(GOOD, "record", f"{len(inventory)} nodes have reported")
@@ -162,7 +162,7 @@ def _slurm(
     try:
         yield from nodes.check_orphans(held, client.jobs(), time.time())
     except SlurmError as error:
-        yield Finding(BAD, "Slurm's queue", str(error), "see what squeue says")
+        yield Finding(BAD, "Slurm's queue", str(error), "check the output of squeue")
     partitions = lending.parse_partitions(_scontrol(config, "-o", "show", "partition"))
     yield from _topology(config, rows, partitions)
     if config.lending.enabled:

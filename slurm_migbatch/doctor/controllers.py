@@ -38,8 +38,8 @@ def check_controllers(
     if not there:
         return
     if config.store.url.startswith("sqlite"):
-        text = f"slurm.conf names {', '.join(there)} too, but SQLite serves one host: no other takes over"
-        advice = "let [store] url on both name one database in MariaDB or PostgreSQL (docs/install.md), or live with it"
+        text = f"slurm.conf also has {', '.join(there)}, but SQLite supports one host: no fail-over"
+        advice = "set [store] url on both to one database in MariaDB or PostgreSQL (docs/install.md)"
         yield Finding(ODD, _SUBJECT, text, advice)
         return
     wrong = [*_state(conf), *_programs(conf)]
@@ -47,7 +47,7 @@ def check_controllers(
         wrong += _other(host, here, state)
     yield from wrong
     if not wrong:
-        yield Finding(GOOD, _SUBJECT, f"this one and {', '.join(there)} can stand in for each other")
+        yield Finding(GOOD, _SUBJECT, f"fail-over with {', '.join(there)} is configured")
 
 
 def _state(conf: Mapping[str, str]) -> Iterator[Finding]:
@@ -61,46 +61,44 @@ def _state(conf: Mapping[str, str]) -> Iterator[Finding]:
     if age is None or age > _BEAT_S:
         since = "no sign" if age is None else f"no sign for {age:.0f} s"
         text = f"StateSaveLocation {beat.parent} has {since} of slurmctld's primary here"
-        yield Finding(
-            BAD, _SUBJECT, text, "both hosts must reach one directory there; without it nothing is taken over"
-        )
+        yield Finding(BAD, _SUBJECT, text, "both hosts must share this directory; without it there is no fail-over")
 
 
 def _programs(conf: Mapping[str, str]) -> Iterator[Finding]:
     for key, name in zip(("SlurmctldPrimaryOnProg", "SlurmctldPrimaryOffProg"), PRIMARY, strict=True):
         path = conf.get(key.lower(), "")
         if not path:
-            text = f"{key} is not set: migbatchd learns of a takeover some seconds later"
+            text = f"{key} is not set: migbatchd detects a takeover some seconds later"
             yield Finding(ODD, _SUBJECT, text, "migbatch install --role controller --edit --apply sets it")
         elif Path(path).name == name and not Path(path).exists():
             text = f"{key}={path} is not on this host"
-            yield Finding(BAD, _SUBJECT, text, "bring /etc/slurm here from the other controller")
+            yield Finding(BAD, _SUBJECT, text, "copy /etc/slurm from the other controller")
 
 
 def _other(host: str, here: DaemonState, there: DaemonState) -> Iterator[Finding]:
     if there.silent:
-        lost = "so that slices are not supplied" if here.standby else "so that it would not take over"
+        lost = "so no slices are supplied" if here.standby else "so it would not take over"
         text = f"migbatchd on {host} does not answer, {lost}: {there.silent}"
         yield Finding(BAD, _SUBJECT, text, f"on {host}: systemctl status migbatchd; and the firewall between the two")
         return
     if here.silent:
         return  # its own checks say so
     if bool(here.standby) == bool(there.standby):
-        both = "both stand by" if here.standby else "both are active"
+        both = "both are on standby" if here.standby else "both are active"
         text = f"migbatchd of this host and of {host}: {both}"
-        advice = "this passes within seconds after a takeover; if it stays, [store] url must name one database on both"
+        advice = "normal for some seconds after a takeover; otherwise [store] url must be the same database on both"
         yield Finding(BAD, _SUBJECT, f"{text}{f': {here.standby}' if here.standby else ''}", advice)
     if not (here.marks and there.marks):
         return
     differing = [name for name, mark in here.marks.items() if there.marks.get(name) != mark]
     if len(differing) == len(here.marks):
-        text = f"migbatchd of {host} has another database: what one records the other does not know"
-        yield Finding(BAD, _SUBJECT, text, "let [store] url in migbatch.toml name the same on both; restart migbatchd")
+        text = f"migbatchd of {host} uses another database: the two have separate records"
+        yield Finding(BAD, _SUBJECT, text, "set [store] url in migbatch.toml to the same on both; restart migbatchd")
         return
     sections = ", ".join(f"[{name}]" for name in differing if name != "release")
     if sections:
-        text = f"migbatch.toml here and on {host} differ in {sections}: a takeover changes what is decided"
-        yield Finding(BAD, _SUBJECT, text, "make them the same, then on both: systemctl reload migbatchd")
+        text = f"migbatch.toml here and on {host} differ in {sections}: decisions change after a takeover"
+        yield Finding(BAD, _SUBJECT, text, "make them equal, then on both: systemctl reload migbatchd")
     if "release" in differing:
-        text = f"slurm-migbatch here and on {host} are of different releases"
-        yield Finding(BAD, _SUBJECT, text, "install one release on both")
+        text = f"slurm-migbatch here and on {host} have different releases"
+        yield Finding(BAD, _SUBJECT, text, "install the same release on both")

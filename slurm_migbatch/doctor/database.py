@@ -34,21 +34,23 @@ def check_file(path: str, writer: Reader | None) -> Iterator[Finding]:
     """
     folder = str(Path(path).parent)
     if os.geteuid() != 0:
-        yield Finding(UNKNOWN, _SUBJECT, f"whether {path} can be written only root sees", "run migbatch doctor as root")
+        yield Finding(
+            UNKNOWN, _SUBJECT, f"only root can check whether {path} is writable", "run migbatch doctor as root"
+        )
         return
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
-        text = f"{path} is read-only: {error.strerror}; events of nodes wait there"
+        text = f"{path} is read-only: {error.strerror}; events wait on the nodes"
         yield Finding(BAD, _SUBJECT, text, f"mount -o remount,rw its file system, or chattr -i {path}")
         return
     for place in (path, folder):
         if closed := closed_to(place, writer, 0o2):
             name = writer.name if writer else "root"
-            text = f"read-only for migbatchd, which runs as {name}: {closed}; events of nodes wait there"
+            text = f"read-only for migbatchd, which runs as {name}: {closed}; events wait on the nodes"
             yield Finding(BAD, _SUBJECT, text, f"chown -R {name} {folder}; chmod u+rwX {place}")
             return
-    yield Finding(GOOD, _SUBJECT, f"{path} can be written")
+    yield Finding(GOOD, _SUBJECT, f"{path} is writable")
 
 
 def check_server(url: str) -> Iterator[Finding]:
@@ -68,20 +70,20 @@ def check_server(url: str) -> Iterator[Finding]:
                 return
             refusal = _refusal(connection)
     except SQLAlchemyError as error:
-        text = f"whether {shown} can be written is not known: {_words(error)}"
-        yield Finding(UNKNOWN, _SUBJECT, text, "see that the server runs, and takes this user and password")
+        text = f"cannot check whether {shown} is writable: {_words(error)}"
+        yield Finding(UNKNOWN, _SUBJECT, text, "check that the server runs and accepts this user and password")
         return
     finally:
         engine.dispose()
     if refusal is None:
-        yield Finding(GOOD, _SUBJECT, f"{shown} can be written")
+        yield Finding(GOOD, _SUBJECT, f"{shown} is writable")
     elif not _READ_ONLY.isdisjoint(_codes(refusal)):
-        text = f"{shown} is read-only: {_words(refusal)}; events of nodes wait there"
+        text = f"{shown} is read-only: {_words(refusal)}; events wait on the nodes"
         postgres = engine.dialect.name == "postgresql"
         yield Finding(BAD, _SUBJECT, text, _WRITABLE_POSTGRESQL if postgres else _WRITABLE_MARIADB)
     else:
-        text = f"{shown} refuses what migbatchd writes: {_words(refusal)}; events of nodes wait there"
-        advice = "as its administrator: GRANT this user everything on that database (docs/install.md)"
+        text = f"{shown} rejects writes of migbatchd: {_words(refusal)}; events wait on the nodes"
+        advice = "as its administrator: GRANT this user all privileges on that database (docs/install.md)"
         yield Finding(BAD, _SUBJECT, text, advice)
 
 

@@ -48,7 +48,7 @@ def check_disks(disks: Iterable[DiskRoom]) -> Iterator[Finding]:
     for disk in disks:
         wrong = ""
         if disk.readonly:
-            wrong, advice = "is mounted read-only", "see dmesg for the disk's errors, then: mount -o remount,rw"
+            wrong, advice = "is mounted read-only", "check dmesg for disk errors, then: mount -o remount,rw"
         elif disk.free < disk.needed:
             wrong, advice = f"has {disk.free // _MIB} MiB left", f"free {disk.needed // _MIB} MiB there"
         elif disk.inodes is not None and disk.inodes < _INODES:

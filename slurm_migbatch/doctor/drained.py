@@ -37,9 +37,9 @@ def check_drained(node: str, state: str, reason: str, failure: str) -> Iterator[
     if not words & {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL"}:
         yield Finding(GOOD, SUBJECT, f"{node} is {state.lower()}")
         return
-    resume = f"scontrol update NodeName={node} State=RESUME once the cause is gone"
+    resume = f"scontrol update NodeName={node} State=RESUME after correcting the cause"
     if not by_hook(reason):
         yield Finding(ODD, SUBJECT, f"{node} is {state.lower()}: {reason or 'no reason given'}", resume)
         return
-    cause = f"; the hook said: {failure}" if failure else ""
+    cause = f"; error of the hook: {failure}" if failure else ""
     yield Finding(BAD, SUBJECT, f"{node} is {state.lower()}: {reason}{cause}", resume)

@@ -19,7 +19,7 @@ _CURES: Final = {
     "nvidia-persiste": "systemctl stop nvidia-persistenced",
     "nvsm_core": "systemctl stop nvsm",
     "Xorg": "stop the display server",
-    **dict.fromkeys(SLURM, "put Environment=HWLOC_COMPONENTS=-opencl into the [Service] of slurmd and restart it"),
+    **dict.fromkeys(SLURM, "add Environment=HWLOC_COMPONENTS=-opencl to [Service] of slurmd and restart it"),
 }
 """What to do about a process by its name, of which the kernel keeps 15 characters."""
 
@@ -136,40 +136,42 @@ def _is_ours(place: Path) -> bool:
 def check_gpus(gpus: Sequence[CheckedGpu], holding: Sequence[DeviceHolder]) -> Iterator[Finding]:
     """Check that MIG is on where slices are to be made, and name what blocks it."""
     if not any(gpu.managed for gpu in gpus):
-        text = "the driver shows no GPU that node.conf leaves to migbatch"
-        yield Finding(BAD, "GPUs", text, "see nvidia-smi -L, and Gpus= in node.conf")
+        text = "the driver has no GPU that node.conf assigns to migbatch"
+        yield Finding(BAD, "GPUs", text, "check nvidia-smi -L, and Gpus= in node.conf")
     for gpu in gpus:
         if gpu.managed:
             yield from _mode(gpu, [holder for holder in holding if holder.device == gpu.device])
     for holder in holding:
         if holder.name in SLURM:
-            text = f"{holder.name} ({holder.pid}) has {holder.device} open, as hwloc's OpenCL does: slices stay busy"
+            text = (
+                f"{holder.name} ({holder.pid}) has {holder.device} open, probably via hwloc's OpenCL: slices stay busy"
+            )
             yield Finding(BAD, holder.name, text, _CURES[holder.name])
 
 
 def _mode(gpu: CheckedGpu, holding: Sequence[DeviceHolder]) -> Iterator[Finding]:
     subject = f"GPU {gpu.index}"
     if gpu.problem:
-        advice = f"see dmesg and nvidia-smi -i {gpu.uuid}; drain the node before a reset"
+        advice = f"check dmesg and nvidia-smi -i {gpu.uuid}; drain the node before a reset"
         yield Finding(BAD, subject, f"{gpu}: {gpu.problem}", advice)
     elif not gpu.capable:
-        yield Finding(GOOD, subject, f"{gpu} knows no MIG, and is not cut")
+        yield Finding(GOOD, subject, f"{gpu} does not support MIG and is not used")
     elif gpu.on and gpu.later:
         yield Finding(GOOD, subject, f"{gpu}: MIG is on")
     elif gpu.on:
         advice = f"nvidia-smi -i {gpu.uuid} -mig 1"
         yield Finding(BAD, subject, f"{gpu}: MIG will be off after the next reset", advice)
     elif gpu.later:
-        advice = f"stop what uses it, then: nvidia-smi --gpu-reset -i {gpu.uuid}"
-        yield Finding(BAD, subject, f"{gpu}: MIG is on only after a reset{_blocked(holding)}", _freed(holding, advice))
+        advice = f"stop its processes, then: nvidia-smi --gpu-reset -i {gpu.uuid}"
+        yield Finding(BAD, subject, f"{gpu}: MIG needs a reset{_blocked(holding)}", _freed(holding, advice))
     else:
-        text = f"{gpu}: MIG is off, so that no slice can be made{_blocked(holding)}"
+        text = f"{gpu}: MIG is off, so no slice can be created{_blocked(holding)}"
         yield Finding(BAD, subject, text, _freed(holding, "migbatch node init"))
 
 
 def _blocked(holding: Sequence[DeviceHolder]) -> str:
     named = ", ".join(f"{holder.name} ({holder.pid})" for holder in holding[:8])
-    return f"; {named} hold{'s' if len(holding) == 1 else ''} it" if holding else ""
+    return f"; in use by {named}" if holding else ""
 
 
 def _freed(holding: Sequence[DeviceHolder], then: str) -> str:
@@ -180,7 +182,7 @@ def _freed(holding: Sequence[DeviceHolder], then: str) -> str:
 def check_helper(path: str) -> Iterator[Finding]:
     """Check that users cannot have nvidia-modprobe reset the owners of devices; `path`: of a setuid one, or empty."""
     if path:
-        text = f"{path} is setuid: users can have it open the devices of others' slices"
+        text = f"{path} is setuid: users can make it open devices of other users' slices"
         yield Finding(BAD, "nvidia-modprobe", text, f"chmod u-s {path}")
     else:
         yield Finding(GOOD, "nvidia-modprobe", "is not setuid")

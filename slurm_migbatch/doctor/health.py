@@ -60,7 +60,7 @@ def ask(url: str) -> DaemonState:
     except OSError as error:
         return DaemonState(silent=error.strerror or str(error))
     except (http.client.HTTPException, ValueError, AttributeError, KeyError, TypeError):
-        return DaemonState(silent="what answers is not migbatchd", stranger=True)
+        return DaemonState(silent="the server is not migbatchd", stranger=True)
 
 
 def _texts(said: Any) -> dict[str, str]:

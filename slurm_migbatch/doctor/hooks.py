@@ -88,7 +88,7 @@ def check_hooks(facts: Sequence[HookFacts]) -> Iterator[Finding]:
 def _called(facts: HookFacts) -> Iterator[Finding]:
     ours = facts.hook.path
     if not facts.values:
-        text = f"slurm.conf has no {facts.key}=: no job gets a slice here"
+        text = f"slurm.conf has no {facts.key}=: no job gets a slice on this node"
         yield Finding(BAD, facts.key, text, f"set {facts.key}={ours}, or run migbatch install --role controller --edit")
         return
     shown = ", ".join(facts.values)
@@ -112,24 +112,24 @@ def _called(facts: HookFacts) -> Iterator[Finding]:
 def _gone(key: str, path: str) -> Finding:
     """Name a program of slurm.conf that this host lacks."""
     effect = "jobs do not see their slices" if key == "TaskProlog" else "slurmd drains the node at the next job"
-    advice = f"put it there, or run {_INSTALL}"
+    advice = f"install it, or run {_INSTALL}"
     if Path(path).name.startswith("migbatch-"):
-        advice = f"copy the controller's {path} here; slurmctld gives configless nodes no programs"
+        advice = f"copy the controller's {path} here; configless nodes get no programs from slurmctld"
     return Finding(BAD, key, f"{path} is not on this host: {effect}", advice)
 
 
 def _sound(facts: HookFacts) -> Iterator[Finding]:
     if facts.hook.text is None:
-        text = f"{facts.hook.path} is missing: jobs get no slices here"
+        text = f"{facts.hook.path} is missing: jobs get no slices on this node"
         yield Finding(BAD, facts.key, text, "migbatch install --role node --apply")
         return
     yield from _runs(facts.key, facts.hook)
     if not is_ours(facts.hook):
-        text = f"{facts.hook.path} is not as migbatch writes it"
+        text = f"{facts.hook.path} differs from the file that migbatch writes"
         advice = f"mv {facts.hook.path} {facts.hook.path}.old, then migbatch install --role node --apply"
         yield Finding(BAD, facts.key, text, advice)
     elif facts.broken:
-        text = f"{facts.hook.path} loads {facts.broken}, which is not there"
+        text = f"{facts.hook.path} loads {facts.broken}, which does not exist"
         yield Finding(BAD, facts.key, text, f"rm {facts.hook.path}, then migbatch install --role node --apply")
 
 
@@ -138,7 +138,9 @@ def _runs(key: str, program: HostProgram) -> Iterator[Finding]:
         text = f"{program.path} is not executable: slurmd fails and drains the node"
         yield Finding(BAD, key, text, f"chmod 755 {program.path}")
     if program.insecure:
-        yield Finding(BAD, key, f"others than root can change what root runs: {program.insecure}", _secured(program))
+        yield Finding(
+            BAD, key, f"users other than root can change code that root runs: {program.insecure}", _secured(program)
+        )
 
 
 def _secured(program: HostProgram) -> str:

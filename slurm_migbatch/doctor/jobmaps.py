@@ -17,7 +17,7 @@ def check_job_maps(config: NodeConfig) -> Iterator[Finding]:
     configured = [path for path in (config.job_map_dir, config.gpustat_dir) if path]
     found = problems(config)
     for text in found:
-        advice = "correct JobMapDir= and GpustatDir= in node.conf, or the directory; no job is harmed meanwhile"
-        yield Finding(BAD, SUBJECT, f"exporters do not see whose the slices are: {text}", advice)
+        advice = "correct JobMapDir= and GpustatDir= in node.conf, or the directory; jobs are not affected"
+        yield Finding(BAD, SUBJECT, f"exporters cannot map slices to jobs: {text}", advice)
     if configured and not found:
         yield Finding(GOOD, SUBJECT, ", ".join(configured))

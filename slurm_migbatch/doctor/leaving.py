@@ -15,14 +15,14 @@ def check_leaving(jobs: Sequence[JobRow]) -> Iterator[Finding]:
     waiting = [_named(row) for row in jobs if row.pending and _needs_mig(row)]
     running = [_named(row) for row in jobs if not row.pending and _needs_mig(row)]
     if running:
-        yield Finding(BAD, "leaving", f"jobs hold slices: {_first(running)}", "wait for their end, or scancel them")
+        yield Finding(BAD, "leaving", f"jobs hold slices: {_first(running)}", "wait until they end, or scancel them")
     if waiting:
         text = f"jobs wait for slices: {_first(waiting)}; a slurmctld without mig kills them or starts them without any"
-        yield Finding(BAD, "leaving", text, "let them run, scancel them, or have them ask for something else")
+        yield Finding(BAD, "leaving", text, "let them run, scancel them, or change their request")
     if odd:
-        yield Finding(BAD, "leaving", f"of jobs {_first(odd)} nobody knows what they ask for", "look at each in squeue")
+        yield Finding(BAD, "leaving", f"cannot determine the requests of jobs {_first(odd)}", "check each in squeue")
     if not (running or waiting or odd):
-        yield Finding(GOOD, "leaving", "no job asks for slices; mig may be taken out of slurm.conf and gres.conf")
+        yield Finding(GOOD, "leaving", "no job requests slices; mig can be removed from slurm.conf and gres.conf")
 
 
 def _needs_mig(row: JobRow) -> bool:

@@ -59,12 +59,12 @@ def _catalog(config: Config, rows: Sequence[NodeRow]) -> Iterator[Finding]:
                 text = f"{row.name} does not list {', '.join(lacking)}, so training jobs are refused"
                 yield Finding(BAD, "lending", text, "migbatch install --role controller --apply --edit")
             else:
-                yield Finding(GOOD, "lending", f"training jobs can wait as mig:{LOAN} ({row.name} lists it)")
+                yield Finding(GOOD, "lending", f"training jobs can pend as mig:{LOAN} ({row.name} lists it)")
 
 
 def _remembering(config: Config, rows: Sequence[NodeRow], version: tuple[int, int]) -> Iterator[Finding]:
     release = f"Slurm {version[0]}.{version[1]:02d}"
-    text = f"{release} keeps the GRES type of a pending job: a job keeps the first profile that it is lent"
+    text = f"{release} cannot change the GRES type of a pending job: jobs keep their first lent profile"
     yield Finding(ODD, "lending", text, f"Slurm {FORGETS[0]}.{FORGETS[1]:02d} or later lets jobs change profile")
     catalog = expand(config.cluster.catalog_nodes)
     lacking = [
@@ -96,7 +96,7 @@ def _partition(name: str, preempt: str, partitions: Mapping[str, Mapping[str, st
         advice = f"set PreemptType=preempt/partition_prio, and PreemptMode=REQUEUE for partition {name}"
         yield Finding(ODD, subject, text, advice)
     elif preempt == "preempt/partition_prio" and beside and not above:
-        text = "no partition on its nodes has a higher PriorityTier, so Slurm preempts for no job there"
+        text = "no partition on its nodes has a higher PriorityTier, so Slurm never preempts there"
         yield Finding(ODD, subject, text, f"give it a lower PriorityTier than {', '.join(beside)}")
     else:
         yield Finding(GOOD, subject, "Slurm can preempt its jobs")

@@ -110,25 +110,25 @@ def check_link(config: NodeConfig, facts: LinkFacts) -> Iterator[Finding]:
     place = f"{config.etc}/node.conf"
     if not facts.url:
         advice = f"set Controller=http://<host of migbatchd>:6830 in {place}, then: systemctl restart migbatch-node"
-        yield Finding(BAD, subject, "node.conf names no Controller=: nobody learns of this node's slices", advice)
+        yield Finding(BAD, subject, "node.conf has no Controller=: this node does not report to migbatchd", advice)
     elif facts.unreachable:
         advice = (
-            f"see that migbatchd runs there, that its [node_api] port is that in Controller= of {place}, and that "
-            "no firewall is between"
+            f"check that migbatchd runs there, that its [node_api] port matches Controller= of {place}, and the "
+            "firewall"
         )
-        yield Finding(BAD, subject, f"nobody answers at {facts.url}: {facts.unreachable}", advice)
+        yield Finding(BAD, subject, f"no answer from {facts.url}: {facts.unreachable}", advice)
     elif facts.stranger:
-        advice = f"set Controller= in {place} to [node_api] port of migbatch.toml, 6830 unless changed"
-        yield Finding(BAD, subject, f"what answers at {facts.url} is not migbatchd", advice)
+        advice = f"set Controller= in {place} to [node_api] port of migbatch.toml (default 6830)"
+        yield Finding(BAD, subject, f"the server at {facts.url} is not migbatchd", advice)
     elif facts.signer:
         yield Finding(BAD, "credentials", facts.signer, _mended(config, facts.signer))
     elif facts.refused:
         yield Finding(BAD, "credentials", facts.refused, _mended(config, facts.refused))
     else:
-        yield Finding(GOOD, subject, f"{facts.url} believes this node, and it that")
+        yield Finding(GOOD, subject, f"{facts.url} and this node accept each other's messages")
     for url in facts.silent:
-        text = f"nobody answers at {url}, so that no other would take over"
-        yield Finding(BAD, subject, text, "see that migbatchd runs there, standing by: systemctl status migbatchd")
+        text = f"no answer from {url}, so there is no fail-over"
+        yield Finding(BAD, subject, text, "check that migbatchd runs there as standby: systemctl status migbatchd")
     if facts.ahead is not None:
         yield from check_clock("this host", facts.ahead)
 

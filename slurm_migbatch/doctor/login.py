@@ -16,8 +16,8 @@ def examine(path: str = "", config: str = "") -> Iterator[Finding]:
     """Yield all findings of this host; `path`: slurm.conf, `config`: login.conf, where they are elsewhere."""
     conf = slurm_conf(path, "" if path else os.environ.get("SLURM_CONF", ""))
     if conf is None:
-        text = "this host has none where Slurm looks for it"
-        yield Finding(UNKNOWN, "slurm.conf", text, "name it with --slurm-conf; a configless host has none to check")
+        text = "not found in Slurm's default location"
+        yield Finding(UNKNOWN, "slurm.conf", text, "use --slurm-conf; a configless host has none to check")
     else:
         yield from slurmfiles.check_cli_filter(conf)
     try:
@@ -26,14 +26,14 @@ def examine(path: str = "", config: str = "") -> Iterator[Finding]:
         yield Finding(BAD, "login.conf", str(error), f"write Servers=http://<controller>:6831 to {LOGIN_CONF}")
         return
     yield Finding(GOOD, "login.conf", f"{', '.join(servers.urls)} (named by {servers.source})")
-    advice = f"see that migbatchd runs there with [query] enabled, on this port ({servers.source}), and its firewall"
+    advice = f"check that migbatchd runs there with [query] enabled, on this port ({servers.source}), and the firewall"
     for url in servers.urls:
         yield from queries.check_answers(url, advice, f"correct Servers= in {LOGIN_CONF}")
     try:
         signer = MungeSigner(servers.munge_socket, None)
         signer.verify(signer.sign(b"", ""), b"", "")
     except AuthError as error:
-        text = f"{error}: nobody here can prove who asks"
+        text = f"{error}: queries from this host cannot be authenticated"
         yield Finding(BAD, "munge", text, "systemctl enable --now munge, with the cluster's /etc/munge/munge.key")
     else:
         yield Finding(GOOD, "munge", "makes credentials")

@@ -32,7 +32,7 @@ class RenderingError(RuntimeError):
 def check_script(
     path: str, rendering: Rendering, slurm_user: Reader | None, *, users: bool, known: bool = True
 ) -> Iterator[Finding]:
-    """Check that a script is as it would be rendered now, or that the site's own loads one that is.
+    """Check that a script is as this release renders it, or that the site's own loads one that is.
 
     Args:
         path: of job_submit.lua or cli_filter.lua.
@@ -51,7 +51,9 @@ def check_script(
         ours = str(Path(path).with_name(BESIDE[name]))
         if not scripts.calls_lua(text, ours):
             lines = scripts.call_lua("", ours).strip().replace("\n", "; ")
-            yield Finding(BAD, path, "is the site's own and does not load ours", f"{_INSTALL} --edit, or add: {lines}")
+            yield Finding(
+                BAD, path, "belongs to the site and does not load ours", f"{_INSTALL} --edit, or add: {lines}"
+            )
             return
         places.append(ours)
         path = ours
@@ -60,8 +62,8 @@ def check_script(
         if known or read(path) is None:
             wrong += _differs(path, rendering(name, path != places[0]))
     except RenderingError as error:
-        wrong.append(Finding(UNKNOWN, path, f"what it should hold is not known: {error}", "see migbatchd's log"))
-    yield from wrong or [Finding(GOOD, path, "as it would be rendered now" if known else "is there and safe")]
+        wrong.append(Finding(UNKNOWN, path, f"cannot determine its content: {error}", "see migbatchd's log"))
+    yield from wrong or [Finding(GOOD, path, "up to date" if known else "exists, with safe permissions")]
 
 
 def _differs(path: str, wanted: str) -> Iterator[Finding]:
@@ -70,10 +72,10 @@ def _differs(path: str, wanted: str) -> Iterator[Finding]:
     if text is None:
         yield Finding(BAD, path, "is missing: every submission fails", _INSTALL)
     elif _KNOWN.sub("", text) != _KNOWN.sub("", wanted):
-        text = "is not as this release renders it: it was edited, or migbatch.toml or migbatch were changed since"
+        text = "differs from what this release renders: it was edited, or migbatch.toml or migbatch have changed"
         yield Finding(BAD, path, text, f"migbatch install --role controller shows the difference; {again}")
     elif text != wanted:
-        text = "has the profiles of an earlier site, with which submissions are answered while migbatchd is away"
+        text = "has outdated profiles, which are used for submissions while migbatchd is down"
         yield Finding(ODD, path, text, _INSTALL)
 
 
@@ -105,6 +107,6 @@ def check_posix() -> Iterator[Finding]:
         for place in sorted(Path(folder).glob("5.*/posix/init.lua")):
             yield Finding(GOOD, "lua-posix", f"is in {place.parent}")
             return
-    text = "no Lua here finds the module posix"
+    text = "no Lua on this host finds the module posix"
     advice = "install lua-posix for slurmctld's Lua; until then submissions use the compiled table only"
     yield Finding(ODD, "lua-posix", text, advice)

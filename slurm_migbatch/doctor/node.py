@@ -62,7 +62,7 @@ def examine(places: NodePlaces) -> Iterator[Finding]:
         driver.reset()
     yield from found
     if os.geteuid() != 0:
-        yield Finding(UNKNOWN, "controller", "only root can speak for a node", _AS_ROOT)
+        yield Finding(UNKNOWN, "controller", "only root can act for a node", _AS_ROOT)
     else:
         yield from link.check_link(config, link.gather(config, found))
 
@@ -92,8 +92,8 @@ def _local(places: NodePlaces, config: NodeConfig, driver: Gpus) -> Iterator[Fin
     given = places.slurm_conf or config.slurm_conf
     conf = slurm_conf(given, "" if given else os.environ.get("SLURM_CONF", ""))
     if conf is None:
-        advice = "name it with --slurm-conf, or SlurmConf= in node.conf"
-        yield Finding(UNKNOWN, "slurm.conf", "this host has none where Slurm looks for it", advice)
+        advice = "use --slurm-conf, or SlurmConf= in node.conf"
+        yield Finding(UNKNOWN, "slurm.conf", "not found in Slurm's default location", advice)
     else:
         yield from _slurm(places, config, conf, whole)
     rooms = (("journal and spool", config.state_dir, _JOURNAL_MIB), ("hand-offs", config.run_dir, _RUN_MIB))
@@ -108,7 +108,7 @@ def _gpus(config: NodeConfig, driver: Gpus, whole: list[str]) -> Iterator[Findin
         found = gpus.gather(driver.all(), config)
     except DriverError as error:
         text = f"the driver does not answer: {error}"
-        yield Finding(BAD, "GPUs", text, "see nvidia-smi, dmesg, and NvmlLibrary= in node.conf")
+        yield Finding(BAD, "GPUs", text, "check nvidia-smi, dmesg, and NvmlLibrary= in node.conf")
         return
     whole += [gpu.device for gpu in found if not gpu.cut]
     idle = [gpu.device for gpu in found if gpu.cut and not (gpu.on and gpu.later)]
@@ -137,11 +137,11 @@ def _release(config: NodeConfig) -> tuple[int, ...]:
 
 def _agent(config: NodeConfig) -> Iterator[Finding]:
     if os.geteuid() != 0:
-        yield Finding(UNKNOWN, "agent", "only root can ask it", _AS_ROOT)
+        yield Finding(UNKNOWN, "agent", "only root can query it", _AS_ROOT)
     elif agent_answers(config):
         yield Finding(GOOD, "agent", "answers")
     else:
-        text = "does not run: nobody reports this node, and hooks are slow"
+        text = "is not running: the node does not report, and hooks are slow"
         yield Finding(BAD, "agent", text, "systemctl enable --now migbatch-node, then: journalctl -u migbatch-node")
 
 
@@ -154,8 +154,8 @@ def _journal(config: NodeConfig) -> Iterator[Finding]:
         finally:
             os.close(run)
     if faults:
-        text = f"the last {faults} hooks could not write the journal in {config.state_dir}"
-        yield Finding(BAD, "journal", text, f"see that its disk has room and is writable: df {config.state_dir}")
+        text = f"the last {faults} hooks failed to write the journal in {config.state_dir}"
+        yield Finding(BAD, "journal", text, f"check that its disk is writable and not full: df {config.state_dir}")
 
 
 def _drained(config: NodeConfig) -> Iterator[Finding]:
@@ -163,7 +163,7 @@ def _drained(config: NodeConfig) -> Iterator[Finding]:
     try:
         text = query(config, "scontrol", ["-o", "show", "node", config.node], config.scontrol_timeout)
     except ScontrolError as error:
-        yield Finding(UNKNOWN, drained.SUBJECT, str(error), "see ScontrolPath= and SlurmConf= in node.conf")
+        yield Finding(UNKNOWN, drained.SUBJECT, str(error), "check ScontrolPath= and SlurmConf= in node.conf")
         return
     state, reason = drained.read(text)
     yield from drained.check_drained(config.node, state, reason, said)

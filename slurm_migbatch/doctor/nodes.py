@@ -52,7 +52,9 @@ def check_nodes(
     for row in mig:
         if row.invalid:
             text = f"slurmctld refuses its registration: {row.reason or 'gres counts differ'}"
-            advice = "gres.conf, slurm.conf and live counts must have one sum; restart slurmd after correcting them"
+            advice = (
+                "gres.conf, slurm.conf and live counts must have the same sum; restart slurmd after correcting them"
+            )
             yield Finding(BAD, row.name, text, advice)
         elif not row.open:
             state = "+".join(sorted(row.states))
@@ -60,10 +62,10 @@ def check_nodes(
                 yield found._replace(subject=row.name)
         if row.name not in inventory:
             text = "has reported no GPUs"
-            advice = "start `migbatch node agent` there (systemctl status migbatch-node) and look at its log"
+            advice = "start `migbatch node agent` there (systemctl status migbatch-node) and check its log"
             yield Finding(BAD, row.name, text, advice)
         elif (silent := now - seen.get(row.name, 0.0)) > SILENCE_S:
-            text = f"its agent has been silent for {silent:.0f} s"
+            text = f"no message from its agent for {silent:.0f} s"
             yield Finding(BAD, row.name, text, f"on {row.name}: systemctl status migbatch-node, and migbatch doctor")
         else:
             yield Finding(GOOD, row.name, f"{sum(row.gres.values())} counts, {len(row.used)} types in use")
@@ -79,28 +81,26 @@ def check_orphans(held: Sequence[LeaseRow], jobs: Sequence[JobRow], now: float) 
     found = sorted(orphans(((row.node, row.job, row.restart) for row in old), jobs))
     for orphan in found:
         text = f"job {orphan.job} run {orphan.restart} holds slices, though Slurm no longer has it there"
-        advice = (
-            f"if this is still so in a minute, run `migbatch node reconcile` on {orphan.node}; is its agent running?"
-        )
+        advice = f"if this persists for a minute, run `migbatch node reconcile` on {orphan.node}; is its agent running?"
         yield Finding(ODD, orphan.node, text, advice)
     if not found:
-        yield Finding(GOOD, "leases", f"{len(held)} slices are held, all by jobs that Slurm has")
+        yield Finding(GOOD, "leases", f"{len(held)} slices are held, all by jobs in Slurm")
 
 
 def _foreign(known: Collection[str], seen: Mapping[str, float], now: float) -> Iterator[Finding]:
     """Check that all who write to the record are of this cluster: job ids of two clusters would be mixed up."""
     foreign = sorted(name for name, at in seen.items() if name not in known and now - at <= SILENCE_S)
     if foreign:
-        text = f"{fold(foreign)} reported within the last {SILENCE_S:.0f} s, and this cluster has no such node"
-        advice = "where another cluster's migbatchd writes to this database, give each its own ([store] url); "
-        yield Finding(BAD, "record", text, f"{advice}where the node was taken out of slurm.conf, stop its agent")
+        text = f"{fold(foreign)} reported within the last {SILENCE_S:.0f} s, but this cluster has no such node"
+        advice = "if another cluster's migbatchd uses this database, give each its own ([store] url); "
+        yield Finding(BAD, "record", text, f"{advice}if the node was removed from slurm.conf, stop its agent")
 
 
 def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iterator[Finding]:
     row = next((row for row in rows if row.name == name), None)
     if row is None:
-        text = f"there is no node {name} that lists every profile"
-        advice = f"without it, jobs are refused while no node offers their profile: {INSTALL}"
+        text = f"no node {name} that lists every profile"
+        advice = f"without it, jobs are refused unless a node offers their profile: {INSTALL}"
         yield Finding(BAD, "catalog node", text, advice)
         return
     if row.open:
@@ -112,7 +112,9 @@ def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iter
     if lacking:
         yield Finding(BAD, "catalog node", f"{name} does not list {', '.join(lacking)}", INSTALL)
     if outside:
-        yield Finding(BAD, "catalog node", f"{name} is not in partition {', '.join(outside)}", "add it to Nodes= there")
+        yield Finding(
+            BAD, "catalog node", f"{name} is not in partition {', '.join(outside)}", "add it to Nodes= of these"
+        )
     if not (row.open or lacking or outside):
         yield Finding(GOOD, "catalog node", f"{name} lists {len(row.gres)} types")
 
@@ -125,7 +127,7 @@ def _names(rows: Sequence[NodeRow], mig: Sequence[NodeRow], catalog: Collection[
     )
     if lacking:
         text = f"{fold(lacking)} or the catalog node lacks the feature {NODE_FEATURE}<name>"
-        advice = f"jobs that name these nodes are refused while they do not offer the profile: {INSTALL}"
+        advice = f"jobs that name these nodes are refused unless they offer the profile: {INSTALL}"
         yield Finding(ODD, "node features", text, f"{advice}, then restart slurmctld")
     elif mig:
-        yield Finding(GOOD, "node features", "jobs may name nodes and wait for them")
+        yield Finding(GOOD, "node features", "jobs can name nodes and pend for them")

@@ -20,7 +20,7 @@ def check_paths(config: Config, slurm_user: Reader | None) -> Iterator[Finding]:
             continue
         wrong = insecure(path, slurm_user.uid if slurm_user else 0)
         if wrong:
-            yield Finding(BAD, path, wrong, f"slurmctld and root act on it: chown root {path}; chmod go-w {path}")
+            yield Finding(BAD, path, wrong, f"slurmctld and root use it: chown root {path}; chmod go-w {path}")
         else:
             yield Finding(GOOD, path, "safe")
     if slurm_user is None:
@@ -28,7 +28,7 @@ def check_paths(config: Config, slurm_user: Reader | None) -> Iterator[Finding]:
         yield Finding(BAD, "SlurmUser", text, "set [cluster] slurm_user in migbatch.toml to SlurmUser of slurm.conf")
         return
     closed = [*_closed(config, slurm_user)]
-    yield from closed or [Finding(GOOD, "SlurmUser", f"{slurm_user.name} reads what slurmctld needs")]
+    yield from closed or [Finding(GOOD, "SlurmUser", f"{slurm_user.name} can read slurmctld's files")]
 
 
 def _closed(config: Config, slurm_user: Reader) -> Iterator[Finding]:
@@ -51,9 +51,9 @@ def check_metrics_token(config: Config, daemon: Reader | None) -> Iterator[Findi
         yield Finding(BAD, str(path), f"[node_api] metrics_token_file: {error.strerror}", mend)
         return
     if status.st_mode & 0o077 or (daemon is not None and status.st_uid != daemon.uid):
-        yield Finding(BAD, str(path), f"is to be readable by {name} only, or migbatchd refuses it", mend)
+        yield Finding(BAD, str(path), f"must be readable by {name} only, or migbatchd rejects it", mend)
     else:
-        yield Finding(GOOD, str(path), "is the metrics' token, private")
+        yield Finding(GOOD, str(path), "has the metrics token, private")
 
 
 def check_credentials(config: Config, daemon: Reader | None) -> Iterator[Finding]:
@@ -69,10 +69,10 @@ def check_credentials(config: Config, daemon: Reader | None) -> Iterator[Finding
         path = Path(api.token_file)
         mend = f"openssl rand -hex 32 > {path}; chmod 600 {path}; then a key for each node: migbatch node key NODE"
         if path.exists() and path.stat().st_mode & 0o077:
-            yield Finding(BAD, str(path), "others can read the nodes' secret", f"{mend} again")
+            yield Finding(BAD, str(path), "other users can read the nodes' secret", f"{mend} again")
             return
         if path.exists() and daemon is not None and path.stat().st_uid != daemon.uid:
-            text = f"does not belong to {daemon.name}, as whom migbatchd runs and refuses it"
+            text = f"does not belong to {daemon.name}, migbatchd's user, so migbatchd rejects it"
             yield Finding(BAD, str(path), text, f"chown {daemon.name} {path}")
             return
     try:

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from slurm_migbatch.node.findings import BAD, GOOD, Finding
 from slurm_migbatch.query.protocol import PATH
 
-#: how the answer begins of a migbatchd that stands by
-STANDS_BY = b'{"error":"this migbatchd stands by'
+#: start of the answer of a standby migbatchd
+STANDBY = b'{"error":"this migbatchd is on standby'
 _MOST = 65536
 
 
@@ -32,14 +32,14 @@ def check_answers(url: str, advice: str, stranger: str) -> Iterator[Finding]:
         response = connection.getresponse()
         status, body = response.status, response.read(_MOST)
     except (OSError, http.client.HTTPException) as error:
-        text = f"nobody answers at {place}: {getattr(error, 'strerror', None) or error}"
+        text = f"no answer from {place}: {getattr(error, 'strerror', None) or error}"
         yield Finding(BAD, "query service", text, advice)
         return
     finally:
         connection.close()
     if status == http.HTTPStatus.UNAUTHORIZED:
         yield Finding(GOOD, "query service", place)
-    elif status == http.HTTPStatus.SERVICE_UNAVAILABLE and body.startswith(STANDS_BY):
-        yield Finding(GOOD, "query service", f"{place}: that migbatchd stands by")
+    elif status == http.HTTPStatus.SERVICE_UNAVAILABLE and body.startswith(STANDBY):
+        yield Finding(GOOD, "query service", f"{place}: that migbatchd is on standby")
     else:
-        yield Finding(BAD, "query service", f"what answers at {place} is another program", stranger)
+        yield Finding(BAD, "query service", f"another program answers at {place}", stranger)

@@ -30,7 +30,7 @@ def check_record(url: str, keep_s: float = math.inf, *, live: bool = True) -> It
     try:
         engine = make_engine(url, readonly=True)
     except StoreError as error:
-        yield Finding(BAD, "database", str(error), "see [store] url of migbatch.toml")
+        yield Finding(BAD, "database", str(error), "check [store] url of migbatch.toml")
         return
     try:
         with engine.connect() as connection, connection.begin():
@@ -39,7 +39,7 @@ def check_record(url: str, keep_s: float = math.inf, *, live: bool = True) -> It
             yield from _room(connection, sqlite_file(url) if live else None)
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        yield Finding(BAD, "database", f"cannot be read through: {cause}", _RESTORE)
+        yield Finding(BAD, "database", f"is not readable: {cause}", _RESTORE)
     finally:
         engine.dispose()
 
@@ -49,29 +49,29 @@ def _damages(connection: Connection) -> Iterator[Finding]:
     for text in found:
         yield Finding(BAD, "integrity", text, _RESTORE)
     if not found:
-        yield Finding(GOOD, "integrity", "read through, nothing wrong found")
+        yield Finding(GOOD, "integrity", "no errors found")
 
 
 def _schema(connection: Connection, keep_s: float) -> Iterator[Finding]:
     try:
         waiting = pending(connection, HISTORY)
     except NewerDatabaseError as error:
-        yield Finding(BAD, "schema", str(error), "upgrade, or restore a backup of before")
+        yield Finding(BAD, "schema", str(error), "upgrade, or restore a backup from before")
         return
     present = applied(connection)
     if not present:
-        yield Finding(BAD, "schema", "holds no record of migbatch", "see [store] url; migbatchd makes it at its start")
+        yield Finding(BAD, "schema", "is not a migbatch record", "check [store] url; migbatchd creates it at its start")
         return
     if waiting:
         text = f"{present[-1]!r}; this release has {waiting[-1]!r}"
-        yield Finding(ODD, "schema", text, "start migbatchd, or run migbatch db upgrade: it is brought up to date then")
+        yield Finding(ODD, "schema", text, "start migbatchd, or run migbatch db upgrade")
         return
     yield Finding(GOOD, "schema", repr(present[-1]))
     found = [*soundness.differences(connection), *soundness.strays(connection)]
     for text in found:
         yield Finding(BAD, "tables", text, "restore a backup (migbatch db restore)")
     if not found:
-        yield Finding(GOOD, "tables", "as this release makes them; nothing refers to what is not there")
+        yield Finding(GOOD, "tables", "as in this release; no dangling references")
     yield from _age(connection, keep_s)
 
 
@@ -81,8 +81,8 @@ def _age(connection: Connection, keep_s: float) -> Iterator[Finding]:
         return
     days = (time.time() - oldest) / 86400
     if time.time() - oldest > keep_s + _LATE_S:
-        text = f"goes back {days:.0f} days, [store] keep says {keep_s / 86400:.0f}; what is still in use stays longer"
-        yield Finding(ODD, "age", text, "see whether migbatchd runs and what it logs of old records")
+        text = f"goes back {days:.0f} days, [store] keep is {keep_s / 86400:.0f}; runs still in use are kept longer"
+        yield Finding(ODD, "age", text, "check whether migbatchd runs and its log about old records")
     else:
         yield Finding(GOOD, "age", f"goes back {days:.0f} days")
 
@@ -98,6 +98,6 @@ def _room(connection: Connection, file: Path | None) -> Iterator[Finding]:
     if free < _LEAST_MIB * _MIB:
         yield Finding(BAD, "room", text, f"free {_LEAST_MIB} MiB below {file.parent}")
     elif free < size:
-        yield Finding(ODD, "room", text, "an upgrade writes a backup of the file's size beside it")
+        yield Finding(ODD, "room", text, "an upgrade writes a backup of the same size in that directory")
     else:
         yield Finding(GOOD, "room", text)

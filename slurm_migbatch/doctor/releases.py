@@ -60,23 +60,23 @@ FAULTS: Final = (
         (25, 5, 0),
         (25, 5, 1),
         BAD,
-        "it gives the same GRES to several jobs",
-        "install 25.05.1 or later before any job asks for slices",
+        "it allocates the same GRES to several jobs",
+        "install 25.05.1 or later before any job requests slices",
     ),
     Fault(
         (25, 11, 0),
         (25, 11, 5),
         ODD,
         "with MetricsType set, slurmctld may crash (double free) while nodes are updated, which migbatchd does often",
-        "take MetricsType out of slurm.conf, or install 25.11.5 or later",
+        "remove MetricsType from slurm.conf, or install 25.11.5 or later",
         lambda site: site.metrics,
     ),
     Fault(
         (0, 0, 0),
         (25, 5, 0),
         ODD,
-        "when the backup controller takes over, nodes are drained whose Gres= in slurm.conf has no type ({untyped})",
-        "name the types in slurm.conf as gres.conf does (Gres=gpu:h100:8), or install 25.05.1 or later",
+        "a takeover by the backup controller drains nodes whose Gres= in slurm.conf has no type ({untyped})",
+        "add the types in slurm.conf as in gres.conf (Gres=gpu:h100:8), or install 25.05.1 or later",
         lambda site: site.backup and bool(site.untyped),
     ),
 )
@@ -90,7 +90,7 @@ def check_release(release: Release, site: SiteTraits) -> Iterator[Finding]:
         text = fault.text.format(untyped=", ".join(site.untyped))
         yield Finding(fault.level, _SUBJECT, f"{shown}: {text}", fault.advice)
     if not found:
-        yield Finding(GOOD, _SUBJECT, f"{shown} has no fault that is known to break slices here")
+        yield Finding(GOOD, _SUBJECT, f"{shown} has no known bug that breaks slices here")
 
 
 def untyped_gres(conf: Conf) -> tuple[str, ...]:

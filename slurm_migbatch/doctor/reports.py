@@ -32,13 +32,13 @@ def read_reports(body: bytes) -> dict[str, HeardReport]:
             for node, row in json.loads(body)["nodes"].items()
         }
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"what migbatchd answers is not understood: {error!r}") from None
+        raise ValueError(f"cannot parse migbatchd's answer: {error!r}") from None
 
 
 def causes(reports: Mapping[str, HeardReport]) -> dict[str, str]:
     """Return what nodes say of their being drained by a hook."""
     return {
-        node: found.text.partition("; the hook said: ")[2]
+        node: found.text.partition("; error of the hook: ")[2]
         for node, report in reports.items()
         for found in report.findings
         if found.subject == SUBJECT
@@ -55,7 +55,7 @@ def summary(reports: Mapping[str, HeardReport], nodes: Collection[str]) -> Itera
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         if wrong:
             text = f"its own checks found {wrong[0].subject}: {wrong[0].text}{more}"
-            yield Finding(BAD, node, text, "migbatch doctor --nodes says what to do")
+            yield Finding(BAD, node, text, "run migbatch doctor --nodes")
         if abs(report.ahead) > CLOCK_S:
             yield from (found._replace(subject=node) for found in check_clock("its clock", report.ahead))
 
@@ -72,11 +72,11 @@ def check_reports(reports: Mapping[str, HeardReport], nodes: Collection[str]) ->
         if report is None or report.age > SILENCE_S:
             since = f"for {report.age:.0f} s" if report else "since migbatchd was started"
             advice = f"on {node}: systemctl status migbatch-node, and migbatch doctor"
-            yield Finding(BAD, node, f"its agent has told nothing of its checks {since}", advice)
+            yield Finding(BAD, node, f"its agent has not reported its checks {since}", advice)
             continue
         for found in report.findings:
             text = f"{found.text} ({report.age:.0f} s ago)"
             yield found._replace(subject=f"{node}: {found.subject}", text=text)
         yield from (found._replace(subject=f"{node}: clock") for found in check_clock("its clock", report.ahead))
         if not any(found.level == BAD for found in report.findings):
-            yield Finding(GOOD, node, f"nothing to correct there {report.age:.0f} s ago")
+            yield Finding(GOOD, node, f"no problems found {report.age:.0f} s ago")

@@ -31,7 +31,7 @@ def check_rest(config: Config, daemon: Reader | None) -> Iterator[Finding]:
     if cluster.backend != "slurmrestd":
         return
     if os.geteuid() != 0 and (daemon is None or daemon.uid != os.geteuid()):
-        text = "whether it answers migbatchd only root and migbatchd's user can try"
+        text = "only root and migbatchd's user can test it"
         yield Finding(UNKNOWN, _SUBJECT, text, "run migbatch doctor as root")
         return
     wrong = [*_token(cluster, daemon), *_socket(cluster, daemon)]
@@ -54,14 +54,16 @@ def _token(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]:
         text = (
             f"{path} (mode {stat.S_IMODE(status.st_mode):04o}): others can act as {cluster.slurm_user} with this token"
         )
-        yield Finding(BAD, _SUBJECT, text, f"chmod 600 {path}; migbatchd refuses it until then")
+        yield Finding(BAD, _SUBJECT, text, f"chmod 600 {path}; migbatchd rejects it until then")
     elif daemon is None:
         return
     elif closed := closed_to(path, daemon, 0o4):
-        text = f"migbatchd runs as {name}, who cannot read its token {path}: {closed}"
-        yield Finding(BAD, _SUBJECT, text, f"chown {name} {path}; chmod 600 {path}; and let {name} into its directory")
+        text = f"migbatchd's user {name} cannot read the token {path}: {closed}"
+        yield Finding(
+            BAD, _SUBJECT, text, f"chown {name} {path}; chmod 600 {path}; and allow {name} to enter its directory"
+        )
     elif status.st_uid not in (0, daemon.uid):
-        text = f"{path} belongs neither to {name}, as whom migbatchd runs, nor to root: migbatchd refuses it"
+        text = f"{path} belongs neither to {name}, migbatchd's user, nor to root: migbatchd rejects it"
         yield Finding(BAD, _SUBJECT, text, f"chown {name} {path}")
 
 
@@ -69,8 +71,8 @@ def _socket(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]:
     """Check who may connect to a socket; root, who asks here, always may."""
     path = RestAddress.parse(cluster.slurmrestd).path
     if path and daemon is not None and Path(path).exists() and (closed := closed_to(path, daemon, 0o2)):
-        text = f"migbatchd runs as {daemon.name}, who may not connect to {path}: {closed}"
-        yield Finding(BAD, _SUBJECT, text, f"let {daemon.name} write to the socket, by its group or mode")
+        text = f"migbatchd's user {daemon.name} cannot connect to {path}: {closed}"
+        yield Finding(BAD, _SUBJECT, text, f"make the socket writable for {daemon.name}, by group or mode")
 
 
 def _answers(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]:
@@ -84,7 +86,9 @@ def _answers(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]
     except SlurmError as error:
         refusal = str(error)
     if refusal:
-        yield Finding(BAD, _SUBJECT, refusal, "see docs/install.md, Slurm's REST API; until then nothing is decided")
+        yield Finding(
+            BAD, _SUBJECT, refusal, "see docs/install.md, Slurm's REST API; until then migbatchd makes no decisions"
+        )
         return
-    asked = "" if token else f", asked without a token, as user {os.geteuid()}"
-    yield Finding(GOOD, _SUBJECT, f"{address} answers in version v0.0.{version} of its API{asked}")
+    asked = "" if token else f", without a token, as user {os.geteuid()}"
+    yield Finding(GOOD, _SUBJECT, f"{address} answers with API version v0.0.{version}{asked}")

@@ -34,7 +34,7 @@ def check_service(config: Config, here: DaemonState) -> Iterator[Finding]:
     if here.silent:
         url = health_url(config)
         text = f"{url} is not migbatchd" if here.stranger else f"{url}: {here.silent}"
-        advice = "another program listens on [node_api] port" if here.stranger else _START
+        advice = "another program uses the [node_api] port" if here.stranger else _START
         yield Finding(BAD, "node API", text, advice)
     for part, text in here.checks.items():
         yield Finding(GOOD if text == "ok" else BAD, f"migbatchd: {part}", text, "" if text == "ok" else "see its log")
@@ -44,9 +44,9 @@ def check_query(config: Config) -> Iterator[Finding]:
     """Check that the service for users' questions listens, and that it is this one."""
     if not config.query.enabled:
         yield Finding(
-            ODD, "query service", "is off ([query] enabled)", "users on login nodes cannot ask migacct and why"
+            ODD, "query service", "is disabled ([query] enabled)", "migacct and migbatch why do not work on login nodes"
         )
         return
     url = url_of(config.query.listen, config.query.port)
-    advice = "look for query in migbatchd's log: the port may be taken ([query] port), or munge be missing"
-    yield from check_answers(url, advice, "end it, or set [query] port and login.conf")
+    advice = "check migbatchd's log: the port may be in use ([query] port), or munge may be missing"
+    yield from check_answers(url, advice, "stop it, or change [query] port and login.conf")

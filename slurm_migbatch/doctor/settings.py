@@ -27,10 +27,10 @@ def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
     types = conf.get("grestypes", "").split(",")
     missing = [word for word in ("mig", "gpu") if word not in types]
     if "mig" in missing:
-        yield Finding(BAD, "GresTypes", "holds no mig", f"set GresTypes=gpu,mig ({_EDIT})")
+        yield Finding(BAD, "GresTypes", "does not include mig", f"set GresTypes=gpu,mig ({_EDIT})")
     elif missing:
         yield Finding(
-            ODD, "GresTypes", "holds no gpu", "without it, --gpus is refused before the submit filter sees it"
+            ODD, "GresTypes", "does not include gpu", "without it, Slurm refuses --gpus before the submit filter runs"
         )
     else:
         yield Finding(GOOD, "GresTypes", conf["grestypes"])
@@ -55,7 +55,7 @@ def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
         "accountingstoragetres", ""
     ):
         advice = "add gres/mig (and gres/mig:<profile> for each profile) for fairshare and sreport"
-        yield Finding(ODD, "AccountingStorageTRES", "does not count slices", advice)
+        yield Finding(ODD, "AccountingStorageTRES", "does not include slices", advice)
 
 
 def _prolog_flags(conf: Mapping[str, str]) -> Iterator[Finding]:
@@ -64,14 +64,16 @@ def _prolog_flags(conf: Mapping[str, str]) -> Iterator[Finding]:
     flags = {word.strip().lower() for word in present.split(",")}
     wrong = []
     if not flags & {"alloc", "contain"}:
-        wrong.append(("has no Alloc, so that nodes without a first step get no slices", "add Alloc,DeferBatch to it"))
+        wrong.append(("has no Alloc, so nodes without a first step get no slices", "add Alloc,DeferBatch to it"))
     if "deferbatch" not in flags:
-        wrong.append(("has no DeferBatch: batch scripts start before the slices of all their nodes are made", "add it"))
+        wrong.append(("has no DeferBatch: batch scripts start before the slices of all their nodes exist", "add it"))
     if "serial" in flags:
-        wrong.append(("has Serial: the hooks of a node wait for each other, past their time limit", "take Serial out"))
+        wrong.append(
+            ("has Serial: the hooks of a node run one at a time and may exceed their time limit", "remove Serial")
+        )
     if "runinjob" in flags:
-        text = "has RunInJob: the Prolog runs inside the job's own fence and can make no slice"
-        wrong.append((text, "take RunInJob out"))
+        text = "has RunInJob: the Prolog runs inside the job's cgroup and cannot create slices"
+        wrong.append((text, "remove RunInJob"))
     for text, advice in wrong:
         change = f"{advice} ({_EDIT}), then restart slurmctld and every slurmd"
         yield Finding(BAD, key, f"{present or 'none'}: {text}", change)

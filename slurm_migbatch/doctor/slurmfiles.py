@@ -43,7 +43,7 @@ def check_autodetect(gres: Conf, nodes: Collection[str]) -> Iterator[Finding]:
         yield Finding(
             BAD,
             "gres.conf",
-            f"{text}, and drains it when they change",
+            f"{text}, and drains the node when they change",
             f"add to gres.conf: NodeName={fold(members)} AutoDetect=off (migbatch install --role controller does)",
         )
     if not wrong:
@@ -74,13 +74,12 @@ def check_cgroup(conf: Conf, cgroup: Conf, whole: Collection[str]) -> Iterator[F
         return
     advice = "set TaskPlugin=task/cgroup in slurm.conf and ConstrainDevices=yes in cgroup.conf"
     if whole:
-        text = (
-            f"devices are not constrained: every job can open {', '.join(sorted(whole))}, which Slurm hands out whole"
-        )
+        shown = ", ".join(sorted(whole))
+        text = f"devices are not constrained: every job can open {shown}, which Slurm allocates as whole GPUs"
         yield Finding(BAD, "cgroup.conf", text, advice)
     else:
-        text = "devices are not constrained; slices are fenced by the owners of their devices all the same"
-        yield Finding(ODD, "cgroup.conf", text, f"for a second fence {advice}")
+        text = "devices are not constrained; slices are still protected by the ownership of their devices"
+        yield Finding(ODD, "cgroup.conf", text, f"for a second barrier {advice}")
 
 
 def check_cli_filter(conf: Conf) -> Iterator[Finding]:

@@ -44,10 +44,10 @@ def check_topology(shown: Mapping[str, str], catalog: str) -> Iterator[Finding]:
         if set(expand(catalog)) <= known:
             yield Finding(GOOD, subject, f"{catalog} is in a {kind}")
         elif kind == "switch":
-            text = f"{catalog} is in no switch: jobs are refused while no node offers their profile"
+            text = f"{catalog} is in no switch: jobs are refused unless a node offers their profile"
             yield Finding(BAD, subject, text, f"{_ADVICE}`- switch: {SWITCH}` with `nodes: {catalog}`)")
         else:
-            text = f"{catalog} is in no block: jobs over several nodes are refused while no node offers their profile"
+            text = f"{catalog} is in no block: multi-node jobs are refused unless nodes offer their profile"
             advice = f"{_ADVICE}`- block: {SWITCH}` with `nodes: {catalog}`)"
-            short = "before Slurm 25.11 [cluster] catalog_nodes needs as many nodes as a block has"
+            short = "before Slurm 25.11 [cluster] catalog_nodes needs as many nodes as a block"
             yield Finding(ODD, subject, text, f"{advice}; {short}")

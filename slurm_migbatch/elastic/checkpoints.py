@@ -76,7 +76,7 @@ class Checkpoints:
         `ready` is called before a file is put into its place, and may raise.
         """
         if keep < 1:
-            raise ElasticError(f"keep={keep} checkpoints keeps none; it must be 1 or more")
+            raise ElasticError(f"keep={keep} must be 1 or more")
         self.directory, self.keep, self.disk = directory, keep, disk or Disk()
         self.passed_over: list[str] = []
         self._mark = mark or str(os.getpid())
@@ -166,11 +166,11 @@ class Checkpoints:
             except (Torn, OSError) as error:
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self._unusable.add(name)
-                self.passed_over.append(f"{path} is passed over: {reason}")
+                self.passed_over.append(f"{path} is ignored: {reason}")
         if names:
             raise ElasticError(
-                f"none of the {len(names)} checkpoints in {self.directory} can be used, and nothing is begun anew over "
-                f"them: {'; '.join(self.passed_over)}. Put a whole one there, or name another directory"
+                f"none of the {len(names)} checkpoints in {self.directory} can be used, and training does not restart "
+                f"over them: {'; '.join(self.passed_over)}. Restore a valid one, or use another directory"
             )
         return None
 
@@ -179,9 +179,9 @@ class Checkpoints:
         try:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
-                raise Torn("it is no file")
+                raise Torn("it is not a file")
             if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                raise Torn("it belongs to somebody else, or others may write it")
+                raise Torn("it belongs to another user, or is writable by others")
             with open(handle, "rb", closefd=False) as file:
                 return self._understand(path, file, status.st_size)
         finally:
@@ -191,9 +191,9 @@ class Checkpoints:
     def _understand(path: Path, file: io.BufferedReader, length: int) -> Checkpoint:
         match = _FIRST.fullmatch(file.read(_FIRST_BYTES))
         if match is None:
-            raise Torn("it is no checkpoint of this library, or its writing was cut short")
+            raise Torn("it is not a checkpoint of this library, or it is incomplete")
         if match[1] != b"1":
-            raise Torn(f"it is of a newer form ({match[1].decode()}) than this release knows")
+            raise Torn(f"it has a newer format ({match[1].decode()}) than this release supports")
         head, size = int(match[3]), int(match[4])
         if length != _FIRST_BYTES + head + size:
             raise Torn(f"it has {length} bytes and should have {_FIRST_BYTES + head + size}")
@@ -209,8 +209,8 @@ class Checkpoints:
             state = states.load(facts["form"], section)
         except Exception as error:
             raise ElasticError(
-                f"{path} is whole, but its state cannot be made again: {type(error).__name__}: {error}. Has the "
-                "program changed? Run it with the code that wrote it, or name another directory"
+                f"{path} is valid, but its state cannot be restored: {type(error).__name__}: {error}. Has the "
+                "program changed? Run it with the code that wrote it, or use another directory"
             ) from error
         return Checkpoint(path, int(facts["steps"]), facts, state)
 

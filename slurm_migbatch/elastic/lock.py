@@ -53,7 +53,7 @@ class Lock:
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
-                log.warning("%s: no locks on this file system; the run that began last goes on", self._path.parent)
+                log.warning("%s: no locks on this file system; the newest run continues", self._path.parent)
                 break
             left = end - time.monotonic()
             if left <= 0:
@@ -61,7 +61,7 @@ class Lock:
                 self.give()
                 raise ElasticError(
                     f"{self._path.parent} is in use by {holder or 'another run'}: two runs cannot train in one "
-                    "directory. End that one, or name another directory"
+                    "directory. End that one, or use another directory"
                 )
             waiting(min(_EVERY_S, left))
         os.ftruncate(self._handle, 0)

@@ -84,6 +84,6 @@ class Step:
         """
         if self.micro < 2:
             raise ElasticError(
-                "micro-batches of one item do not fit: ask for more memory with min= in the job's comment"
+                "micro-batches of one item do not fit: request more memory with min= in the job's comment"
             )
         self.again = True

@@ -37,7 +37,7 @@ class Sampler:
     ) -> None:
         """Set up the sampler. Raises ElasticError where no step could be made."""
         if batch < 1 or (items is not None and items < 1):
-            raise ElasticError(f"{items} items in batches of {batch} make no step; both must be 1 or more")
+            raise ElasticError(f"{items} items in batches of {batch} are invalid; both must be 1 or more")
         if items is not None and drop_last and items < batch:
             raise ElasticError(f"{items} items never fill a batch of {batch}, and drop_last leaves out the rest")
         self.items, self.batch, self.seed, self.shuffle, self.drop_last = items, batch, seed, shuffle, drop_last

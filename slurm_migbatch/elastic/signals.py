@@ -41,7 +41,7 @@ class SignalFlags:
     def open(self) -> None:
         """Install the handlers. Raises ElasticError outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
-            raise ElasticError("signals reach the main thread only: make the Trainer there")
+            raise ElasticError("signals reach the main thread only: create the Trainer there")
         self._process = os.getpid()
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # Python runs handlers between its own instructions: a signal that comes right before `select` is told by this

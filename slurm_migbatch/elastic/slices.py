@@ -53,7 +53,7 @@ class Memory:
         if not (self.bytes_per_item > 0 and self.fixed_bytes >= 0 and 0 <= self.headroom < 1):
             raise ElasticError(
                 f"memory of {self.bytes_per_item} bytes an item and {self.fixed_bytes} besides, with headroom "
-                f"{self.headroom}, is none: items need more than 0 bytes, and headroom is 0 to below 1"
+                f"{self.headroom} is invalid: items need more than 0 bytes, and headroom is from 0 to less than 1"
             )
 
     def __call__(self, mig_slice: Slice) -> int | None:
@@ -92,5 +92,5 @@ def largest(fits: Fits, mig_slice: Slice, batch: int) -> int:
     if most is None:
         return batch
     if most < 1:
-        raise ElasticError(f"not even one item fits on {mig_slice}: ask for more with min= in the job's comment")
+        raise ElasticError(f"not even one item fits on {mig_slice}: request more with min= in the job's comment")
     return min(int(most), batch)

@@ -101,7 +101,7 @@ class Trainer:
         self.sampler = Sampler(items, effective_batch, seed=seed, shuffle=shuffle, drop_last=drop_last)
         most = largest(fits, self.slice, effective_batch)
         if micro is not None and not 1 <= micro <= most:
-            raise ElasticError(f"micro-batches of {micro} items do not fit on {self.slice}, which takes {most}")
+            raise ElasticError(f"micro-batches of {micro} items do not fit on {self.slice}, which fits {most}")
         self.micro, self._fixed = most if micro is None else micro, micro is not None
         self.done = 0
         self._care = care
@@ -161,11 +161,11 @@ class Trainer:
         if other:
             differences = ", ".join(f"{key}={found.facts.get(key)} (now {own[key]})" for key in other)
             raise ElasticError(
-                f"{found.path} was written by a training with {differences}. It would not be the same training any "
-                "more: keep these, or name another directory"
+                f"{found.path} was written by a training run with {differences}. Restore these values, or use another "
+                "directory"
             )
         self.done = self._saved = found.steps
-        log.info("%s: going on after step %d, on %s, micro-batch %d", found.path, self.done, self.slice, self.micro)
+        log.info("%s: continuing after step %d, on %s, micro-batch %d", found.path, self.done, self.slice, self.micro)
         self._report(steps=self.done, restored=self.done)
         return found.state
 
@@ -181,7 +181,9 @@ class Trainer:
             ElasticError: `restore` was not called.
         """
         if not self._restored:
-            raise ElasticError("call restore() before steps(): a training that was interrupted must not begin anew")
+            raise ElasticError(
+                "call restore() before steps(): an interrupted training must not start from the beginning"
+            )
         while self.done < total:
             self._boundary(save)
             step = self._step()
@@ -189,10 +191,10 @@ class Trainer:
             yield step
             self._busy_s += time.monotonic() - begun
             if step.again and self._fixed:
-                raise ElasticError(f"micro={self.micro} is pinned and does not fit: pin less, or leave micro= out")
+                raise ElasticError(f"micro={self.micro} is fixed and does not fit: reduce it, or omit micro=")
             if step.again:
                 self.micro = -(-step.micro // 2)
-                log.warning("step %d did not fit; micro-batches have %d items now", step.number, self.micro)
+                log.warning("step %d did not fit; micro-batches now have %d items", step.number, self.micro)
                 continue
             self.done += 1
             self._items += step.size
@@ -239,7 +241,7 @@ class Trainer:
             finally:
                 self._tried_at = time.monotonic()
             if self._failing:
-                log.warning("checkpoints can be written again; step %d is safe", self.done)
+                log.warning("checkpoints can be written again; step %d is saved", self.done)
             self._failing = ""
             self._saved, self._saved_at = self.done, time.monotonic()
         self._report(**self._report_fields(), checkpoint=f"{time.time():.6f}", ckpt_s=self._cost_s)
@@ -248,9 +250,9 @@ class Trainer:
     def _fail(self, error: OSError) -> None:
         reason = error.strerror or str(error)
         if reason != self._failing:
-            kept = "nothing is safe yet" if self._saved is None else f"the one of step {self._saved} is still there"
+            kept = "no checkpoint is saved yet" if self._saved is None else f"step {self._saved} is still saved"
             log.error(
-                "no checkpoint of step %d could be written to %s: %s; %s, training goes on",
+                "no checkpoint of step %d could be written to %s: %s; %s, training continues",
                 self.done, self._directory, reason, kept,
             )  # fmt: skip
         self._failing = reason
@@ -262,11 +264,11 @@ class Trainer:
             if not self._checkpoint(save):
                 self._signals.pause = True  # it stays asked for
                 return
-            log.info("step %d is safe; standing still for what comes", self.done)
+            log.info("step %d is saved; waiting for the next signal", self.done)
             end = time.monotonic() + self._care.idle_s
             while not self._signals.pause and (left := end - time.monotonic()) > 0:
                 self._wait(left)
-        log.info("nothing has come in %.0f s; training goes on", self._care.idle_s)
+        log.info("no signal in %.0f s; training continues", self._care.idle_s)
 
     def _wait(self, seconds: float) -> None:
         """Sleep; raise Leave where TERM has come and nothing is to be saved."""
@@ -280,7 +282,7 @@ class Trainer:
         left = self._signals.leave_since + self._care.leave_s - time.monotonic()
         if self._saved != self.done and (self._cost_s or 0.0) <= left:
             self._checkpoint(save)
-        log.info("told to end after step %d; step %s is safe", self.done, self._saved)
+        log.info("terminating after step %d; step %s is saved", self.done, self._saved)
         raise Leave(LEFT)
 
     # -- what is told --------------------------------------------------------------------------------------------
@@ -307,5 +309,5 @@ class Trainer:
             report.append(path, report.line(self._environ, values))
         except OSError as error:
             if not self._deaf:
-                log.warning("progress is not reported: %s: %s", path, error.strerror)
+                log.warning("cannot report progress: %s: %s", path, error.strerror)
             self._deaf = True

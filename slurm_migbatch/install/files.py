@@ -102,7 +102,7 @@ def _read_own(path: Path) -> str | None:
 def _check_own(path: Path, handle: int) -> None:
     status = os.fstat(handle)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise InstallConflict(f"{path} must belong to root and be writable by nobody else: put a backup of it there")
+        raise InstallConflict(f"{path} must be owned by root and writable by root only: restore it from a backup")
 
 
 def digest(text: str) -> str:
@@ -126,7 +126,7 @@ class InstallRecord:
                 self.entries = {data["path"]: Entry(**data) for data in json.loads(text)["entries"]}
             except (ValueError, KeyError, TypeError):
                 raise InstallConflict(
-                    f"{self._path} cannot be read: put a backup of it there, or move it away"
+                    f"{self._path} cannot be read: restore it from a backup, or move it away"
                 ) from None
 
     def keep(self, name: str, text: str) -> str:
@@ -144,7 +144,7 @@ class InstallRecord:
         """
         text = _read_own(self.directory / name)
         if text is None:
-            raise InstallConflict(f"{self.directory / name} is gone: put that backup back")
+            raise InstallConflict(f"{self.directory / name} is missing: restore this file")
         return text
 
     def save(self) -> None:
@@ -160,7 +160,7 @@ class InstallRecord:
         try:
             handle = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
-            text = f"{self.directory} must be a directory, and belong to root: {error.strerror}"
+            text = f"{self.directory} must be a directory owned by root: {error.strerror}"
             raise InstallConflict(text) from None
         try:
             _check_own(self.directory, handle)
@@ -206,8 +206,8 @@ def _difference(target: Wanted, record: InstallRecord) -> FileChange | None:
     conflict = ""
     entry = record.entries.get(target.path)
     if target.kind == "own" and present is not None and (entry is None or entry.digest != digest(present)):
-        since = "was edited since migbatch wrote it" if entry else "is there and was not written by `migbatch install`"
-        conflict = f"{target.path} {since}, and is left as it is: move it away and run this again to get ours"
+        since = "was edited since migbatch wrote it" if entry else "exists and was not written by `migbatch install`"
+        conflict = f"{target.path} {since}, and is left unchanged: move it away and run this again to get ours"
     return FileChange(target.path, present, target.text, target.kind, target.mode, target.owner, conflict)
 
 
@@ -235,17 +235,17 @@ def _back(entry: Entry, record: InstallRecord) -> FileChange | None:
         if present is None:
             return None
         edited = entry.digest != digest(present)
-        text = f"{entry.path} was edited since migbatch wrote it, and stays: remove it by hand" if edited else ""
+        text = f"{entry.path} was edited since migbatch wrote it, and is kept: remove it by hand" if edited else ""
         return FileChange(entry.path, present, None, entry.kind, conflict=text, back=True)
     original = record.kept(entry.backup) if entry.backup else ""
     if present is None:
         return FileChange(
-            entry.path, None, original, "site", conflict=f"{entry.path} is gone, and is left so", back=True
+            entry.path, None, original, "site", conflict=f"{entry.path} does not exist any more", back=True
         )
     after = undo(original, record.kept(entry.written), present)
     if after is None:
-        was = f"; what it was before is {record.directory / entry.backup}" if entry.backup else ""
-        text = f"{entry.path} was edited since, in the lines that migbatch wrote: take them out by hand{was}"
+        was = f"; its previous version is {record.directory / entry.backup}" if entry.backup else ""
+        text = f"{entry.path} was edited in the lines that migbatch wrote: remove them by hand{was}"
         return FileChange(entry.path, present, present, "site", conflict=text, back=True)
     return FileChange(entry.path, present, after if after or entry.backup else None, "site", back=True)
 
@@ -354,4 +354,4 @@ def _uid(owner: str) -> int:
     try:
         return pwd.getpwnam(owner).pw_uid
     except KeyError:
-        raise InstallConflict(f"there is no user {owner!r} on this host") from None
+        raise InstallConflict(f"no user {owner!r} on this host") from None

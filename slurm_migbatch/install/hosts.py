@@ -89,7 +89,7 @@ def node(
     ]
     users = [str(Path(task_python or python).resolve()), *node_install.package_paths()]
     for reason in filter(None, map(_closed, users)):
-        plan.problems.append(f"users run TaskProlog, and {reason}")
+        plan.problems.append(f"users run TaskProlog, but {reason}")
     settings = node_install.settings(url, shutil.which("scontrol") or "")
     plan.wanted.append(Wanted(str(places.etc / NAME), settings, "once"))
     unit = node_install.unit(str(places.prefix / "bin/migbatch"), str(places.etc))
@@ -109,8 +109,8 @@ def _closed(path: str) -> str:
         needed = 0o001 if place != Path(path) else 0o005
         if place.stat().st_mode & needed != needed:
             return (
-                f"{place} is closed to them (mode {place.stat().st_mode & 0o7777:04o}): open it, or have the virtual "
-                "environment made elsewhere or by another Python (--prefix, --task-python)"
+                f"{place} is not accessible to them (mode {place.stat().st_mode & 0o7777:04o}): change its mode, or "
+                "create the virtual environment elsewhere or with another Python (--prefix, --task-python)"
             )
     return ""
 
@@ -166,7 +166,7 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
         if place:
             plan.wanted.append(Wanted(place, scripts.stub(hook), mode=0o755))
         else:
-            plan.problems.append(f"{key}={site_hook}: put a link to {hook} where this pattern finds it")
+            plan.problems.append(f"{key}={site_hook}: create a link to {hook} that matches this pattern")
         return
     text = read(site_hook)
     if text is None:
@@ -175,7 +175,7 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
         return
     elif not scripts.is_shell(text):
         plan.problems.append(
-            f"{site_hook} ({key}) is no shell script: let it run {hook} and end with its exit status unless it is 0"
+            f"{site_hook} ({key}) is not a shell script: make it run {hook} and exit with its status unless that is 0"
         )
     elif edit:
         plan.wanted.append(Wanted(site_hook, scripts.call_hook(text, hook), "site"))
@@ -189,9 +189,7 @@ def _cli_filter(plan: HostPlan, conf: Conf) -> None:
     path = Path(conf.main).parent / CLI_FILTER
     if "lua" in filters and not path.exists():
         plan.wanted.append(Wanted(str(path), scripts.DOES_NOTHING))
-        plan.notes.append(
-            f"{path} is missing; copy the controller's there for `srun --gres=mig:auto`, which this one passes by"
-        )
+        plan.notes.append(f"{path} is missing; copy the controller's for `srun --gres=mig:auto`; this one does nothing")
 
 
 def stub_path(conf: Conf, hook: str) -> str:

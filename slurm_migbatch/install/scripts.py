@@ -27,8 +27,8 @@ DRIVER: Final = "/dev/nvidiactl"
 OURS: Final = "-- Written by migbatch from"
 """How a Lua script begins that was rendered, on this host or on another."""
 DOES_NOTHING: Final = """\
--- Written by `migbatch install`: this host has no other cli_filter.lua, and without any every srun, salloc and sbatch
--- fails. It changes nothing. The controller's cli_filter.lua may stand in its place.
+-- Written by `migbatch install`: this host has no other cli_filter.lua, and without one every srun, salloc and sbatch
+-- fails. It changes nothing. It can be replaced by the controller's cli_filter.lua.
 function slurm_cli_setup_defaults(options, early)
   return slurm.SUCCESS
 end
@@ -89,7 +89,7 @@ def stub(hook: str) -> str:
     """Return a program that runs one of our hooks, for a path that nodes without GPUs share with others."""
     return (
         "#!/bin/sh\n"
-        "# Written by `migbatch install`; not to be edited. Nodes without migbatch have no slices to make.\n"
+        "# Written by `migbatch install`; do not edit. Nodes without migbatch have no slices.\n"
         f"{_lost(hook)}\n[ -e {hook} ] || exit 0\nexec {hook}\n"
     )
 
@@ -101,7 +101,7 @@ def _lost(hook: str) -> str:
     """
     if PurePosixPath(hook).name != "prolog":
         return ""
-    advice = f"migbatch: {hook} is missing, so no job can get its MIG slice; run: migbatch install --role node --apply"
+    advice = f"migbatch: {hook} is missing, so jobs get no MIG slices; run: migbatch install --role node --apply"
     end = f"echo '{advice}' >&2; exit {exits.INSTALLATION}"
     return f'[ ! -e {hook} ] && [ -e {DRIVER} ] && case "${{SLURM_JOB_COMMENT-}}" in *"[mig:"*) {end};; esac'
 
@@ -112,7 +112,7 @@ def primary_program(python: str, socket: str, *, on: bool) -> str:
     It says so to migbatchd of its host, at the unix socket `socket`. Where that does not run nothing is to be said: it
     asks Slurm when it starts.
     """
-    state, event = ("on", "becomes the primary") if on else ("off", "is the primary no more")
+    state, event = ("on", "becomes the primary") if on else ("off", "is no longer the primary")
     return (
         f"#!{python} -ISB\n"
         f'"""Written by `migbatch install`; not to be edited. slurmctld runs it when it {event}."""\n'

@@ -68,7 +68,7 @@ def plan(
     rows = list(_nodes(conf, site.catalog.names, done))
     known = {name for _, _, names in rows for name in names}
     if strange := sorted(set(counts) - known):
-        done.problems.append(f"{conf.main} has no NodeName line of {fold(strange)}, which reported MIG GPUs")
+        done.problems.append(f"{conf.main} has no NodeName line for {fold(strange)}, which reported MIG GPUs")
     done.problems += _clashes(rows, counts)
     for line, values, names in rows:
         done.edits += _node_edit(conf, line, values, names, counts)
@@ -114,13 +114,13 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
                     yield setting.key
                 continue
             done.notes.append(
-                f"{_place(line)}: {setting.key}={token.value} is the site's own and stays; "
-                "`migbatch install --role node` puts ours beside it on each node"
+                f"{_place(line)}: {setting.key}={token.value} belongs to the site and is kept; `migbatch install "
+                "--role node` adds ours on each node"
             )
         elif setting.kind == "program" and token.value != setting.value:
             done.notes.append(
-                f"{_place(line)}: {setting.key}={token.value} is the site's own and stays; let it run {setting.value} "
-                "too, or migbatchd follows slurmctld some seconds later"
+                f"{_place(line)}: {setting.key}={token.value} belongs to the site and is kept; make it run "
+                "{setting.value} too, or migbatchd follows slurmctld with some seconds delay"
             )
         else:
             new = _merged(setting, token.value)
@@ -130,13 +130,11 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
     done.edits += [edit(conf, line, change) for line, change in changes.items()]
     if "runinjob" in conf.value("PrologFlags").lower():
         done.problems.append(
-            "PrologFlags has RunInJob: the Prolog would run inside the job's own device fence and could make no slice; "
-            "take it out"
+            "PrologFlags has RunInJob: the Prolog would run inside the job's cgroup and could not create slices; "
+            "remove it"
         )
     if conf.value("JobRequeue") == "0":
-        done.notes.append(
-            "JobRequeue=0: jobs whose slice could not be made cannot be put back into the queue by themselves"
-        )
+        done.notes.append("JobRequeue=0: jobs whose slice could not be created cannot be requeued")
 
 
 def _holds(line: Line, setting: Setting) -> bool:
@@ -178,9 +176,7 @@ def _select_type(conf: Conf, done: SlurmPlan) -> None:
     found = conf.setting("SelectType")
     if found and not found[1].value.lower().endswith("cons_tres"):
         line, token = found
-        done.problems.append(
-            f"{_place(line)}: SelectType={token.value} knows no GRES of parts of nodes; use select/cons_tres"
-        )
+        done.problems.append(f"{_place(line)}: SelectType={token.value} does not support GRES; use select/cons_tres")
 
 
 # --- nodes
@@ -200,8 +196,8 @@ def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[tuple[Line, di
             continue
         if listed & set(names):
             done.problems.append(
-                f"{_place(line)}: {fold(listed & set(names))} is the name of migbatch's catalog node; take this "
-                "line out, or name another in [cluster] catalog_nodes of migbatch.toml"
+                f"{_place(line)}: {fold(listed & set(names))} is the name of migbatch's catalog node; remove this "
+                "line, or set another in [cluster] catalog_nodes of migbatch.toml"
             )
             continue
         yield line, values, names
@@ -259,7 +255,7 @@ def _clashes(
     for line, values, names in rows:
         for feature in next((values[key] for key in _FEATURES if key in values), "").split(","):
             if feature in own and names != (own[feature],):
-                text = f"{feature} is what migbatch calls node {own[feature]} alone; give this feature another name"
+                text = f"{feature} is reserved by migbatch for node {own[feature]}; rename this feature"
                 yield f"{_place(line)}: {text}"
 
 
@@ -418,14 +414,14 @@ def _own_gres(conf: Conf, counts: Mapping[str, Mapping[str, int]], done: SlurmPl
         name = line.get("name")
         if name is not None and name.value == "mig":
             done.problems.append(
-                f"{_place(line)}: lines of Name=mig are migbatch's, in {INCLUDED_GRES}; take this one out"
+                f"{_place(line)}: lines with Name=mig belong to migbatch, in {INCLUDED_GRES}; remove this one"
             )
         detect = line.get("autodetect")
         nodes = line.get("nodename")
         if detect is None or detect.value.lower() == "off" or nodes is None:
             continue
         if hit := sorted(set(expand(nodes.value)) & set(counts)):
-            text = f"AutoDetect={detect.value} finds the slices of {fold(hit)} and drains the node when they change"
+            text = f"AutoDetect={detect.value} detects the slices of {fold(hit)} and drains the node when they change"
             done.problems.append(f"{_place(line)}: {text}; set it to off there, with a File= line for each GPU")
 
 
@@ -458,7 +454,7 @@ def _devices(
             continue
         if len(gpus) > 1:
             done.problems.append(
-                f"{_place(line)}: AutoDetect is switched off on MIG nodes; add a line for each kind of GPU of "
+                f"{_place(line)}: AutoDetect is disabled on MIG nodes; add a line for each type of GPU of "
                 f"{fold(members)} to {conf.main}: NodeName={fold(members)} Name=gpu Type=... File=/dev/nvidia..."
             )
             continue

@@ -81,7 +81,7 @@ def yaml_note(text: str, catalog: str) -> str:
     return (
         f"topology.yaml is not changed: add `- switch: {SWITCH}` with `nodes: {catalog}` to the switches of each tree, "
         f"and {SWITCH} to the children of its top switch; `- block: {SWITCH}` with the same nodes to the blocks of "
-        "each block topology; or jobs are refused while no node offers their profile"
+        "each block topology; otherwise jobs are refused unless a node offers their profile"
     )
 
 
@@ -99,15 +99,15 @@ def _switch(topology: Conf, units: list[_Unit], catalog: str, done: TopologyPlan
     if len(tops) > 1:
         done.edits.append(added(topology, line))
         done.notes.append(
-            f"{topology.main} has {len(tops)} switches that nothing connects: jobs over several nodes wait only where "
-            "there are as many catalog nodes ([cluster] catalog_nodes) as they have nodes"
+            f"{topology.main} has {len(tops)} unconnected top switches: multi-node jobs pend only if there are as "
+            "many catalog nodes ([cluster] catalog_nodes) as they have nodes"
         )
         return
     (top,) = tops
     key = "switches" if top.below else "nodes"
     token = top.line.get(key)
     if token is None:
-        done.problems.append(f"{topology.main}:{top.line.number}: the switch {top.name} has nothing below it")
+        done.problems.append(f"{topology.main}:{top.line.number}: the switch {top.name} is empty")
         return
     if top.below:
         done.edits += [edit(topology, top.line, {key: f"{token.value},{SWITCH}"}), added(topology, line)]
@@ -120,8 +120,8 @@ def _block(topology: Conf, catalog: str, count: int, version: tuple[int, int], d
     if version >= SHORT_BLOCKS or (sizes and count >= min(sizes)):
         done.edits.append(added(topology, f"BlockName={SWITCH} Nodes={catalog}"))
         return
-    needed = f"{min(sizes)} nodes, as BlockSizes says" if sizes else "as many nodes as a block has"
+    needed = f"{min(sizes)} nodes, as BlockSizes says" if sizes else "as many nodes as a block"
     done.notes.append(
-        f"{topology.main}: jobs over several nodes are refused while no node offers their profile, unless the catalog "
-        f"([cluster] catalog_nodes) has {needed}: Slurm of this release takes no smaller block"
+        f"{topology.main}: multi-node jobs are refused unless nodes offer their profile or the catalog ([cluster] "
+        f"catalog_nodes) has {needed}: this Slurm release accepts no smaller block"
     )

@@ -52,7 +52,7 @@ class UnknownProfile(KeyError):
         super().__init__(profile)
         names = ", ".join(info.profile.name for info in geometry.profiles) or "none"
         near = geometry.closest(profile)
-        hint = f"; the nearest is {near}" if near is not None else ""
+        hint = f"; the closest is {near}" if near is not None else ""
         self.message = f"{geometry.name} has no profile {profile}{hint}. Its profiles: {names}"
 
     def __str__(self) -> str:
@@ -101,10 +101,10 @@ class ProfileInfo(NamedTuple):
             placements = tuple(Placement(start, size) for start, size in row["placements"])
             profile = Profile.parse(row["profile"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise GeometryError(f"a profile's description is not understood: {error!r}") from None
+            raise GeometryError(f"cannot parse the description of a profile: {error!r}") from None
         for number in [*counts.values(), *(n for p in placements for n in p)]:
             if type(number) is not int or not 0 <= number < 1 << 31:
-                raise GeometryError(f"{profile}: {number!r} is no count")
+                raise GeometryError(f"{profile}: {number!r} is not a count")
         return cls(profile=profile, placements=placements, **counts)
 
 
@@ -222,7 +222,7 @@ class Geometry(Frozen):
             return str(UnknownProfile(slot.profile, self))
         if slot not in self._slots:
             places = ", ".join(str(p) for p in self.info(slot.profile).placements)
-            return f"{slot.profile} cannot lie at {slot.placement} on {self.name}, only at {places}"
+            return f"{slot.profile} cannot be placed at {slot.placement} on {self.name}, only at {places}"
         if layout.mask & slot.placement.mask:
             other = next(s for s in layout.slots if s.placement.overlaps(slot.placement))
             return f"{slot} overlaps {other}"
@@ -280,7 +280,7 @@ class Geometry(Frozen):
             rest.remove(everything)
             other = next((p for p in rest if p.suffix != "-me"), None)
             if other is not None:
-                return f"{everything} takes all media engines, so {other} cannot be beside it, only -me profiles"
+                return f"{everything} takes all media engines, so only -me profiles fit with it, not {other}"
         return ""
 
     # -- as a value --------------------------------------------------------------------------------------------

@@ -54,18 +54,18 @@ class Grant(Frozen):
         """Set up a grant; raises GrantError where the marker could not be read back."""
         listed = tuple([(Profile(*profile), count) for profile, count in parts])
         if guest and listed:
-            raise GrantError("a guest has no slices of its own")
+            raise GrantError("a guest does not have its own slices")
         if not guest and not 1 <= len(listed) <= MAX_PARTS:
             raise GrantError(f"a grant has 1 to {MAX_PARTS} different profiles, not {len(listed)}")
         for profile, count in listed:
             if not (1 <= profile.compute <= 99 and 0 <= profile.memory_gb <= 9999 and profile.suffix in SUFFIXES):
-                raise GrantError(f"{profile} is no profile")
+                raise GrantError(f"{profile} is not a profile")
             if type(count) is not int or not 1 <= count <= MAX_COUNT:
                 raise GrantError(f"{profile}: the count must be 1 to {MAX_COUNT}, not {count!r}")
         if len({profile for profile, _ in listed}) != len(listed):
             raise GrantError("a grant names each profile once")
         if not _DECISION.fullmatch(decision):
-            raise GrantError("a decision is named by at most 16 of 0-9 and a-z")
+            raise GrantError("a decision name has at most 16 characters of 0-9 and a-z")
         self._init(parts=listed, decision=decision, guest=guest)
 
     @property
@@ -106,7 +106,7 @@ class Grant(Frozen):
     def attach(self, comment: str) -> str:
         """Append this grant's marker to the comment; raises GrantError where it already holds one."""
         if MARKER_OPEN in comment:
-            raise GrantError(f"a comment must not hold {MARKER_OPEN!r}: the submit filter writes that itself")
+            raise GrantError(f"a comment must not contain {MARKER_OPEN!r}: it is reserved for the submit filter")
         return f"{comment} {self.marker}" if comment else self.marker
 
     def __eq__(self, other: object) -> bool:
@@ -136,7 +136,7 @@ def parse_comment(comment: bytes | str) -> Grant | None:
         return None
     match = _MARKER.match(raw, raw.find(_OPEN))
     if found > 1 or match is None:
-        raise GrantError("the job's comment holds a MIG marker that the submit filter did not write")
+        raise GrantError("the job's comment has a MIG marker that the submit filter did not write")
     decision = (match[2] or b"").decode("ascii")
     if match[1] == _GUEST:
         return Grant((), decision, guest=True)

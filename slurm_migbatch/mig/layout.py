@@ -32,7 +32,7 @@ class Slot(NamedTuple):
     def of(cls, profile: str, start: int, size: int) -> Slot:
         """Build one from plain values, as the wire form `["2g.20gb", 4, 2]` holds them; raises LayoutError."""
         if not (type(start) is int and type(size) is int and 0 <= start < 1000 and 1 <= size < 1000):
-            raise LayoutError(f"{start!r}:{size!r} is no placement: start must be 0 or more and size 1 or more")
+            raise LayoutError(f"{start!r}:{size!r} is not a placement: start must be 0 or more and size 1 or more")
         return cls(Profile.parse(profile), Placement(start, size))
 
     def __str__(self) -> str:

@@ -26,7 +26,9 @@ class Placement(NamedTuple):
         """Read `4:4`; raises PlacementError."""
         match = _TEXT.fullmatch(text)
         if match is None:
-            raise PlacementError(f"{text[:40]!a} is no placement: write start:size in memory slices, for example 4:4")
+            raise PlacementError(
+                f"{text[:40]!a} is not a placement: write start:size in memory slices, for example 4:4"
+            )
         return cls(int(match[1]), int(match[2]))
 
     @property

@@ -79,10 +79,12 @@ def _advice(text: str) -> str:
     low = text.strip().lower()
     if _SHORT.fullmatch(low):
         return (
-            f"{shown} names only part of a profile: write compute slices and memory, for example 1g.10gb or 3g.40gb "
+            f"{shown} is an incomplete profile: write compute slices and memory, for example 1g.10gb or 3g.40gb "
             "(a bare number with a g is read by Slurm as a count)"
         )
     part = _COMPUTE_PART.fullmatch(low)
     if part is not None and _NAME.fullmatch(part[1]):
-        return f"{shown} names a part of a GPU instance; ask for the whole instance: {part[1]}"
-    return f"{shown} is no MIG profile: write <compute slices>g.<memory>gb, for example 1g.10gb, 3g.40gb or 1g.10gb+me"
+        return f"{shown} is a part of a GPU instance; request the whole instance: {part[1]}"
+    return (
+        f"{shown} is not a MIG profile: write <compute slices>g.<memory>gb, for example 1g.10gb, 3g.40gb or 1g.10gb+me"
+    )

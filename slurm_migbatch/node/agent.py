@@ -83,7 +83,7 @@ class Agent:
             with locked(paths.lock, ["agent"], Deadline(0.5)):
                 self._serve(ready)
         except TooLate:
-            raise AgentError(f"another agent already serves {self._config.run_dir}") from None
+            raise AgentError(f"another agent already runs in {self._config.run_dir}") from None
         finally:
             paths.close()
             self._gpus.reset()
@@ -160,7 +160,7 @@ class Agent:
                     self._answer(executor, link)
                 except Exception:
                     # No answer: the hook then does the work itself and finds the reason there.
-                    log.exception("a hook could not be served")
+                    log.exception("a hook request failed")
                     if executor is not None:
                         executor.close()
                     executor = None
@@ -176,7 +176,7 @@ class Agent:
                 return
             request = self._read(link)
         except OSError as error:
-            log.warning("a hook's request did not arrive: %s", error)
+            log.warning("incomplete hook request: %s", error)
             return
         if not request:
             return  # `migbatch node status` only looks whether somebody answers
@@ -217,10 +217,10 @@ class Agent:
                 for line in done:
                     log.info("repaired: %s", line)
                 if unknown and unknown != known:
-                    log.warning("which runs are over cannot be told: %s", unknown)
+                    log.warning("cannot determine ended runs: %s", unknown)
                 known = unknown
                 if executor.maps.problem and executor.maps.problem != unmapped:
-                    log.warning("the job maps are not up to date: %s", executor.maps.problem)
+                    log.warning("job maps are outdated: %s", executor.maps.problem)
                 unmapped = executor.maps.problem
             except DriverError as error:
                 log.warning("the driver does not answer: %s", error)

@@ -115,7 +115,7 @@ class Allocator:
             repaired = True
         why = ""
         for _ in range(ATTEMPTS):
-            deadline.check(f"giving {env.run} its slices")
+            deadline.check(f"allocating slices to {env.run}")
             try:
                 claiming = self._claim_guest if grant.guest else self._claim
                 claims = claiming(env, grant, owner_id, excluded, lost, deadline)
@@ -127,7 +127,7 @@ class Allocator:
                 if lost:
                     raise Unsafe("; ".join(lost.values())) from None
                 tried = f"; {why}" if why else ""
-                raise Misfit(f"no place for {grant.gres} beside what is in use{tried}", str(full)) from None
+                raise Misfit(f"no free placement for {grant.gres}{tried}", str(full)) from None
             try:
                 return self._apply(env, owner_id, deadline, claims)
             except _Retry as again:
@@ -138,7 +138,7 @@ class Allocator:
                 self._gpus.reset()
                 for claim in claims:
                     lost[claim.gpu] = f"{claim.gpu}: {error}"
-        raise Misfit(f"no place for {grant.gres} after {ATTEMPTS} attempts; {why}", self.explain_misfit(grant))
+        raise Misfit(f"no free placement for {grant.gres} after {ATTEMPTS} attempts; {why}", self.explain_misfit(grant))
 
     def explain_misfit(self, grant: Grant) -> str:
         """Say what the plan offers of the grant and which slices are in use. Raises DriverError, JournalError."""
@@ -189,9 +189,7 @@ class Allocator:
                 claims = placement.choose_slots(views, grant.profiles, env.uid, self._config.warm_reuse, excluded)
                 if claims is None:
                     tried = ", ".join(f"{slot} on {gpu[:12]}" for gpu, slot in sorted(excluded))
-                    raise _NoFreeSlot(
-                        self._explain_misfit(grant, node_plan, gpus, f"Tried in vain: {tried}" if tried else "")
-                    )
+                    raise _NoFreeSlot(self._explain_misfit(grant, node_plan, gpus, f"Tried: {tried}" if tried else ""))
                 self._write_claims(env, grant, owner_id, claims)
                 return claims
         except Overlap as error:
@@ -216,7 +214,7 @@ class Allocator:
             gpu = next((gpu for gpu in gpus if place is not None and gpu.uuid == place.gpu), None)
             if place is None or gpu is None:
                 raise Misfit(
-                    "this node's plan names no slice that it may share", self._explain_misfit(grant, node_plan, gpus)
+                    "this node's plan has no slice for it to share", self._explain_misfit(grant, node_plan, gpus)
                 )
             planned = place.slot in node_plan.slots.get(place.gpu, ())
             geometry = self._gpus.geometry(gpu)
@@ -331,10 +329,10 @@ class Allocator:
                 self._evict(gpus[claim.gpu], mig_slice, owner_id, existing[claim.gpu], deadline)
         rows = self._journal.slices("owner=? AND state='intent'", (owner_id,))
         if len(rows) != len(claims):
-            raise _Retry(None, "a slice that was idle when it was chosen proved to be gone")
+            raise _Retry(None, "the chosen idle slice no longer exists")
         done: list[JournalSlice] = []
         for row in sorted(rows, key=lambda row: row.ordinal or 0):
-            deadline.check(f"making {row.slot}")
+            deadline.check(f"creating {row.slot}")
             gpu = gpus[row.gpu]
             if row.beside is not None:
                 done.append(self._join(gpu, row, existing[row.gpu]))
@@ -399,7 +397,7 @@ class Allocator:
                 if row is not None and row.state == "idle":
                     row = self._journal.put(row._replace(state="evict", owner=owner_id))
         if row is not None and row.state != "evict":
-            raise _Retry(None, f"{mig_slice} was to be destroyed and is {row.state} now")
+            raise _Retry(None, f"{mig_slice} was to be destroyed but is now {row.state}")
         return row
 
     def _current_row(self, mig_slice: JournalSlice) -> JournalSlice | None:
@@ -412,11 +410,11 @@ class Allocator:
     def _warm(self, gpu: Gpu, row: JournalSlice, existing: dict[Slot, Instance]) -> Instance:
         instance = existing.get(row.slot)
         if instance is None or instance.mig_uuid is None or instance.mig_uuid != row.mig_uuid:
-            raise _Retry(None, f"{row} is not what the journal says")
+            raise _Retry(None, f"{row} does not match the journal")
         pids = gpu.processes(instance)
         if pids:
             self._repairer.park(row, f"in use by process {', '.join(map(str, pids[:4]))}")
-            raise _Retry(None, f"processes still live on {row}")
+            raise _Retry(None, f"processes still use {row}")
         return instance
 
     def _join(self, gpu: Gpu, row: JournalSlice, existing: dict[Slot, Instance]) -> JournalSlice:
@@ -424,7 +422,7 @@ class Allocator:
         instance = existing.get(row.slot)
         if instance is None or instance.mig_uuid != row.mig_uuid:
             self._repairer.gpu(gpu, Deadline(GRACE_S), have_lock=True)
-            raise _Retry(None, f"{row} is not what the journal says")
+            raise _Retry(None, f"{row} does not match the journal")
         return row
 
     def _make(self, gpu: Gpu, row: JournalSlice) -> Instance:
@@ -487,7 +485,7 @@ class Allocator:
             return row
         rows = self._journal.slices("owner=? AND state='intent' AND ordinal IS ?", (owner_id, row.ordinal))
         if not rows:
-            raise _Retry(None, f"{row} was to be shared and is gone")
+            raise _Retry(None, f"{row} was to be shared but no longer exists")
         return rows[0]
 
     def _sharing_fields(self, held: Sequence[JournalSlice]) -> dict[str, list[int]]:
@@ -503,7 +501,7 @@ class Allocator:
 
 
 def _impossible(error: Exception) -> Exception:
-    return JournalError(f"the choice of places was wrong: {error}")
+    return JournalError(f"invalid choice of placements: {error}")
 
 
 __all__ = ["AllocatedSlices", "Allocator", "CapsError", "Misfit", "Unsafe"]

@@ -154,9 +154,9 @@ class MungeSigner:
             self._free(text)
             self._lib.munge_ctx_destroy(context)
         if not hmac.compare_digest(held, digest):
-            raise AuthError("the credential belongs to another message")
+            raise AuthError("the credential is for another message")
         if self._uids is not None and uid.value not in self._uids:
-            raise AuthError(f"uid {uid.value} may not speak here")
+            raise AuthError(f"uid {uid.value} is not authorized")
         return PeerIdentity(uid.value, host)
 
     def _context(self) -> ctypes.c_void_p:
@@ -236,10 +236,10 @@ class TokenSigner:
         head, _, mac = _bounded(credential).decode("ascii").rpartition(":")
         fields = head.split(":")
         if len(fields) != 3 or fields[2] != node or not hmac.compare_digest(mac, self._mac(head, payload, node)):
-            raise AuthError(f"the credential was not made with the token of {node} for this message")
+            raise AuthError(f"the credential does not match the token of {node} and this message")
         now = time.time()
         if abs(now - int(fields[0])) > TOKEN_LIFETIME_S:
-            raise AuthError("the credential has expired: do the clocks of node and controller agree?")
+            raise AuthError("the credential has expired: check that the clocks of node and controller agree")
         with self._lock:
             self._seen = {nonce: until for nonce, until in self._seen.items() if until > now}
             if fields[1] in self._seen:
@@ -251,7 +251,7 @@ class TokenSigner:
         if self._own is None:
             return node_key(self._secret, node)
         if self._own[0] != node:
-            raise AuthError(f"{self._path} holds the key of node {self._own[0]}, which is of no use for {node}")
+            raise AuthError(f"{self._path} has the key of node {self._own[0]}, not of {node}")
         return self._own[1]
 
     def _mac(self, head: str, payload: bytes, node: str) -> str:
@@ -263,7 +263,7 @@ def _own_key(path: str, text: bytes) -> tuple[str, bytes]:
         _, node, key = text.decode("ascii").split()
         return node, bytes.fromhex(key)
     except ValueError:
-        raise AuthError(f"{path} holds no node's key: write it anew with `migbatch node key NODE`") from None
+        raise AuthError(f"{path} has no node key: create it with `migbatch node key NODE`") from None
 
 
 def _bounded(credential: str) -> bytes:

@@ -39,7 +39,7 @@ def prepare(
     for gpu in executor.gpus.listed():
         steps.append(_mode(config, gpu, reset, nvidia_smi))
     if not steps:
-        steps.append(BootStep("no GPU here is managed: check the driver and Gpus= in node.conf", False))
+        steps.append(BootStep("no managed GPU on this node: check the driver and Gpus= in node.conf", False))
     executor.gpus.reset()  # minors and handles may be others after a change of mode
     steps += [BootStep(line) for line in executor.repairer.all(Deadline(REPAIR_TIME_S))]
     with executor.journal.write():
@@ -47,16 +47,16 @@ def prepare(
     if not tmpfs.is_mounted(executor.paths.progress):
         steps.append(
             BootStep(
-                f"nothing can be mounted on {config.progress_path}, so jobs have no MIGBATCH_PROGRESS: run this as "
-                "root of the machine, in the mount namespace of slurmd"
+                f"cannot mount a tmpfs on {config.progress_path}, so jobs have no MIGBATCH_PROGRESS: run this as "
+                "root, in the mount namespace of slurmd"
             )
         )
     helper = caps.helper_is_setuid()
     if helper:
         steps.append(
             BootStep(
-                f"{helper} is setuid: a user can have it open the devices of others' slices; all nodes that CUDA needs "
-                f"exist once this command has run and nvidia-persistenced is up, so run: chmod u-s {helper}"
+                f"{helper} is setuid: a user can make it open devices of other users' slices; CUDA does not need it "
+                f"once this command has run and nvidia-persistenced is up, so run: chmod u-s {helper}"
             )
         )
     return steps
@@ -80,9 +80,9 @@ def _mode(config: NodeConfig, gpu: Gpu, reset: bool, nvidia_smi: str) -> BootSte
     if done is Activation.DONE:
         return BootStep(f"{gpu.uuid} ({gpu.name}): MIG switched on")
     advice = {
-        Activation.RESET_REQUIRED: "MIG will be on after a reset of the GPU: stop what uses it, then run "
+        Activation.RESET_REQUIRED: "MIG will be on after a GPU reset: stop its processes, then run "
         f"nvidia-smi --gpu-reset -i {gpu.uuid}, or migbatch node init --reset, or reboot",
-        Activation.IN_USE: "MIG cannot be switched while something uses the GPU (persistence daemon, DCGM, a display)",
+        Activation.IN_USE: "MIG mode cannot be changed while the GPU is in use (persistence daemon, DCGM, a display)",
     }
     return BootStep(f"{gpu.uuid} ({gpu.name}): {advice.get(done, 'the driver refused to switch MIG on')}", False)
 

@@ -103,7 +103,7 @@ class Caps:
         except OSError as error:
             raise CapsError(f"{path}: {error.strerror}") from error
         except (KeyError, ValueError) as error:
-            raise CapsError(f"{path} has a form that this release does not know") from error
+            raise CapsError(f"{path} has a format that this release does not support") from error
 
     def _claim(self, path: str) -> int:
         access = self.read(path)

@@ -81,7 +81,7 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes]) -> tuple[int, str]:
     if b"SLURM_JOB_COMMENT" in kept:
         kept[b"SLURM_JOB_COMMENT"] = _comment(environ)
     if posix.geteuid() != 0:
-        return exits.CONTEXT, f"{hook} must be run by root; slurmd runs it where SlurmdUser=root"
+        return exits.CONTEXT, f"{hook} must be run by root; set SlurmdUser=root"
     try:
         node = conf.node_name(kept)
         settings = conf.read(f"{etc}/{conf.NAME}", node)
@@ -137,7 +137,7 @@ def decode(reply: bytes) -> tuple[int, str]:
     """Decode the exit code and line of a reply. Raises ValueError."""
     head, newline, line = reply.partition(b"\n")
     if not newline or not head.isdigit() or len(head) > 3 or not 0 <= int(head) <= 255:
-        raise ValueError("the answer is cut off")
+        raise ValueError("the answer is truncated")
     return int(head), line.decode("utf-8", "backslashreplace").strip()
 
 
@@ -151,7 +151,7 @@ def ask(path: str, hook: str, environ: dict[bytes, bytes], wait: float) -> tuple
         link.connect(path)
         peer = link.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
         if int.from_bytes(peer[4:8], sys.byteorder) != 0:
-            raise ValueError("the socket is served by somebody else than root")
+            raise ValueError("the socket is not served by root")
         link.sendall(encode(hook, environ))
         reply = b""
         while True:

@@ -45,10 +45,10 @@ def node_name(environ: dict[bytes, bytes]) -> str:
     """
     name = environ.get(b"SLURMD_NODENAME", b"").decode("ascii", "replace") or posix.uname().nodename.partition(".")[0]
     if not 1 <= len(name) <= 64 or name.strip(".") != name:
-        raise ConfError("the node's name is empty, too long or odd")
+        raise ConfError("the node name is empty, too long or invalid")
     for letter in name:
         if not ("a" <= letter <= "z" or "A" <= letter <= "Z" or "0" <= letter <= "9" or letter in "._-"):
-            raise ConfError("the node's name holds characters that no node name has")
+            raise ConfError("the node name has invalid characters")
     return name
 
 
@@ -70,7 +70,7 @@ def read(path: str, node: str, *, trusted: bool = True) -> dict[str, str]:
     finally:
         posix.close(handle)
     if len(raw) > MAX_BYTES:
-        raise ConfError(f"{path} is larger than {MAX_BYTES} bytes; that is no node.conf")
+        raise ConfError(f"{path} is larger than {MAX_BYTES} bytes, too large for a node.conf")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:

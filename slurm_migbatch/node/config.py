@@ -75,7 +75,7 @@ def load(etc: str, node: str, *, trusted: bool = True) -> NodeConfig:
     for key, text in settings.items():
         entry = _KEYS.get(key)
         if entry is None:
-            raise ConfError(f"{path} line {_line_of(path, key)}: unknown key {key}; known are {', '.join(_KEYS)}")
+            raise ConfError(f"{path} line {_line_of(path, key)}: unknown key {key}; known keys are {', '.join(_KEYS)}")
         name, read = entry
         try:
             values[name] = read(text)

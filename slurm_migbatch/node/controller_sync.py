@@ -88,7 +88,7 @@ class ControllerSync:
                 if self._stopping.is_set():
                     return
                 if not quiet:
-                    log.warning("%s: %s; will be tried again", name, error)
+                    log.warning("%s: %s; will retry", name, error)
                 quiet = True
                 self._stopping.wait(pause * random.uniform(0.7, 1.3))  # noqa: S311
                 pause = min(pause * 2, longest)
@@ -153,7 +153,7 @@ class ControllerSync:
         }
         answer = json.loads(self._controller().post("/node/v1/events", message))
         if not isinstance(answer, dict) or type(answer.get("acked")) is not int:
-            raise ControllerError("the controller's answer to events names no number")
+            raise ControllerError("the controller's answer to events has no number")
         self._hello_due = time.monotonic() + HELLO_EVERY_S
         stored, database = answer["acked"], str(answer.get("database", ""))
         if answer.get("told") is False and time.monotonic() >= self._state_due:
@@ -167,7 +167,7 @@ class ControllerSync:
         if found is None:
             journal.acknowledge(stored, database)
             return
-        log.info("the controller does not know what this node holds; it is told everything")
+        log.info("the controller has no state of this node; sending everything")
         journal.spool_state(lambda: self._state(journal, found), stored, database)
         self._last_inventory = json.dumps(found, sort_keys=True)
         self._state_due = time.monotonic() + STATE_EVERY_S
@@ -189,7 +189,7 @@ class ControllerSync:
         try:
             return inventory.inventory(self._gpus)
         except DriverError as error:
-            log.warning("the GPUs cannot be listed: %s", error)  # events go on all the same
+            log.warning("cannot list the GPUs: %s", error)  # events go on all the same
             return None
 
     # -- findings ------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class ControllerSync:
         raw = self._controller().post("/node/v1/plan", message, patience=self._config.plan_wait)
         answer = json.loads(raw)
         if not isinstance(answer, dict) or type(answer.get("version")) is not int:
-            raise ControllerError("the controller's answer is no plan")
+            raise ControllerError("the controller's answer is not a plan")
         if "gpus" not in answer or answer["version"] == have:
             self._stopping.wait(0.05)  # an answer at once, over and over, must not become a busy loop
             return have

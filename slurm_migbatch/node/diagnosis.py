@@ -64,10 +64,10 @@ def explain_misfit(
 
 def _describe_plan(grant: Grant, plan: CachedPlan, taken: Mapping[GpuLabel, Sequence[JournalSlice]]) -> str:
     if not plan.version:
-        return "the controller has told this node no plan"
+        return "this node has no plan from the controller"
     if grant.guest:
         places = [f"job {job} beside job {s.host[0]} on {s.slot} of {s.gpu[:12]}" for job, s in plan.guests.items()]
-        return f"plan {plan.version} has as guests {', '.join(places) if places else 'nobody'}"
+        return f"plan {plan.version} has these guests: {', '.join(places) if places else 'none'}"
     found = []
     for profile in dict.fromkeys(grant.profiles):
         slots = []
@@ -82,7 +82,7 @@ def _describe_plan(grant: Grant, plan: CachedPlan, taken: Mapping[GpuLabel, Sequ
         found.append(f"{profile} at {', '.join(slots)}" if slots else f"no {profile}")
     text = f"plan {plan.version} has {' and '.join(found)}"
     if any(part.startswith("no ") for part in found):
-        text += ", so Slurm had other counts than the controller's: after a restart, a reconfigure, or by hand"
+        text += ", so Slurm had other counts than the controller: after a restart, a reconfigure, or a manual update"
     return text
 
 
@@ -94,14 +94,14 @@ def _describe_row(
     if user:
         job += f" of {user}"
     if row.state == "intent":
-        text = f"{row.slot} being made for {job}"
+        text = f"{row.slot} being created for {job}"
     elif row.state == "held":
         text = f"{row.slot} by {job}" + (" as a guest" if row.beside is not None else "")
     elif row.state == "evict":
         return f"{row.slot} being destroyed"
     else:
-        return f"{row.slot} {row.reason}" if row.state == "foreign" else f"{row.slot} out of use ({row.reason})"
-    return text if not planned or row.slot in planned else text + " beside the plan"
+        return f"{row.slot} {row.reason}" if row.state == "foreign" else f"{row.slot} disabled ({row.reason})"
+    return text if not planned or row.slot in planned else text + " outside the plan"
 
 
 def _placement_key(row: JournalSlice) -> tuple[int, int]:

@@ -128,12 +128,12 @@ class Executor:
                 raise
             except TooLate as error:
                 if env.hook == "epilog":
-                    return exits.OK, f"{env.run}: {error}; the agent or the next hook finishes the release"
+                    return exits.OK, f"{env.run}: {error}; the agent or the next hook completes the release"
                 return self._send_back(env, str(error), deadline, owner_id)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
                 if env.hook == "epilog":
-                    return exits.OK, f"{env.run}: {why}; the agent or the next hook finishes the release"
+                    return exits.OK, f"{env.run}: {why}; the agent or the next hook completes the release"
                 return self._trouble(env, why, deadline, owner_id)
 
     def _prolog(self, env: HookEnv, owner_id: str, deadline: Deadline) -> Outcome:
@@ -148,7 +148,7 @@ class Executor:
         self._release_earlier(env, owner_id, ("running", "ending"))
         known = self._journal_run(env)
         if known is not None and known.state == "running" and self._whole(known):
-            return exits.OK, f"{env.run}: has its slices already{self._map_jobs()}"
+            return exits.OK, f"{env.run}: already has its slices{self._map_jobs()}"
         try:
             allocation = self._allocator.allocate(env, grant, owner_id, deadline)
         except Misfit as error:
@@ -217,7 +217,7 @@ class Executor:
             try:
                 self.repairer.all(deadline, retry=False)
             except DriverError as error:
-                return exits.OK, f"{env.run}: interrupted start not undone yet: {error}"
+                return exits.OK, f"{env.run}: interrupted start not yet undone: {error}"
         # What a refused run left stays (see TOMBSTONE_S) until it is old or the next run has started.
         refused = [run for run in runs if run.state == "misfit"]
         runs = [run for run in runs if run.state not in ("starting", "misfit")]
@@ -234,7 +234,7 @@ class Executor:
                 self.repairer.noted(note)
         if not runs and not interrupted:
             return exits.OK, ""
-        parked = f"; parked {'; '.join(problems)}" if problems else ""
+        parked = f"; set aside {'; '.join(problems)}" if problems else ""
         return exits.OK, f"{env.run}: released{parked}{self._unmapped()}"
 
     # -- when it does not work -----------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Executor:
             if untold:
                 return exits.INTERNAL, f"{env.run}: would run without a slice: {untold}; {error}; {full}"
             return exits.OK, f"{env.run}: cannot be requeued ({error}), so its tasks will fail; {full}"
-        return exits.OK, f"{env.run}: sent back to the queue; {full}"
+        return exits.OK, f"{env.run}: requeued; {full}"
 
     def _explain_misfit(self, env: HookEnv) -> str:
         """Explain what is in use, for a run that failed for another reason; empty where that cannot be read."""

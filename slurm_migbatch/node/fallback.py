@@ -79,5 +79,5 @@ def inside_job(job: int) -> str:
     except OSError:
         return ""
     if f"/job_{job}/" in text:
-        return "slurm.conf sets PrologFlags=RunInJob; migbatch needs its Prolog outside the job: remove RunInJob"
+        return "slurm.conf sets PrologFlags=RunInJob; migbatch needs its Prolog to run outside the job: remove RunInJob"
     return ""

@@ -49,5 +49,5 @@ def tell(client: ControllerClient, node: str, findings: Iterable[Finding]) -> fl
     try:
         now = float(json.loads(body)["now"])
     except (ValueError, KeyError, TypeError):
-        raise ControllerError("the controller's answer to findings names no time") from None
+        raise ControllerError("the controller's answer to findings has no time") from None
     return (before + after) / 2 - now

@@ -37,7 +37,7 @@ def _confirmed(config: NodeConfig, env: HookEnv, grant: Grant, deadline: Deadlin
     try:
         found = scontrol.granted(config, env.job, deadline.remaining)
     except scontrol.ScontrolError as error:
-        raise GrantError(f"the job was changed, and what it has now cannot be found out: {error}") from None
+        raise GrantError(f"the job was updated, and its current slices cannot be determined: {error}") from None
     if found is None:
-        raise GrantError("the job was changed, and has no slices now")
+        raise GrantError("the job was updated and has no slices now")
     return Grant(found.parts, grant.decision)

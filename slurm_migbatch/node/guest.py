@@ -46,18 +46,20 @@ def verdict(
         return (
             Verdict(GuestAction.ALONE)
             if planned
-            else Verdict(GuestAction.NO, f"job {job} has left, and so has its slot the plan")
+            else Verdict(GuestAction.NO, f"job {job} has ended, and its slot is no longer in the plan")
         )
     host = next((row for row in overlapping if row.slot == place.slot and (row.job, row.restart) == place.host), None)
     if host is None or host.beside is not None:
         return Verdict(
-            GuestAction.NO, f"the slot is not held by job {job} run {restart}, with which it was to be shared"
+            GuestAction.NO, f"the slot is not held by job {job} run {restart}, with which it should be shared"
         )
     if host.state == "held" and host.uid != uid:
-        return Verdict(GuestAction.NO, f"job {job} is another user's, and only jobs of one user may share a slice")
+        return Verdict(
+            GuestAction.NO, f"job {job} belongs to another user, and only jobs of one user can share a slice"
+        )
     run = runs.get(place.host)
     if host.state != "held" or run is None or run.state != "running":
         return Verdict(GuestAction.WAIT, f"job {job} is starting or ending")
     if any(row.beside == host.id for row in overlapping):
-        return Verdict(GuestAction.NO, f"two jobs share the slice of job {job} already")
+        return Verdict(GuestAction.NO, f"two jobs already share the slice of job {job}")
     return Verdict(GuestAction.JOIN, host=host)

@@ -49,9 +49,9 @@ class HookEnv(NamedTuple):
         """Check the environment of `hook` (`prolog` or `epilog`). Raises HookEnvError."""
         context = environ.get(b"SLURM_SCRIPT_CONTEXT")
         if hook not in _CONTEXTS:
-            raise HookEnvError(f"there is no hook {hook[:20]!a}")
+            raise HookEnvError(f"unknown hook {hook[:20]!a}")
         if context is not None and context != _CONTEXTS[hook]:
-            raise HookEnvError(f"this is the {hook} of slurmd, but it was started as {context[:40]!a}")
+            raise HookEnvError(f"this is slurmd's {hook}, but it was started as {context[:40]!a}")
         job = _number(environ, b"SLURM_JOB_ID", _ID, MAX_JOB)
         uid = _number(environ, b"SLURM_JOB_UID", _ID, MAX_UID)
         if not job or uid is None:
@@ -81,7 +81,7 @@ def _number(environ: Mapping[bytes, bytes], key: bytes, form: re.Pattern[bytes],
     if text is None:
         return None
     if not form.fullmatch(text) or int(text) > most:
-        raise HookEnvError(f"{key.decode()} is no number that Slurm gives: {text[:20]!a}")
+        raise HookEnvError(f"{key.decode()} is not a valid number: {text[:20]!a}")
     return int(text)
 
 

@@ -53,50 +53,50 @@ main({arguments})
 '''
 
 HOOKS = {
-    "prolog": ("client", '"prolog", ETC', "Prolog of slurmd: gives a job its MIG slices."),
-    "epilog": ("client", '"epilog", ETC', "Epilog of slurmd: takes a job's MIG slices back."),
-    "task_prolog": ("task_prolog", "ETC", "TaskProlog: tells each task which MIG slices are its own."),
+    "prolog": ("client", '"prolog", ETC', "Prolog of slurmd: allocates a job's MIG slices."),
+    "epilog": ("client", '"epilog", ETC', "Epilog of slurmd: releases a job's MIG slices."),
+    "task_prolog": ("task_prolog", "ETC", "TaskProlog: passes its MIG slices to each task."),
 }
 
 DEFAULT_CONF = """\
 # Settings of migbatch on this node. Key=Value; %n is the node's name in Slurm. These are the defaults.
 #StateDir=/var/lib/migbatch/%n
 #RunDir=/run/migbatch/%n
-# A tmpfs is mounted here for what jobs report of themselves.
+# Mount point of the tmpfs for progress reports of jobs.
 #ProgressDir=/run/migbatch/%n/progress
-# Of two controllers both, separated by a comma: http://ctl1:6830,http://ctl2:6830
+# With two controllers both, separated by a comma: http://ctl1:6830,http://ctl2:6830
 #Controller=http://controller:6830
 #Auth=munge
-# With Auth=token: what `migbatch node key NODE` prints on the controller, for root only (0600).
+# With Auth=token: the output of `migbatch node key NODE` on the controller, readable by root only (0600).
 #TokenFile=/etc/migbatch/token
 #Gpus=all
-# Whose idle instances are used as they are: same-user, any or never. Others are made anew.
+# Whose idle instances are reused: same-user, any or never. Others are recreated.
 #WarmReuse=same-user
-# Look for processes that have the devices of another user's slice open, and log them.
+# Detect and log processes that have the devices of another user's slice open.
 #CheckOpenFiles=yes
 #OnError=requeue
 #HookDeadline=30
 #ScontrolPath=/usr/bin/scontrol
-# Seconds between two checks of what is not in order here, for `migbatch doctor --nodes`; 0: none.
+# Seconds between two checks of this node for `migbatch doctor --nodes`; 0: none.
 #CheckEvery=60
 #SampleEvery=15
 #ProgressEvery=120
-# Partitions in which CUDA is told where to look for a control daemon of MPS, for slices that two jobs share (none).
+# Partitions in which CUDA gets the directory of an MPS control daemon, for slices that two jobs share (none).
 #MpsPartitions=
 #MpsDir=/tmp
-# Share of a slice that one process may use then, in percent; 0 leaves it to CUDA.
+# Share of a slice that one process may use with MPS, in percent; 0 leaves it to CUDA.
 #MpsPercent=0
-# Which job has which slice, in files for GPU exporters: dcgm-exporter (--hpc-job-mapping-dir) and jobstats
-# (/run/gpustat). Directories of root in the file system of RunDir; empty: none.
+# Mappings from slices to jobs for GPU exporters: dcgm-exporter (--hpc-job-mapping-dir) and jobstats
+# (/run/gpustat). Directories owned by root in the file system of RunDir; empty: none.
 #JobMapDir=
 #GpustatDir=
 """
 
 
 _UNIT = """\
-# Written by migbatch. `node init` sets MIG mode and clears away what an interrupted hook or a reboot left, before
-# slurmd takes jobs; the agent then keeps the driver's library and the journal open, so that hooks are quick. Hooks do
-# their work without it too: stopping or restarting it harms no job.
+# Written by migbatch. `node init` sets MIG mode and cleans up after interrupted hooks and reboots, before slurmd
+# accepts jobs; the agent then keeps the driver library and the journal open to make hooks fast. Hooks also work
+# without it: stopping or restarting it does not affect jobs.
 [Unit]
 Description=migbatch node agent (dynamic MIG for Slurm)
 After=network-online.target munge.service nvidia-persistenced.service
@@ -104,26 +104,26 @@ Wants=network-online.target
 Before=slurmd.service
 
 [Service]
-# `systemd-analyze security` asks for more than this work allows:
-# - No PrivateMounts=, nor what brings it (PrivateTmp=, ProtectSystem=, ProtectHome=, ProtectProc=, ProtectKernelLogs=,
-#   ProtectKernelModules=, ProtectKernelTunables=, ProtectControlGroups=): jobs must see the tmpfs that is mounted for
-#   their reports.
-# - No PrivateDevices=, DeviceAllow= or ProtectClock=: the driver makes devices of instances while this runs.
-# - No User=: NVML cuts GPUs for root alone.
-# - No PrivateNetwork= or IPAddressDeny=: migbatchd is asked over the network. No PrivateUsers=: jobs have uids.
+# Hardening suggested by `systemd-analyze security` that cannot be used:
+# - No PrivateMounts=, nor settings that imply it (PrivateTmp=, ProtectSystem=, ProtectHome=, ProtectProc=,
+#   ProtectKernelLogs=, ProtectKernelModules=, ProtectKernelTunables=, ProtectControlGroups=): jobs must see the tmpfs
+#   for their progress reports.
+# - No PrivateDevices=, DeviceAllow= or ProtectClock=: the driver creates device files of instances at run time.
+# - No User=: NVML allows MIG changes for root only.
+# - No PrivateNetwork= or IPAddressDeny=: migbatchd is reached over the network. No PrivateUsers=: jobs have uids.
 # - No MemoryDenyWriteExecute=: pynvml calls the driver through libffi, and the driver's library is NVIDIA's.
 Type=notify
 ExecStartPre={program} node init --etc {etc}
 ExecStart={program} node agent --etc {etc}
 Restart=always
 RestartSec=1
-# Setting MIG mode resets GPUs, which takes long on a node with many.
+# Setting MIG mode resets GPUs, which is slow on a node with many.
 TimeoutStartSec=300
 StateDirectory=migbatch
 UMask=0077
 NoNewPrivileges=yes
-# SYS_ADMIN: NVML's MIG calls, and the tmpfs. SYS_PTRACE: who has a slice's devices open. MKNOD, SYS_MODULE and
-# SYS_RAWIO: nvidia-modprobe and the driver, where nothing has loaded it yet. The rest: devices that are a job's user's.
+# SYS_ADMIN: NVML's MIG calls, and the tmpfs. SYS_PTRACE: find processes that have a slice's devices open. MKNOD,
+# SYS_MODULE and SYS_RAWIO: nvidia-modprobe and the driver, if not loaded yet. The rest: devices owned by a job's user.
 CapabilityBoundingSet=CAP_SYS_ADMIN CAP_SYS_PTRACE CAP_MKNOD CAP_SYS_MODULE CAP_SYS_RAWIO
 CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_KILL
 LockPersonality=yes
@@ -134,7 +134,7 @@ RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
 SystemCallArchitectures=native
 SystemCallFilter=@system-service @mount @module @raw-io
 SystemCallErrorNumber=EPERM
-# Its own processes only: what a hook does on its own must not end with the agent.
+# Kill only the agent: hooks that work on their own must survive it.
 KillMode=process
 
 [Install]
@@ -156,7 +156,7 @@ def example(hook: str) -> str:
     """Render one hook program for a virtual environment in DEFAULT_HOME, whatever its Python release."""
     release = "{sys.version_info[0]}.{sys.version_info[1]}"
     paths = f'(f"{DEFAULT_HOME}/lib/python{release}/site-packages",)'
-    note = f"For a virtual environment in {DEFAULT_HOME};\n`migbatch node install` writes it for any other."
+    note = f"For a virtual environment in {DEFAULT_HOME};\n`migbatch node install` writes it for others."
     return _render(hook, paths, DEFAULT_ETC, DEFAULT_PYTHON, f"{note}\n")
 
 
@@ -236,9 +236,9 @@ def install(dest: Path, etc: Path, python: str, task_python: str = "") -> Iterat
 def _interpreter(python: str) -> str:
     path = Path(python or sys.executable)
     if not path.is_absolute() or len(str(path)) > 100 or " " in str(path):
-        raise InstallError(f"{python}: name the interpreter by an absolute path of at most 100 characters, no spaces")
+        raise InstallError(f"{python}: use an absolute path of at most 100 characters without spaces")
     if not path.exists():
-        raise InstallError(f"there is no interpreter {python}")
+        raise InstallError(f"no such interpreter: {python}")
     return str(path)
 
 

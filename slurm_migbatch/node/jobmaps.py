@@ -145,7 +145,7 @@ def _opened(path: str, device: int) -> Iterator[int]:
     handle = paths.public(path)
     try:
         if os.fstat(handle).st_dev != device:
-            raise _JobMapError(f"{path} is not used: it must lie in the file system of RunDir, as /run does")
+            raise _JobMapError(f"{path} is not used: it must be in the file system of RunDir, such as /run")
         yield handle
     finally:
         os.close(handle)
@@ -161,7 +161,7 @@ def _names(path: str, handle: int) -> list[str]:
     with os.scandir(handle) as entries:
         names = [entry.name for entry in islice(entries, MOST_FILES + 1)]
     if len(names) > MOST_FILES:
-        raise _JobMapError(f"{path} has more than {MOST_FILES} entries; use a directory for job maps alone")
+        raise _JobMapError(f"{path} has more than {MOST_FILES} entries; use a directory for job maps only")
     return names
 
 

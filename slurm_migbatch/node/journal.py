@@ -74,7 +74,7 @@ _SHARING = (
         SELECT 1 FROM slices h WHERE h.id=NEW.beside AND h.beside IS NULL AND h.state IN ('held','lost')
         AND h.uid=NEW.uid AND h.gpu=NEW.gpu AND h.profile=NEW.profile AND h.start=NEW.start AND h.size=NEW.size)
         OR EXISTS (SELECT 1 FROM slices g WHERE g.beside=NEW.beside AND g.id IS NOT NEW.id))
-    BEGIN SELECT RAISE(ABORT, 'a slice is shared with its holder, and by one user only'); END""",
+    BEGIN SELECT RAISE(ABORT, 'a slice can only be shared by two jobs of one user'); END""",
     """CREATE TRIGGER slices_host BEFORE INSERT ON slices WHEN EXISTS (
         SELECT 1 FROM slices g WHERE g.beside=NEW.id AND (NEW.state NOT IN ('held','lost') OR g.uid IS NOT NEW.uid
         OR g.gpu<>NEW.gpu OR g.profile<>NEW.profile OR g.start<>NEW.start OR g.size<>NEW.size))
@@ -219,7 +219,7 @@ class Journal:
             self._db.execute("PRAGMA synchronous=FULL")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA_VERSION:
-                raise JournalError(f"{path} was written by a newer release (schema {version}); update this node")
+                raise JournalError(f"{path} was written by a newer release (schema {version}); upgrade this node")
             if not self._complete():
                 raise Corrupt(f"{path} is damaged: tables are missing")
             if version < SCHEMA_VERSION:

@@ -76,7 +76,7 @@ class Liveness:
             return []
         wait = PAUSE_S if pause is None else pause
         if deadline.remaining < wait:
-            raise LivenessError("there is no time left to query Slurm twice")
+            raise LivenessError("no time left to query Slurm twice")
         time.sleep(wait)
         return self.once(found, deadline)
 
@@ -103,10 +103,10 @@ class Liveness:
         except scontrol.ScontrolError as error:
             if error.stderr.endswith(UNKNOWN):
                 return None
-            raise LivenessError(f"slurmctld cannot be asked about job {job}: {error}") from None
+            raise LivenessError(f"cannot query slurmctld about job {job}: {error}") from None
         rows = [line.split() for line in text.splitlines() if line.strip()]
         if any(not 3 <= len(row) <= 4 or not row[0].isdigit() or not row[1].isdigit() for row in rows):
-            raise LivenessError(f"squeue's answer about job {job} has a form that this release does not know")
+            raise LivenessError(f"squeue's answer about job {job} has a format that this release does not support")
         own_rows = [row for row in rows if int(row[0]) == job]  # others are tasks of its array or parts of its het job
         if len(own_rows) != 1:
             raise LivenessError(f"squeue has {len(own_rows)} rows of job {job}")
@@ -115,7 +115,7 @@ class Liveness:
 
     def _expand(self, nodes: str, deadline: Deadline) -> tuple[str, ...]:
         if len(nodes) >= LONGEST_LIST:
-            raise LivenessError("squeue's list of nodes is cut off")
+            raise LivenessError("squeue's list of nodes is truncated")
         if not re.search(r"[\[,]", nodes):
             return (nodes,)
         from slurm_migbatch.node import scontrol
@@ -149,7 +149,7 @@ def steps(node: str, spool: str = "") -> set[int]:
     try:
         sockets = unix_sockets.bound()
     except OSError as error:
-        raise LivenessError(f"the kernel does not list unix sockets (unix_diag): {error.strerror}") from None
+        raise LivenessError(f"cannot list unix sockets (unix_diag): {error.strerror}") from None
     found = set()
     for path, uid in sockets:
         match = form.fullmatch(os.path.basename(path))
@@ -169,4 +169,4 @@ def _is_roots(path: str, uid: int | None) -> bool:
 
 def sentences(runs: Sequence[JournalRun]) -> list[str]:
     """Return the lines of `node status` for runs that are over."""
-    return [f"{run}: Slurm no longer has it here, and its Epilog has not released its slices" for run in runs]
+    return [f"{run}: it is no longer in Slurm on this node, but its Epilog has not released its slices" for run in runs]

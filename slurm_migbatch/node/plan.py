@@ -64,7 +64,7 @@ def parse(data: object) -> CachedPlan:
             for guest, (gpu, p, s, n, job, restart) in guests.items()
         }
     except (TypeError, ValueError, LayoutError, ProfileError, GrantError) as error:
-        raise PlanError(f"a plan with a bad slot or grant: {error}") from None
+        raise PlanError(f"a plan with an invalid slot or grant: {error}") from None
     known = {job: grant for job, grant in grants.items() if grant is not None}
     return CachedPlan(data["version"], slots, known, shared)
 

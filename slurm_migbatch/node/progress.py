@@ -161,7 +161,7 @@ class ProgressReport(NamedTuple):
 def make(directory: int, job: int, restart: int, uid: int) -> None:
     """Make an empty file for a run that begins, replacing one of an interrupted start. Raises OSError."""
     if not tmpfs.is_mounted(directory):
-        raise OSError(errno.EOPNOTSUPP, "there is no file system of its own for progress files")
+        raise OSError(errno.EOPNOTSUPP, "no separate file system for progress files")
     remove(directory, job, restart)
     name = f"{job}.{restart}"
     effects.point("progress make")
@@ -247,11 +247,11 @@ def _opened(directory: int, name: str, uid: int | None, flags: int) -> Iterator[
     path = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         if tmpfs.mount_id(path) != tmpfs.mount_id(directory):
-            raise ProgressError(f"progress file {name}: something is mounted over it")
+            raise ProgressError(f"progress file {name}: a file system is mounted over it")
         status = os.fstat(path)
         foreign = uid is not None and (status.st_uid != uid or status.st_nlink != 1)
         if foreign or not stat.S_ISREG(status.st_mode):
-            raise ProgressError(f"progress file {name} is not the one that was made for the run")
+            raise ProgressError(f"progress file {name} is not the one created for the run")
         handle = os.open(f"/proc/self/fd/{path}", flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     finally:
         os.close(path)

@@ -12,18 +12,18 @@ END = b"\0\0"
 def parse(request: bytes) -> HookEnv:
     """Parse the hook's environment from a request. Raises HookEnvError where it is not well formed."""
     if len(request) > MAX_REQUEST or not request.endswith(END):
-        raise HookEnvError("the request is cut off or too long")
+        raise HookEnvError("the request is truncated or too long")
     head, *fields = request[: -len(END)].split(b"\0")
     environ: dict[bytes, bytes] = {}
     for field in fields:
         key, equals, value = field.partition(b"=")
         if not equals or key not in ALLOWED or key in environ:
-            raise HookEnvError(f"the request holds {key[:40]!a}, which no hook sends")
+            raise HookEnvError(f"the request has the unknown field {key[:40]!a}")
         environ[key] = value
     try:
         hook = head.decode("ascii")
     except UnicodeDecodeError:
-        raise HookEnvError("the request names no hook") from None
+        raise HookEnvError("the request has no hook") from None
     return HookEnv.read(hook, environ)
 
 

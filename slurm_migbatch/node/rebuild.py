@@ -49,7 +49,7 @@ def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) 
             state = "running" if found.slices else "misfit"
             journal.put_run(JournalRun(found.job, found.restart, found.uid, "", "", "", "", state))
         journal.set_meta("built", "1")
-        text = f"the journal was damaged; the old one is kept as {aside}" if aside else "the journal was gone"
+        text = f"the journal was damaged; it is kept as {aside}" if aside else "the journal was missing"
         journal.event("fault", {"gpu": None, "what": text, "action": "rebuilt", "drain": False})
 
 
@@ -76,7 +76,7 @@ def _rows(
         ]
         return holders[0], holders[1:]
     if known or gpu.processes(instance) or uid != 0:
-        row = row._replace(state="zombie", uid=uid, reason="its owner is unknown since the journal was lost")
+        row = row._replace(state="zombie", uid=uid, reason="its owner is unknown because the journal was lost")
     return row, []
 
 

@@ -37,7 +37,7 @@ class Releaser:
             self._maps.sync(self._journal)  # while nobody else can have them
         closed = self._close(slices, {})
         if slices:
-            ended = "it was requeued and came back before this node could prepare for it"
+            ended = "it was requeued and restarted before this node was ready for it"
             handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), ended))
         else:
             handoff.remove(self._paths.job, run.job, run.restart)

@@ -83,7 +83,7 @@ def diagnose(
         return row.state in IN_FLIGHT and alive(row.owner)
 
     joining = [row for row in rows if row.beside is not None and row.state in IN_FLIGHT and not alive(row.owner)]
-    found = [Repair("leave", row, None, "whoever was to share it is gone") for row in joining]
+    found = [Repair("leave", row, None, "the run to share it has ended") for row in joining]
     rows = sorted((row for row in rows if row.beside is None), key=lambda row: (_ORDER[row.state], row.id or 0))
     by_slot = {instance.slot: instance for instance in instances}
     accounted: set[int] = set()
@@ -135,17 +135,17 @@ def _missing(row: JournalSlice) -> Repair | None:
 def _present(row: JournalSlice, instance: Instance, pids: Sequence[int], exposed: bool) -> Repair | None:
     """Return the repair for a row without a living owner whose instance the driver has."""
     if row.state == "lost":
-        return Repair("regain", row, instance, "the instance that its job holds is back")
+        return Repair("regain", row, instance, "the instance that its job holds exists again")
     if row.state == "held":
-        why = "its capability devices were not the job's user's alone"
+        why = "its capability devices were accessible to others than the job's user"
         return Repair("guard", row, instance, why) if exposed else None
     if row.state in IN_FLIGHT:
-        return Repair("undo", row, instance, "whoever was working on it is gone")
+        return Repair("undo", row, instance, "its owner process has ended")
     if row.state == "idle":
         return _idle(row, instance, pids, exposed)
     if pids:
         return None
-    return Repair("clear" if row.state == "zombie" else "release", row, instance, "nothing lives on it any more")
+    return Repair("clear" if row.state == "zombie" else "release", row, instance, "no process uses it any more")
 
 
 def _idle(row: JournalSlice, instance: Instance, pids: Sequence[int], exposed: bool) -> Repair | None:
@@ -154,19 +154,19 @@ def _idle(row: JournalSlice, instance: Instance, pids: Sequence[int], exposed: b
     if pids:
         return Repair("park", row, instance, _living(pids))
     if (row.gi, row.ci, row.mig_uuid) != (instance.gi_id, instance.ci_id, instance.mig_uuid):
-        return Repair("undo", row, instance, "it was made anew by somebody else")
+        return Repair("undo", row, instance, "it was recreated by another program")
     if exposed:
-        return Repair("guard", row, instance, "its capability devices were not root's alone")
+        return Repair("guard", row, instance, "its capability devices were accessible to others than root")
     return None
 
 
 def _unclaimed(instance: Instance, pids: Sequence[int]) -> Repair:
     """Return the repair for an instance that no row names."""
     if pids:
-        return Repair("respect", None, instance, f"made by hand; {_living(pids)}")
+        return Repair("respect", None, instance, f"created by hand; {_living(pids)}")
     if instance.ci_id is None:
-        return Repair("complete", None, instance, "it is nobody's and has no compute instance")
-    return Repair("adopt", None, instance, "it is nobody's and nothing runs on it")
+        return Repair("complete", None, instance, "it has no owner and no compute instance")
+    return Repair("adopt", None, instance, "it has no owner and no process")
 
 
 def _living(pids: Sequence[int]) -> str:
@@ -316,7 +316,7 @@ class Repairer:
             if event:
                 self._journal.event(event, {**idle.place, "elapsed_ms": 0, "adopted": True})
             if row.state == "foreign":
-                self._journal.event("cleared", {**idle.place, "reason": "nothing lives on it any more"})
+                self._journal.event("cleared", {**idle.place, "reason": "no process uses it any more"})
 
     def _discard(self, gpu: Gpu, row: JournalSlice, instance: Instance, why: str) -> None:
         """Destroy the instance and its row; park it where that does not work."""
@@ -349,7 +349,7 @@ class Repairer:
             if guest is not None and guest.state in IN_FLIGHT:
                 self._journal.leave(guest)  # its Prolog finds out and looks again
             self._journal.put(row._replace(state="lost", reason=why))
-            text = f"job {row.job} run {row.restart}: {row} is gone"
+            text = f"job {row.job} run {row.restart}: {row} no longer exists"
             if guest is not None and guest.state == "held":
                 self._journal.put(guest._replace(state="lost", reason=why))
                 text += f", and with it what job {guest.job} shared"
@@ -438,7 +438,7 @@ class Repairer:
         done = self._interrupted(dry=dry)
         for run in self._journal.runs("state='misfit'"):
             if not owner.alive(run.owner) and handoff.load(self._paths.job, run.job, run.restart) is None:
-                done.append(f"{run}: the hand-off that keeps its tasks from running is written again")
+                done.append(f"{run}: the hand-off that stops its tasks is rewritten")
                 if not dry:
                     self.refuse_again(run)
         for note in ending.abandoned(self._paths.run):
@@ -452,14 +452,14 @@ class Repairer:
             if owner.alive(run.owner):
                 continue
             if run.state == "ending":
-                done.append(f"{run}: its interrupted release is finished")
+                done.append(f"{run}: its interrupted release is completed")
                 if not dry:
                     self.finish(run)
                 continue
             slices = self._journal.slices("job=? AND restart=?", (run.job, run.restart))
             if any(row.state in IN_FLIGHT for row in slices):
                 continue  # its GPU could not be repaired yet
-            done.append(f"{run}: forgotten, its start was interrupted")
+            done.append(f"{run}: removed, its start was interrupted")
             if not dry:
                 self._forget_start(run)
         return done
@@ -474,7 +474,7 @@ class Repairer:
         """End the runs that an Epilog has noted as over; the run's lock must be held. The note goes with the last."""
         unfinished = "job=? AND restart<=? AND state IN ('starting','running','ending')"
         runs = [run for run in self._journal.runs(unfinished, note) if run.state == "running"]
-        done = [f"{run}: its interrupted Epilog is made up for" for run in runs]
+        done = [f"{run}: its interrupted Epilog is completed" for run in runs]
         if dry:
             return done
         try:
@@ -493,7 +493,7 @@ class Repairer:
         done = []
         for run in self._liveness.over(self._journal.runs("state='running'"), deadline):
             with suppress(TooLate), locked(self._paths.lock, [run_lock(run.job)], Deadline(0.0)):
-                done.append(f"{run}: released, Slurm no longer has it here")
+                done.append(f"{run}: released, it is no longer in Slurm on this node")
                 if not dry:
                     self._end([run], lambda: None)
         return done
@@ -514,7 +514,7 @@ class Repairer:
     def refuse_again(self, run: JournalRun) -> None:
         """Write a refused run's hand-off where whoever refused it did not get that far."""
         if handoff.load(self._paths.job, run.job, run.restart) is None:
-            why = "it was sent back to the queue"
+            why = "it was requeued"
             handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
 
     def strays(self, now: float, *, dry: bool = False) -> list[str]:
@@ -540,7 +540,7 @@ class Repairer:
             for run in old:
                 self.finish(run)
         return (
-            [f"job {found.job} run {found.restart}: its refusal is recorded" for found in refused]
+            [f"job {found.job} run {found.restart}: its misfit is recorded" for found in refused]
             + [f"job {job} run {restart}: old hand-off removed" for job, restart in strays]
             + [f"job {job} run {restart}: old progress file removed" for job, restart in silent]
         )
@@ -571,9 +571,9 @@ class Repairer:
                 continue
             if row.beside is not None and row.state == "held":
                 continue  # lost with the first holder's
-            done.append(f"{row}: its GPU is not there or has MIG off")
+            done.append(f"{row}: its GPU is missing or has MIG off")
             if not dry:
-                (self._lose if row.state == "held" else self._forget)(None, row, None, "its GPU is gone")
+                (self._lose if row.state == "held" else self._forget)(None, row, None, "its GPU no longer exists")
         return done
 
     def finish(self, run: JournalRun) -> list[str]:
@@ -621,7 +621,7 @@ def void_all(journal: Journal, paths: Paths) -> None:
     for job, restart in list(progress.listed(paths.progress)):
         progress.remove(paths.progress, job, restart)
     for run in runs.values():
-        why = "its node was started anew"
+        why = "its node was rebooted"
         handoff.write(paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
 
 

@@ -54,7 +54,7 @@ def granted(config: NodeConfig, job: int, timeout: float) -> Grant | None:
     rows = [line.split() for line in query(config, "squeue", asked, timeout).splitlines()]
     found = [row[1] for row in rows if len(row) == 2 and row[0] == str(job)]
     if len(found) != 1 or len(found[0]) >= LONGEST:
-        raise ScontrolError(f"squeue has {len(found)} rows that can be read of job {job}")
+        raise ScontrolError(f"squeue has {len(found)} valid rows of job {job}")
     return None if found[0] == "N/A" else grant_of(found[0])
 
 
@@ -66,7 +66,7 @@ def grant_of(gres: str) -> Grant | None:
         if parts[0] != "mig" or parts[1:2] == ["none"]:
             continue
         if len(parts) not in (2, 3) or not (parts[2:] or ["1"])[0].isdigit():
-            raise ScontrolError(f"the job's GRES {gres[:80]!a} names no profile")
+            raise ScontrolError(f"the job's GRES {gres[:80]!a} has no profile")
         try:
             profile = Profile.parse(parts[1])
         except ProfileError as error:

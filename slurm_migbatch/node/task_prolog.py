@@ -81,7 +81,7 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     if fields.get("uid") != str(uid):
         return inherited(environ)
     if fields.get("state") != "ready":
-        raise NoSlice(f"no GPU slice for this job: {fields.get('reason', 'it is being sent back to the queue')}")
+        raise NoSlice(f"no GPU slice for this job: {fields.get('reason', 'it is being requeued')}")
     if environ.get(STEP_GRES.encode()) == b"none" and in_step(environ):
         return without()
     task_slices = share(slices, environ)
@@ -109,19 +109,19 @@ def not_alone(fields: dict[str, str], slices: list[list[str]], dev: str) -> str:
     where such a job starts later, what this one starts from then on may be given the other slice.
     """
     if len(slices) > 1:
-        return f"the job has {len(slices)} slices on this node, and an index would be the first one for every task"
+        return f"the job has {len(slices)} slices on this node, and every task would use the first"
     own = fields.get("caps", "").split()
     if len(own) != 2:
         return "the node does not know the capability devices of the slice"
     if any(can_open(f"{dev}/nvidia{minor}") for minor in fields.get("whole", "").split()):
-        return "this node has a GPU that is not cut, which the job may open too"
+        return "the job can also open a GPU with MIG disabled on this node"
     for name in posix.listdir(f"{dev}/nvidia-caps"):
         minor = name.removeprefix(CAP)
         # another name is none of ours; the first two steer and watch MIG (NVIDIA MIG user guide, device nodes)
         if name == minor or minor in own or minor in ("1", "2"):
             continue
         if can_open(f"{dev}/nvidia-caps/{name}"):
-            return "another slice of this node can be opened too, for example that of another job of yours"
+            return "the job can also open another slice of this node, for example that of another job of yours"
     return ""
 
 
@@ -140,7 +140,7 @@ def uuid_notice(why: str, environ: dict[bytes, bytes]) -> str:
     """Return the line that tells the user, once for each step, why he gets UUIDs."""
     if _number(environ, b"SLURM_PROCID", 0):
         return ""
-    return f"print migbatch: cuda=index cannot be given, CUDA_VISIBLE_DEVICES holds UUIDs: {why}\n"
+    return f"print migbatch: cuda=index cannot be used, CUDA_VISIBLE_DEVICES has UUIDs: {why}\n"
 
 
 def jobs(environ: dict[bytes, bytes]) -> list[str]:
@@ -252,7 +252,7 @@ def load(path: str) -> str:
     try:
         status = posix.fstat(handle)
         if status.st_uid != 0 or status.st_mode & 0o022:
-            raise NoSlice(f"{path} was not written by root; tell the administrators")
+            raise NoSlice(f"{path} was not written by root; inform the administrators")
         return posix.read(handle, MAX_BYTES).decode("utf-8", "replace")
     finally:
         posix.close(handle)
@@ -269,9 +269,9 @@ def parse(text: str) -> tuple[dict[str, str], list[list[str]]]:
         else:
             fields[key] = value
     if fields.get("version") != "1" or any(len(mig_slice) != 4 for mig_slice in slices):
-        raise NoSlice("the node's hand-off has a form that this TaskProlog does not know; install one release on all")
+        raise NoSlice("the node's hand-off has an unsupported format; install the same release everywhere")
     if fields.get("state") == "ready" and not slices:
-        raise NoSlice("the node's hand-off names no slice")
+        raise NoSlice("the node's hand-off has no slice")
     return fields, slices
 
 

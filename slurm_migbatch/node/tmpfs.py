@@ -44,7 +44,7 @@ def mount_id(handle: int) -> str:
         for line in file:
             if line.startswith("mnt_id:"):
                 return line.split()[1]
-    raise OSError(errno.ENOSYS, "this kernel does not tell on which mount a file is")
+    raise OSError(errno.ENOSYS, "this kernel does not report the mount of a file")
 
 
 def is_mounted(directory: int) -> bool:
@@ -83,7 +83,7 @@ def reserve(directory: int, handle: int, size: int) -> None:
                 if error.errno != errno.ENOSPC:
                     raise
             _fit(directory, size)
-        raise OSError(errno.ENOSPC, f"others have taken the room of a file {TRIES} times")
+        raise OSError(errno.ENOSPC, f"the space for a file was taken by others {TRIES} times")
 
 
 def fit(directory: int) -> None:
@@ -111,7 +111,7 @@ def _fit(directory: int, more: int) -> None:
     status = os.fstatvfs(directory)
     size = (status.f_blocks - status.f_bfree) * status.f_frsize + more
     if size > MAX_BYTES:
-        raise OSError(errno.ENOSPC, f"progress files take {MAX_BYTES} bytes already")
+        raise OSError(errno.ENOSPC, f"progress files already use {MAX_BYTES} bytes")
     effects.point("remount")
     _mount(directory, _FLAGS | _REMOUNT, f"size={max(size, _page())}")
 

@@ -100,14 +100,14 @@ class Unwritable:
         try:
             handoff.write(self._paths.job, handoff.Handoff(env.job, restart, env.uid, (), REFUSED))
         except OSError as error:
-            handoff_written, problem = False, f"{problem}; no word for its tasks: {error.strerror}"
+            handoff_written, problem = False, f"{problem}; no hand-off for its tasks: {error.strerror}"
         drained = self._count(why, deadline)
         try:
             scontrol.requeue(self._config, env.job, max(deadline.remaining, 2.0))
         except scontrol.ScontrolError as error:
             code = exits.OK if handoff_written and drained else exits.JOURNAL
             return code, f"{env.run}: cannot be requeued ({error}), so its tasks will fail; {why}{problem}"
-        return (exits.OK if drained else exits.JOURNAL), f"{env.run}: sent back to the queue; {why}{problem}"
+        return (exits.OK if drained else exits.JOURNAL), f"{env.run}: requeued; {why}{problem}"
 
     def _epilog(self, env: HookEnv, why: str, deadline: Deadline) -> tuple[int, str]:
         upto = ending.ALL if env.restart is None else env.restart
@@ -115,8 +115,8 @@ class Unwritable:
             ending.make(self._paths.run, env.job, env.restart)
         problem = self._close(env.job, upto, ENDED)
         self._count(why, deadline)
-        then = "the agent or a later hook finishes the release"
-        return exits.OK, f"{env.run}: its devices are closed, {then}; {why}{problem}"
+        then = "the agent or a later hook completes the release"
+        return exits.OK, f"{env.run}: its devices are revoked, {then}; {why}{problem}"
 
     def _close(self, job: int, upto: int, reason: str) -> str:
         """Close the devices of the job's slices, but not of one that another job has too; what went wrong."""
@@ -133,7 +133,7 @@ class Unwritable:
                         self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
                         self._caps.assign(self._caps.minors(gpu.minor, instance.gi_id, instance.ci_id or 0), 0)
         except (DriverError, CapsError) as error:
-            problem = f"; not all devices are closed: {error}"
+            problem = f"; not all devices are revoked: {error}"
         for found in own_handoffs:
             with suppress(OSError):
                 handoff.write(self._paths.job, found._replace(slices=(), reason=reason, progress=""))

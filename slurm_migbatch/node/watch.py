@@ -84,7 +84,7 @@ class Watcher:
                 self._rounds(stopping, wake)
                 pause = 0.0
             except (JournalError, PathsError, OSError) as error:
-                self._warn_once(f"running jobs cannot be looked at: {error}")
+                self._warn_once(f"cannot sample running jobs: {error}")
                 pause = self._config.sample_every
 
     def _rounds(self, stopping: threading.Event, wake: int) -> None:
@@ -113,7 +113,7 @@ class Watcher:
         try:
             write_watch = WriteWatch(paths.progress)
         except OSError as error:
-            self._warn_once(f"checkpoints of jobs are noticed every {self._config.sample_every:g} s only: {error}")
+            self._warn_once(f"checkpoints of jobs are detected only every {self._config.sample_every:g} s: {error}")
             return None
         opened.callback(write_watch.close)
         return write_watch
@@ -177,7 +177,7 @@ class Watcher:
         try:
             gpus = {gpu.uuid: gpu for gpu in self._gpus.listed()}
         except DriverError as error:
-            self._warn_once(f"memory in use cannot be read: {error}")
+            self._warn_once(f"cannot read memory in use: {error}")
             return
         for run, slices in held.items():
             found = {}
@@ -187,7 +187,7 @@ class Watcher:
                     if gpu is not None and instance is not None and gpu.processes(instance):
                         found[instance.mig_uuid or ""] = gpu.memory_used(instance)
             except DriverError as error:
-                self._warn_once(f"memory in use cannot be read: {error}")
+                self._warn_once(f"cannot read memory in use: {error}")
                 continue
             known = self._peaks.get(run)
             seconds = since if known else min(since, max(every, now - min(row.since for row in slices)))
@@ -215,7 +215,7 @@ class Watcher:
             except (NotMig, DriverMissing):
                 self._untold.add(gpu.uuid)
             except DriverError as error:
-                self._warn_once(f"what slices do cannot be read: {error}")
+                self._warn_once(f"cannot read the activity of slices: {error}")
 
     def _energy_since(
         self, gpus: Mapping[str, Gpu], run: peaks.RunId, slices: Sequence[JournalSlice], now: float
@@ -237,7 +237,7 @@ class Watcher:
                 if before is not None and before[0] == run and now > before[1] and joules >= before[2]:
                     yield now - before[1], joules - before[2]
         except DriverError as error:
-            self._warn_once(f"the energy of GPUs cannot be read: {error}")
+            self._warn_once(f"cannot read the energy of GPUs: {error}")
 
     def _whole(self, gpu: Gpu, row: JournalSlice) -> bool:
         """Return whether a slice takes all compute slices of its GPU. Raises DriverError."""
@@ -263,7 +263,7 @@ class Watcher:
             owners = {minor: row.uid or 0 for minor, row in by_minor.items()}
             found = self._open_devices.scan(self._caps.major(), owners, OPEN_DEVICES_S)
         except CapsError as error:
-            self._warn_once(f"it cannot be seen who has devices open: {error}")
+            self._warn_once(f"cannot find processes with open devices: {error}")
             return
         for open_device in found:
             row = by_minor[open_device.minor]

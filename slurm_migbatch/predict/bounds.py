@@ -117,10 +117,8 @@ def _held(row: Measurement, model: _Model, bits: Precision | None, gpu: GpuSpec,
     least = _least_mib(model, bits)
     if least is not None and row.engine not in PARTLY and row.memory_mib < least * row.procs:
         need = f"{least * row.procs:.4g}"
-        told = f"memory_mib {row.memory_mib:.4g} is less than the weights of {row.model} take ({need})"
-        return told + (
-            "" if bits is None or row.precision else f" in {bits.name}: name another precision if it had one"
-        )
+        told = f"memory_mib {row.memory_mib:.4g} is less than the weights of {row.model} ({need})"
+        return told + ("" if bits is None or row.precision else f" in {bits.name}: specify the precision if it differs")
     return ""
 
 

@@ -97,7 +97,7 @@ class Calibration:
         factors = {str(name): tuple(float(value) for value in values) for name, values in data.items()}
         for name, values in factors.items():
             if len(values) != len(LEVELS) or not all(0 < value < math.inf for value in values):
-                raise ValueError(f"the calibration of {name!r} is not understood")
+                raise ValueError(f"cannot parse the calibration of {name!r}")
         return cls(factors)
 
 

@@ -115,7 +115,7 @@ def worse(candidate: Mapping[str, Miss], current: Mapping[str, Miss], tolerance:
     mine, theirs = (fmean(miss.error for miss in misses.values()) for misses in (candidate, current))
     if mine > theirs * (1.0 + tolerance) + nothing:
         factors = math.exp(mine), math.exp(theirs)
-        return "it is off by a factor of {:.2f} where it was checked, the current one by {:.2f}".format(*factors)
+        return "its error on the check data is a factor of {:.2f}, that of the current one {:.2f}".format(*factors)
     for figure, miss in candidate.items():
         if miss.error > current[figure].error * (1.0 + tolerance) + nothing + MUCH:
             return (

@@ -19,7 +19,7 @@ other is caught only there.)
 Where the longest time that a batch may take is known, other points are worth measuring: those that a service under this
 limit would run (`choose_within`). By the best guess so far, on each slice the cell with the most throughput that keeps
 the limit; of those that were not measured the one with the most throughput for its SMs. A cell that turns out too slow
-or over the limit makes way for the next best. Where the best of every slice is measured, the cell that comes nearest to
+or over the limit makes way for the next best. Where the best of every slice is measured, the cell that comes closest to
 the limit from above is, of those with more throughput than what is known to keep it. Figures more hopeful than the best
 guess choose no better points (`migbatch eval services`, made-up services).
 """

@@ -186,7 +186,7 @@ class Population:
         if covariance is not None:
             np.linalg.cholesky(covariance)
             if "" not in levels:
-                raise ValueError("what is common to all models is missing")
+                raise ValueError("the shared prior is missing")
         centre = data["centre"]
         return cls(
             surface,

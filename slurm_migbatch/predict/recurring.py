@@ -234,21 +234,21 @@ def _busy(done: Sequence[PastRun], offers: Mapping[str, ProfileOffer]) -> tuple[
 
 SENTENCES: Final = {
     "runs": "the smallest slice with %s GiB (of %s GiB): your last %d runs of %s used at most %s GiB",
-    "runs_kept": "your last %d runs of %s filled whatever slice they had (%s takes a fixed share), so what they need "
-    "is not known; this is the smallest on which one completed",
-    "runs_full": "a larger slice, with %s GiB: a run of %s ended with its slice of %s GiB full",
-    "runs_unknown": "the largest slice for this once, with %s GiB: the last run of %s ended with its slice full and "
-    "none has completed, so what they need is not known",
-    "runs_short": "the largest slice, with %s GiB: your last %d runs of %s ask for %s GiB; see --comment='migbatch: "
+    "runs_kept": "your last %d runs of %s filled every slice they had (%s allocates a fixed share), so their need is "
+    "unknown; this is the smallest on which one completed",
+    "runs_full": "a larger slice, with %s GiB: a run of %s filled its slice of %s GiB",
+    "runs_unknown": "the largest slice once, with %s GiB: the last run of %s filled its slice and none has completed, "
+    "so their need is unknown",
+    "runs_short": "the largest slice, with %s GiB: your last %d runs of %s needed %s GiB; see --comment='migbatch: "
     "mem=...'",
-    "runs_few": "the site's default, since the job has no hints: after %d completed runs of %s (%d so far) it gets "
-    "what they used; or add --comment='migbatch: model=... batch=...' or mem=...",
+    "runs_few": "the site's default, as the job has no hints: after %d completed runs of %s (%d so far) it gets what "
+    "they used; or add --comment='migbatch: model=... batch=...' or mem=...",
 }
 """Why a slice was chosen for a recurring job, for the user; the keys are reasons beside `selection.REASONS`. The submit
 shims do not have them: runs are known to the service alone."""
 
 
-ADVICE: Final = "your last %d runs of %s used at most %s GiB: --gres=mig:%s would do"
+ADVICE: Final = "your last %d runs of %s used at most %s GiB: --gres=mig:%s is enough"
 """What a user is told whose job asks for a whole GPU."""
 
 

@@ -1,6 +1,6 @@
 """Finished runs as measured rows: what of them can be learned from, and whose word counts how much.
 
-A run on one slice teaches speed where the job told it (`migbatch progress`), and memory as the driver saw it. A silent
+A run on one slice teaches speed where the job told it (`migbatch progress`), and memory from the driver. A silent
 job that came to its end still teaches that it did its items (`items=` among the hints) in its whole life: a lower bound
 of the rate, start-up included, so only long runs count and they are believed less (`samples.SILENT`), and not at all
 beside runs that told.

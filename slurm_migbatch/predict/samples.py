@@ -22,7 +22,7 @@ OWN_TABLES: Final = "migbatch profile run"
 RUNS: Final = "runs"
 """Source of rows that finished jobs reported; they include what else a job does, so they are believed less."""
 RUNS_NOISE: Final = 0.15
-SILENT: Final = "runs that did not tell"
+SILENT: Final = "runs without a report"
 """Source of rows of jobs that told nothing: the items they were to do, over their whole life."""
 SILENT_NOISE: Final = 0.5
 _NOISES: Final = {RUNS: RUNS_NOISE, SILENT: SILENT_NOISE}

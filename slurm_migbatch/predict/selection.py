@@ -38,15 +38,13 @@ _LETTERS_OFF: Final = 3
 
 REASONS: Final = {
     "fits": "the smallest slice that meets the request",
-    "batch_chosen": "the smallest slice on which some batch meets the request, and its smallest batch of nearly the "
-    "most throughput: "
-    "run batches of %s (MIGBATCH_BATCH)%s",
-    "memory_short": "no slice is predicted to have enough memory, so the largest is used",
-    "time_short": "no slice is predicted to be fast enough, so the fastest is used",
+    "batch_chosen": "the smallest slice on which some batch size meets the request, with its smallest batch size of "
+    "nearly the highest throughput: run batches of %s (MIGBATCH_BATCH)%s",
+    "memory_short": "no slice is predicted to have enough memory; using the largest",
+    "time_short": "no slice is predicted to be fast enough; using the fastest",
     "by_memory": "the smallest slice with %s GiB (of %s GiB); no speed prediction for %s",
-    "unknown_model": "the site's default, since nothing is known about %s; add mem= to the hints",
-    "no_hints": "the site's default, since the job has no hints; add --comment='migbatch: model=... batch=...' or "
-    "mem=...",
+    "unknown_model": "the site's default, as nothing is known about %s; add mem= to the hints",
+    "no_hints": "the site's default, as the job has no hints; add --comment='migbatch: model=... batch=...' or mem=...",
 }
 """Why a slice was chosen, for the user; rendered into the Lua shims too."""
 PREDICTED: Final = ". Predicted for %s: at most %s ms per batch, at least %s items/s, %s of %s GiB"
@@ -515,5 +513,5 @@ def _judge(offer: ProfileOffer, figures: Figures | None, bucket: Bucket, limits:
     if bucket.slo_us is not None and figures.latency_us > bucket.slo_us:
         return False, f"a batch may take {figures.latency_us / 1000:.3g} ms, over {bucket.slo_us / 1000:.3g} ms"
     if bucket.rate is not None and figures.rate < bucket.rate:
-        return False, f"may do only {figures.rate / 1000:.3g} items/s, needs {bucket.rate / 1000:.3g}"
+        return False, f"may reach only {figures.rate / 1000:.3g} items/s, needs {bucket.rate / 1000:.3g}"
     return True, ""

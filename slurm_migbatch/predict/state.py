@@ -114,7 +114,7 @@ class Learned:
                 tuple(TrainedPoint.from_dict(point) for point in data.get("trained", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError, np.linalg.LinAlgError) as error:
-            raise StateError(f"the learned model is not understood: {error!r}") from None
+            raise StateError(f"cannot parse the learned model: {error!r}") from None
 
 
 def _pair(name: str) -> tuple[str, str]:
@@ -164,7 +164,7 @@ def _known(data: Mapping[str, Any]) -> Known:
     known = Known(**data)
     figures = (known.kernels, known.flops, known.traffic_mib, known.params, known.weight_mib, known.alive_mib)
     if known.unit not in ("tok", "px") or known.reference < 1 or known.doubt not in (0, 1, 2):
-        raise ValueError("what is known of a model is out of range")
+        raise ValueError("the figures of a model are out of range")
     if not all(np.isfinite(figure) and figure > 0 for figure in figures) or not 0 <= known.quadratic <= 1:
-        raise ValueError("what is known of a model is out of range")
+        raise ValueError("the figures of a model are out of range")
     return known

@@ -112,7 +112,7 @@ class ModelDirectory:
         """Return one version; raises StateError where it is missing, unsafe or not understood."""
         with self._opened() as folder:
             if folder is None:
-                raise StateError(f"{self.path}: nothing was learned yet")
+                raise StateError(f"{self.path}: nothing learned yet")
             return self._load(folder, version)
 
     def current(self) -> Current:
@@ -181,11 +181,11 @@ class ModelDirectory:
             index = self._index(folder)
             if version is None:
                 if not index.current:
-                    raise StateError("nothing was learned that one could go back from; the physical prior is current")
+                    raise StateError("no learned version to roll back from; the physical prior is current")
                 earlier = [v for v in _versions(folder) if v < index.current and v not in index.rejected]
                 version = earlier[-1] if earlier else 0
             if version == index.current:
-                raise StateError(f"version {version} is current already")
+                raise StateError(f"version {version} is already current")
             if version:
                 self._load(folder, version)
             rejected = {number: when for number, when in index.rejected.items() if number != version}
@@ -258,9 +258,9 @@ class ModelDirectory:
                 tuple(dict(attempt) for attempt in data["tries"]),
             )
             if not 0 <= index.current <= index.last:
-                raise ValueError("the current version is not among those given")
+                raise ValueError("the current version is not in the list")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StateError(f"{where} is not understood: {error!r}") from None
+            raise StateError(f"{where} cannot be parsed: {error!r}") from None
         return index
 
     def _repaired(self, folder: int) -> Index:
@@ -287,14 +287,14 @@ class ModelDirectory:
             if data["format"] != FORMAT or not isinstance(report, dict):
                 raise ValueError("it was written by another release")
         except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"{where} is not understood: {error!r}") from None
+            raise StateError(f"{where} cannot be parsed: {error!r}") from None
         try:
             learned = Learned.from_dict(values)
             _check_numbers(learned)
         except StateError as error:
             raise StateError(f"{where}: {error}") from None
         if learned.version != version:
-            raise StateError(f"{where} says that it is version {learned.version}")
+            raise StateError(f"{where} claims to be version {learned.version}")
         return Saved(learned, report)
 
     def _read(self, folder: int, name: str) -> bytes:
@@ -309,7 +309,7 @@ class ModelDirectory:
         try:
             status = os.fstat(file)
             if not stat.S_ISREG(status.st_mode):
-                raise StateError(f"{where} is not used: it is no regular file")
+                raise StateError(f"{where} is not used: it is not a regular file")
             self._check(status, where)
             if status.st_size > MOST_BYTES:
                 raise StateError(f"{where} is not used: {status.st_size} bytes are more than {MOST_BYTES}")
@@ -322,12 +322,9 @@ class ModelDirectory:
 
     def _check(self, status: os.stat_result, where: str) -> None:
         if status.st_uid not in self._uids:
-            raise StateError(
-                f"{where} is not used: it belongs to uid {status.st_uid}, and only what root or migbatchd wrote is "
-                "believed"
-            )
+            raise StateError(f"{where} is not used: it belongs to uid {status.st_uid}, not to root or migbatchd's user")
         if status.st_mode & 0o022:
-            raise StateError(f"{where} is not used: others may write it; chmod go-w {where}")
+            raise StateError(f"{where} is not used: it is writable by others; chmod go-w {where}")
 
 
 def _name(version: int) -> str:
@@ -382,7 +379,7 @@ def _unpacked(packed: bytes, where: str) -> bytes:
     if reader.unconsumed_tail:
         raise StateError(f"{where} is not used: unpacked it is larger than {MOST_UNPACKED} bytes")
     if not reader.eof or reader.unused_data:
-        raise StateError(f"{where} is cut short or has something behind its end")
+        raise StateError(f"{where} is incomplete or has trailing data")
     return text
 
 
@@ -393,9 +390,9 @@ def _json(text: bytes, where: str) -> Any:
     try:
         found = json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise StateError(f"{where} is not understood: {str(error)[:200]}") from None
+        raise StateError(f"{where} cannot be parsed: {str(error)[:200]}") from None
     if not isinstance(found, dict):
-        raise StateError(f"{where} is not understood: an object is needed")
+        raise StateError(f"{where} cannot be parsed: an object is needed")
     return found
 
 
@@ -425,9 +422,9 @@ def _check_parameters(mean: Array, covariance: Array | None, where: str) -> None
     if covariance is None:
         return
     if not np.allclose(covariance, covariance.T) or not np.all(np.abs(covariance) <= LARGEST_LOG**2):
-        raise StateError(f"{where} has a spread that cannot be")
+        raise StateError(f"{where} has an invalid variance")
     if np.linalg.eigvalsh(covariance)[0] < -1e-6:
-        raise StateError(f"{where} has a spread that cannot be")
+        raise StateError(f"{where} has an invalid variance")
 
 
 def _summary(report: Mapping[str, Any]) -> dict[str, Any]:

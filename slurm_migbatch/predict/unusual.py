@@ -24,8 +24,8 @@ from slurm_migbatch.profiling.measurement import SERVE, Measurement
 FAR: Final = math.log(3.0)
 """Logarithm of measured over predicted from which a point is far, where it lies beyond the predicted interval, too."""
 WORDS: Final = {
-    "time": "a batch takes", "memory": "memory is", "ttft": "the first token takes", "tpot": "each next token takes",
-    "step": "a step takes", "beside": "memory beside weights and optimizer is",
+    "time": "a batch takes", "memory": "memory is", "ttft": "the first token takes", "tpot": "each further token takes",
+    "step": "a step takes", "beside": "memory besides weights and optimizer is",
 }  # fmt: skip
 
 _Away = tuple[Measurement, float, float]
@@ -52,7 +52,7 @@ class Unusual:
         first = f"{self.first.profile or 'the whole GPU'}, batch {self.first.batch}"
         return (
             f"unusual: {self.model} ({self.kind}) on {self.gpu}: at {self.far} of {self.points} points "
-            f"(first: {first}) {WORDS[self.figure]} {self.factor:.2g} times what everything else that is known says"
+            f"(first: {first}) {WORDS[self.figure]} {self.factor:.2g} times the value expected from all other data"
         )
 
 

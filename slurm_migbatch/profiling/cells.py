@@ -78,7 +78,7 @@ def numbers(text: str, *, doubling: bool = False) -> tuple[int, ...]:
         if match:
             low, high = int(match[1]), int(match[2])
             if not 1 <= low <= high or (not doubling and high - low >= MAX_CELLS):
-                raise CellError(f"{part!r} is no range of numbers: write the smaller one first, for example 1-8")
+                raise CellError(f"{part!r} is not a range of numbers: write the smaller one first, for example 1-8")
             while low < high:
                 found.add(low)
                 low = 2 * low if doubling else low + 1
@@ -86,7 +86,7 @@ def numbers(text: str, *, doubling: bool = False) -> tuple[int, ...]:
         elif re.fullmatch("[0-9]{1,9}", part) and int(part) > 0:
             found.add(int(part))
         else:
-            raise CellError(f"{part!r} is no number above 0: write them as 1,2,8 or as a range like 1-8")
+            raise CellError(f"{part!r} is not a number above 0: write 1,2,8 or a range such as 1-8")
     return tuple(sorted(found))
 
 

@@ -95,7 +95,7 @@ class ServerAddress:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError("write it as http://localhost:8000")
         if parts.username or parts.password:
-            raise ValueError("a key is given in the environment variable OPENAI_API_KEY")
+            raise ValueError("give the key in the environment variable OPENAI_API_KEY")
         secure = parts.scheme == "https"
         path = parts.path.rstrip("/") or "/v1"
         return cls(parts.hostname, parts.port or (443 if secure else 80), path, secure)
@@ -267,7 +267,7 @@ def _model(line: ServerConnection, name: str | None) -> Mapping[str, Any]:
     if name is not None and not chosen:
         return {"id": name}  # an alias, or an adapter that is loaded when asked for
     names = ", ".join(_excerpt(str(model["id"])) for model in models[:8])
-    raise ServerError(f"it serves {len(models)} models ({names}): say which with --served-name")
+    raise ServerError(f"it serves {len(models)} models ({names}): select one with --served-name")
 
 
 def _longest(model: Mapping[str, Any]) -> int | None:
@@ -294,7 +294,7 @@ def _asked(served: Served, line: ServerConnection) -> Served:
                 if error.status in NOT_THERE:
                     break
                 raise
-    raise last or ServerError("it takes no request")
+    raise last or ServerError("it accepts no request")
 
 
 def _timed(stream: Any, sent: float, outputs: int, line: ServerConnection) -> Answered:
@@ -312,7 +312,7 @@ def _timed(stream: Any, sent: float, outputs: int, line: ServerConnection) -> An
         if not isinstance(event, Mapping) or event.get("error"):
             line.close()
             error = event.get("error") if isinstance(event, Mapping) else event
-            raise ServerError(f"its stream broke off: {_excerpt(str(error))}")
+            raise ServerError(f"its stream was interrupted: {_excerpt(str(error))}")
         usage = event.get("usage") or usage
         choices = event.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
@@ -323,11 +323,11 @@ def _timed(stream: Any, sent: float, outputs: int, line: ServerConnection) -> An
             first = first or now
         if chunks > 4 * outputs + 64:
             line.close()
-            raise ServerError(f"it makes more than the {outputs} tokens that it was asked for")
+            raise ServerError(f"it generates more than the requested {outputs} tokens")
     if chunks and not ended:
-        raise ServerError("its stream broke off")
+        raise ServerError("its stream was interrupted")
     if not chunks:
-        raise ServerError("its stream held no token: does it stream (text/event-stream)?")
+        raise ServerError("its stream had no token: does it stream (text/event-stream)?")
     inputs, made = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens"))
     return Answered(sent, first, last, inputs, made or chunks)
 
@@ -356,4 +356,4 @@ def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
     except ValueError:
-        raise ServerError(f"it answers what is no JSON: {_excerpt(data[:80].decode('utf-8', 'replace'))}") from None
+        raise ServerError(f"its answer is not JSON: {_excerpt(data[:80].decode('utf-8', 'replace'))}") from None

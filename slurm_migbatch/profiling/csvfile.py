@@ -46,11 +46,11 @@ class Problems:
         if not self._found:
             return
         if len(self._found) == 1:
-            raise TableError(f"nothing was taken in: {self._found[0]}")
+            raise TableError(f"nothing was imported: {self._found[0]}")
         shown = self._found[:SHOWN_PROBLEMS]
         if len(self._found) > len(shown):
             shown.append(f"and {len(self._found) - len(shown)} more")
-        raise TableError("nothing was taken in:\n  " + "\n  ".join(shown))
+        raise TableError("nothing was imported:\n  " + "\n  ".join(shown))
 
 
 def is_csv(path: Path) -> bool:
@@ -83,7 +83,7 @@ def find(root: Path) -> list[Path]:
 
 
 def header(path: Path) -> tuple[str, ...]:
-    """Return the first line's cells, in lower case and without blanks around them.
+    """Return the first line's cells, in lower case without blanks around them.
 
     () for an empty file or no CSV at all.
 
@@ -121,7 +121,7 @@ def read(path: Path, problems: Problems, make: Callable[[dict[str, str]], T]) ->
                     continue
                 yield number, made
     except (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        problems.add(path, number, f"is no readable CSV from here on: {error}")
+        problems.add(path, number, f"is not valid CSV from here on: {error}")
 
 
 def number(row: Mapping[str, str], column: str) -> float:

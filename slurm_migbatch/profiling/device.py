@@ -51,7 +51,7 @@ class Device:
 
     def __str__(self) -> str:
         if self.is_cpu:
-            return "the CPU (a trial: its figures say nothing of GPUs)"
+            return "the CPU (a trial: not comparable to GPUs)"
         parts = [f"{self.gpu} MIG {self.profile}" if self.profile else self.gpu]
         if self.sm_count:
             parts.append(f"{self.sm_count} SMs")
@@ -147,7 +147,7 @@ def find_device(asked: str | None, environ: Mapping[str, str], library: str | No
     try:
         from slurm_migbatch.mig.nvml.visible import VisibleDevice
     except ModuleNotFoundError:
-        text = "the NVIDIA driver cannot be asked: install nvidia-ml-py, or give --device cpu for a trial without a GPU"
+        text = "cannot query the NVIDIA driver: install nvidia-ml-py, or use --device cpu for a trial without a GPU"
         raise DriverMissing(0, text) from None
     try:
         with VisibleDevice(named or "0", library) as device:

@@ -133,7 +133,7 @@ def _next(
                     return number, None
         if time.monotonic() > deadline:
             tail = children[min(waiting)].tail()
-            raise PointFailed(f"{cell}: not done after {timeout:g} s (--timeout){_quoted(tail)}")
+            raise PointFailed(f"{cell}: not finished after {timeout:g} s (--timeout){_quoted(tail)}")
 
 
 def _bad_end(child: _Child, cell: MeasurementCell, event: dict[str, Any] | None) -> DidNotFit | None:
@@ -166,8 +166,8 @@ def _result(results: Sequence[dict[str, Any]], cell: MeasurementCell, device: De
     first = results[0]
     if not device.is_cpu and peak_mib is None and "sm_count" not in first:
         raise PointFailed(
-            f"{cell}: the target used no memory of {device.gpu}, so it ran elsewhere: put the model on the GPU, or "
-            "give --device cpu for a trial"
+            f"{cell}: the target used no memory of {device.gpu}, so it ran on another device: put the model on the "
+            "GPU, or use --device cpu for a trial"
         )
     total = _total(results, "memory_mib")
     if device.is_cpu:
@@ -287,7 +287,7 @@ class _Child:
 
 def _quoted(tail: str) -> str:
     lines = tail.splitlines()[-_TAIL_LINES:]
-    return "\nThe last it said:\n" + "\n".join(f"  {line[:300]}" for line in lines) if lines else ""
+    return "\nIts last output:\n" + "\n".join(f"  {line[:300]}" for line in lines) if lines else ""
 
 
 def _oom_line(tail: str) -> str:

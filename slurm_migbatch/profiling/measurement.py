@@ -35,7 +35,7 @@ class Tuning(NamedTuple):
             name = next((key for key in ("method", "optimizer") if word in CHOICES[key]), None)
             if name is None and word != "checkpointing":
                 known = ", ".join((*CHOICES["method"], *CHOICES["optimizer"], "checkpointing"))
-                raise MeasurementError(f"tuning is words of {known} joined by /, not {show(text)}")
+                raise MeasurementError(f"tuning must be words of {known} joined by /, not {show(text)}")
             found[name or "checkpointing"] = word if name else "on"
         return cls(**found)
 
@@ -119,7 +119,7 @@ class Measurement:
         if not self.gpu or not self.model:
             raise MeasurementError("gpu and model must not be empty")
         if self.kind not in KINDS:
-            raise MeasurementError(f"kind is infer, train or serve, not {show(self.kind)}")
+            raise MeasurementError(f"kind must be infer, train or serve, not {show(self.kind)}")
         if self.profile:
             object.__setattr__(self, "profile", _profile_name(self.profile))
         self._check_texts()
@@ -131,7 +131,7 @@ class Measurement:
             if len(text) > most or not text.isprintable():
                 raise MeasurementError(f"{name} must be at most {most} printable characters, not '{show(text)}'")
         if self.tuning and self.kind != "train":
-            raise MeasurementError(f"tuning is for kind train, not {self.kind}: leave it empty")
+            raise MeasurementError(f"tuning is only for kind train, not {self.kind}: leave it empty")
         Tuning.parse(self.tuning)
 
     def _check_numbers(self) -> None:
@@ -142,7 +142,7 @@ class Measurement:
         for name in _FIGURES:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise MeasurementError(f"{name} must be above 0, not {value}: leave it empty where it is not known")
+                raise MeasurementError(f"{name} must be above 0, not {value}: leave it empty if unknown")
 
     @property
     def ran(self) -> bool:

@@ -102,12 +102,12 @@ def _file(path: Path, problems: Problems, impossible: Callable[[Measurement], st
         return _neutral(path, header, problems, impossible)
     owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
     if owner is not None:
-        problems.add(path, 0, f"is a file of {owner.name}: give the folder that it lies in")
+        problems.add(path, 0, f"is a file of {owner.name}: give its directory")
     else:
         problems.add(
             path,
             0,
-            "is no table of measurements: its first line must name gpu, model, batch and what else there is of "
+            "is not a table of measurements: its first line must name gpu, model, batch and any of "
             + ", ".join(name for name in COLUMNS if name not in _NEEDED),
         )
     return Reading([], [])
@@ -137,16 +137,16 @@ def _folder(path: Path, problems: Problems, impossible: Callable[[Measurement], 
             rows += [row for row in found if not impossible(row)] if wrong else found
             notices += new_notices
             if wrong:
-                notices.append(f"{path}: {len(wrong)} rows of {laboratory.name} cannot be and are left out: {wrong[0]}")
+                notices.append(f"{path}: {len(wrong)} rows of {laboratory.name} are impossible and skipped: {wrong[0]}")
     if passed:
-        notices.append(f"{path}: {len(passed)} other CSV files are left alone: {_names(passed, path)}")
+        notices.append(f"{path}: {len(passed)} other CSV files are ignored: {_names(passed, path)}")
     if not rows and len(problems) == before:
         names = ", ".join(laboratory.name for laboratory in LABORATORIES)
         problems.add(
             path,
             0,
-            f"no measurements in its {len(files)} CSV files; give a folder with neutral tables (columns gpu, model, "
-            f"batch and more) or with the files of {names}",
+            f"no measurements in its {len(files)} CSV files; give a directory with common tables (columns gpu, model, "
+            f"batch and others) or with the files of {names}",
         )
     return Reading(rows, notices)
 
@@ -169,10 +169,10 @@ def _neutral(
     path: Path, header: Sequence[str], problems: Problems, impossible: Callable[[Measurement], str]
 ) -> Reading:
     if not set(header) & set(_SPEED):
-        problems.add(path, 1, "has neither throughput_per_s nor latency_s: every row would say that it did not run")
+        problems.add(path, 1, "has neither throughput_per_s nor latency_s: every row would mean that it did not run")
         return Reading([], [])
     if twice := sorted({name for name in header if name in COLUMNS and header.count(name) > 1}):
-        problems.add(path, 1, f"names columns twice: {', '.join(twice)}")
+        problems.add(path, 1, f"has duplicate columns: {', '.join(twice)}")
         return Reading([], [])
     make: Callable[[dict[str, str]], Measurement] = Measurement.from_text
     rows: list[Measurement] = []
@@ -185,11 +185,11 @@ def _neutral(
             contradicting.append(number)
     notices = []
     if unknown := [show(name) for name in dict.fromkeys(header) if name not in COLUMNS and name]:
-        notices.append(f"{path}: unknown columns are passed over: {', '.join(unknown)}")
+        notices.append(f"{path}: ignoring unknown columns: {', '.join(unknown)}")
     if contradicting:
         notices.append(
-            f"{path}: in {len(contradicting)} lines (first {contradicting[0]}) throughput_per_s and latency_s do not "
-            "fit each other: throughput counts the items of all processes a second, latency the seconds of one batch"
+            f"{path}: in {len(contradicting)} lines (first {contradicting[0]}) throughput_per_s and latency_s "
+            "contradict each other: throughput is items per second of all processes, latency seconds per batch"
         )
     return Reading(rows, notices)
 

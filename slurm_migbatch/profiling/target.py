@@ -50,11 +50,11 @@ def parse_python(text: str) -> Python:
     where, colon, attribute = text.rpartition(":")
     if not colon or not where or not all(part.isidentifier() for part in attribute.split(".")):
         raise TargetError(
-            f"'{text}' is no target: write module:callable or file.py:callable, for example bench.py:make"
+            f"'{text}' is not a target: write module:callable or file.py:callable, for example bench.py:make"
         )
     target = Python(where, attribute)
     if target.is_file and not os.path.isfile(where):  # noqa: PTH113 (this module starts fast in any Python)
-        raise TargetError(f"there is no file {where}")
+        raise TargetError(f"no such file: {where}")
     return target
 
 
@@ -63,18 +63,18 @@ def parse_command(text: str, inputs: bool) -> tuple[str, ...]:
     try:
         arguments = tuple(shlex.split(text))
     except ValueError as error:
-        raise TargetError(f"the command is not understood: {error}") from None
+        raise TargetError(f"the command cannot be parsed: {error}") from None
     if not arguments:
         raise TargetError("the command is empty")
     named = {name for argument in arguments for name in _PLACE.findall(argument)}
     unknown = sorted(name for name in named - set(PLACES) if name)
     if unknown:
         known = ", ".join(f"{{{name}}}" for name in PLACES)
-        raise TargetError(f"the command holds {{{unknown[0]}}}, which is none of {known}")
+        raise TargetError(f"the command has {{{unknown[0]}}}, which is not one of {known}")
     if "batch" not in named:
-        raise TargetError("the command does not say where the batch goes: write {batch} in it, as in --batch {batch}")
+        raise TargetError("the command has no placeholder for the batch: write {batch} in it, as in --batch {batch}")
     if inputs != ("input" in named):
-        problem = "is not in the command" if inputs else "is in the command, but there is no --inputs"
+        problem = "is not in the command" if inputs else "is in the command, but --inputs is not given"
         raise TargetError(f"{{input}} {problem}: give both or neither")
     return arguments
 
@@ -98,7 +98,7 @@ def parse_line(line: str) -> dict[str, float] | None:
             number = float("nan")
         if key not in _NUMBERS or not 0 < number < float("inf"):
             raise TargetError(
-                f"the command wrote {line.strip()[:80]!r}, where {pair[:40]!r} is not understood: write "
+                f"the command wrote {line.strip()[:80]!r}, where {pair[:40]!r} cannot be parsed: write "
                 "'migbatch: items=<number> seconds=<number>'"
             )
         found[key] = number
@@ -142,7 +142,7 @@ def prepare(make: Callable[..., Any], batch: int, input_size: int | None) -> Cal
         try:
             signature.bind(*arguments)
         except TypeError:
-            wanted = "give --inputs" if input_size is None else "leave --inputs away"
+            wanted = "give --inputs" if input_size is None else "omit --inputs"
             raise TargetError(
                 f"the target takes {signature}, not {len(arguments)} argument(s): write make(batch, input_size) or "
                 f"make(batch), or {wanted}"

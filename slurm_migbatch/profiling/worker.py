@@ -256,7 +256,7 @@ def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> di
             program.kill()
             raise
     if full:
-        raise OutOfMemory("the command said so")
+        raise OutOfMemory("reported by the command")
     if program.returncode in _KILLED:
         raise OutOfMemory("the command was killed (SIGKILL), most likely for memory")
     if program.returncode:

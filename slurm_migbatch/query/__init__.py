@@ -1,1 +1,1 @@
-"""Questions of users: typed values, what may be told to whom, answers, and who serves them."""
+"""User queries: typed values, access rights, answers, and the service that gives them."""

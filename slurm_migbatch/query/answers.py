@@ -1,4 +1,4 @@
-"""Answers every question with the functions of its kind; what one kind needs is imported when it is asked."""
+"""Answer every kind of query with its own functions, imported on first use."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def answer(question: Question, rights: Rights, site: QuerySite) -> Reply:
-    """Answer a question of a user as far as his rights go.
+    """Answer a user's query within his rights.
 
     Raises:
-        Unanswerable: it has no answer; the message says why.
+        Unanswerable: there is no answer; the message says why.
         StoreError, SlurmError: the record cannot be read, Slurm does not answer.
     """
     if isinstance(question, RunsQuestion):
@@ -81,5 +81,5 @@ def _require_plotly(site: QuerySite) -> None:
     except ModuleNotFoundError as error:
         if not site.quiet:  # the command says what to install
             raise
-        lacking = "the query service cannot draw: its host lacks pip install 'slurm-migbatch[report]'"
+        lacking = "the query service cannot draw: run pip install 'slurm-migbatch[report]' on its host"
         raise Unanswerable(lacking) from error

@@ -1,4 +1,4 @@
-"""Asks a query service: a question signed with this user's munge credential, believed where the answer is signed too.
+"""Client of the query service: sends a query signed by munge, and accepts only answers signed by the controller.
 
 The standard library only: this runs on login nodes.
 """
@@ -22,30 +22,30 @@ from slurm_migbatch.query.questions import Question, write
 
 _CONNECT_S = 5.0
 _ANSWER_S = 90.0
-#: seconds for which a service that has no room is asked again
+#: seconds for which a busy service is retried
 _PATIENCE_S = 30.0
 _PAUSE_S = 0.5
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}")
 
 
 class NoAnswer(RuntimeError):
-    """No service has answered; the message says why and what to ask the administrator for."""
+    """No service has answered; the message says why and what to ask the administrator."""
 
 
 class _Unreachable(Exception):
-    """This service cannot be asked; the next may."""
+    """This service cannot be reached; the next may answer."""
 
 
 class _Busy(Exception):
-    """This service has no room now."""
+    """This service is busy."""
 
 
 def ask(question: Question, servers: Servers, signer: Signer, pause: Callable[[float], None] = time.sleep) -> Answer:
-    """Ask one service after the other.
+    """Query one service after the other.
 
     Raises:
-        NoAnswer: none can be asked, one refuses, or its answer is not signed by the controller.
-        QuestionError: the question is out of bounds.
+        NoAnswer: none can be reached, one refuses, or its answer is not signed by the controller.
+        QuestionError: the query is out of bounds.
     """
     body = write(question)
     until = time.monotonic() + _PATIENCE_S
@@ -61,8 +61,8 @@ def ask(question: Question, servers: Servers, signer: Signer, pause: Callable[[f
             continue
         why = "; ".join(f"{url}: {error}" for url, error in failed)
         raise NoAnswer(
-            f"no query service of migbatch answers ({why}); ask the administrator whether migbatchd runs there with "
-            f"[query] enabled, and whether this host may reach its port (named by {servers.source})"
+            f"no answer from migbatch's query service ({why}); ask the administrator whether migbatchd runs there "
+            f"with [query] enabled, and whether this host can reach its port (from {servers.source})"
         )
 
 
@@ -72,12 +72,12 @@ def _ask(url: str, body: bytes, signer: Signer) -> Answer:
     try:
         proof, credential = headers(signer, "POST", PATH, node, body)
     except AuthError as error:
-        raise NoAnswer(f"{error}; this command proves who asks by munge, which must run on this host") from None
+        raise NoAnswer(f"{error}; this command authenticates by munge, which must run on this host") from None
     status, text, signature = _post(url, body, {**proof, "Content-Type": "application/json"})
     if status in (429, 503):
         raise _Busy(_error_text(text))
     if status != 200:
-        raise NoAnswer(f"{url} refuses: {status} {_error_text(text)}")
+        raise NoAnswer(f"{url} refused: {status} {_error_text(text)}")
     try:
         signer.verify(signature, response_payload(credential, text), node)
         return Answer.read(text)
@@ -94,7 +94,7 @@ def _post(url: str, body: bytes, fields: dict[str, str]) -> tuple[int, bytes, st
     try:
         connection.connect()
         connection.sock.settimeout(_ANSWER_S)
-        # a service that refuses does not read the whole question first; its answer says why
+        # a service that refuses does not read the whole query first; its answer says why
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.request("POST", PATH, body, fields)
         answer = connection.getresponse()
@@ -117,7 +117,7 @@ def _connection(url: str) -> http.client.HTTPConnection:
 
 
 def _error_text(text: bytes) -> str:
-    """Return the text of an unsigned error without characters that could act on a terminal."""
+    """Return the text of an unsigned error without characters that could control a terminal."""
     import json
 
     try:

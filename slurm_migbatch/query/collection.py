@@ -1,4 +1,4 @@
-"""Reading many rows without Python's search for cycles among them."""
+"""Reading many rows without Python's cycle collector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Look for no cycles meanwhile: rows of the record make none, and up to a third of the time would go into it."""
+    """Disable the cycle collector meanwhile: rows of the record form no cycles, and it would take up to a third of the
+    time.
+    """
     gc.disable()
     try:
         yield

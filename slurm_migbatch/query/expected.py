@@ -1,7 +1,7 @@
-"""When a waiting job can start at the latest, and which running jobs it waits for, by their time limits.
+"""Latest start of a pending job, and the running jobs that it waits for, according to their time limits.
 
-A node is known by its GPUs and by what running jobs hold there: the job fits once enough of them have ended. Other
-waiting jobs are left out, so a job of higher priority may come before; most jobs end before their limit.
+A node is described by its GPUs and by the slices of running jobs: the job fits once enough of them have ended. Other
+pending jobs are ignored, so a job of higher priority may start first; most jobs end before their limit.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _NOW = (False, 0.0)
 
 @dataclass(frozen=True)
 class Expected:
-    """What has to end before a job can start.
+    """The jobs that have to end before a job can start.
 
     Attributes:
-        blockers: the jobs, in the order in which they end; none where the slices can be made now.
-        at: when the last of them ends, unix seconds; None where one of them has no time limit.
+        blockers: the jobs, in the order of their ends; empty if the slices can be created now.
+        at: end of the last one, unix seconds; None if one of them has no time limit.
     """
 
     blockers: tuple[JobRow, ...]
@@ -35,7 +35,7 @@ class Expected:
 def expect(
     row: JobRow, queue: Sequence[JobRow], nodes: Sequence[NodeRow], catalog: SiteCatalog, now: float
 ) -> Expected | None:
-    """Return what a waiting job waits for; None where no node can hold it or nothing is known of nodes."""
+    """Return what a pending job waits for; None if no node can hold it or nothing is known of nodes."""
     wanted = demands([row], nodes, catalog.nodes.keys(), now)
     if not wanted:
         return None
@@ -43,7 +43,7 @@ def expect(
     open_nodes = {node.name for node in nodes if node.open}
     pool = wanted[0].pool & catalog.nodes.keys() & open_nodes
     holders = _holders(queue)
-    to_end: list[list[JobRow]] = []  # of the nodes that are free first
+    to_end: list[list[JobRow]] = []  # among the nodes that are free first
     for name in sorted(pool):
         held = holders.get(name, [])
         limit = len(held)
@@ -64,7 +64,7 @@ def expect(
 
 
 def _holders(queue: Sequence[JobRow]) -> dict[str, list[JobRow]]:
-    """Return the jobs that hold slices on each node, as they will end."""
+    """Return the jobs that hold slices on each node, by end."""
     holders: dict[str, list[JobRow]] = {}
     for job in sorted((job for job in queue if job.active and slices(job.gres)), key=_end):
         for name in job.nodes:
@@ -75,9 +75,9 @@ def _holders(queue: Sequence[JobRow]) -> dict[str, list[JobRow]]:
 def _on(
     node: MigNode, need: Mapping[str, int], holders: Sequence[JobRow], max_count: int, catalog: SiteCatalog
 ) -> list[list[JobRow]]:
-    """Return the jobs of those on one node that have to end, as they will, once.
+    """Return the jobs on one node that have to end, by end, each once.
 
-    Nothing where `max_count` do not suffice. What the end of so many makes room for, that of more does too.
+    Nothing if `max_count` are not enough. If the end of n jobs makes room, so does the end of more.
     """
     rooms = [catalog.kinds[name].room for name in node.gpus]
 
@@ -93,7 +93,7 @@ def _on(
 
 
 def _last(jobs: Sequence[JobRow]) -> tuple[bool, float]:
-    """Return when the last of these jobs ends, as `_end` does."""
+    """Return the end of the last of these jobs, as `_end` does."""
     return _end(jobs[-1]) if jobs else _NOW
 
 
@@ -102,16 +102,16 @@ def _end(job: JobRow) -> tuple[bool, float]:
 
 
 def describe(expected: Expected, now: float) -> str:
-    """Say it in one sentence."""
+    """Describe it in one sentence."""
     if not expected.blockers:
-        return "as soon as its slices are made, unless jobs of higher priority take the room"
+        return "as soon as its slices are created, unless jobs of higher priority take the space"
     names = ", ".join(_name(job) for job in expected.blockers[:6])
     more = f" and {len(expected.blockers) - 6} more" if len(expected.blockers) > 6 else ""
     if expected.at is None:
-        return f"once {names}{more} ended, of which not all have a time limit"
+        return f"after the end of {names}{more}, of which not all have a time limit"
     minutes = max(0, round((expected.at - now) / 60))
     when = f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
-    return f"in {when} at the latest, unless jobs of higher priority take the room: once {names}{more} ended"
+    return f"in {when} at the latest, unless jobs of higher priority take the space: after the end of {names}{more}"
 
 
 def _name(job: JobRow) -> str:

@@ -1,4 +1,4 @@
-"""What `migbatch explain` tells: what a request would become and why, without submitting it."""
+"""`migbatch explain`: how a request would be rewritten and why, without submitting it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOKENS = (("TTFT_MS", "ttft_s", 1e3), ("TPOT_MS", "tpot_s", 1e3), ("TOKENS/S", 
 
 
 def answer(question: ExplainQuestion, uid: int, site: QuerySite) -> Reply:
-    """Answer with what the submit filter would make of the request of that user."""
+    """Answer with the submit filter's result for the request of that user."""
     catalog = _catalog(site)
     remarks: tuple[str, ...] = ()
     partition = question.partition
@@ -51,17 +51,17 @@ def _catalog(site: QuerySite) -> SiteCatalog:
         return load(path)
     except FileNotFoundError:
         if site.quiet:
-            raise Unanswerable("what this site has is not known yet: migbatchd has not seen its nodes") from None
+            raise Unanswerable("the GPUs of this site are unknown: migbatchd has not seen its nodes yet") from None
         raise Unanswerable(
-            f"there is no catalog at {path}; name one with --catalog, or run this where migbatchd has run once"
+            f"no catalog at {path}; use --catalog, or run this on a host where migbatchd has run"
         ) from None
     except (OSError, CatalogError) as error:
-        sentence = "the catalog of this site cannot be read" if site.quiet else f"{path}: {error}"
+        sentence = "cannot read the catalog of this site" if site.quiet else f"{path}: {error}"
         raise Unanswerable(sentence, detail=f"{path}: {error}") from None
 
 
 def _partition(catalog: SiteCatalog, site: QuerySite) -> tuple[str, tuple[str, ...]]:
-    """Return the partition of a request that names none: the only one with MIG, else Slurm's default."""
+    """Return the partition of a request that has none: the only one with MIG, else Slurm's default."""
     if len(catalog.partitions) == 1:
         return next(iter(catalog.partitions)), ()
     remarks: tuple[str, ...] = ()
@@ -71,14 +71,14 @@ def _partition(catalog: SiteCatalog, site: QuerySite) -> tuple[str, tuple[str, .
     except SlurmError as error:
         remarks = (f"migbatch: the default partition is not known, Slurm does not answer{site.detail(error)}",)
     if not name:
-        raise Unanswerable(f"which partition? Name one with --partition: {catalog.names}", 2)
+        raise Unanswerable(f"specify a partition with --partition: {catalog.names}", 2)
     return name, remarks
 
 
 def _request(question: ExplainQuestion, uid: int, partition: str) -> JobRequest:
     per_node = [part for part in (question.gres, _gpu(question.gpus_per_node)) if part]
     return JobRequest(
-        uid=uid or _NOBODY,  # root's own jobs are left alone by the filter
+        uid=uid or _NOBODY,  # the filter does not change root's own jobs
         partition=partition,
         tres_per_node=",".join(per_node) or None,
         tres_per_job=_gpu(question.gpus),
@@ -144,17 +144,17 @@ def _text(text: str) -> str:
 
 
 def _lines(request: JobRequest, answer: Answer, service_answer: Answer | None) -> Iterator[str]:
-    pairs = [("asked", " ".join(f"{option}={text!r}" for option, text in _asked(request).items()) or "nothing")]
+    pairs = [("requested", " ".join(f"{option}={text!r}" for option, text in _asked(request).items()) or "nothing")]
     pairs.append(("partition", request.partition or ""))
     if isinstance(answer, Refuse):
         pairs.append(("refused", answer.sentence))
     elif isinstance(answer, Pass):
-        pairs.append(("passes", answer.message or "unchanged: the job requests no slice here"))
+        pairs.append(("passed", answer.message or "unchanged: the job requests no slice here"))
     elif answer.decision is not None:
         pairs += _decision(answer.decision)
         pairs += [(f"sets {name}", _text(value) or "(cleared)") for name, value in answer.changes.items()]
         if answer.message:
-            pairs.append(("told", answer.message))
+            pairs.append(("message", answer.message))
     if service_answer is not None:
         verdict = _verdict(service_answer)
         pairs.append(
@@ -170,7 +170,7 @@ def _decision(decision: SubmitDecision) -> list[tuple[str, str]]:
     hints = " ".join(f"{key}={value}" for key, value in decision.hints.to_dict().items())
     return [
         ("hints", hints or "none"),
-        ("bucket", decision.bucket or "none: no known model is named"),
+        ("bucket", decision.bucket or "none: no known model"),
         ("advice", _advice(decision)),
         ("predictor", decision.predictor),
         ("granted", f"{decision.granted} ({decision.reason.replace('_', ' ')})"),

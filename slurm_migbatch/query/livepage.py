@@ -1,8 +1,8 @@
-"""The page of pictures for browsers: read only, on loopback unless configured otherwise, PrivateData kept.
+"""The page of charts for browsers: read-only, on loopback unless configured otherwise, within PrivateData.
 
-Who has the token sees all runs. Who is on this host without it is nobody in particular: he sees what PrivateData shows
-to everybody. From elsewhere nothing is shown without the token. A page asked for under a name that is none of this
-host's is refused without it, or a web site could have its own name stand for the loopback address and read along.
+Holders of the token see all runs. Without it, requests from this host see what PrivateData shows to everyone, and
+requests from elsewhere see nothing. Without the token a Host header that is not one of this host's names is refused;
+otherwise a web site could let its own name resolve to the loopback address and read the page (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _HEADERS: Final = {
     "Content-Security-Policy": "frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
 }
-#: seconds after which a browser asks again
+#: seconds after which a browser retries
 _REFRESH_S: Final = 300
 
 
 class LivePage:
-    """What stands behind the port of browsers."""
+    """The application behind the browser port."""
 
     def __init__(self, config: Config, ask: Callable[[int, bytes], Awaitable[bytes]]) -> None:
-        """Set up. `ask` answers a question of a user id. Raises AuthError where the token is missing or not safe."""
+        """Set up. `ask` answers a query of a user id. Raises AuthError if the token is missing or not safe."""
         report = config.report
         token = read_private(report.token_file) if report.token_file else b""
         self._rule = Scraping(token, "pictures are", "[report] token_file")
         self._days, self._ask = report.days, ask
-        # each takes seconds and half a gigabyte: one after the other
+        # each takes seconds and half a gigabyte: one at a time
         self._turn = asyncio.Lock()
 
     def app(self) -> Starlette:
@@ -58,7 +58,7 @@ class LivePage:
             uid = self._asker(request)
             question = write(self._question(request))
             if self._turn.locked() and uid == _NOBODY:
-                raise Refused(503, "another page is being drawn; ask again in a few seconds", 5)
+                raise Refused(503, "another page is being drawn; try again in a few seconds", 5)
             async with self._turn:
                 answer = Answer.read(await self._ask(uid, question))
         except QuestionError as error:
@@ -76,7 +76,7 @@ class LivePage:
         if request.url.path == ALL or "authorization" in request.headers:
             raise Refused(401, f"send the token of {self._rule.key}, as a password or as Authorization: Bearer TOKEN")
         if request.url.hostname not in _HOSTS:
-            raise Refused(403, "without the token this page is asked for at localhost or 127.0.0.1")
+            raise Refused(403, "without the token this page is available at localhost or 127.0.0.1 only")
         return _NOBODY
 
     def _question(self, request: Request) -> PageQuestion:
@@ -91,5 +91,7 @@ class LivePage:
 
 
 def _text(status: int, sentence: str) -> Response:
-    asking = {"WWW-Authenticate": 'Basic realm="migbatch: any name, the token as password"'} if status == 401 else {}
+    asking = (
+        {"WWW-Authenticate": 'Basic realm="migbatch: any user name, the token as password"'} if status == 401 else {}
+    )
     return PlainTextResponse(sentence + "\n", status, {**_HEADERS, **asking})

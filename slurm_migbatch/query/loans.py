@@ -1,8 +1,8 @@
-"""What `migbatch loans` tells: slices that are on loan to training jobs, and the training jobs that wait for one.
+"""`migbatch loans`: slices on loan to training jobs, and training jobs that wait for one.
 
-Slurm says who waits and who runs, the record why and since when, migbatchd why not yet. Each is asked for what it knows
-best, so this tells the truth also while migbatchd is down: a job that Slurm shows running runs, whatever the record was
-told last.
+Slurm knows which jobs wait and run, the record why and since when, migbatchd why a job has no loan yet. Each is queried
+for what it knows best, so the answer is right even while migbatchd is down: a job that Slurm shows as running is
+running, whatever the record has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLUMNS = ("JOBID", "USER", "ACCOUNT", "PROFILE", "NODE", "GPU", "SINCE", "STATE
 
 @dataclass(frozen=True)
 class LoanView:
-    """One line. `since` in unix seconds; `gpu` is the GPU's index where the node has reported it, else its UUID."""
+    """One line. `since` in unix seconds; `gpu` is the GPU's index if the node has reported it, else its UUID."""
 
     job: int
     user: str
@@ -42,7 +42,7 @@ class LoanView:
 
 
 def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
-    """Answer with the loans that are wanted, and who waits for one."""
+    """Answer with the selected loans, and the jobs that wait for one."""
     wanted = _ids(question.jobs)
     config = site.config
     job_views = job_views_of(rights.jobs(site.slurm().jobs()), config.lending.partitions)
@@ -94,14 +94,14 @@ def view(
     indexes: Mapping[str, int],
     wanted: Collection[int] = (),
 ) -> list[LoanView]:
-    """Return the loans that are over first, then those that go on and jobs that wait in Slurm's order.
+    """Return ended loans first, then current ones and waiting jobs in Slurm's order.
 
     Args:
         job_views: elastic training jobs as Slurm shows them now.
-        loans: of the record, by their decision.
+        loans: from the record, by decision time.
         reasons: why jobs wait.
         indexes: of GPUs by UUID.
-        wanted: of these jobs (or arrays) only; () for all.
+        wanted: only these jobs (or arrays); () for all.
     """
     over: list[LoanView] = []
     going: dict[int, LoanView] = {}
@@ -162,13 +162,13 @@ def _line(loan: Loan, gpu: str, since: float, state: str, why: str) -> LoanView:
 
 
 def waiting(site: QuerySite) -> tuple[dict[int, str], tuple[str, ...]]:
-    """Ask migbatchd why each job waits; nothing, and a remark, where it does not answer."""
+    """Ask migbatchd why each job waits; if it does not answer, return nothing and a remark."""
     try:
         reasons = json.loads(site.daemon("/v1/waiting"))["waiting"]
         return {int(job): str(why) for job, why in reasons.items()}, ()
     except (OSError, ValueError, KeyError) as error:
         where = "" if site.quiet else f" at {site.config.daemon.api_socket}"
-        return {}, (f"migbatch: migbatchd does not say{where} why jobs wait{site.detail(error)}",)
+        return {}, (f"migbatch: no answer from migbatchd{where}, reasons are missing{site.detail(error)}",)
 
 
 def _would(actions: Sequence[Mapping[str, Any]]) -> dict[int, str]:
@@ -185,7 +185,7 @@ def _ids(text: str | None) -> tuple[int, ...]:
         return ()
     words = [word.partition("_")[0].partition("+")[0] for word in text.split(",") if word]
     if not words or not all(word.isdigit() and len(word) < 19 for word in words):
-        raise Unanswerable(f"{text!r} names no jobs; write 123 or 123,124")
+        raise Unanswerable(f"{text!r} is not a list of jobs; write 123 or 123,124")
     return tuple(map(int, words))
 
 

@@ -1,4 +1,4 @@
-"""Where a command asks that may not open the record itself: /etc/migbatch/login.conf, else what Slurm says.
+"""Addresses of the query service, for commands that cannot open the record: /etc/migbatch/login.conf, else from Slurm.
 
 The standard library only: this runs on login nodes.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LOGIN_CONF = "/etc/migbatch/login.conf"
-#: where the controller has its configuration and its record by default (tests hold these against `config`)
+#: default paths of the controller's configuration and record (tests compare them with `config`)
 CONFIG = "/etc/migbatch/migbatch.toml"
 RECORD = "/var/lib/migbatch/migbatch.db"
 _KEYS = ("Servers", "SlurmUser", "MungeSocket")
@@ -27,17 +27,17 @@ _SCONTROL_S = 20.0
 
 
 class LoginError(RuntimeError):
-    """It is not known where to ask; the message says what to do."""
+    """The query service's address is unknown; the message says what to do."""
 
 
 class Servers(Value):
-    """Query services, in the order in which they are tried, and whose answers are believed.
+    """Query services, in the order in which they are tried, and the users whose answers are accepted.
 
     Attributes:
         urls: such as http://ctl1:6831.
         uids: users whose signature an answer must have: root, and SlurmUser.
         munge_socket: munged's socket; "" for munge's default.
-        source: what named the services, for messages.
+        source: where the services were configured, for messages.
     """
 
     urls: tuple[str, ...]
@@ -47,14 +47,14 @@ class Servers(Value):
 
 
 def find_servers(path: str = "") -> Servers:
-    """Return what login.conf names (or the file at `path`), else slurmctld's hosts. Raises LoginError."""
+    """Return the servers in login.conf (or the file at `path`), else slurmctld's hosts. Raises LoginError."""
     path = path or os.environ.get("MIGBATCH_LOGIN_CONF") or LOGIN_CONF
     try:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 keeps pathlib out of start-up
             return read_conf(file, path)
     except FileNotFoundError:
         if path != LOGIN_CONF:
-            raise LoginError(f"there is no {path}") from None
+            raise LoginError(f"no {path}") from None
         return of_slurm(_scontrol())
     except (OSError, UnicodeDecodeError) as error:
         raise LoginError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
@@ -74,7 +74,7 @@ def read_conf(lines: Iterable[str], path: str) -> Servers:
     urls = tuple(url for word in values["Servers"].split(",") if (url := word.strip().rstrip("/")))
     wrong = next((url for url in urls if not _URL.fullmatch(url)), None)
     if wrong is not None or not urls:
-        raise LoginError(f"{path}: Servers={wrong or ''} must name URLs such as http://controller:{DEFAULT_PORT}")
+        raise LoginError(f"{path}: Servers={wrong or ''} must be URLs such as http://controller:{DEFAULT_PORT}")
     uids = frozenset({0, *uid_of(values["SlurmUser"])})
     return Servers(tuple(map(_with_port, urls)), uids, values["MungeSocket"], path)
 
@@ -89,7 +89,7 @@ def of_slurm(config: str) -> Servers:
             hosts[address.rstrip(")") or name] = None
     urls = tuple(f"http://{f'[{host}]' if ':' in host else host}:{DEFAULT_PORT}" for host in hosts)
     if not urls or not all(map(_URL.fullmatch, urls)):
-        raise LoginError(f"Slurm names no SlurmctldHost; ask the administrator for {LOGIN_CONF} (Servers=http://...)")
+        raise LoginError(f"Slurm has no SlurmctldHost; ask the administrator for {LOGIN_CONF} (Servers=http://...)")
     user = _USER.fullmatch(settings.get("SlurmUser", ""))
     info = _SOCKET.made.search(settings.get("AuthInfo", ""))
     uids = frozenset({0, int(user[1])} if user else {0})
@@ -107,14 +107,14 @@ def _scontrol() -> str:
         done = None
     if done is None or done.returncode:
         raise LoginError(
-            f"there is no {LOGIN_CONF} here, and `scontrol show config` does not say where slurmctld is; ask the "
-            f"administrator for that file (Servers=http://<controller>:{DEFAULT_PORT})"
+            f"no {LOGIN_CONF}, and `scontrol show config` does not name slurmctld's host; ask the administrator for "
+            f"that file (Servers=http://<controller>:{DEFAULT_PORT})"
         )
     return done.stdout
 
 
 def uid_of(user: str) -> tuple[int, ...]:
-    """Return the uid of a user by name or number; nothing where this host does not know it."""
+    """Return the uid of a user by name or number; nothing if this host does not know it."""
     import pwd
 
     try:

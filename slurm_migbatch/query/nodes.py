@@ -1,4 +1,4 @@
-"""What `migbatch nodes` tells: nodes, GPUs, layouts and what is offered, in sinfo's manner."""
+"""`migbatch nodes`: nodes, GPUs, layouts and offers, in the style of sinfo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, select_runs
 from slurm_migbatch.workload.loans import LOAN
 
-#: GRES types that are no profile: what keeps the sum of counts constant, and what elastic trainings wait for
+#: GRES types that are not profiles: the filler, and the type of elastic training jobs that wait
 _NO_SLICES: Final = frozenset({"none", LOAN})
 #: characters of a layout bar for one memory slice
 CELL = 6
@@ -33,8 +33,9 @@ HIDDEN = 0
 class OccupiedSlot:
     """A slot that is not free.
 
-    `job` is None for a zombie, an instance that could not be destroyed yet, and `HIDDEN` for a job of somebody else of
-    which who asks may not be told.
+    `job` is None for a zombie, an instance that could not be destroyed yet, and `HIDDEN` for a job that the user may
+    not
+    see.
     """
 
     profile: str
@@ -45,7 +46,7 @@ class OccupiedSlot:
 
 @dataclass(frozen=True)
 class GpuView:
-    """One GPU: what lies on it, in memory slices. `slices` is 0 where MIG is off."""
+    """One GPU: its slots, in memory slices. `slices` is 0 if MIG is off."""
 
     index: int | None
     uuid: str
@@ -55,14 +56,14 @@ class GpuView:
 
     @property
     def state(self) -> str:
-        """A word for the GPU: nomig, idle, mixed, full."""
+        """Return the state of the GPU: nomig, idle, mixed, full."""
         used = sum(s.size for s in self.held)
         return "nomig" if not self.slices else "idle" if not used else "full" if used >= self.slices else "mixed"
 
 
 @dataclass(frozen=True)
 class NodeView:
-    """One node. `offered` and `used` are Slurm's counts by GRES type; `state` is its word, None where it is silent."""
+    """One node. `offered` and `used` are Slurm's counts by GRES type; `state` is Slurm's, None if silent."""
 
     name: str
     gpus: tuple[GpuView, ...]
@@ -74,18 +75,18 @@ class NodeView:
 
 
 def answer(question: NodesQuestion, rights: Rights, site: QuerySite) -> Reply:
-    """Answer with the nodes that are wanted."""
+    """Answer with the selected nodes."""
     try:
         wanted = set(expand(question.names)) if question.names else None
     except NodeListError as error:
         raise Unanswerable(f"--nodes: {error}", 2) from None
     remarks: tuple[str, ...] = ()
     if not rights.nodes:
-        raise Unanswerable("nodes are private here (PrivateData=nodes)")
+        raise Unanswerable("nodes are private (PrivateData=nodes)")
     try:
         rows: Sequence[NodeRow] | None = site.slurm().nodes()
     except SlurmError as error:
-        rows, remarks = None, (f"migbatch: Slurm does not answer, states and offers are left out{site.detail(error)}",)
+        rows, remarks = None, (f"migbatch: no answer from Slurm, states and offers are missing{site.detail(error)}",)
     with site.record() as store:
         leases = store.leases()
         shown = _shown(store, rights, {lease.job for lease in leases})
@@ -96,7 +97,7 @@ def answer(question: NodesQuestion, rights: Rights, site: QuerySite) -> Reply:
         ]
     if wanted is not None and (unknown := wanted - {v.name for v in views}):
         raise Unanswerable(
-            f"no MIG node called {', '.join(sorted(unknown))} has reported yet; `migbatch nodes` lists those that have"
+            f"no MIG node named {', '.join(sorted(unknown))} has reported yet; `migbatch nodes` lists those that have"
         )
     if question.as_json:
         return Reply([json.dumps({"version": 1, "nodes": [asdict(v) for v in views]})], remarks)
@@ -120,11 +121,11 @@ def _shown(store: HistoryStore, rights: Rights, jobs: Collection[int]) -> Collec
 def view(
     store: HistoryStore, rows: Sequence[NodeRow] | None, leases: Sequence[LeaseRow], shown: Collection[int]
 ) -> list[NodeView]:
-    """Return every node that has reported, with Slurm's view of it beside the record's.
+    """Return every node that has reported, combining Slurm's view and the record's.
 
     Args:
         store: the record.
-        rows: of Slurm; None where it does not answer.
+        rows: from Slurm; None if it does not answer.
         leases: slices that are held.
         shown: the jobs that may be named.
     """
@@ -154,7 +155,7 @@ def view(
 
 
 def free_counts(row: NodeRow) -> dict[str, int]:
-    """Return the slices that Slurm may still give away on a node, by profile as in GRES types."""
+    """Return the slices that Slurm can still allocate on a node, by profile as in GRES types."""
     free = {kind: count - row.used.get(kind, 0) for kind, count in row.gres.items() if kind not in _NO_SLICES}
     return {kind: count for kind, count in sorted(free.items()) if count > 0}
 
@@ -192,14 +193,14 @@ def _parked(row: Mapping[str, Any]) -> tuple[OccupiedSlot, str]:
 
 
 def fault_sentence(event: Mapping[str, Any]) -> str:
-    """Say what a node reported as a fault."""
+    """Describe a fault that a node reported."""
     where = f"GPU {event['gpu']}: " if event.get("gpu") else ""
     then = f"; {event['action']}" if event.get("action") else ""
     return f"{where}{event.get('what')}{then}{' (drained)' if event.get('drain') else ''}"
 
 
 def bar(gpu: GpuView) -> str:
-    """Return the layout as text, `CELL` characters for a memory slice."""
+    """Return the layout as text, `CELL` characters per memory slice."""
     if not gpu.slices:
         return "MIG is off"
     cells = ["." * (CELL - 1) + "|"] * gpu.slices
@@ -224,7 +225,7 @@ def _gpu(gpu: Mapping[str, Any], held: Iterable[OccupiedSlot]) -> GpuView:
 
 @lru_cache(maxsize=256)
 def _memory_slices(geometry: str) -> int:
-    """Return the memory slices of a geometry, as JSON: a site has thousands of GPUs and few kinds of them."""
+    """Return the memory slices of a geometry, as JSON: a site has thousands of GPUs but few types."""
     try:
         return Geometry.from_dict(json.loads(geometry)).memory_slices
     except GeometryError:

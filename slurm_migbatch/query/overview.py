@@ -1,6 +1,6 @@
-"""The cluster as `migbatch top` shows it: of Slurm, the record and migbatchd at one moment, before anybody's rights.
+"""The cluster as `migbatch top` shows it: Slurm, the record and migbatchd at one moment, before access rights.
 
-A process that answers keeps it for a moment, so that many users who watch cost as much as one.
+The process that answers caches it briefly, so that many watching users cost as much as one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from slurm_migbatch.store.queries import JobId, LeaseRow, RunFilter, select_runs
 from slurm_migbatch.store.recent import RecentEvent
 from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
 
-#: events of nodes that are shown
+#: number of node events shown
 EVENTS: Final = ("start", "stop", "misfit", "fault", "zombie", "cleared", "boot")
 _EVENTS: Final = 60
 _NAME_S: Final = 600.0
 _CATALOG_S: Final = 60.0
-#: seconds for which an overview, and what a job waits for, is kept
+#: seconds for which an overview, and what a job waits for, is cached
 _OVERVIEW_S: Final = 2.0
 _WAIT_S: Final = 5.0
 _EXPECTED_S: Final = 20.0
@@ -42,15 +42,15 @@ Slots = Sequence[tuple[str, int, int]]
 
 @dataclass(frozen=True)
 class Overview:
-    """The cluster at one moment; `nodes` and `queue` are None where Slurm does not answer.
+    """The cluster at one moment; `nodes` and `queue` are None if Slurm does not answer.
 
     Attributes:
-        views: nodes and GPUs of the record, without what is held.
-        plans: of each node GPU -> slots of its plan, used and free; empty where migbatchd does not tell.
+        views: nodes and GPUs of the record, without leases.
+        plans: for each node GPU -> slots of its plan, used and free; empty if migbatchd does not answer.
         trainings: elastic jobs in the queue.
         reasons: why training jobs wait.
-        owners: uid and account of jobs that events and loans are about.
-        remarks: what could not be asked.
+        owners: uid and account of jobs in events and loans.
+        remarks: what could not be queried.
     """
 
     at: float
@@ -71,12 +71,12 @@ class Overview:
 
 
 def overview(site: QuerySite) -> Overview:
-    """Return a look that is at most a moment old. Raises StoreError."""
+    """Return a recent overview. Raises StoreError."""
     return site.kept("overview", _OVERVIEW_S, lambda: _made(site))
 
 
 def expectation(site: QuerySite, seen: Overview, row: JobRow) -> Expected | None:
-    """Return what a waiting job waits for; None where that is not known."""
+    """Return what a pending job waits for; None if unknown."""
 
     def find() -> Expected | None:
         catalog = site.kept("catalog", _CATALOG_S, lambda: _catalog(site))
@@ -88,7 +88,7 @@ def expectation(site: QuerySite, seen: Overview, row: JobRow) -> Expected | None
 
 
 def sentence(site: QuerySite, row: JobRow) -> str:
-    """Say why a waiting job waits, by migbatchd; nothing where it does not answer."""
+    """Return migbatchd's reason why a job waits; nothing if it does not answer."""
     if site.kept("silent", _WAIT_S, lambda: not _answers(site)):
         return ""
     return site.kept(f"why {row.job_id}", _WAIT_S, lambda: ask(site, row.job_id))
@@ -120,12 +120,12 @@ def _made(site: QuerySite) -> Overview:
         cluster = site.kept("cluster", _NAME_S, lambda: client.settings().get("clustername", ""))
     except SlurmError as error:
         nodes, queue, cluster = None, None, ""
-        remarks.append(f"Slurm does not answer, the queue and what is offered are left out{site.detail(error)}")
+        remarks.append(f"no answer from Slurm, the queue and the offers are missing{site.detail(error)}")
     trainings = job_views_of(queue or (), site.config.lending.partitions)
     reasons, unsaid = waiting(site) if any(job.row.pending for job in trainings.values()) else ({}, ())
     plans = _plans(site)
     if plans is None:
-        remarks.append("migbatchd does not answer, what is offered on which GPU is left out")
+        remarks.append("no answer from migbatchd, the offers of each GPU are missing")
     with site.record() as store:
         views = node_views(store, nodes, (), ())
         leases = store.leases()
@@ -154,7 +154,7 @@ def _plans(site: QuerySite) -> dict[str, dict[str, Slots]] | None:
 
 
 def _owners(store: HistoryStore, jobs: Collection[int]) -> dict[int, tuple[int | None, str | None, str | None]]:
-    """Return uid, account and user of jobs, by the record."""
+    """Return uid, account and user of jobs, from the record."""
     if not jobs:
         return {}
     wanted = RunFilter(jobs=tuple(JobId(job) for job in sorted(jobs)), duplicates=False)

@@ -1,4 +1,4 @@
-"""What `migbatch report` tells: pictures of a window of time, of the runs that who asks may see."""
+"""`migbatch report`: charts of a time window, for the runs that the user may see."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from slurm_migbatch.store.runquery import RunFilter
 from slurm_migbatch.values import replace
 
 _FINE, _COARSE = 250, 62
-"""Bins of lines and layouts, and of bars."""
+"""Number of bins of lines and layouts, and of bars."""
 _ACCOUNTS, _GPUS, _PROFILES = 12, 32, 10
-"""How many are drawn; tables hold all accounts."""
+"""Number of accounts drawn; tables list all accounts."""
 _FIGURES = (("Throughput", "items/s"), ("Latency of a batch", "ms"), ("Memory", "MiB"))
 
 
@@ -50,18 +50,18 @@ def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:
 
     Args:
         wanted: which runs, with a window (`start` and `end`, unix seconds).
-        rights: of who asks; runs of others that he may not see do not count, names that he may not know are left out.
+        rights: of the user; hidden runs of others do not count, hidden names are omitted.
         site: where the record is.
-        now: the present moment, unix seconds; a window ends by then.
+        now: the current time, unix seconds; a window ends by then.
 
     Raises:
-        Unanswerable: the window has no length, or the database fails.
+        Unanswerable: the window is empty, or the database fails.
         StoreError: the record cannot be opened.
     """
     assert wanted.start is not None
     end = min(now, wanted.end if wanted.end is not None else now)
     if end <= wanted.start:
-        raise Unanswerable(f"the window from {moment(wanted.start)} to {moment(end)} holds no time that has passed", 2)
+        raise Unanswerable(f"the window from {moment(wanted.start)} to {moment(end)} is in the future", 2)
     mine = allowed(rights, replace(wanted, end=end))
     try:
         with contextlib.closing(open_reader(site.url)) as record:
@@ -70,12 +70,12 @@ def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:
         raise failed(error, site) from None
     notes = [] if mine.only is None else ["Only your own runs and those of accounts that you coordinate (PrivateData)."]
     if not shown:
-        notes.append("The record holds nothing of that.")
+        notes.append("The record has no matching data.")
     return render(
         _title(wanted),
         f"From {moment(wanted.start)} to {moment(end)} ({zone(end)}).",
         shown,
-        f"Made by migbatch report on {moment(now)}, of the record of migbatch.",
+        f"Created by migbatch report on {moment(now)} from migbatch's record.",
         notes,
     )
 
@@ -94,7 +94,7 @@ def _charts(record: RunReader, wanted: RunFilter, rights: Rights) -> Iterator[Ch
     assert wanted.end is not None
     fine, coarse = (TimeBins.over(wanted.start, wanted.end, max_bins) for max_bins in (_FINE, _COARSE))
     held = sums.Held.of(windows.held_slices(record, wanted), wanted.end, named=rights.accounts)
-    # GPUs that lay idle belong to a picture of all runs only
+    # idle GPUs belong only to a chart of all runs
     everything = not (wanted.accounts or wanted.users or wanted.uids or wanted.partitions or wanted.only)
     rows = windows.gpus(record, wanted) if everything and rights.nodes else ()
     gpus = [(str(row[0]), row[2], str(row[1])) for row in rows]

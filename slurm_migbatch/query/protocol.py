@@ -1,4 +1,4 @@
-"""What commands and the query service agree on, beside `questions`: where to ask, and what an answer looks like.
+"""Protocol between commands and the query service, besides `questions`: paths and the format of answers.
 
 An answer is JSON: `{"version": 1, "code": 0, "out": "...", "err": ["..."]}`, or
 `{"version": 1, "code": 1, "error": "..."}`.
@@ -19,11 +19,11 @@ MAX_ANSWER = 257 << 20
 
 
 class AnswerError(ValueError):
-    """An answer that is none."""
+    """An invalid answer."""
 
 
 class Answer(Value):
-    """What a command prints and ends with; `error` instead of all else where there is no answer."""
+    """The output and exit code of a command; if there is no answer, only `error`."""
 
     code: int
     out: str = ""
@@ -31,7 +31,7 @@ class Answer(Value):
     error: str = ""
 
     def write(self) -> bytes:
-        """Return the answer as it goes over the wire."""
+        """Return the answer in wire format."""
         import json
 
         fields: dict[str, Any] = {"version": VERSION, "code": self.code}
@@ -40,17 +40,17 @@ class Answer(Value):
 
     @classmethod
     def read(cls, body: bytes) -> Answer:
-        """Read what came over the wire. Raises AnswerError."""
+        """Parse the wire format. Raises AnswerError."""
         import json
 
         try:
             fields = json.loads(body)
             if fields["version"] != VERSION:
-                raise AnswerError("command and service must be of one release")
+                raise AnswerError("command and service must be of the same release")
             code, error = fields["code"], fields.get("error", "")
             out, err = fields.get("out", ""), tuple(fields.get("err", ()))
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-            raise AnswerError("what the service answers is not understood") from None
+            raise AnswerError("cannot parse the answer of the service") from None
         if not (type(code) is int and 0 <= code <= 255 and all(isinstance(text, str) for text in (out, error, *err))):
-            raise AnswerError("what the service answers is not understood")
+            raise AnswerError("cannot parse the answer of the service")
         return cls(code, out, err, error)

@@ -1,7 +1,7 @@
-"""What may be asked, as typed values: no command lines, no names of files, no addresses.
+"""User queries as typed values: no command lines, file names or addresses.
 
-A question comes over the network from any user, so `read` believes nothing: every field has a type and a bound, unknown
-ones are refused, and texts hold no control characters. The standard library only: login nodes import this.
+A query comes over the network from any user, so `read` trusts nothing: every field has a type and a bound, unknown
+fields are refused, and texts have no control characters. The standard library only: login nodes import this.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar
 
 MAX_QUESTION = 65536
-"""Bytes of a question on the wire."""
+"""Maximum size of a query on the wire, in bytes."""
 _WORDS = 500
 JOB = Pattern(r"(\d{1,18})(?:_(\d{1,9})|\+(\d{1,9}))?(?:\.\w+)?", "ASCII")
-#: what a strftime format may hold: letters after "%" without flags and widths, for which a C library may allocate much
+#: allowed in a strftime format: letters after "%" without flags and widths, for which a C library may allocate much
 _STYLE = Pattern(r"(?:[^%]|%[a-zA-Z%])*")
 
 
 class QuestionError(ValueError):
-    """A question that means nothing; the message says which field is wrong."""
+    """An invalid query; the message says which field is wrong."""
 
 
 def text(limit: int, *, optional: bool = False) -> Any:
-    """Declare a text of at most `limit` characters; "" by default, None where it is `optional`."""
+    """Declare a text of at most `limit` characters; default "", None if it is `optional`."""
     return Field(None if optional else "", limit=limit, optional=optional)
 
 
@@ -35,16 +35,16 @@ def words(limit: int) -> Any:
 
 
 def number(limit: int) -> Any:
-    """Declare a whole number from 1 to `limit`, None by default."""
+    """Declare an integer from 1 to `limit`, default None."""
     return Field(None, limit=limit)
 
 
 class Question(Value):
-    """Any of them.
+    """Base of all queries.
 
     Attributes:
         kind: its name on the wire.
-        bytewise: its texts have one character for each byte.
+        bytewise: its texts have one character per byte.
     """
 
     kind: ClassVar[str]
@@ -52,7 +52,7 @@ class Question(Value):
 
 
 class SelectedRuns(Question, kw_only=True):
-    """The part of a question that says which runs it is about, as the options of migacct of these names do."""
+    """The part of a query that selects runs, as the options of migacct of these names do."""
 
     users: tuple[str, ...] = words(256)
     accounts: tuple[str, ...] = words(256)
@@ -63,18 +63,18 @@ class SelectedRuns(Question, kw_only=True):
 
 
 class RunsQuestion(SelectedRuns):
-    """`migacct`: runs of the record, selected and shown as its options say.
+    """`migacct`: runs of the record, selected and shown according to its options.
 
     Attributes:
         groups: names or numbers.
-        associations: ids that slurmdbd has.
-        clusters: whose runs; () and "all" for every one that the record has.
-        limit_min, limit_max: time limits, as -k and -K give them.
-        truncate: show times and durations within the window alone.
-        columns: as -o gives them; "" for the default of `brief`, `long` or neither.
-        default_columns: what to show where none of the three says it, and what "+name" adds to; "" for ours.
-        delimiter: what separates columns; None for fixed widths.
-        time_style: SLURM_TIME_FORMAT of who asks.
+        associations: ids of slurmdbd.
+        clusters: clusters of the runs; () and "all" for all in the record.
+        limit_min, limit_max: time limits, as in -k and -K.
+        truncate: limit times and durations to the window.
+        columns: as in -o; "" for the default of `brief`, `long` or neither.
+        default_columns: the columns if none of the three is given, and the base of "+name"; "" for ours.
+        delimiter: separator of columns; None for fixed widths.
+        time_style: SLURM_TIME_FORMAT of the user.
     """
 
     kind: ClassVar[str] = "runs"
@@ -108,7 +108,7 @@ class RunsQuestion(SelectedRuns):
 
 
 class ShowQuestion(Question):
-    """`migbatch show`: one job in depth."""
+    """`migbatch show`: one job in detail."""
 
     kind: ClassVar[str] = "show"
 
@@ -151,12 +151,12 @@ class LoansQuestion(Question):
 
 
 class TopQuestion(Question):
-    """`migbatch top`, `migbatch nodes --watch`: one page of the cluster as it is now.
+    """`migbatch top`, `migbatch nodes --watch`: one page of the current cluster state.
 
     Attributes:
-        names: of these nodes only, such as gpu[1-4].
-        user: of this user's jobs only, a name or a uid; "" for all.
-        only: of this profile or partition only; "" for all.
+        names: only these nodes, such as gpu[1-4].
+        user: only this user's jobs, a name or a uid; "" for all.
+        only: only this profile or partition; "" for all.
     """
 
     kind: ClassVar[str] = "top"
@@ -167,12 +167,12 @@ class TopQuestion(Question):
 
 
 class UsageQuestion(SelectedRuns):
-    """`migbatch usage`: roll-ups of what slices were held.
+    """`migbatch usage`: sums of held slices.
 
     Attributes:
-        by: columns of the roll-up, separated by commas; "" for the default.
-        delimiter: what separates columns; None for a table.
-        time_style: SLURM_TIME_FORMAT of who asks.
+        by: columns to group by, separated by commas; "" for the default.
+        delimiter: separator of columns; None for a table.
+        time_style: SLURM_TIME_FORMAT of the user.
     """
 
     kind: ClassVar[str] = "usage"
@@ -186,12 +186,12 @@ class UsageQuestion(SelectedRuns):
 
 
 class WasteQuestion(SelectedRuns):
-    """`migbatch waste`: what was held and not used, of one job, or of the runs that ended in a window.
+    """`migbatch waste`: what was held but not used, by one job, or by the runs that ended in a window.
 
     Attributes:
-        job: as Slurm prints it; "" for a table of the runs that the other fields choose.
-        limit: lines of the table, those that wasted most.
-        delimiter: what separates columns; None for a table.
+        job: as Slurm prints it; "" for a table of the runs that the other fields select.
+        limit: number of lines of the table, worst first.
+        delimiter: separator of columns; None for a table.
     """
 
     kind: ClassVar[str] = "waste"
@@ -205,9 +205,9 @@ class WasteQuestion(SelectedRuns):
 
 
 class ExplainQuestion(Question):
-    """`migbatch explain`: what the submit filter would make of a request.
+    """`migbatch explain`: the submit filter's result for a request.
 
-    Its texts are as the filter sees them, one character for each byte.
+    Its texts are as the filter sees them, one character per byte.
     """
 
     kind: ClassVar[str] = "explain"
@@ -228,7 +228,7 @@ class ExplainQuestion(Question):
 
 
 class PageQuestion(SelectedRuns):
-    """`migbatch report`: pictures of a window of time as one HTML document."""
+    """`migbatch report`: charts of a time window as one HTML document."""
 
     kind: ClassVar[str] = "page"
 
@@ -254,43 +254,43 @@ def is_job(written: str) -> bool:
 
 
 def checked(question: Question) -> Question:
-    """Return the question if every field keeps its bounds. Raises QuestionError."""
+    """Return the query if every field is within its bounds. Raises QuestionError."""
     for name, facts in fields(question):
         _check(question, name, facts, getattr(question, name))
     return question
 
 
 def write(question: Question) -> bytes:
-    """Return the question as it goes over the wire. Raises QuestionError where a field is out of bounds."""
+    """Return the query in wire format. Raises QuestionError if a field is out of bounds."""
     checked(question)
     import json
 
     given = {name: getattr(question, name) for name, _ in fields(question)}
     body = json.dumps({"ask": question.kind, **given}, separators=(",", ":")).encode()
     if len(body) > MAX_QUESTION:
-        raise QuestionError(f"this asks for too much at once: more than {MAX_QUESTION} bytes")
+        raise QuestionError(f"the query is too large: more than {MAX_QUESTION} bytes")
     return body
 
 
 def read(body: bytes) -> Question:
-    """Read what came over the wire. Raises QuestionError for everything that `write` does not make."""
+    """Parse the wire format. Raises QuestionError for everything that `write` cannot produce."""
     if len(body) > MAX_QUESTION:
-        raise QuestionError(f"the question is longer than {MAX_QUESTION} bytes")
+        raise QuestionError(f"the query is longer than {MAX_QUESTION} bytes")
     import json
 
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
-        raise QuestionError("the question is not JSON") from None
+        raise QuestionError("the query is not JSON") from None
     if not isinstance(given, dict):
-        raise QuestionError("the question is not an object")
+        raise QuestionError("the query is not an object")
     name = given.pop("ask", None)
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise QuestionError(f"ask must be one of {', '.join(KINDS)}")
     known = {name for name, _ in fields(kind)}
     if given.keys() - known:
-        raise QuestionError("the question has a field that is not known here: command and service must be one release")
+        raise QuestionError("the query has an unknown field: command and service must be of the same release")
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     return checked(kind(**values))
 
@@ -310,11 +310,11 @@ def _check(question: Question, name: str, bounds: Mapping[str, Any], value: Any)
     else:
         right = _plain(value, bounds["limit"]) and (name != "time_style" or _STYLE.fullmatch(value) is not None)
     if not right:
-        raise QuestionError(f"{name} is of the wrong kind, too long, or holds what it must not")
+        raise QuestionError(f"{name} has a wrong type, is too long, or has invalid content")
 
 
 def _plain(value: Any, limit: int) -> bool:
-    """Return whether a value is a text without control characters and halves of characters that no encoding writes."""
+    """Return whether a value is a text without control characters and lone surrogates."""
     return (
         isinstance(value, str)
         and len(value) <= limit

@@ -1,4 +1,4 @@
-"""Reading one state of the record over SQLAlchemy, for questions whose answer is made of sums."""
+"""Reading a consistent state of the record over SQLAlchemy, for queries that compute sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurm_migbatch.store.db import open_store
 
 @contextmanager
 def reading(site: QuerySite) -> Iterator[Connection]:
-    """Open a connection to the record for reading one state of it.
+    """Open a connection to the record with one consistent state.
 
     Raises:
         Unanswerable: the database failed meanwhile.

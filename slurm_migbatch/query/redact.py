@@ -1,8 +1,8 @@
-"""What of a run is told to somebody who may know that it exists, and no more: nothing that its user wrote.
+"""What others may see of a run: nothing that its user wrote.
 
-A job's name and comment are its user's words. What was made of them (the request as it was given, the bucket that its
-hints chose, the decision, doubts about its own figures) repeats them, so it goes with them. The user, the slices,
-times, states and figures stay, as squeue and sacct show them.
+A job's name and comment are written by its user. Fields derived from them (the request as given, the bucket from its
+hints, the decision, doubts about its own figures) repeat them, so they are hidden too. The user, the slices, times,
+states and figures are shown, as squeue and sacct show them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from slurm_migbatch.slurm.rights import Rights
     from slurm_migbatch.store.runquery import RunFilter
 
-#: fields of a run that its user wrote, or that repeat what he wrote
+#: fields of a run that its user wrote, or that repeat them
 OWN_WORDS = frozenset({"name", "comment", "wckey", "bucket", "decision", "measured_facts", "retyped_why"})
 _OPTION = Pattern(r"--(?:gres|gpus|gpus-per-node|gpus-per-task|gpus-per-socket)=[\w:,.+/]{1,256}", "ASCII")
 
 
 def field_for(rights: Rights, run: Any, name: str, value: Any) -> Any:
     """Return a field of a run as the user may see it; `run` has the attributes job_id, uid and account."""
-    if name == "reason" and value:  # a node's, which may name those who had its slices then
+    if name == "reason" and value:  # from a node, may name other users of its slices
         return rights.sentence(str(value), {run.job_id})
     if rights.in_full(run.uid, run.account):
         return value
@@ -37,7 +37,7 @@ def field_for(rights: Rights, run: Any, name: str, value: Any) -> Any:
 
 
 class RedactedRun:
-    """A row of a run whose attributes are what the user may see of it."""
+    """A row of a run with the attributes that the user may see."""
 
     def __init__(self, rights: Rights, row: Any) -> None:
         self._rights, self._row = rights, row
@@ -47,10 +47,11 @@ class RedactedRun:
 
 
 def allowed(rights: Rights, wanted: RunFilter, *, accounts: bool = False) -> RunFilter:
-    """Return the filter that leaves out what the user may not see.
+    """Return the filter for what the user may not see.
 
-    Who may not know others' accounts, or what they wrote, cannot find out by asking for the runs of one or of an
-    association with one, nor, with `accounts`, from an answer that names them.
+    Users who may not know others' accounts, or what they wrote, cannot find out by filtering by account or association,
+    nor,
+    with `accounts`, from an answer that names accounts.
     """
     words = bool(wanted.names or wanted.wckeys) and not rights.everything
     if (

@@ -1,4 +1,4 @@
-"""What a question is answered with: lines for stdout, remarks for stderr and an exit code, or a sentence why not."""
+"""Answer to a query: lines for stdout, remarks for stderr and an exit code, or a sentence why there is none."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 class Unanswerable(Exception):
-    """A question that has no answer; the message is a sentence for who asked.
+    """A query without an answer; the message is a sentence for the user.
 
     Attributes:
         code: exit code of the command: 1 failed, 2 wrong usage.
-        detail: for the log of the service, never for who asked.
+        detail: for the log of the service, never for the user.
     """
 
     def __init__(self, sentence: str, code: int = 1, detail: str = "") -> None:
@@ -23,7 +23,7 @@ class Unanswerable(Exception):
 
 
 class Reply(Value):
-    """An answer. `lines` may be made while they are read; they have no line ends."""
+    """An answer. `lines` may be generated while they are read; they have no line ends."""
 
     lines: Iterable[str] | Iterator[str]
     remarks: tuple[str, ...] = ()

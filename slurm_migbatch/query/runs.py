@@ -1,4 +1,4 @@
-"""What `migacct` tells: what jobs asked for, got and did with it, in the way of sacct."""
+"""`migacct`: requests, allocations and results of jobs, in the style of sacct."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 
 _ASSOCIATIONS_S = 60.0
-"""Seconds for which what slurmdbd said of associations is kept."""
+"""Seconds for which associations from slurmdbd are cached."""
 
 
 def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
-    """Answer with the runs that the question selects; lines are made while they are read."""
+    """Answer with the runs that the query selects; lines are generated while they are read."""
     now = time.time()
     try:
         columns, units = _columns(question), _units(question)
@@ -56,11 +56,11 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
         elsewhere = bool(question.clusters) and not {"all", cluster} & set(question.clusters)
         fields = _Fields.of(question, columns)
         visible_runs = iter(() if elsewhere else _visible_runs(reader, rights, wanted, fields, question.truncate))
-        # the first run says whether there are any, while there is time for a remark
+        # the first run says whether there are any, while a remark is still possible
         first = next(visible_runs, None)
         remarks = [selection.remark] if selection.remark else []
         if elsewhere:
-            remarks.append(f"the runs of this record are of the cluster {cluster} alone")
+            remarks.append(f"this record only has runs of the cluster {cluster}")
         elif first is None:
             remarks.extend(_unknown(wanted, reader))
         visible_runs = visible_runs if first is None else chain((first,), visible_runs)
@@ -78,7 +78,7 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
 def _selection(question: RunsQuestion, now: float, uid: int) -> Selection:
     wrong = next((text for text in question.associations if not _number(text)), None)
     if wrong is not None:
-        raise ReportError(f"-x: {wrong!r} is no id of an association; `sacctmgr show associations format=id` has them")
+        raise ReportError(f"-x: {wrong!r} is not an association id; `sacctmgr show associations format=id` lists them")
     return selection(
         question,
         now,
@@ -110,7 +110,7 @@ def _gids(groups: Iterable[str]) -> tuple[int, ...]:
 
 
 def _check_users(question: RunsQuestion, rights: Rights, reader: RunReader) -> None:
-    """Raise Unanswerable for a user whom neither this host nor the record knows: one who has left has runs still."""
+    """Raise Unanswerable for a user unknown to both this host and the record: a removed user still has runs."""
     import pwd
 
     for user in question.users:
@@ -127,7 +127,7 @@ def _number(text: str) -> bool:
 
 
 def _unknown(wanted: RunFilter, reader: RunReader) -> Iterator[str]:
-    """Yield what was asked for that no run of the record has; of an empty answer alone, since it reads all runs."""
+    """Yield the requested names that no run of the record has; only for an empty answer, because it reads all runs."""
     for what, field, names in (
         ("account", "accounts", wanted.accounts),
         ("QOS", "qos", wanted.qos),
@@ -135,11 +135,11 @@ def _unknown(wanted: RunFilter, reader: RunReader) -> Iterator[str]:
     ):
         for name in names:
             if not reader.has_run(RunFilter(**{field: (name,), "only": wanted.only})):  # type: ignore[arg-type]
-                yield f"no run that you may see has the {what} {name!r}"
+                yield f"no run visible to you has the {what} {name!r}"
 
 
 def _cluster(question: RunsQuestion, columns: Sequence[Column], site: QuerySite) -> str:
-    """Return Slurm's name of the cluster where it matters; Slurm is asked for it."""
+    """Return Slurm's name of the cluster if it matters; Slurm is queried for it."""
     named = any(name != "all" for name in question.clusters) or bool(question.associations)
     if not named and not any(column.name == "Cluster" for column in columns):
         return ""
@@ -154,7 +154,7 @@ def _cluster(question: RunsQuestion, columns: Sequence[Column], site: QuerySite)
 
 
 def _associations(question: RunsQuestion, cluster: str, site: QuerySite) -> tuple[Association, ...] | None:
-    """Return the associations that were asked for, of which slurmdbd knows; None where none was."""
+    """Return the requested associations from slurmdbd; None if none was requested."""
     if not question.associations:
         return None
     known = site.kept(f"associations of {cluster}", _ASSOCIATIONS_S, lambda: site.slurm().associations(cluster))
@@ -174,11 +174,11 @@ def _units(question: RunsQuestion) -> Callable[[float | None], str]:
 
 
 class _Fields:
-    """Which fields of runs and slices the answer needs."""
+    """The fields of runs and slices that the answer needs."""
 
     def __init__(self, run: Iterable[str], slices: Iterable[str], weighs: bool) -> None:
         self.run, self.slices = set(run), set(slices)
-        #: whether slices are weighed by their GPU
+        #: whether slices are weighted by their share of the GPU
         self.weighs = weighs
 
     @classmethod
@@ -195,7 +195,7 @@ class _Fields:
 
 
 class _Moment:
-    """What lines are made of besides runs."""
+    """What lines are built from, besides runs."""
 
     def __init__(self, now: float, cluster: str, wholes: Wholes) -> None:
         self.now, self.cluster, self.wholes = now, cluster, wholes
@@ -261,7 +261,7 @@ def _visible_runs(
 
 
 def _cut(row: Any, wanted: RunFilter) -> Any:
-    """Return a row whose times lie within the window, as sacct -T has it: what goes on ends with the window."""
+    """Return a row with its times limited to the window, as in sacct -T: what is still running ends with the window."""
     assert wanted.start is not None and wanted.end is not None
     names = row._fields
     changed: dict[str, float] = {}
@@ -274,7 +274,7 @@ def _cut(row: Any, wanted: RunFilter) -> Any:
 
 
 def _closing(reader: RunReader, lines: Iterator[str], site: QuerySite) -> Iterator[str]:
-    """Yield the lines, then let go of the record."""
+    """Yield the lines, then release the record."""
     try:
         yield from lines
     except ReadError as error:

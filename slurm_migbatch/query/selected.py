@@ -1,4 +1,4 @@
-"""Which runs of the record a question is about."""
+"""The runs of the record that a query selects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def selection(question: SelectedRuns, now: float, uid: int, *, allusers: bool, **more: Any) -> Selection:
-    """Return what a question selects; `more` are further fields of `ReportOptions`. Raises ReportError."""
+    """Return the selection of a query; `more` are further fields of `ReportOptions`. Raises ReportError."""
     asked = ReportOptions(
         users=question.users,
         allusers=allusers,
@@ -29,5 +29,5 @@ def selection(question: SelectedRuns, now: float, uid: int, *, allusers: bool, *
 
 
 def failed(cause: object, site: QuerySite) -> Unanswerable:
-    """Return what who asked is told where the database failed."""
+    """Return the message for the user when the database failed."""
     return Unanswerable(f"reading the database failed{site.detail(cause)}", detail=str(cause))

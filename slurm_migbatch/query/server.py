@@ -1,12 +1,12 @@
-"""The query service: a process of its own, so that no question of a user holds up migbatchd.
+"""The query service: a separate process, so that no user query blocks migbatchd.
 
-It is a child of migbatchd, at low priority. stdin brings one line of JSON,
-`{"config": "<migbatch.toml>", "level": ...}`, and ends when the process is to end; lines of JSON go out on stdout:
+It is a child of migbatchd, at low priority. stdin delivers one line of JSON,
+`{"config": "<migbatch.toml>", "level": ...}`, and is closed when the process must exit; lines of JSON go out on stdout:
 `{"serving": <port>}` once, `{"answers": {...}}` about every second while there are any.
 
-Who asks is proved by munge before a byte of the question is read. What one user can take is bounded: one question of
-his is worked on at a time, and the next waits until he has read the answer. Questions are worked on by processes of
-their own (`worker`), which are killed where one takes too long.
+munge authenticates the user before a byte of the query is read. The resources of a user are limited: one query of his
+runs at a time, and the next waits until he has read the answer. Queries run in separate processes (`worker`), which are
+killed if one takes too long.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from slurm_migbatch.query.questions import MAX_QUESTION, QuestionError, read
 
 log = logging.getLogger(__name__)
 
-#: connections of one user on which an answer is made or not yet read
+#: connections of one user with a running query or an unread answer
 _HELD_PER_USER: Final = 2
-#: questions that may wait for a worker, one of each user
+#: queries that may wait for a worker, one per user
 _WAITING: Final = 64
-#: questions after which another process takes the place of a worker
+#: queries after which a worker is replaced
 _QUESTIONS: Final = 200
 #: connections of browsers
 _BROWSERS: Final = ConnectionBounds(64, 32, 32, 5.0)
@@ -54,31 +54,31 @@ _BODY_S: Final = 5.0
 _NICE: Final = 10
 _PAUSE_S: Final = 1.0
 _STATISTICS_S: Final = 1.0
-#: libraries for numbers start as many threads as there are processors, each with its own memory
+#: numeric libraries start as many threads as there are processors, each with its own memory
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Workers:
-    """Processes that answer, each one question at a time."""
+    """Worker processes, each running one query at a time."""
 
     def __init__(self, start: bytes, count: int, patience_s: float, most_bytes: int) -> None:
-        """`start`: the first line of each; `patience_s`: seconds that a question may take."""
+        """`start`: the first line for each; `patience_s`: timeout of a query in seconds."""
         self._start, self._patience_s = start, patience_s
         self._most = 2 * most_bytes + (1 << 20)  # JSON writes some characters as two
         self._room = asyncio.Semaphore(count)
         self._idle: list[Process] = []
-        self._all: dict[Process, int] = {}  # with the questions that each has answered
+        self._all: dict[Process, int] = {}  # with the number of queries that each has answered
         self.waiting = 0
 
     async def ask(self, uid: int, body: bytes) -> bytes:
-        """Return the answer to a question. Raises Refused."""
+        """Return the answer to a query. Raises Refused."""
         if self.waiting >= _WAITING:
-            raise Refused(503, "too many questions wait already; ask again later", 2)
+            raise Refused(503, "too many queries are waiting; try again later", 2)
         self.waiting += 1
         try:
             await asyncio.wait_for(self._room.acquire(), self._patience_s)
         except asyncio.TimeoutError:
-            raise Refused(503, "other questions take their time; ask again later", 2) from None
+            raise Refused(503, "other queries are still running; try again later", 2) from None
         finally:
             self.waiting -= 1
         try:
@@ -87,7 +87,7 @@ class Workers:
             self._room.release()
 
     def close(self) -> None:
-        """End all."""
+        """Terminate all."""
         for process in list(self._all):
             self._kill(process)
 
@@ -97,21 +97,19 @@ class Workers:
             answer = await asyncio.wait_for(self._exchange(process, uid, body), self._patience_s)
         except asyncio.TimeoutError:
             self._kill(process)
-            raise Refused(
-                504, f"this takes longer than {self._patience_s:g} s to answer; ask for less at once"
-            ) from None
+            raise Refused(504, f"the query takes longer than {self._patience_s:g} s; request less data") from None
         except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
-            log.warning("a process that answers questions has ended: %r", error)
+            log.warning("a query process has died: %r", error)
             self._kill(process)
             await asyncio.sleep(_PAUSE_S)
-            raise Refused(500, "the question could not be answered; migbatchd's log has more") from None
-        except BaseException:  # whoever asked has gone; what is left in the pipes is nobody's answer
+            raise Refused(500, "the query failed; see migbatchd's log") from None
+        except BaseException:  # the client has disconnected; what is left in the pipes belongs to no query
             self._kill(process)
             raise
         self._all[process] += 1
         if self._all[process] < _QUESTIONS:
             self._idle.append(process)
-        else:  # whatever memory it keeps goes with it
+        else:  # frees the memory it holds
             self._kill(process)
         return answer
 
@@ -139,14 +137,14 @@ class Workers:
         return process
 
     def _kill(self, process: Process) -> None:
-        """End a worker and the commands that it has started."""
+        """Terminate a worker and the commands that it has started."""
         self._all.pop(process, None)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 class QueryService:
-    """What stands behind the port."""
+    """The application behind the port."""
 
     def __init__(self, config: Config, start: bytes, signer: Signer) -> None:
         query = config.query
@@ -158,20 +156,20 @@ class QueryService:
         self._held: Counter[int] = Counter()
         #: answers by status
         self.answers: Counter[int] = Counter()
-        advice = ("a question was refused", "this is the user's or his host's matter unless it goes on")
+        advice = ("a query was refused", "caused by the user or his host unless it persists")
         limits = ApiLimits(body_bytes=MAX_QUESTION, body_s=_BODY_S)
         gate = Gate(signer, limits, self._pool, self._authorise, self._seldom, advice)
         handler = gate.guard(self._answer, lambda _path, status: self.answers.update((status,)))
         bounds = ConnectionBounds(query.max_connections, min(128, query.max_connections // 2), 32, 5.0)
         self.api = ApiServer(Starlette(routes=[Route(PATH, handler, methods=["POST"])]), query.port, bounds, "query")
-        #: for browsers, where they are served
+        #: for browsers, if enabled
         self.page: ApiServer | None = None
         if config.report.page:
             page = LivePage(config, self._workers.ask)
             self.page = ApiServer(page.app(), config.report.port, _BROWSERS, "report")
 
     async def stop(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         await self.api.stop()
         if self.page is not None:
             await self.page.stop()
@@ -191,7 +189,7 @@ class QueryService:
             raise Refused(400, str(error)) from None
         self._hold(caller)
         if caller.uid in self._asking and caller.uid not in self._trusted:
-            raise Refused(429, f"a question of uid {caller.uid} is being worked on already", 1)
+            raise Refused(429, f"a query of uid {caller.uid} is already running", 1)
         self._asking.add(caller.uid)
         try:
             answer = await self._workers.ask(caller.uid, body)
@@ -200,10 +198,10 @@ class QueryService:
         return Response(answer, headers={"Connection": "close"}, media_type="application/json")
 
     def _hold(self, caller: Caller) -> None:
-        """Count the connection until it is closed: an answer that is not read takes memory."""
+        """Count the connection until it is closed: an unread answer takes memory."""
         uid = caller.uid
         if self._held[uid] >= _HELD_PER_USER and uid not in self._trusted:
-            raise Refused(429, f"{_HELD_PER_USER} answers to uid {uid} are still to be read", 1)
+            raise Refused(429, f"{_HELD_PER_USER} answers to uid {uid} have not been read yet", 1)
         if caller.link is None:
             return
         self._held[uid] += 1
@@ -228,8 +226,8 @@ async def serve(config: Config, start: bytes) -> None:
     """Serve until stdin ends.
 
     Raises:
-        AuthError: munge cannot be used, or the token of the page of pictures.
-        OSError: the port cannot be had.
+        AuthError: munge or the token of the page of charts cannot be used.
+        OSError: the port is not available.
     """
     cluster = config.cluster
     service = QueryService(config, start, MungeSigner(config.node_api.munge_socket, None))
@@ -268,14 +266,14 @@ async def _report_answers(service: QueryService) -> None:
 
 
 def _send(message: object) -> None:
-    with contextlib.suppress(BrokenPipeError):  # migbatchd is gone, and our stdin will tell
+    with contextlib.suppress(BrokenPipeError):  # migbatchd is gone, and stdin will end
         os.write(1, json.dumps(message).encode() + b"\n")
 
 
 def main() -> None:
     """Serve until stdin ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # migbatchd gets them too, and closes our stdin in good order
+        signal.signal(number, signal.SIG_IGN)  # migbatchd gets them too, and closes our stdin for an orderly exit
     first = b""
     while not first.endswith(b"\n"):
         part = os.read(0, 1)
@@ -289,7 +287,7 @@ def main() -> None:
     try:
         asyncio.run(serve(loads(start["config"]), first))
     except (RuntimeError, OSError) as error:
-        log.error("users are not answered: %s", error)
+        log.error("user queries are not answered: %s", error)
         sys.exit(1)
 
 

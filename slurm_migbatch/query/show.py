@@ -1,4 +1,4 @@
-"""What `migbatch show` tells: one job in depth, as `key: value` lines."""
+"""`migbatch show`: one job in detail, as `key: value` lines."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from slurm_migbatch.store.queries import JobId, RunFilter, RunRow
 
 
 def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
-    """Answer with every run of a job that is wanted."""
+    """Answer with the selected runs of a job."""
     job = job_id(question.job)
     with site.record() as store:
         wanted = allowed(rights, RunFilter(jobs=(job,), duplicates=question.duplicates))
         rows = [_redacted(rights, row) for row in store.runs(wanted)]
         if not rows:
             raise Unanswerable(
-                f"job {name_of(job)} is not in the record; jobs enter it within seconds of their submission, and "
+                f"job {name_of(job)} is not in the record; jobs are recorded within seconds of their submission; "
                 "`migacct -X -S now-7days` lists those of the last week"
             )
         decisions = {id: store.decision(id) for id in {row.run["decision"] for row in rows} if id}
@@ -50,7 +50,7 @@ def job_id(written: str) -> JobId:
     """Read a job id as Slurm prints it; a step (12.0) means its job."""
     match = JOB.fullmatch(written)
     if match is None:
-        raise Unanswerable(f"{written!r} is no job id; write 123, 123_4 or 123+1", 2)
+        raise Unanswerable(f"{written!r} is not a job id; write 123, 123_4 or 123+1", 2)
     return JobId(int(match[1]), match[2], int(match[3]) if match[3] else None)
 
 
@@ -66,44 +66,44 @@ def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[
     yield "Times", ", ".join(times) or "unknown"
     if run["started"] and run["ended"]:
         yield "Elapsed", format_duration(run["ended"] - run["started"])
-    yield "Asked", shown(run["asked"])
+    yield "Requested", shown(run["asked"])
     yield "Bucket", shown(run["bucket"] or "none: no known model")
-    yield "Got", _got(run)
+    yield "Allocated", _got(run)
     yield from (("", line) for line in _slices(row.slices))
     yield "Predicted", figures(run, "predicted_")
     yield from pairs_of("Measured", measured(run))
     yield from pairs_of("Training", training(run))
     if decision:
-        yield "Why", shown((decision["message"] or "the job named its profile").removeprefix("migbatch: "))
+        yield "Why", shown((decision["message"] or "explicit profile").removeprefix("migbatch: "))
         yield from pairs_of("Candidates", candidate_lines(decision))
 
 
 def measured(run: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the run achieved, by whose word, how far off the prediction was, and what of it was not believed."""
+    """Yield what the run achieved, the source, the prediction error, and rejected figures."""
     facts = run["measured_facts"] if isinstance(run["measured_facts"], dict) else {}
     items = f"{run['measured_items']:.0f} items" if run["measured_items"] is not None else ""
     known = [part for part in (figures(run, "measured_"), items) if part and (part != "nothing" or not items)]
     yield ", ".join(known)
-    words = {"job": "by the job's own words", "driver": "memory as the driver saw it"}
+    words = {"job": "reported by the job", "driver": "memory from the driver"}
     whose = [words.get(who, f"by the {shown(who)}") for who in measured_by(facts)]
     if whose:
         yield "; ".join(reversed(whose))
     if facts.get("oom") is True:
-        yield f"memory ran out; `migbatch waste {run_name(run)}` says what to ask for next time"
+        yield f"out of memory; `migbatch waste {run_name(run)}` shows what to request next time"
     error = prediction_error(SimpleNamespace(**run))
     if error is not None:
-        yield f"throughput {percentage(error)} against the prediction"
+        yield f"throughput {percentage(error)} relative to the prediction"
     for doubt in facts.get("doubts") or ():
-        yield f"not believed: {shown(doubt)}"
+        yield f"rejected: {shown(doubt)}"
 
 
 def training(run: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how far a training is, and what of it is safe; nothing of other jobs."""
+    """Yield the progress of a training job and its saved steps; nothing for other jobs."""
     facts = run["measured_facts"] if isinstance(run["measured_facts"], dict) else {}
     safe, moment = facts.get("safe") or {}, time_formatter(None)
     lines = [f"{safe['steps']} steps done"] if "steps" in safe else []
     if "restored" in safe:
-        lines.append(f"began from step {safe['restored']}")
+        lines.append(f"continued from step {safe['restored']}")
     if "checkpoint" in safe:
         cost = f" (it took {safe['ckpt_s']:.3g} s)" if "ckpt_s" in safe else ""
         lines.append(f"last checkpoint {moment(safe['checkpoint'])}{cost}")
@@ -115,7 +115,7 @@ _TIMES = (("submitted", "submitted"), ("started", "started"), ("ended", "ended")
 
 
 def candidate_lines(decision: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one line for each profile that was considered."""
+    """Yield one line per candidate profile."""
     rows = decision.get("candidates")
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, Mapping):
@@ -130,7 +130,7 @@ def pairs_of(key: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def figures(row: Mapping[str, Any], prefix: str) -> str:
-    """Return the latency, throughput and memory, as far as they are known."""
+    """Return the latency, throughput and memory, as far as known."""
     parts = []
     if row.get(f"{prefix}latency_ms") is not None:
         parts.append(f"{row[f'{prefix}latency_ms']:.3g} ms per batch")
@@ -167,7 +167,7 @@ def _state(run: Mapping[str, Any]) -> str:
 def _got(run: Mapping[str, Any]) -> str:
     if not run["profile"]:
         return "nothing yet" if run["ended"] is None else "nothing"
-    how = "" if run["warm"] is None else ", warm (made by an earlier job)" if run["warm"] else ", made for it"
+    how = "" if run["warm"] is None else ", warm (from an earlier job)" if run["warm"] else ", created for it"
     setup = "" if run["setup_ms"] is None else f" in {run['setup_ms']:.0f} ms"
     return f"{run['profile']}{how}{setup}"
 
@@ -180,5 +180,5 @@ def _slices(slices: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def shown(value: object) -> str:
-    """Return a value, or `unknown`, as text that cannot act on a terminal; user names things as he likes."""
+    """Return a value, or `unknown`, as text that cannot control a terminal; users choose names freely."""
     return "unknown" if value is None or value == "" else escaped(str(value))

@@ -1,4 +1,4 @@
-"""What answers rest on: the record, Slurm, and the running migbatchd of one configuration."""
+"""Sources of answers: the record, Slurm, and the running migbatchd of one configuration."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 _MOST = 16 << 20
 _PATIENCE_S = 5.0
-#: things that are kept at once
+#: number of cached items
 _KEPT = 200
 _REST = 4.0
 
 
 class QuerySite:
-    """Where to look, by the configuration of the controller.
+    """Where to query, according to the controller's configuration.
 
     Attributes:
-        catalog: catalog file instead of the configured one; only a command on this host names one.
-        submit_socket: where `explain` asks the submit service too; likewise.
-        quiet: whether who asks is told nothing of paths and errors on this host; they are logged.
+        catalog: catalog file instead of the configured one; only set by a command on this host.
+        submit_socket: socket of the submit service for `explain`; likewise.
+        quiet: hide paths and errors of this host from the user; they are logged.
     """
 
     def __init__(
         self, config: Config | None, catalog: str = "", submit_socket: str = "", quiet: bool = False, *, url: str = ""
     ) -> None:
-        """Look by a configuration, or by the defaults and the record at `url`."""
+        """Use a configuration, or the defaults and the record at `url`."""
         self._config, self._url = config, url
         self.catalog, self.submit_socket, self.quiet = catalog, submit_socket, quiet
         self._kept: dict[str, tuple[float, Any]] = {}
@@ -53,13 +53,13 @@ class QuerySite:
 
     @property
     def url(self) -> str:
-        """The record's."""
+        """The record's URL."""
         return self._url or self.config.store.url
 
     def kept(self, name: str, seconds: float, find: Callable[[], _T]) -> _T:
-        """Return what `find` found so many seconds ago at most, so that many questions are one look.
+        """Return the cached result of `find` if it is recent enough, so that many queries share one look-up.
 
-        What takes long is kept longer, for `_REST` times what it took.
+        Slow results are cached longer, for `_REST` times their duration.
         """
         now = time.monotonic()
         until, value = self._kept.get(name, (0.0, None))
@@ -72,7 +72,7 @@ class QuerySite:
         return value  # type: ignore[no-any-return]
 
     def detail(self, error: object) -> str:
-        """Return what follows a sentence: the words of the error, but nothing where who asks is elsewhere."""
+        """Return what to append to a sentence: the error text, but nothing for remote users."""
         return "" if self.quiet else f": {error}"
 
     def record(self) -> HistoryStore:
@@ -82,7 +82,7 @@ class QuerySite:
         return open_history(self.url, readonly=True)
 
     def slurm(self) -> HistoryClient:
-        """Return the client of Slurm's commands, as the configuration finds them."""
+        """Return the client of Slurm's commands, as configured."""
         from slurm_migbatch.daemon.ended import HistoryClient
 
         cluster = self.config.cluster
@@ -94,7 +94,7 @@ class QuerySite:
         Raises:
             OSError: it does not answer, or refuses.
         """
-        import http.client  # with ssl a good part of the time that a question about runs takes
+        import http.client  # with ssl this import takes a good part of the time of a query about runs
         import socket
 
         connection = http.client.HTTPConnection("localhost", timeout=_PATIENCE_S)

@@ -1,4 +1,4 @@
-"""What `migbatch top` tells: one page of the cluster, as far as who asks may see it."""
+"""`migbatch top`: one page of the cluster, as far as the user may see it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _QUEUE: Final = 40
 _LOANS: Final = 200
 _EVENTS: Final = 40
 _WORDS: Final = 200
-#: what of an action repeats what a user wrote
+#: fields of an action that repeat what a user wrote
 _OWN: Final = frozenset({"retype", "throttle", "share"})
 
 
@@ -54,7 +54,7 @@ def answer(question: TopQuestion, rights: Rights, site: QuerySite) -> Reply:
     asked = _Selection(seen, rights, names, question.user, question.only.replace("+", "."))
     remarks = tuple(remark.removeprefix("migbatch: ") for remark in seen.remarks)
     if not rights.nodes:
-        remarks = (*remarks, "nodes are private here (PrivateData=nodes)")
+        remarks = (*remarks, "nodes are private (PrivateData=nodes)")
     gpus = list(_gpus(asked)) if rights.nodes else []
     page = Page(
         seen.at,
@@ -73,10 +73,10 @@ def answer(question: TopQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 @dataclass(frozen=True)
 class _Selection:
-    """What of an overview somebody may see, and wants to.
+    """The part of an overview that a user may see and has selected.
 
     Attributes:
-        names: of these nodes; None for all.
+        names: only these nodes; None for all.
         user: name or uid; "" for all.
         only: a GRES type or a partition; "" for all.
     """
@@ -89,12 +89,12 @@ class _Selection:
 
     @cached_property
     def queue(self) -> dict[int, JobRow]:
-        """The jobs in Slurm's queue that may be seen, in its order."""
+        """The visible jobs in Slurm's queue, in its order."""
         return {row.job_id: row for row in self.rights.jobs(self.seen.queue or ())}
 
     @cached_property
     def rows(self) -> list[JobRow]:
-        """Those that are wanted."""
+        """The selected ones."""
         return [row for row in self.queue.values() if self.of_user(row.user, row.uid) and self.of_kind(row)]
 
     @cached_property
@@ -103,16 +103,16 @@ class _Selection:
         return {node.name: node.partitions for node in self.seen.nodes or ()}
 
     def of_user(self, user: str | None, uid: int | None) -> bool:
-        """Return whether somebody is wanted."""
+        """Return whether a user is selected."""
         return not self.user or self.user == user or self.user == str(uid)
 
     def of_kind(self, row: JobRow) -> bool:
-        """Return whether a job's profile or partition is wanted."""
+        """Return whether a job's profile or partition is selected."""
         kinds = {profile.gres_type for profile in slices(row.gres)}
         return not self.only or self.only in kinds or self.only in row.partition.split(",")
 
     def of_job(self, job: int, profile: str = "") -> bool:
-        """Return whether a job is wanted that may have left the queue."""
+        """Return whether a job is selected that may have left the queue."""
         row = self.queue.get(job)
         uid, _, user = self.seen.owners.get(job, (None, None, None))
         whose = self.of_user(user, uid) if row is None else self.of_user(row.user, row.uid)
@@ -125,7 +125,7 @@ class _Selection:
         return self.rights.runs or job in self.queue
 
     def sentence(self, text: str | None) -> str:
-        """Return a sentence without jobs that may not be named; nothing where nodes are private, which it may name."""
+        """Return a sentence without hidden jobs; nothing if nodes are private, because it may name nodes."""
         return self.rights.sentence(text or "", self.queue.keys())[:_WORDS] if self.rights.nodes else ""
 
 
@@ -134,7 +134,7 @@ class _Selection:
 
 def _totals(seen: Overview) -> Totals:
     slots = sum(gpu.slices for view in seen.views for gpu in view.gpus)
-    # a slice that two jobs share is one
+    # a slice shared by two jobs is one slot
     held = {(lease.node, lease.gpu, lease.start): lease.size for lease in seen.leases}
     closed = {node.name for node in seen.nodes or () if not node.open}
     return Totals(
@@ -220,7 +220,7 @@ def _wanted(asked: _Selection, row: GpuRow) -> bool:
     return any(slot.profile.replace("+", ".") == asked.only for slot in row.slots)
 
 
-# -- what waits --------------------------------------------------------------------------------------------------
+# -- pending jobs ----------------------------------------------------------------------------------------------------
 
 
 def _queue(asked: _Selection, site: QuerySite) -> Iterator[QueueRow]:
@@ -247,7 +247,7 @@ def _wants(row: JobRow) -> str:
 
 
 def _start(asked: _Selection, site: QuerySite, row: JobRow) -> tuple[str, float]:
-    """Return when a job can start at the latest, to whom all running jobs may be told."""
+    """Return the latest start of a job, for users who may see all running jobs."""
     rights = asked.rights
     if not rights.nodes or not (rights.everything or "jobs" not in rights.private):
         return "", 0.0
@@ -346,7 +346,7 @@ def _user(asked: _Selection, job: int) -> str:
 
 
 def _said(kind: str, payload: Mapping[str, Any]) -> str:
-    """Return what there is to say about an event, beside what it is."""
+    """Return the details of an event."""
     if kind == "fault":
         return fault_sentence(payload)
     if kind == "zombie":

@@ -1,4 +1,4 @@
-"""What `migbatch usage` tells: how many GPU-hours were held by whom, where, as what, and how much of that was idle."""
+"""`migbatch usage`: GPU-hours held by account, user, node and profile, and their idle share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slurm_migbatch.store.usage import GROUPS, HeldSlices, held_slices
 
 
 def answer(question: UsageQuestion, rights: Rights, site: QuerySite) -> Reply:
-    """Answer with the roll-up of what the user may know of."""
+    """Answer with the sums that the user may see."""
     now = time.time()
     try:
         wanted = selection(question, now, rights.uid, allusers=not question.users).wanted
@@ -37,7 +37,7 @@ def answer(question: UsageQuestion, rights: Rights, site: QuerySite) -> Reply:
     except ReportError as error:
         raise Unanswerable(str(error)) from None
     if "node" in by and not rights.nodes:
-        raise Unanswerable("nodes are private here (PrivateData=nodes)")
+        raise Unanswerable("nodes are private (PrivateData=nodes)")
     wanted = allowed(rights, wanted, accounts="account" in by)
     with reading(site) as connection:
         usage = _usage(connection, wanted, by, spans, now, capacity=rights.nodes)
@@ -86,5 +86,5 @@ def _lines(question: UsageQuestion, usage: report.Usage, window: tuple[float, fl
 
 def _title(usage: report.Usage, start: float, end: float, style: str) -> str:
     moment: Any = time_formatter(style or None, end)
-    what = "of the GPUs' time" if usage.percent_of == report.CAPACITY else "of what was used (capacity is not known)"
+    what = "of the GPUs' time" if usage.percent_of == report.CAPACITY else "of the used time (capacity is unknown)"
     return f"Slices held from {moment(start)} to {moment(end)}; percent {what}"

@@ -1,8 +1,7 @@
-"""What `migbatch waste` tells: what was held and not used, what to ask for next time, and what that would have waited.
+"""`migbatch waste`: what was held but not used, what to request next time, and how long that would have waited.
 
-It says how somebody uses what he asked for, so a user is told of his own jobs and those of accounts that he
-coordinates; operators of all. How long others waited is told as two figures over several runs, as far as runs of others
-may be seen at all.
+It shows how a user uses what he requested, so it is limited to his own jobs and those of accounts that he coordinates,
+and to operators. The wait of others is given as two figures over several runs, if runs of others may be seen at all.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from slurm_migbatch.store.waste import UsedRun, runs_alike, used_runs, waits
 from slurm_migbatch.values import replace
 
 WORST = 20
-"""Lines of a table where nobody says how many."""
+"""Default number of lines of a table."""
 AROUND_S = 86400.0
-"""Seconds before and after a run's submission in which others that were submitted tell what it would have waited."""
+"""Seconds before and after a run's submission from which other submissions estimate its wait."""
 
 
 def answer(question: WasteQuestion, rights: Rights, site: QuerySite) -> Reply:
@@ -57,7 +56,7 @@ def answer(question: WasteQuestion, rights: Rights, site: QuerySite) -> Reply:
         shown = list(_with_waits(connection, others, runs))
     if question.job and not shown:
         raise Unanswerable(
-            f"no run of job {name_of(wanted.jobs[0])} that held slices is in the record, or it is not yours; "
+            f"the record has no run of job {name_of(wanted.jobs[0])} with slices, or it is not yours; "
             "`migacct -X -S now-7days` lists your jobs of the last week"
         )
     return Reply(list(_lines(question, shown, total, wanted, now)))
@@ -91,7 +90,7 @@ def _judged(connection: Connection, wanted: RunFilter, policy: RunsPolicy, now: 
 
 
 def _past(connection: Connection, runs: Sequence[UsedRun], *, alone: bool) -> Mapping[str, Sequence[PastRun]]:
-    """Return the newest runs of each recurring job among these, those of one job's from the whole record."""
+    """Return the newest runs of each recurring job among these; for one job from the whole record."""
     seen: Iterable[RecurringRun] = (run.seen for run in runs)
     if alone:
         before = max((run.shown.ended for run in runs if run.shown.ended is not None), default=0.0)
@@ -129,7 +128,7 @@ def _with_waits(connection: Connection, others: RunFilter, runs: Iterable[Judged
         if not profile or row.submitted is None:
             yield run
             continue
-        # the record has NVML's spelling; what is advised has no suffix, so it is the GRES type's too
+        # the record has NVML's spelling; a recommended profile has no suffix, so it is also the GRES type
         named = profile if count == 1 else f"{profile}:{count}"
         around = (row.submitted - AROUND_S, row.submitted + AROUND_S)
         yield dataclasses.replace(run, would=waited(waits(connection, others, row.partition or "", named, around)))

@@ -1,4 +1,4 @@
-"""What `migbatch why` tells: why a job waits, from Slurm's queue, the record and the running supply loop."""
+"""`migbatch why`: why a job waits, from Slurm's queue, the record and the running supply loop."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from slurm_migbatch.workload.loans import LoanHints, loan_hints
 
 
 def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
-    """Answer with what a waiting job waits for."""
+    """Answer with what a pending job waits for."""
     job, client = job_id(question.job), site.slurm()
     nodes = client.nodes() if rights.nodes else None  # first: it tells the client whether reservations matter
     queue = rights.jobs(client.jobs())
     row = find(queue, job)
     if row is None:
         name = name_of(job)
-        raise Unanswerable(f"Slurm does not list job {name}; `migbatch show {name}` tells what became of it")
+        raise Unanswerable(f"Slurm does not list job {name}; `migbatch show {name}` shows its result")
     if not row.pending:
         raise Unanswerable(
             f"job {name_of(job)} is not pending, it is {row.state.lower()}; see `migbatch show {name_of(job)}`"
@@ -47,26 +47,26 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
         decision, at_once = _decision(site, row), tasks_at_once(row, _throttles(site, row))
     elif elastic is not None:
         elastic = replace(elastic, min=None, max=None)
-    supply = "nodes are private here"
+    supply = "nodes are private"
     if rights.nodes:
         supply = rights.sentence(ask(site, row.job_id), {other.job_id for other in queue})
     expected: list[tuple[str, str]] = []
     if rights.nodes and (rights.everything or "jobs" not in rights.private) and elastic is None:
         expected += _expected(site, row, queue, nodes or (), time.time())
-    ahead = "waiting jobs" if rights.everything or "jobs" not in rights.private else "waiting jobs that you may see"
+    ahead = "pending jobs" if rights.everything or "jobs" not in rights.private else "pending jobs visible to you"
     told = describe(row, queue, nodes, decision, supply, elastic, ahead, at_once)
     return Reply(list(pair_lines([*told, *expected])))
 
 
 def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:
-    """Return the row of a job, of an array task, or of a component of a heterogeneous job; waiting ones first."""
+    """Return the row of a job, of an array task, or of a component of a heterogeneous job; pending ones first."""
     rows = [row for row in queue if _is(row, job)]
     return min(rows, key=lambda row: not row.pending, default=None)
 
 
 def _is(row: JobRow, job: JobId) -> bool:
     if job.task is not None:
-        # tasks that were not started yet share one row
+        # tasks that have not started share one row
         return row.array_job == job.job and (row.array_task == job.task or (row.pending and row.tasks > 1))
     if job.offset is not None:
         return row.het_job == job.job and row.job_id - job.job == job.offset
@@ -80,30 +80,30 @@ def describe(
     decision: Mapping[str, Any] | None,
     supply: str,
     elastic: LoanHints | None = None,
-    others: str = "waiting jobs",
+    others: str = "pending jobs",
     at_once: str = "",
 ) -> Iterator[tuple[str, str]]:
-    """Yield the lines about a waiting job.
+    """Yield the lines about a pending job.
 
     Args:
         row: Slurm's row of it.
-        queue: Slurm's queue, as far as who asks may see it.
-        nodes: None where who asks may not see them.
+        queue: Slurm's queue, as far as the user may see it.
+        nodes: None if the user may not see them.
         decision: of the submit filter about it.
-        supply: why it waits, by migbatchd.
-        elastic: where it is a training job that waits for a slice on loan.
+        supply: migbatchd's reason why it waits.
+        elastic: for a training job that waits for a loan.
         others: which jobs of the queue those are.
-        at_once: how many tasks of an elastic array run at once, and why; empty: it is none.
+        at_once: number of concurrent tasks of an elastic array, and why; empty for other jobs.
     """
     wants = slices(row.gres)
     yield "Job", f"{row.job_id} of {row.user} in {row.partition}" + (f", {row.tasks} tasks" if row.tasks > 1 else "")
     if decision:
-        yield "Asked", shown(decision.get("asked"))
+        yield "Requested", shown(decision.get("asked"))
         yield "Bucket", shown(decision.get("bucket") or "none: no known model")
-        yield "Chosen", shown((decision.get("message") or "the job named its profile").removeprefix("migbatch: "))
+        yield "Decision", shown((decision.get("message") or "explicit profile").removeprefix("migbatch: "))
     per_node = f" on each of {row.num_nodes} nodes" if row.num_nodes > 1 else ""
-    nothing = "no slice" if elastic is None else f"a slice on loan{_bounds(elastic)}"
-    yield "Wants", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + per_node
+    nothing = "no slice" if elastic is None else f"a loan of a slice{_bounds(elastic)}"
+    yield "Needs", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + per_node
     ahead = sum(1 for other in queue if other.pending and other.priority > row.priority)
     yield "Slurm", f"{row.reason or 'no reason yet'}; {ahead} {others} have a higher priority"
     if at_once:
@@ -124,11 +124,11 @@ def _bounds(elastic: LoanHints) -> str:
 
 
 def offers(wants: Mapping[Any, int], nodes: Sequence[NodeRow]) -> Iterator[str]:
-    """Yield where each wanted profile is offered now."""
+    """Yield where each requested profile is offered now."""
     for profile in sorted(wants, reverse=True):
         free = [(row.name, n) for row in nodes if row.open and (n := free_counts(row).get(profile.gres_type, 0))]
         listed = ", ".join(f"{n} on {name}" for name, n in free[:6]) + (" and more" if len(free) > 6 else "")
-        yield f"{profile}: {listed or 'nowhere at the moment'}"
+        yield f"{profile}: {listed or 'not offered at the moment'}"
 
 
 def ask(site: QuerySite, job: int) -> str:
@@ -137,14 +137,14 @@ def ask(site: QuerySite, job: int) -> str:
         return str(json.loads(site.daemon(f"/v1/why/{job}"))["why"])
     except (OSError, ValueError, KeyError) as error:
         where = "" if site.quiet else f" at {site.config.daemon.api_socket} ({error})"
-        return f"migbatchd does not answer{where}; offers stay as they are"
+        return f"no answer from migbatchd{where}; offers do not change"
 
 
 def tasks_at_once(row: JobRow, actions: Sequence[Mapping[str, Any]] | None) -> str:
-    """Say how many tasks of an elastic array run at once, and why; empty for any other job.
+    """Return how many tasks of an elastic array run at once, and why; empty for any other job.
 
     Args:
-        row: Slurm's row of tasks that wait; of a single one it shows no throttle.
+        row: Slurm's row of pending tasks; the row of a single task has no throttle.
         actions: what was done to the array, oldest first; None: the record cannot be read.
     """
     if row.array_job is None or elastic_hints(row.comment) is None or actions is None:
@@ -155,8 +155,8 @@ def tasks_at_once(row: JobRow, actions: Sequence[Mapping[str, Any]] | None) -> s
     if done and (row.tasks == 1 or read_throttle(done[-1]["after"]) == row.throttle):
         return f"{done[-1]['after']}: {done[-1]['why']}"
     if row.throttle is not None:
-        return f"{row.throttle}, which its user set"
-    return "no bound is set: all of its tasks are needed, or nobody knows how long one takes or what it carries"
+        return f"{row.throttle}, set by its user"
+    return "no limit: all of its tasks are needed, or the duration or throughput of a task is unknown"
 
 
 def _throttles(site: QuerySite, row: JobRow) -> list[dict[str, Any]] | None:
@@ -172,7 +172,7 @@ def _throttles(site: QuerySite, row: JobRow) -> list[dict[str, Any]] | None:
 def _expected(
     site: QuerySite, row: JobRow, queue: Sequence[JobRow], nodes: Sequence[NodeRow], now: float
 ) -> Iterator[tuple[str, str]]:
-    """Yield when a job can start, and what it waits for; nothing where that is not known."""
+    """Yield when a job can start, and what it waits for; nothing if unknown."""
     try:
         catalog = load(Path(site.catalog or site.config.submit.catalog))
     except (OSError, CatalogError):

@@ -1,9 +1,8 @@
-"""A process that answers one question after the other for the query service.
+"""Worker process of the query service: answers one query after the other.
 
-It is a child of `server`, which kills it where a question takes too long and starts another. Lines of JSON come in on
-stdin, first `{"config": "<migbatch.toml>", "level": ...}`, then `{"uid": ..., "question": "..."}` for each question;
-the end of stdin is the end of the process. Each answer goes out on stdout as its length, eight hexadecimal digits, and
-itself.
+It is a child of `server`, which kills it if a query takes too long and starts another. Lines of JSON come in on stdin,
+first `{"config": "<migbatch.toml>", "level": ...}`, then `{"uid": ..., "question": "..."}` for each query; the process
+exits at the end of stdin. Each answer is written to stdout as its length, eight hexadecimal digits, and itself.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from slurm_migbatch.store.errors import StoreError
 
 log = logging.getLogger(__name__)
 
-#: memory of the process; a few hundred megabytes are usual
+#: memory limit of the process; a few hundred megabytes are usual
 _MEMORY_BYTES: Final = 2 << 30
 _NICE: Final = 5
 _PR_SET_PDEATHSIG: Final = 1
 
 
 class Answerer:
-    """Answers questions of users by the configuration of this host."""
+    """Answers user queries with the configuration of this host."""
 
     def __init__(self, config: Config) -> None:
         self._site = QuerySite(config, quiet=True)
@@ -57,11 +56,11 @@ class Answerer:
         self._seldom = Seldom(log)
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._loop.close()
 
     def answer(self, uid: int, body: bytes) -> Answer:
-        """Answer a question as it came over the wire; whatever goes wrong is an answer too."""
+        """Answer a query in wire format; every failure is an answer too."""
         try:
             question = read(body)
             rights = self._loop.run_until_complete(self._privacy.rights(uid))
@@ -70,21 +69,21 @@ class Answerer:
             return Answer(1, error=str(error))
         except Unanswerable as error:
             if error.detail:
-                self._seldom.warning(f"{uid}", f"a question of uid {uid} has no answer: {error}: {error.detail}")
+                self._seldom.warning(f"{uid}", f"a query of uid {uid} failed: {error}: {error.detail}")
             return Answer(error.code, error=str(error))
         except (StoreError, OperationalError) as error:
             cause = error.orig if isinstance(error, OperationalError) else error
-            self._seldom.warning("store", f"the record cannot be read for questions of users: {cause}")
-            return Answer(1, error="the record cannot be read at the moment; migbatchd's log says why")
+            self._seldom.warning("store", f"cannot read the record for user queries: {cause}")
+            return Answer(1, error="cannot read the record at the moment; see migbatchd's log")
         except SlurmError as error:
-            self._seldom.warning("slurm", f"Slurm does not answer for questions of users: {error}")
-            return Answer(1, error="Slurm does not answer at the moment")
+            self._seldom.warning("slurm", f"no answer from Slurm for user queries: {error}")
+            return Answer(1, error="no answer from Slurm at the moment")
         except MemoryError:
-            return Answer(1, error="this takes too much memory to answer; ask for less at once")
+            return Answer(1, error="the query takes too much memory; request less data")
         except Exception as error:
-            if self._seldom.warning("internal", f"internal error in an answer to uid {uid}: {error!r}"):
-                log.exception("internal error in an answer")
-            return Answer(1, error="internal error of the query service; migbatchd's log has more")
+            if self._seldom.warning("internal", f"internal error in a response to uid {uid}: {error!r}"):
+                log.exception("internal error in a response")
+            return Answer(1, error="internal error of the query service; see migbatchd's log")
 
     def _answer(self, question: Question, rights: Rights) -> Answer:
         reply = answer(question, rights, self._site)
@@ -96,8 +95,8 @@ class Answerer:
             size += len(line.encode("utf-8", "replace")) + 1
             if size > self._limit:
                 raise Unanswerable(
-                    f"the answer is longer than {self._limit >> 20} MB; ask for less at once (a shorter time, fewer "
-                    "jobs or columns)"
+                    f"the answer is longer than {self._limit >> 20} MB; request less data (a shorter time, fewer jobs "
+                    "or columns)"
                 )
             lines.append(line)
         return "".join(f"{line}\n" for line in lines)
@@ -106,14 +105,14 @@ class Answerer:
 def main() -> None:
     """Answer until stdin ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # migbatchd gets them too, and everything ends in good order
+        signal.signal(number, signal.SIG_IGN)  # migbatchd gets them too, for an orderly exit
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anything prints by mistake is no answer
+    os.dup2(2, 1)  # accidental output must not look like an answer
     _serve(sys.stdin.buffer, out)
 
 

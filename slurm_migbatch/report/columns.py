@@ -1,4 +1,4 @@
-"""The columns of run reports: how wide, what they mean, which stored fields they need, how a cell is made of them.
+"""Columns of run reports: width, description, required stored fields, and rendering of a cell.
 
 A query fetches exactly the fields that the shown columns declare (`run`, `slice`).
 """
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    #: a row of a query: the fields that were asked for, as attributes
+    #: a row of a query, with the requested fields as attributes
     Fields = Any
     RunCell = Callable[[Fields, Sequence[Fields], "Context"], str]
     SliceCell = Callable[[Fields, int, "Context"], str]
 
 
 class Context(Value):
-    """What cells depend on besides their row: the present moment and the user's ways of writing.
+    """Inputs of cells besides their row: the current time and the user's formats.
 
     Attributes:
-        wholes: compute and memory slices of the whole GPU, by UUID; of one that is not there, as most GPUs have.
+        wholes: compute and memory slices of the whole GPU, by UUID; GPUs not listed have the usual numbers.
         cluster: Slurm's name of the cluster.
         group: returns the name of a group by its number.
     """
@@ -37,12 +37,12 @@ class Context(Value):
 
 
 class Column(Value):
-    """One column. A negative width stands for left-justified, as in `%-20`.
+    """One column. A negative width means left-justified, as in `%-20`.
 
     Attributes:
         run: fields of the run that `cell` and `slice_cell` read (store.queries.RUN_FIELDS).
-        slice: fields of its slices likewise (SLICE_FIELDS), which rows hold as slice_<name>.
-        slice_cell: the cell in the line of one slice, from its row and number; blank where None.
+        slice: fields of its slices likewise (SLICE_FIELDS), which rows have as slice_<name>.
+        slice_cell: the cell in the line of one slice, from its row and number; blank if None.
     """
 
     name: str
@@ -71,7 +71,7 @@ def _slice_text(name: str) -> SliceCell:
 
 
 def _all_slices(cell_of: SliceCell) -> RunCell:
-    """Return the same of every slice, separated by commas, repetitions once."""
+    """Return the field of every slice, separated by commas, duplicates removed."""
 
     def cell(_run: Fields, slices: Sequence[Fields], context: Context) -> str:
         if len(slices) == 1:
@@ -110,7 +110,7 @@ def _busy(name: str) -> RunCell:
 
 
 def energy_j(run: Fields) -> float | None:
-    """Return the joules of a run's GPUs; None where they are not known."""
+    """Return the joules of a run's GPUs; None if unknown."""
     joules = run.measured_facts.get("energy_j") if isinstance(run.measured_facts, dict) else None
     return float(joules) if isinstance(joules, int | float) else None
 
@@ -139,7 +139,7 @@ def elapsed_s(run: Fields, now: float) -> float:
 def queue_wait_s(run: Fields, now: float) -> float | None:
     """Return the seconds from submission to start (or to the end of the waiting).
 
-    None where nobody knows the submission.
+    None if the submission is unknown.
     """
     if run.submitted is None:
         return None
@@ -154,13 +154,13 @@ def _slice_elapsed_s(mig_slice: Fields, now: float) -> float | None:
 
 
 def slice_hours(mig_slice: Fields, now: float) -> float | None:
-    """Return the hours for which a slice was held, until now where it is; None where it was never given."""
+    """Return the hours for which a slice was held, until now if it still is; None if it was never allocated."""
     seconds = _slice_elapsed_s(mig_slice, now)
     return None if seconds is None else seconds / 3600
 
 
 def gpu_hours(mig_slice: Fields, now: float, wholes: Mapping[str, tuple[int, int]]) -> float | None:
-    """Return the same in hours of a whole GPU, see `equivalents.gpu_equivalent`."""
+    """Return the hours in whole GPUs, see `equivalents.gpu_equivalent`."""
     from slurm_migbatch.report.equivalents import WHOLE, gpu_equivalent
 
     hours = slice_hours(mig_slice, now)
@@ -169,19 +169,19 @@ def gpu_hours(mig_slice: Fields, now: float, wholes: Mapping[str, tuple[int, int
 
 
 def hours_of(slices: Sequence[Fields], hours: Callable[[Fields], float | None]) -> float | None:
-    """Return the sum of the slices' hours; None where there are none."""
+    """Return the sum of the slices' hours; None if there are none."""
     known = [value for value in map(hours, slices) if value is not None]
     return sum(known) if known else None
 
 
 def retyped(run: Fields) -> str:
-    """Format how a waiting run's profile changed, `1g.10gb>2g.20gb`; empty where it did not."""
+    """Format how a pending job's profile changed, `1g.10gb>2g.20gb`; empty if it did not."""
     before, after = run.retyped_before, run.retyped_after
     return f"{before}>{after}" if before and after and before != after else ""
 
 
 def exit_code(run: Fields) -> str:
-    """Format `code:signal` as sacct does; 0:0 where none is known."""
+    """Format `code:signal` as sacct does; 0:0 if unknown."""
     return f"{run.exit_code or 0}:{run.signal or 0}"
 
 
@@ -192,15 +192,15 @@ def place(mig_slice: Fields) -> str:
 
 
 def asked(run: Fields) -> str:
-    """Return the slices that were asked for, without other options: `mig:auto`, `--gpus=2`."""
+    """Return the requested slices, without other options: `mig:auto`, `--gpus=2`."""
     first = (run.asked or "").split(" ", 1)[0].removeprefix("--gres=")
     return first.removeprefix("gres:").removeprefix("gres/")
 
 
 def prediction_error(run: Fields) -> float | None:
-    """Return measured over predicted throughput, less 1; None where one of them is not known.
+    """Return measured over predicted throughput, less 1; None if one of them is unknown.
 
-    Predicted is one slice, measured the whole run.
+    Predicted is per slice, measured for the whole run.
     """
     predicted = (run.predicted_throughput_per_s or 0.0) * (run.slice_count or 0)
     if run.measured_throughput_per_s is None or predicted <= 0:
@@ -214,7 +214,7 @@ def percentage(share: float | None) -> str:
 
 
 def measured_by(facts: Any) -> list[str]:
-    """Return who measured, from `Run.measured_facts`."""
+    """Return the sources of measured figures, from `Run.measured_facts`."""
     by = facts.get("by") if isinstance(facts, dict) else None
     return sorted({str(who) for who in by.values()}) if isinstance(by, dict) else []
 
@@ -259,34 +259,34 @@ COLUMNS: tuple[Column, ...] = (
         slice_cell=lambda mig_slice, number, context: f"{mig_slice.job_id}.s{number}",
     ),
     Column("JobName", 10, "Name of the job.", ("name",), _text("name")),
-    Column("User", 8, "Who submitted it.", ("user", "uid"), lambda run, slices, context: _user(run)),
+    Column("User", 8, "User who submitted it.", ("user", "uid"), lambda run, slices, context: _user(run)),
     Column("UID", 6, "Numeric id of the user.", ("uid",), _text("uid")),
     Column("Account", 10, "Slurm account it is charged to.", ("account",), _text("account")),
-    Column("Partition", 9, "Partition it ran in, or may run in while it waits.", ("partition",), _text("partition")),
-    Column("QOS", 10, "Quality of service that it had.", ("qos",), _text("qos")),
+    Column("Partition", 9, "Partition it ran in, or can run in while pending.", ("partition",), _text("partition")),
+    Column("QOS", 10, "Quality of service of the job.", ("qos",), _text("qos")),
     Column("GID", 6, "Numeric id of its group.", ("gid",), _text("gid")),
     Column("Group", 9, "Its group.", ("gid",), lambda run, slices, context: _group(run, context)),
-    Column("WCKey", 10, "Its wckey; a star stands before its user's default.", ("wckey",), _text("wckey")),
+    Column("WCKey", 10, "Its wckey; a star marks the user's default.", ("wckey",), _text("wckey")),
     Column("Cluster", 10, "Slurm's name of the cluster.", (), lambda run, slices, context: context.cluster,
            slice_cell=lambda mig_slice, number, context: context.cluster),
-    Column("Comment", 14, "Comment of its user.", ("comment",), _text("comment")),
-    Column("Asked", 13, "What the user asked for (--gres, --gpus).", ("asked",),
+    Column("Comment", 14, "Comment set by the user.", ("comment",), _text("comment")),
+    Column("Asked", 13, "Requested slices (--gres, --gpus).", ("asked",),
            lambda run, slices, context: asked(run)),
-    Column("Request", -40, "The same with its hints, as the options were given.", ("asked",), _text("asked")),
-    Column("Bucket", 18, "Class of requests that the submit filter put it into.", ("bucket",), _text("bucket")),
+    Column("Request", -40, "The request with its hints, as the options were given.", ("asked",), _text("asked")),
+    Column("Bucket", 18, "Bucket assigned by the submit filter.", ("bucket",), _text("bucket")),
     Column(
-        "Profile", 9, "MIG profile it got; profile:n for n of them.", ("profile",), _text("profile"),
+        "Profile", 9, "Allocated MIG profile; profile:n for n of them.", ("profile",), _text("profile"),
         ("profile",), _slice_text("profile"),
     ),
     Column(
-        "Retyped", -24, "From which profile to which it was moved while it waited: 1g.10gb>2g.20gb.",
+        "Retyped", -24, "Profiles before and after a re-type: 1g.10gb>2g.20gb.",
         RETYPED, lambda run, slices, context: retyped(run),
     ),
-    Column("RetypedWhy", -60, "Why it was moved.", (*RETYPED, "retyped_why"),
+    Column("RetypedWhy", -60, "Reason of the re-type.", (*RETYPED, "retyped_why"),
            lambda run, slices, context: run.retyped_why or "" if retyped(run) else ""),
-    Column("Slices", 6, "Number of slices it got.", ("slice_count",), _text("slice_count")),
+    Column("Slices", 6, "Number of allocated slices.", ("slice_count",), _text("slice_count")),
     Column(
-        "Placement", 14, "Where its slices are: node:gpu@start:size, start and size in memory slices.", (),
+        "Placement", 14, "Placements of its slices: node:gpu@start:size, start and size in memory slices.", (),
         _all_slices(_place_cell), _PLACE, _place_cell,
     ),
     Column(
@@ -294,7 +294,7 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column("GPU", -40, "UUIDs of its GPUs.", (), _all_slices(_slice_text("gpu")), ("gpu",), _slice_text("gpu")),
     Column(
-        "MigUUID", -40, "UUIDs of its slices, as CUDA_VISIBLE_DEVICES has them.", (),
+        "MigUUID", -40, "UUIDs of its slices, as in CUDA_VISIBLE_DEVICES.", (),
         _all_slices(_slice_text("mig_uuid")), ("mig_uuid",), _slice_text("mig_uuid"),
     ),
     Column("State", 10, "State of the job.", ("state",), _text("state"),
@@ -304,7 +304,7 @@ COLUMNS: tuple[Column, ...] = (
         lambda run, slices, context: exit_code(run), slice_cell=lambda mig_slice, number, context: exit_code(mig_slice),
     ),
     Column(
-        "Elapsed", 10, "Time it ran, or a slice was held: [D-]HH:MM:SS.", _SPAN,
+        "Elapsed", 10, "Run time of the job, or time a slice was held: [D-]HH:MM:SS.", _SPAN,
         lambda run, slices, context: format_duration(elapsed_s(run, context.now)),
         ("since", "until"), lambda mig_slice, number, context: _duration(_slice_elapsed_s(mig_slice, context.now)),
     ),
@@ -313,13 +313,13 @@ COLUMNS: tuple[Column, ...] = (
         lambda run, slices, context: str(int(elapsed_s(run, context.now))),
         ("since", "until"), lambda mig_slice, number, context: _whole(_slice_elapsed_s(mig_slice, context.now)),
     ),
-    Column("Submit", 19, "When it was submitted.", ("submitted",), _moment("submitted")),
+    Column("Submit", 19, "Submission time.", ("submitted",), _moment("submitted")),
     Column(
-        "Start", 19, "When it started, or a slice was given.", ("started",), _moment("started"),
+        "Start", 19, "Start time, or time a slice was allocated.", ("started",), _moment("started"),
         ("since",), lambda mig_slice, number, context: context.moment(mig_slice.slice_since),
     ),
     Column(
-        "End", 19, "When it ended, or a slice was given back.", ("ended",), _moment("ended"),
+        "End", 19, "End time, or time a slice was released.", ("ended",), _moment("ended"),
         ("until",), lambda mig_slice, number, context: context.moment(mig_slice.slice_until),
     ),
     Column(
@@ -337,32 +337,32 @@ COLUMNS: tuple[Column, ...] = (
     Column("TimelimitRaw", 12, "The same in minutes.", ("time_limit_s",),
            lambda run, slices, context: "" if run.time_limit_s is None else str(run.time_limit_s // 60)),
     Column(
-        "SliceHours", 10, "Slices times the hours for which they were held.", (),
+        "SliceHours", 10, "Hours for which slices were held, summed over slices.", (),
         lambda run, slices, context: _hours(hours_of(slices, lambda row: slice_hours(row, context.now))),
         ("since", "until"), lambda mig_slice, number, context: _hours(slice_hours(mig_slice, context.now)),
     ),
     Column(
-        "GPUHours", 8, "The same in hours of whole GPUs: a slice counts as its share of compute slices or of memory "
-        "slices, whichever is more.", (),
+        "GPUHours", 8, "SliceHours in whole GPUs: a slice counts as the larger of its shares of compute slices and of "
+        "memory slices.", (),
         lambda run, slices, context: _hours(
             hours_of(slices, lambda row: gpu_hours(row, context.now, context.wholes))
         ),
         ("since", "until", "gpu", "profile", "slot_size"),
         lambda mig_slice, number, context: _hours(gpu_hours(mig_slice, context.now, context.wholes)),
     ),
-    Column("Restarts", 8, "How often it had been requeued before this run.", ("restart",), _text("restart")),
-    Column("Warm", 4, "Whether its slices stood ready (yes) or were made for it (no).", ("warm",),
+    Column("Restarts", 8, "Number of requeues before this run.", ("restart",), _text("restart")),
+    Column("Warm", 4, "Whether its slices were warm (yes) or created for it (no).", ("warm",),
            lambda run, slices, context: _yes(run.warm)),
-    Column("Setup", 8, "Time that the node took to get its slices ready.", ("setup_ms",), _figure("setup_ms", "ms")),
+    Column("Setup", 8, "Time the node took to prepare its slices.", ("setup_ms",), _figure("setup_ms", "ms")),
     Column("Decision", 16, "Id of the submit filter's decision.", ("decision",), _text("decision")),
-    Column("Source", 8, "Who decided: the service, or the table that stands in for it.", ("source",), _text("source")),
-    Column("Reason", 20, "Why it waited or did not fit.", ("reason",), _text("reason")),
+    Column("Source", 8, "Source of the decision: submit service or compiled table.", ("source",), _text("source")),
+    Column("Reason", 20, "Reason for waiting or not fitting.", ("reason",), _text("reason")),
     Column(
         "Predicted", 22, "Predicted latency, throughput and memory in the chosen profile.",
         ("predicted_latency_ms", "predicted_throughput_per_s", "predicted_memory_mib"), _figures("predicted"),
     ),
     Column(
-        "Measured", 22, "The same as it was measured.",
+        "Measured", 22, "Measured latency, throughput and memory.",
         ("measured_latency_ms", "measured_throughput_per_s", "measured_memory_mib"), _figures("measured"),
     ),
     Column("PredLatency", 11, "Predicted latency of one batch.", ("predicted_latency_ms",),
@@ -375,20 +375,20 @@ COLUMNS: tuple[Column, ...] = (
     Column("MeasRate", 10, "Measured throughput in items per second.", ("measured_throughput_per_s",),
            _figure("measured_throughput_per_s", "/s")),
     Column("MeasMemory", 10, "Measured memory.", ("measured_memory_mib",), _memory("measured_memory_mib")),
-    Column("MaxGPUMem", 10, "The most memory that one of its slices held.", ("measured_memory_mib",),
+    Column("MaxGPUMem", 10, "Peak memory of one of its slices.", ("measured_memory_mib",),
            _memory("measured_memory_mib")),
-    Column("SMActive", 8, "Share of its slices' SMs in use, on average.", ("measured_facts",), _busy("sm")),
-    Column("TensorActive", 12, "The same of tensor cores.", ("measured_facts",), _busy("tensor")),
-    Column("DRAMActive", 10, "The same of memory bandwidth.", ("measured_facts",), _busy("dram")),
-    Column("ConsumedEnergy", 14, "Energy of its GPUs in joules, where they were whole ones.", ("measured_facts",),
+    Column("SMActive", 8, "Average share of its slices' SMs in use.", ("measured_facts",), _busy("sm")),
+    Column("TensorActive", 12, "Average share of tensor cores in use.", ("measured_facts",), _busy("tensor")),
+    Column("DRAMActive", 10, "Average share of memory bandwidth in use.", ("measured_facts",), _busy("dram")),
+    Column("ConsumedEnergy", 14, "Energy of its GPUs in joules, for whole GPUs.", ("measured_facts",),
            lambda run, slices, context: joules(energy_j(run))),
-    Column("ConsumedEnergyRaw", 17, "The same without a unit's letter.", ("measured_facts",),
+    Column("ConsumedEnergyRaw", 17, "ConsumedEnergy without a unit letter.", ("measured_facts",),
            lambda run, slices, context: _whole(energy_j(run))),
-    Column("MeasItems", 10, "Items that the job said it had done.", ("measured_items",),
+    Column("MeasItems", 10, "Items reported by the job.", ("measured_items",),
            lambda run, slices, context: "" if run.measured_items is None else f"{run.measured_items:.0f}"),
-    Column("PredErr", 8, "Measured throughput against the predicted: +10% is faster than predicted.", _SPEED,
+    Column("PredErr", 8, "Measured relative to predicted throughput: +10% is faster than predicted.", _SPEED,
            lambda run, slices, context: percentage(prediction_error(run))),
-    Column("MeasBy", 10, "Whose the measured figures are: the job's own words, the driver's, or both.",
+    Column("MeasBy", 10, "Source of the measured figures: the job, the driver, or both.",
            ("measured_facts",), lambda run, slices, context: ",".join(measured_by(run.measured_facts))),
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ from slurm_migbatch.report.columns import (
 from slurm_migbatch.report.yamltext import item_lines, mapping_lines
 from slurm_migbatch.store.runquery import RunFilter
 
-#: grows when a name changes its meaning or goes; new names may come without
+#: incremented when a name changes its meaning or is removed; new names can be added without
 SCHEMA_VERSION = 1
 
 RUN_FIELDS = (
@@ -59,7 +59,7 @@ Wholes = Mapping[str, tuple[int, int]]
 
 
 def render(runs: Iterable[tuple[Any, Any]], wanted: RunFilter, now: float, wholes: Wholes) -> Iterator[str]:
-    """Yield the lines of the document in JSON: one for each run, so that large ones stay readable and quick.
+    """Yield the lines of the document in JSON: one per run, so that large ones stay readable and fast.
 
     `wholes`: see `columns.Context`.
     """

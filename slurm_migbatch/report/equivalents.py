@@ -1,4 +1,4 @@
-"""How much of a GPU a slice is: the larger of its shares of compute slices and of memory slices."""
+"""GPU equivalent of a slice: the larger of its shares of compute slices and of memory slices."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Final
 from slurm_migbatch.mig.profile import Profile, ProfileError
 
 WHOLE: Final = (7, 8)
-"""Compute and memory slices of the GPUs that MIG was made for (A100, H100, H200, B200)."""
+"""Default compute and memory slices of a GPU (A100, H100, H200, B200)."""
 
 
-@lru_cache(maxsize=4096)  # of a hundred thousand runs there are a few kinds of slices
+@lru_cache(maxsize=4096)  # a hundred thousand runs have only a few types of slices
 def gpu_equivalent(profile: str, memory_slices: int | None = None, whole: tuple[int, int] = WHOLE) -> float:
-    """Return the share of a GPU, 0 to 1, that nobody else can use while a slice of this profile exists.
+    """Return the share of a GPU, 0 to 1, that is unavailable to others while a slice of this profile exists.
 
     Args:
         profile: name in NVML's or GRES spelling, "3g.40gb".
-        memory_slices: of the slice, as its placement says (`Lease.slot_size`); where not given, as many as a profile
-            of that many compute slices has at least. `1g.20gb` has twice as many, which its name alone does not tell.
+        memory_slices: of the slice, from its placement (`Lease.slot_size`); default: the minimum of a profile with that
+            many compute slices. `1g.20gb` has twice as many, which its name alone does not show.
         whole: compute and memory slices of the whole GPU.
 
     Returns:
-        The larger of both shares; 0 for a text that names no profile.
+        The larger of both shares; 0 for a text that is not a profile.
     """
     try:
         compute = Profile.parse(profile).compute

@@ -1,7 +1,7 @@
-"""What can be wrong with a report that was asked for."""
+"""Errors of a requested report."""
 
 from __future__ import annotations
 
 
 class ReportError(ValueError):
-    """An option has a value that means nothing; the message says what to write instead."""
+    """An option has an invalid value; the message says what to write instead."""

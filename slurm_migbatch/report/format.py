@@ -1,4 +1,4 @@
-"""`-o a,b%30,c%-20,+d`: which columns, how wide."""
+"""`-o a,b%30,c%-20,+d`: columns and their widths."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def find(name: str) -> Column:
     """Return the column of that name in any case, or the one that it abbreviates.
 
     Raises:
-        ReportError: no column, or several, begin like that.
+        ReportError: no column, or several, have this prefix.
     """
     word = name.lower()
     found = [column for column in COLUMNS if column.name.lower().startswith(word)]
     exact = [column for column in found if column.name.lower() == word]
     if exact or len(found) == 1:
         return (exact or found)[0]
-    # "elap" stands for Elapsed and not for ElapsedRaw, which only lengthens it
+    # "elap" means Elapsed and not ElapsedRaw, which only lengthens it
     shortest = min(found, key=lambda column: len(column.name), default=None)
     if shortest and all(column.name.lower().startswith(shortest.name.lower()) for column in found):
         return shortest
     if found:
-        raise ReportError(f"{name!r} may stand for {', '.join(column.name for column in found)}; write more of it")
+        raise ReportError(f"{name!r} is ambiguous: {', '.join(column.name for column in found)}; write a longer prefix")
     import difflib
 
     near = difflib.get_close_matches(word, [column.name.lower() for column in COLUMNS], 1)
@@ -42,17 +42,17 @@ def find(name: str) -> Column:
 
 
 def parse_format(text: str, default: str) -> tuple[Column, ...]:
-    """Return the columns that `text` names, with the widths that it gives; `+name` adds to those of `default`.
+    """Return the columns that `text` lists, with their widths; `+name` adds to those of `default`.
 
     Raises:
-        ReportError: an item is no column.
+        ReportError: an item is not a column.
     """
     items = [item.strip() for item in text.split(",") if item.strip()]
     if any(item.startswith("+") for item in items):
         items = [*(item for item in default.split(",") if item.strip()), *items]
     found: list[Column] = []
     for item in items:
-        # a plain name needs no pattern, which takes longer to compile than the runs to be found
+        # a plain name needs no pattern, which takes longer to compile than finding the runs
         if item.isalpha() and item.isascii() and item.lower() != "all":
             found.append(find(item))
             continue
@@ -65,11 +65,11 @@ def parse_format(text: str, default: str) -> tuple[Column, ...]:
             found.extend(COLUMNS)
             continue
         column = find(match[2])
-        # as sacct, a width of 0 or none leaves the column its own
+        # as in sacct, a width of 0 or none keeps the column's own
         width = int(match[3]) if match[3] not in (None, "", "-") else 0
         found.append(replace(column, width=width) if width else column)
     if not found:
-        raise ReportError("no columns; name some or leave -o away")
+        raise ReportError("no columns; list some or omit -o")
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""Lines of the commands that do not print as sacct does."""
+"""Output lines of commands that do not print like sacct."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pair_lines(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], *, show_header: bool = True) -> Iterator[str]:
-    """Yield columns as wide as their widest value, two blanks apart; only the header where there are no rows."""
+    """Yield columns as wide as their widest value, two blanks apart; only the header if there are no rows."""
     lines = [list(header)] if show_header else []
     lines += [list(row) for row in rows]
     widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(header))]

@@ -1,4 +1,4 @@
-"""What one page of `migbatch top` shows, as values, and as the JSON that goes from who answers to who draws it.
+"""One page of `migbatch top` as values, and as JSON from the query service to the client.
 
 Rows are lists in JSON, in the order of their fields. The standard library only: login nodes import this.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 VERSION: Final = 1
 
-#: kinds of slots: held by a job, held on loan, offered to Slurm, not to be used
+#: kinds of slots: held by a job, held on loan, offered to Slurm, disabled
 USED: Final = "used"
 LOAN: Final = "loan"
 OFFERED: Final = "offered"
@@ -21,11 +21,11 @@ FAULTY: Final = "faulty"
 
 
 class PageError(ValueError):
-    """A text that is no page."""
+    """A text that is not a page."""
 
 
 class SlotRow(NamedTuple):
-    """A part of a GPU, in memory slices. `job`: 0 for none, and for one that may not be named; `guest` shares it."""
+    """A part of a GPU, in memory slices. `job`: 0 for none, and for a hidden one; `guest` shares it."""
 
     kind: str
     start: int
@@ -43,8 +43,8 @@ class GpuRow(NamedTuple):
     Attributes:
         number: its index on the node; -1: unknown.
         slices: memory slices; 0: MIG is off.
-        state: Slurm's word for the node; `closed`: it starts nothing there.
-        trouble: what its node, or Slurm, reported of it.
+        state: Slurm's state of the node; `closed`: it starts no jobs there.
+        trouble: problem reported by its node or Slurm.
     """
 
     node: str
@@ -58,7 +58,7 @@ class GpuRow(NamedTuple):
 
 
 class ProfileRow(NamedTuple):
-    """Slices of one profile: held by jobs, and free on offer."""
+    """Slices of one profile: held by jobs, and offered free ones."""
 
     profile: str
     used: int
@@ -66,7 +66,7 @@ class ProfileRow(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Of the whole cluster, whatever is selected: nodes, closed ones, GPUs, memory slices in all and held."""
+    """Totals of the whole cluster, regardless of selection: nodes, closed ones, GPUs, memory slices in all and held."""
 
     nodes: int = 0
     closed: int = 0
@@ -76,13 +76,13 @@ class Totals(NamedTuple):
 
 
 class QueueRow(NamedTuple):
-    """Waiting jobs that ask for the same; array tasks count each. Times in unix seconds.
+    """Pending jobs with the same request; array tasks count each. Times in unix seconds.
 
     Attributes:
-        since: when the first of them was submitted.
+        since: submission of the first of them.
         reason: Slurm's, of most of them; `why`: migbatchd's, of the first.
-        start: of the first: "at" `expected` at the latest, "now", "open" where it waits for jobs without time limit, or
-            "" where that is not known.
+        start: of the first: "at" `expected` at the latest, "now", "open" if it waits for jobs without time limit, or
+            "" if unknown.
     """
 
     wants: str
@@ -95,7 +95,7 @@ class QueueRow(NamedTuple):
 
 
 class LoanRow(NamedTuple):
-    """A slice on loan, or a training job that waits for one. `goal`: items that it has to do; -1: not known."""
+    """A slice on loan, or a training job that waits for one. `goal`: items that it has to do; -1: unknown."""
 
     job: int
     user: str
@@ -113,7 +113,7 @@ class LoanRow(NamedTuple):
 
 
 class EventRow(NamedTuple):
-    """Something that happened: a start, an end, a fault of a node, or what migbatchd did to a job."""
+    """An event: a start, an end, a fault of a node, or an action of migbatchd on a job."""
 
     at: float
     kind: str
@@ -125,7 +125,7 @@ class EventRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """The cluster at one moment, as one user may see it. `left_out`: GPUs for which there is no room in an answer."""
+    """The cluster at one moment, as one user may see it. `left_out`: GPUs that do not fit in an answer."""
 
     at: float
     cluster: str = ""
@@ -148,7 +148,7 @@ class Page:
         try:
             fields = json.loads(text)
             if fields.pop("version") != VERSION:
-                raise PageError("command and service must be of one release")
+                raise PageError("command and service must be of the same release")
             gpus = tuple(_row(GpuRow, [*row[:-1], _rows(SlotRow, row[-1])]) for row in fields["gpus"])
             return cls(
                 float(fields["at"]),
@@ -163,7 +163,7 @@ class Page:
                 _of(int, fields["left_out"]),
             )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
-            raise PageError("what was answered is no page; command and service must be of one release") from None
+            raise PageError("the answer is not a page; command and service must be of the same release") from None
 
 
 _R = TypeVar("_R", bound=tuple[Any, ...])

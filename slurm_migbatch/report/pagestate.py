@@ -1,4 +1,4 @@
-"""What somebody has set on the page of `migbatch top`, and what each key changes in it."""
+"""Settings of the page of `migbatch top`, and the effect of each key."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LONGEST_LINE: Final = 64
 _PROMPTS: Final = {
     "u": ("user", "User (empty: all)"),
     "p": ("only", "Profile or partition (empty: all)"),
-    "d": ("interval", "Seconds between looks"),
-    "s": ("interval", "Seconds between looks"),
+    "d": ("interval", "Seconds between refreshes"),
+    "s": ("interval", "Seconds between refreshes"),
 }
 _STEPS: Final = {"up": -1, "down": 1, "k": -1, "j": 1}
 
@@ -36,7 +36,7 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompt:
-    """A line that is being typed, and the setting that it is for."""
+    """A line being typed, and the setting that it is for."""
 
     setting: str
     title: str
@@ -48,17 +48,17 @@ class PageState:
     """The settings of one page.
 
     Attributes:
-        panes: those that are shown, `pane` the one that the arrows move.
-        offsets: first row that is shown, by pane.
-        sort: one of the values of SORTS; `reverse`: the other way round.
-        user, only: as in a question, whose jobs, which profile or partition.
-        interval: seconds between two looks.
-        colour: whether colours are used; letters and patterns say the same.
+        panes: the visible ones, `pane` the one that the arrows scroll.
+        offsets: first visible row, by pane.
+        sort: one of the values of SORTS; `reverse`: reverse the order.
+        user, only: as in a query, whose jobs, which profile or partition.
+        interval: seconds between two refreshes.
+        colour: whether colours are used; letters and patterns carry the same information.
         help: whether the keys are shown instead.
-        prompt: what is being typed.
+        prompt: the line being typed.
         message: about the last key.
-        looks: grows with each key that wants a look at once.
-        over: whether to leave.
+        looks: incremented by each key that requests an immediate refresh.
+        over: whether to quit.
     """
 
     panes: tuple[str, ...] = PANES
@@ -84,7 +84,7 @@ def press(state: PageState, key: str, extents: Mapping[str, Extent]) -> PageStat
         state: the settings before.
         key: one character, or the name of a key: up, down, left, right, pgup, pgdn, home, end, tab, backtab, enter,
             esc, backspace, f1 ... f10.
-        extents: of the panes as they were drawn last.
+        extents: of the panes as last drawn.
     """
     if state.prompt is not None:
         return _type(state, state.prompt, key)
@@ -150,7 +150,7 @@ def _set(state: PageState, prompt: Prompt) -> PageState:
     try:
         seconds = float(typed)
     except ValueError:
-        return replace(state, message=f"{typed!r} is no number of seconds")
+        return replace(state, message=f"{typed!r} is not a number of seconds")
     if not SHORTEST_S <= seconds <= LONGEST_S:
         return replace(state, message=f"write {SHORTEST_S:g} to {LONGEST_S:g} seconds")
     return replace(state, interval=seconds)

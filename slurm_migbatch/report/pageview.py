@@ -1,7 +1,7 @@
-"""Draws a page of `migbatch top` as lines of text: pure, at any width, whatever the page says.
+"""Draw a page of `migbatch top` as lines of text: pure, at any width, for any content.
 
-Every kind of slot has a pattern of its own beside its colour; the colours are those of Okabe and Ito, which people who
-see colours otherwise tell apart.
+Every kind of slot has its own pattern besides its colour; the colours are those of Okabe and Ito, which are
+distinguishable with colour vision deficiencies.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ _LATEST: Final = 253402300799.0
 HELP: Final = (
     "q, F10           leave",
     "h, ?, F1         this help",
-    "space            look again now",
-    "d, s             seconds between looks",
+    "space            refresh now",
+    "d, s             seconds between refreshes",
     "Tab              the next part of the page: GPUs, queue, loans, events",
     "arrows, PgUp, PgDn, Home, End",
     "                 scroll that part",
     "N P M T          order of GPUs: node, compute slices in use, memory slices in",
-    "                 use, how long they are in use",
-    "R                the other way round",
-    "u                jobs of one user only",
-    "p                one profile or partition only",
-    "Esc              of all again",
+    "                 use, time in use",
+    "R                reverse the order",
+    "u                only jobs of one user",
+    "p                only one profile or partition",
+    "Esc              clear the filters",
     "z                colours on or off",
     "",
     "Slots: = a job   ~ on loan to a training job   : offered to Slurm   . free",
@@ -70,7 +70,7 @@ HELP: Final = (
 
 @dataclass(frozen=True)
 class Frame:
-    """What is drawn, and how much of each pane that is."""
+    """The drawn lines, and the extent of each pane."""
 
     lines: tuple[Text, ...]
     extents: dict[str, Extent] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class _Pane:
-    """A part of a page; its rows are drawn when they are shown, as a site may have thousands."""
+    """A part of a page; its rows are rendered only when visible, because a site may have thousands."""
 
     name: str
     title: Text
@@ -92,15 +92,15 @@ def frame(
     """Return the lines of a terminal.
 
     Args:
-        page: what was answered last; None before that.
-        width, height: of the terminal; without a height every row is drawn, and nothing about keys.
-        state: what is set.
+        page: the last answer; None before the first.
+        width, height: of the terminal; without a height all rows are drawn, and nothing about keys.
+        state: the settings.
         trouble: why the page is not newer.
-        remarks: about what is left out of it.
+        remarks: about missing parts.
     """
     width = max(1, width)
     if state.help:
-        lines = [_line(text, width) for text in ("Keys of migbatch top", "", *HELP, "", "any key goes back")]
+        lines = [_line(text, width) for text in ("Keys of migbatch top", "", *HELP, "", "press any key to return")]
         return Frame(tuple(lines[:height]))
     head = _header(page, width, state, [*([trouble] if trouble else ()), *remarks])
     if page is None:
@@ -133,7 +133,7 @@ def _filled(text: str, width: int, style: str) -> Text:
 
 
 def _columns(cells: _Cells, width: int) -> str:
-    """Return texts in columns of these widths, a negative one to the right; what has no width takes the rest."""
+    """Return texts in columns of these widths, right-justified if negative; a text without a width takes the rest."""
     parts = []
     for text, size in cells:
         text = _clean(text)
@@ -152,7 +152,7 @@ def _cut(text: str, size: int) -> str:
 
 
 def _clock(moment: float, now: float) -> str:
-    """Return a moment as hours and minutes, with the day where it is another."""
+    """Return a time of day, with the date if it is another day."""
     if not math.isfinite(moment) or not 0 < moment < _LATEST:
         return "-"
     then, here = time.localtime(moment), time.localtime(now if math.isfinite(now) and 0 < now < _LATEST else moment)
@@ -166,7 +166,7 @@ def _moment(moment: float) -> str:
 
 
 def _span(seconds: float) -> str:
-    """Return a time as 42s, 12m, 3h05, 2d04."""
+    """Return a duration as 42s, 12m, 3h05, 2d04."""
     if not math.isfinite(seconds) or not 0 <= seconds < _LATEST:
         return "-"
     whole = int(seconds)
@@ -207,7 +207,7 @@ def _header(page: Page | None, width: int, state: PageState, remarks: Sequence[s
 
 
 def _listed(title: str, words: Sequence[str], width: int) -> str:
-    """Return as many words after a title as fit whole; dots for those that do not."""
+    """Return as many words after a title as fit; dots for the others."""
     line = title
     for at, word in enumerate(words):
         longer = f"{line}{'  ' if at else ' '}{word}"
@@ -266,7 +266,7 @@ def _body(
 
 
 def _shares(panes: Sequence[_Pane], state: PageState, room: int | None) -> dict[str, int]:
-    """Return the rows of each pane that is drawn; every one has its title, the one in focus gets what is left."""
+    """Return the rows of each drawn pane; every pane has its title, the focused one gets the remaining rows."""
     if room is None:
         return {pane.name: pane.count for pane in panes if pane.count or pane.name == GPUS}
     focus = next((pane for pane in panes if pane.name == state.pane), panes[0] if panes else None)
@@ -350,7 +350,7 @@ def _event_cells(row: EventRow, now: float) -> _Cells:
 
 @dataclass(frozen=True)
 class _Grid:
-    """How wide the columns of GPUs are: the names of nodes, a memory slice, and how many slices a GPU may have."""
+    """Widths of the columns of GPUs: node names, a memory slice, and the maximum number of slices of a GPU."""
 
     width: int
     names: int
@@ -372,7 +372,7 @@ class _Grid:
         return _columns(cells, self.width)
 
     def line(self, gpu: GpuRow, again: bool) -> Text:
-        """Return node, number, memory slices and the state of the node; `again`: the GPU before is of this node."""
+        """Return node, number, memory slices and the state of the node; `again`: same node as the previous GPU."""
         name, number = "" if again else gpu.node, "?" if gpu.number < 0 else str(gpu.number)
         line = Text(_columns(((name, self.names), (number, -2), ("", 0)), self.width))
         line.append_text(_bar(gpu, min(gpu.slices, self.most), self.cell))
@@ -393,7 +393,7 @@ def _bar(gpu: GpuRow, slices: int, cell: int) -> Text:
     bar, at = Text("|"), 0
     while at < slices:
         owner = owners[at]
-        if owner is None or owners[at : at + owner.size] != [owner] * owner.size:  # another may lie over it
+        if owner is None or owners[at : at + owner.size] != [owner] * owner.size:  # another may cover it
             size = 1
             bar.append(free * (cell - 1), _STYLE[free])
         else:
@@ -405,7 +405,7 @@ def _bar(gpu: GpuRow, slices: int, cell: int) -> Text:
 
 
 def _label(slot: SlotRow, width: int) -> str:
-    """Return the longest text about a slot that fits, after its pattern, and filled with it."""
+    """Return the longest text about a slot that fits, after its pattern, and padded with it."""
     fill = PATTERN.get(slot.kind, "?")
     short = slot.profile.partition(".")[0]
     job = "" if slot.kind in (OFFERED, FAULTY) else f"{slot.job or '-'}" + (f"+{slot.guest}" if slot.guest else "")

@@ -1,4 +1,4 @@
-"""Which runs a report is about: sacct's filters and its rules for the window of time where none is given."""
+"""Selection of runs for a report: sacct's filters and its rules for a default time window."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from slurm_migbatch.values import TYPE_CHECKING, Pattern, Value
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: commas inside brackets do not part
+#: commas inside brackets do not separate
 _COMMA = Pattern(r",(?![^\[]*\])")
 _JOB = Pattern(r"(\d{1,18})(?:_(\d{1,9})|_\[([\d,-]{1,200})\]|\+(\d{1,6}))?(?:\.[A-Za-z0-9_+-]{1,32})?\Z")
 _MAX_TASKS = 10000
 
 
 class Selection(Value):
-    """The filter, and a remark for stderr where the window may not be what the user thinks ("" for none)."""
+    """The filter, and a remark for stderr if the window may be unexpected ("" for none)."""
 
     wanted: RunFilter
     remark: str = ""
 
 
 def parse_jobs(text: str) -> tuple[JobId, ...]:
-    """Parse `12,34_5,7+1,8.s0,9_[1-3]` into job ids; a slice or step stands for its job.
+    """Parse `12,34_5,7+1,8.s0,9_[1-3]` into job ids; a slice or step means its job.
 
     Raises:
-        ReportError: one of them is no job id.
+        ReportError: one of them is not a job id.
     """
     found: dict[JobId, None] = {}
-    # the two plain cases need no pattern, which takes longer to compile than runs to be found
+    # the two plain cases need no pattern, which takes longer to compile than finding the runs
     words = _COMMA.made.split(text) if "[" in text else text.split(",")
     for word in filter(None, map(str.strip, words)):
         if word.isdecimal() and word.isascii() and len(word) <= 18:
@@ -67,7 +67,7 @@ def _tasks(text: str, word: str) -> Iterable[str]:
 
 
 class ReportOptions(Value):
-    """migacct's filters, each as the text that the user gave; "" or () where none was given."""
+    """migacct's filters, each as the user's text; "" or () if not given."""
 
     jobs: str = ""
     users: tuple[str, ...] = ()
@@ -91,12 +91,12 @@ def make_selection(options: ReportOptions, now: float, own_uid: int) -> Selectio
     """Build the selection from the options.
 
     Args:
-        options: what the user gave.
-        now: the present moment, unix seconds.
-        own_uid: who asks; others than root see their own jobs unless they name users, jobs or nodes, or ask for all.
+        options: as given by the user.
+        now: the current time, unix seconds.
+        own_uid: the user; others than root see their own jobs unless they name users, jobs or nodes, or ask for all.
 
     Raises:
-        ReportError: a value means nothing.
+        ReportError: a value is invalid.
     """
     named_jobs, named_states = parse_jobs(options.jobs), parse_states(options.states)
     since, until, remark = window(now, bool(named_jobs), bool(named_states), options.start, options.end)
@@ -133,10 +133,10 @@ def make_selection(options: ReportOptions, now: float, own_uid: int) -> Selectio
 
 
 def limits(least: str, greatest: str) -> tuple[int | None, int | None] | None:
-    """Return the time limits that -k and -K mean, seconds: -k alone is that very limit, -K alone nothing.
+    """Return the time limits given by -k and -K, in seconds: -k alone is that exact limit, -K alone nothing.
 
     Raises:
-        ReportError: one of them is no time limit.
+        ReportError: one of them is not a time limit.
     """
     try:
         low = parse_duration(least) if least else None
@@ -152,10 +152,10 @@ def limits(least: str, greatest: str) -> tuple[int | None, int | None] | None:
 
 
 def window(now: float, with_jobs: bool, with_states: bool, start: str, end: str) -> tuple[float, float, str]:
-    """Return the window as sacct chooses it ("DEFAULT TIME WINDOW" in sacct(1)), and a remark where that surprises.
+    """Return the window as sacct chooses it ("DEFAULT TIME WINDOW" in sacct(1)), and a remark if that is unexpected.
 
     Raises:
-        ReportError: a time has none of the forms, or the window ends before it begins.
+        ReportError: a time has an invalid format, or the window ends before it begins.
     """
     remark = ""
     try:
@@ -167,16 +167,16 @@ def window(now: float, with_jobs: bool, with_states: bool, start: str, end: str)
         midnight = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
         since = 0.0 if with_jobs else now if with_states else midnight
         if with_states and not with_jobs and until is None:
-            remark = "-s alone looks at this moment only; add -S and -E (-S today -E now) to look back"
+            remark = "-s alone shows the current moment only; add -S and -E (-S today -E now) for the past"
         elif with_states and not with_jobs and until is not None:
             since = min(since, until)
     if until is None:
         until = since if with_states and start else now
         if with_states and start:
-            remark = f"-s with -S but no -E looks at one moment only; add -E now to see all since {start}"
+            remark = f"-s with -S but no -E shows one moment only; add -E now for everything since {start}"
     if until < since:
         shown = time_formatter(None)
         raise ReportError(
-            f"Start time ({shown(since)}) requested is after end time ({shown(until)}); let -E be later than -S"
+            f"Start time ({shown(since)}) requested is after end time ({shown(until)}); -E must be later than -S"
         )
     return since, until, remark

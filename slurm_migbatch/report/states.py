@@ -28,7 +28,7 @@ def parse_states(text: str) -> tuple[str, ...]:
     """Parse `CD,failed` into COMPLETED, FAILED; short or long names in any case.
 
     Raises:
-        ReportError: one of them is no state.
+        ReportError: one of them is not a state.
     """
     long_names = set(CODES.values())
     states = []

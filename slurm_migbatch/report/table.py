@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Style(Value):
-    """How a table is written. `delimiter` None means fixed widths; `closed` ends lines with the delimiter too."""
+    """Format of a table. `delimiter` None means fixed widths; `closed` ends lines with the delimiter too."""
 
     header: bool = True
     delimiter: str | None = None
@@ -46,9 +46,9 @@ def _header(columns: Sequence[Column], style: Style) -> Iterator[str]:
 
 
 def _liner(widths: Sequence[int], style: Style) -> Callable[[Sequence[str]], str]:
-    """Return what makes a line of cells.
+    """Return a function that formats a line of cells.
 
-    Names and reasons are the users' own: what could move a terminal's cursor or break a line is not passed on.
+    Names and reasons are written by users: control characters are not passed on.
     """
     delimiter = style.delimiter
     if delimiter is not None:

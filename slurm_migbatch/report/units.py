@@ -11,7 +11,7 @@ UNITS = "KMGTP"
 
 
 def size_formatter(*, unit: str | None = None, convert: bool = True) -> Callable[[float | None], str]:
-    """Format MiB in `unit` (one of KMGTP), else in the largest that leaves at least 1, or as they are (M)."""
+    """Format MiB in `unit` (one of KMGTP), else in the largest that leaves at least 1, or in MiB (M)."""
 
     def show(mib: float | None) -> str:
         if mib is None:

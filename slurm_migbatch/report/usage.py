@@ -1,7 +1,7 @@
-"""Roll-ups of what slices were held: jobs, slice-hours, GPU-hours, percent and idle time, by any columns.
+"""Sums of held slices: jobs, slice-hours, GPU-hours, percent and idle time, grouped by any columns.
 
-The database has added up what is alike (`store.usage`); pandas adds these sums up by the columns that are wanted. It is
-imported here alone, so that no other command waits for it.
+The database adds up equal rows first (`store.usage`); pandas groups these sums by the requested columns. pandas is
+imported only here, so that no other command waits for it.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Span:
 
 @dataclass(frozen=True)
 class UsageRow:
-    """One line of the roll-up.
+    """One row of the result.
 
     Attributes:
-        keys: values of the columns that it is for, in their order; empty in the total.
-        jobs: runs that held something; a requeued job has several.
+        keys: values of the group columns, in order; empty in the total.
+        jobs: runs that held slices; a requeued job has several.
         slice_hours: hours times slices.
-        gpu_hours: the same, each slice as its share of a GPU (`report.equivalents`).
-        percent: of the capacity of its nodes and month, or of all that was used; None where that is 0.
-        idle_percent: of the GPU-hours that were sampled, those in which SMs did nothing; None where none were.
-        sampled_percent: GPU-hours in which the use of SMs was sampled.
+        gpu_hours: slice-hours weighted by the share of a GPU (`report.equivalents`).
+        percent: of the capacity of its nodes and month, or of all used hours; None if that is 0.
+        idle_percent: share of the sampled GPU-hours in which SMs were idle; None if none were sampled.
+        sampled_percent: share of GPU-hours in which the use of SMs was sampled.
     """
 
     keys: tuple[str, ...]
@@ -64,7 +64,7 @@ class UsageRow:
 
 @dataclass(frozen=True)
 class Usage:
-    """A roll-up: its rows, their total, and of what `percent` is (CAPACITY or USED)."""
+    """The result: its rows, their total, and the base of `percent` (CAPACITY or USED)."""
 
     by: tuple[str, ...]
     rows: tuple[UsageRow, ...]
@@ -73,7 +73,7 @@ class Usage:
 
 
 def parse_by(text: str) -> tuple[str, ...]:
-    """Return the columns that `--by` names; any beginning of a name will do.
+    """Return the columns listed in `--by`; unique prefixes are accepted.
 
     Raises:
         ReportError: a word is none of them.
@@ -88,7 +88,7 @@ def parse_by(text: str) -> tuple[str, ...]:
 
 
 def spans(by: Sequence[str], start: float, end: float) -> list[Span]:
-    """Return the parts of the window that are counted apart: months of local time where it is wanted by month.
+    """Return the separately counted parts of the window: months of local time if grouped by month.
 
     Raises:
         ReportError: there are too many of them.
@@ -116,11 +116,11 @@ def roll_up(
     """Add up what was held.
 
     Args:
-        pieces: what the database has added up, with `by` without profile and month as groups, and the part of the
-            window in which it was held.
+        pieces: sums from the database, with `by` without profile and month as groups, and the part of the window in
+            which slices were held.
         by: columns of the result, names in BY.
         equivalent: share of a GPU, from profile and size in memory slices.
-        capacity: GPU-seconds by month ("" where not by month) and node; None where they are not known.
+        capacity: GPU-seconds by month ("" if not by month) and node; None if unknown.
     """
     names = [name for name in by if name not in ("profile", "month")]
     table = pd.DataFrame.from_records(
@@ -175,7 +175,7 @@ def _row(keys: tuple[str, ...], part: Any, whole: float) -> UsageRow:
 
 
 def lines(usage: Usage, *, header: bool) -> Iterator[str]:
-    """Yield the roll-up as a table, with a line for all of it where there is more than one row."""
+    """Yield the result as a table, with a total line if there is more than one row."""
     rows = [[*row.keys, *_figures(row)] for row in usage.rows]
     if len(rows) != 1:
         rows.append(["total", *[""] * (len(usage.by) - 1), *_figures(usage.total)])
@@ -195,7 +195,7 @@ def separated(usage: Usage, delimiter: str, *, header: bool) -> Iterator[str]:
 
 
 def as_csv(usage: Usage, *, header: bool) -> Iterator[str]:
-    """Yield the rows as CSV with plain numbers, without a total; what is not known is empty."""
+    """Yield the rows as CSV with plain numbers, without a total; unknown values are empty."""
     names = ["jobs", "slice_hours", "gpu_hours", f"percent_of_{usage.percent_of}", "idle_percent", "sampled_percent"]
     if header:
         yield _csv_line([*usage.by, *names])
@@ -205,7 +205,7 @@ def as_csv(usage: Usage, *, header: bool) -> Iterator[str]:
 
 
 def document(usage: Usage, start: float, end: float, now: float) -> str:
-    """Return the roll-up as JSON, with plain numbers and units in the names."""
+    """Return the result as JSON, with plain numbers and units in the names."""
 
     def told(row: UsageRow) -> dict[str, Any]:
         figures = asdict(row)

@@ -1,8 +1,8 @@
-"""What a run held and did not use, and what it should ask for next time. Pure: figures in, findings out.
+"""What a run held but did not use, and what it should request next time. Pure: figures in, findings out.
 
-Which slice would have done is decided as for recurring jobs (`predict.recurring`): what runs held of memory with its
-margin, and, where it was sampled, what was in use of SMs and memory bandwidth. One run is a history of one here, so its
-peak and half as much again must fit.
+The sufficient slice is determined as for recurring jobs (`predict.recurring`): from the memory that runs held, with its
+margin, and, if sampled, from their use of SMs and memory bandwidth. One run is a history of one here, so one and a half
+times its peak must fit.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from slurm_migbatch.report.equivalents import gpu_equivalent
 from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
 
 IDLE: Final = 0.1
-"""A run whose SMs were in use for less than this share of the time has held its slices idle."""
+"""SM share below which a run has held its slices idle."""
 LEAST_WAITS: Final = 5
-"""Runs below which nothing is said of how long one would have waited."""
+"""Minimum number of runs to estimate a wait."""
 KINDS: Final = ("idle", "whole", "memory", "sms")
-"""Held but idle; a whole GPU where a slice would do; memory, SMs that a smaller slice has enough of."""
+"""Held but idle; a whole GPU where a slice is enough; memory, SMs of which a smaller slice has enough."""
 
 
 @dataclass(frozen=True)
 class SliceUse:
-    """What one run held and used of it.
+    """What one run held and used.
 
     Attributes:
-        parts: GRES types of its slices and how many of each it had on all its nodes.
-        nodes: how many nodes these were.
+        parts: GRES types of its slices and their counts on all its nodes.
+        nodes: number of these nodes.
         hours: from its start to its end.
-        own: what it showed as a run of a recurring job.
-        shared: it had its slice together with another run for a while.
-        live: it goes on; figures come at its end.
+        own: its figures as a run of a recurring job.
+        shared: it shared its slice with another run for a while.
+        live: it is running; figures come at its end.
     """
 
     parts: tuple[tuple[str, int], ...]
@@ -60,12 +60,12 @@ class SliceUse:
 
     @property
     def profile(self) -> str:
-        """The GRES type of its slices; empty where they are not alike."""
+        """The GRES type of its slices; empty if they differ."""
         return self.parts[0][0] if len(self.parts) == 1 else ""
 
     @property
     def slices(self) -> int:
-        """How many slices it had."""
+        """Its number of slices."""
         return sum(count for _, count in self.parts)
 
 
@@ -76,8 +76,8 @@ class Finding:
     Attributes:
         kind: one of KINDS.
         sentence: for its user.
-        wasted_gpu_hours: what would have been free for others; those of several findings are not to be added up.
-        figures: what it rests on, JSON-able, units in the names.
+        wasted_gpu_hours: hours that others could have used; those of several findings must not be added up.
+        figures: the underlying figures, JSON-able, units in the names.
     """
 
     kind: str
@@ -88,16 +88,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of a run.
+    """The result for a run.
 
     Attributes:
         gpu_hours: that it held.
         findings: in the order of KINDS.
-        profile: GRES type of the smaller slice that would have done, or of the larger one to take after its memory ran
-            out; empty where there is none, or none is known.
-        sbatch: what to submit with next time; empty likewise.
-        note: why there is no finding, or what is not known; empty where there is nothing to add.
-        judged: something of its use was seen.
+        profile: GRES type of the smaller slice that would have been enough, or of the larger one to request after it
+            ran
+            out of memory; empty if none, or unknown.
+        sbatch: option to submit with next time; empty likewise.
+        note: why there is no finding, or what is unknown; empty if there is nothing to add.
+        judged: its use was sampled.
     """
 
     gpu_hours: float
@@ -109,13 +110,13 @@ class Verdict:
 
     @property
     def wasted_gpu_hours(self) -> float:
-        """The most that one of the findings says."""
+        """The maximum of its findings."""
         return max((finding.wasted_gpu_hours for finding in self.findings), default=0.0)
 
 
 @dataclass(frozen=True)
 class WaitFigures:
-    """How long runs waited, in seconds: the median, what nine of ten did not exceed, and of how many runs."""
+    """Wait times, in seconds: the median, the 90th percentile, and the number of runs."""
 
     median_s: float
     p90_s: float
@@ -123,7 +124,7 @@ class WaitFigures:
 
 
 def waited(seconds: Sequence[float]) -> WaitFigures | None:
-    """Return the figures of these waits; None where they are fewer than LEAST_WAITS."""
+    """Return the figures of these waits; None if there are fewer than LEAST_WAITS."""
     if len(seconds) < LEAST_WAITS:
         return None
     ordered = sorted(seconds)
@@ -131,13 +132,13 @@ def waited(seconds: Sequence[float]) -> WaitFigures | None:
 
 
 def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, policy: RunsPolicy) -> Verdict:
-    """Say what a run held and did not use.
+    """Evaluate what a run held but did not use.
 
     Args:
         use: the run.
-        past: runs of the same recurring job, the newest last, this one among them.
-        geometry: of its GPUs; None where it is not known any more, then nothing smaller is looked for.
-        policy: how much longer a run may take on a smaller slice, as for recurring jobs.
+        past: runs of the same recurring job, newest last, including this one.
+        geometry: of its GPUs; None if no longer known, then no smaller slice is considered.
+        policy: allowed slowdown on a smaller slice, as for recurring jobs.
     """
     kind = _kind_of(geometry) if geometry is not None else None
     share = kind.share if kind is not None else gpu_equivalent
@@ -150,11 +151,13 @@ def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, pol
     if use.own.sm is not None and use.own.sm < IDLE:
         findings.append(_idle(use, gpu_hours))
     if kind is None or use.profile not in kind.offers:
-        return Verdict(gpu_hours, tuple(findings), note="its GPU is not known any more, so no other slice is looked at")
+        return Verdict(
+            gpu_hours, tuple(findings), note="its GPU is no longer known, so other slices cannot be compared"
+        )
     need, note = _need(use, past, kind.offers)
     smaller = _smaller(need, kind, use.profile, past, policy) if need is not None else None
     if need is None or smaller is None:
-        return Verdict(gpu_hours, tuple(findings), note=note or "nothing smaller would have done")
+        return Verdict(gpu_hours, tuple(findings), note=note or "no smaller slice would have been enough")
     saved = gpu_hours - use.hours * use.slices * kind.share(smaller.profile.gres_type)
     findings += _oversized(use, kind, smaller, need, saved)
     profile = smaller.profile.gres_type
@@ -162,7 +165,7 @@ def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, pol
 
 
 class _Kind:
-    """One kind of GPU: what slices it has, and how much of it they are."""
+    """One GPU type: its slices, and their shares of it."""
 
     def __init__(self, geometry: Geometry) -> None:
         whole = (geometry.compute_slices, geometry.memory_slices)
@@ -172,75 +175,75 @@ class _Kind:
         self._shares = {name: gpu_equivalent(name, offer.memory_slices, whole) for name, offer in self.offers.items()}
 
     def share(self, name: str) -> float:
-        """Return how much of the GPU a slice is."""
+        """Return the share of the GPU that a slice is."""
         share = self._shares.get(name)
         return gpu_equivalent(name) if share is None else share
 
 
 @lru_cache(maxsize=32)
 def _kind_of(geometry: Geometry) -> _Kind:
-    """Return the kind of GPU of a geometry; a month's runs are on a few kinds."""
+    """Return the GPU type of a geometry; a month's runs are on a few types."""
     return _Kind(geometry)
 
 
 def slice_mib(geometry: Geometry, profile: str) -> int | None:
-    """Return the memory of a slice; None where the GPU has no such."""
+    """Return the memory of a slice; None if the GPU has no such."""
     offer = _kind_of(geometry).offers.get(profile)
     return None if offer is None else offer.memory_mib
 
 
 def _ran_out(use: SliceUse, kind: _Kind | None, gpu_hours: float) -> Verdict:
-    """Say what to take after memory ran out: the smallest slice with more of it."""
-    said = "its memory ran out, by its own word"
+    """Return what to request after it ran out of memory: the smallest slice with more of it."""
+    said = "it reported out of memory"
     judged = use.own.peak_mib is not None or use.own.sm is not None
     held = kind.offers.get(use.profile) if kind is not None else None
     if kind is None or held is None:
-        return Verdict(gpu_hours, note=f"{said}: take a slice with more memory next time", judged=judged)
+        return Verdict(gpu_hours, note=f"{said}: request a slice with more memory next time", judged=judged)
     more = [offer for offer in kind.plain if offer.memory_mib > held.memory_mib]
     if not more:
         return Verdict(
-            gpu_hours, note=f"{said}, on the largest slice: ask for less, or for several GPUs", judged=judged
+            gpu_hours, note=f"{said}, on the largest slice: reduce the job, or request several GPUs", judged=judged
         )
     profile = min(more, key=lambda offer: (offer.memory_mib, kind.share(offer.profile.gres_type))).profile.gres_type
-    return Verdict(gpu_hours, (), profile, _sbatch(profile, use), f"{said}: take {profile} next time", judged)
+    return Verdict(gpu_hours, (), profile, _sbatch(profile, use), f"{said}: request {profile} next time", judged)
 
 
 def _unknown(use: SliceUse) -> str:
     if use.live:
-        return "it goes on; memory and SMs are told at its end"
+        return "it is running; memory and SMs are reported at its end"
     if not use.profile:
-        return "its slices are not alike, so its figures are not those of one of them"
+        return "its slices differ, so its figures cannot be attributed to one of them"
     if use.shared:
-        return "it shared its slice with another run for a while, so what was seen is not its own"
+        return "it shared its slice with another run, so the samples are not its own"
     if use.own.peak_mib is None and use.own.sm is None:
-        return "neither its memory nor its SMs were seen, so what it used is not known"
+        return "neither its memory nor its SMs were sampled, so its use is unknown"
     return ""
 
 
 def _need(use: SliceUse, past: Sequence[PastRun], offers: Mapping[str, ProfileOffer]) -> tuple[ShownNeed | None, str]:
-    """Return what the runs showed that they need, and where that is not known why."""
+    """Return the need that the runs showed, and if unknown the reason."""
     if use.own.peak_mib is None:
-        return None, "its memory was not seen, so whether a smaller slice would do is not known"
+        return None, "its memory was not sampled, so a smaller slice cannot be evaluated"
     need = need_of(_as_done(past), offers, 1)
     if need is None:
-        return None, "it did not complete, so what it needs is not known"
+        return None, "it did not complete, so its need is unknown"
     if need.engine:
         name = "its program" if need.engine == UNNAMED else need.engine
-        return None, f"{name} fills a fixed share of any slice, so what it needs is not known"
+        return None, f"{name} allocates a fixed share of any slice, so its need is unknown"
     if need.full_mib or need.unknown:
-        return None, "a run of it ended with its slice full, so nothing smaller is advised"
+        return None, "a run of it filled its slice, so no smaller one is recommended"
     return need, ""
 
 
 def _as_done(past: Sequence[PastRun]) -> list[PastRun]:
-    """Return the runs as `need_of` wants them: who ends his own job has mostly done what he wanted."""
+    """Return the runs as `need_of` expects them: a job ended by its user has mostly done what was wanted."""
     return [replace(run, ended=DONE) if run.ended == CUT else run for run in past]
 
 
 def _smaller(
     need: ShownNeed, kind: _Kind, held: str, past: Sequence[PastRun], policy: RunsPolicy
 ) -> ProfileOffer | None:
-    """Return the slice that the submit filter would give, where it is a smaller share of the GPU."""
+    """Return the slice that the submit filter would give, if it is a smaller share of the GPU."""
     offer, reason, _ = pick(RecurringJob("", tuple(past)), need, kind.plain, policy)
     smaller = reason == "runs" and kind.share(offer.profile.gres_type) < kind.share(held)
     return offer if smaller else None
@@ -249,7 +252,7 @@ def _smaller(
 def _idle(use: SliceUse, gpu_hours: float) -> Finding:
     sm = use.own.sm or 0.0
     held = use.profile if use.slices == 1 else f"{use.slices} slices of {use.profile}"
-    sentence = f"held but idle: SMs were in use {sm:.1%} of the {use.hours:.3g} h that it held {held}"
+    sentence = f"held but idle: SMs were in use {sm:.1%} of the {use.hours:.3g} h for which it held {held}"
     return Finding("idle", sentence, gpu_hours * (1 - sm), {"sm_active": sm, "hours": use.hours})
 
 
@@ -259,7 +262,7 @@ def _oversized(use: SliceUse, kind: _Kind, smaller: ProfileOffer, need: ShownNee
         f"at most {_gib(use.own.peak_mib or 0)} of {_gib(held.memory_mib)} GiB were used, with a margin "
         f"{_gib(need.need_mib)}, and {name} has {_gib(smaller.memory_mib)}"
     )
-    unseen = "" if sm is not None else "; its SMs were not sampled, so whether it is as fast there is not known"
+    unseen = "" if sm is not None else "; its SMs were not sampled, so its speed there is unknown"
     busy = None if sm is None else sm * held.compute_slices
     compute = (
         ""
@@ -272,7 +275,7 @@ def _oversized(use: SliceUse, kind: _Kind, smaller: ProfileOffer, need: ShownNee
     }  # fmt: skip
     sms = {"busy_slices": busy, "held_slices": held.compute_slices, "enough_slices": smaller.compute_slices}
     if use.profile == kind.full:
-        sentence = f"a whole GPU where {name} would do: {memory}{f'; {compute}' if compute else unseen}"
+        sentence = f"a whole GPU where {name} is enough: {memory}{f'; {compute}' if compute else unseen}"
         return [Finding("whole", sentence, saved, {**bytes_, **sms})]
     findings = []
     if smaller.memory_mib < held.memory_mib:

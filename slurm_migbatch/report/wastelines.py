@@ -1,4 +1,4 @@
-"""What `migbatch waste` prints: one run in depth in the way of seff, or a table of the worst."""
+"""Output of `migbatch waste`: one run in detail in the style of seff, or a table of the worst."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _LAST = ("NEXT TIME", "WAITED", "WOULD WAIT")
 
 @dataclass(frozen=True)
 class JudgedRun:
-    """A run with what is said of it.
+    """A run with its result.
 
     Attributes:
-        shown: a row with the fields by which runs are shown.
-        use, verdict: what it held, and what is said of it.
-        held_mib: memory of one of its slices; None where that is not known.
-        waited_s: from its submission to its start; None where the former is not known.
-        would: how long runs with the slice that would have done waited; None where too few did.
+        shown: a row with the displayed fields.
+        use, verdict: what it held, and the result.
+        held_mib: memory of one of its slices; None if unknown.
+        waited_s: from its submission to its start; None if the former is unknown.
+        would: how long runs with the sufficient slice waited; None if there were too few.
     """
 
     shown: Any
@@ -43,7 +43,7 @@ class JudgedRun:
 
 @dataclass(frozen=True)
 class WasteSum:
-    """All runs of a table: how many, GPU-hours held, of which judged (something of their use was seen), and wasted."""
+    """All runs of a table: their number, GPU-hours held, sampled and wasted."""
 
     runs: int
     gpu_hours: float
@@ -52,7 +52,7 @@ class WasteSum:
 
 
 def add_up(verdicts: Iterable[Verdict]) -> WasteSum:
-    """Add up what is said of all runs."""
+    """Add up the results of all runs."""
     runs, held, judged, wasted = 0, 0.0, 0.0, 0.0
     for verdict in verdicts:
         runs += 1
@@ -92,7 +92,7 @@ def _pairs(run: JudgedRun) -> Iterator[tuple[str, str]]:
 def _memory(run: JudgedRun) -> str:
     peak = run.use.own.peak_mib
     if peak is None:
-        return "not seen"
+        return "not sampled"
     of = "" if run.held_mib is None else f" of {run.held_mib / 1024:.3g} GiB ({peak / run.held_mib:.0%})"
     return f"{peak / 1024:.3g} GiB{of}"
 
@@ -127,7 +127,7 @@ def _sentence(total: WasteSum, shown: int) -> str:
     held, judged, wasted = total.gpu_hours, total.judged_gpu_hours, total.wasted_gpu_hours
     share = f" ({wasted / judged:.0%})" if judged else ""
     return (
-        f"{total.runs} runs held {held:.3g} GPU-hours; of {judged:.3g} it was seen what they did, {wasted:.3g}{share} "
+        f"{total.runs} runs held {held:.3g} GPU-hours; {judged:.3g} were sampled, {wasted:.3g}{share} of these "
         f"were wasted; shown: the worst {shown}"
     )
 
@@ -167,7 +167,7 @@ def _brief(run: JudgedRun) -> str:
 
 
 def as_csv(runs: Iterable[JudgedRun], *, header: bool) -> Iterator[str]:
-    """Yield the worst runs as CSV with plain numbers; what is not known is empty."""
+    """Yield the worst runs as CSV with plain numbers; unknown values are empty."""
     for number, run in enumerate(runs):
         row = _object(run)
         would = row.pop("would_wait") or {}

@@ -1,6 +1,6 @@
-"""YAML for documents of JSON's kinds of values, line by line; no login node needs a package for it.
+"""YAML output for JSON-like documents, line by line; login nodes need no package for it.
 
-Read back, by YAML 1.1 or 1.2, it is the same document.
+Parsed as YAML 1.1 or 1.2, it is the same document.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _KEY = re.compile(r"[a-z][a-z0-9_]*")
-#: names that YAML 1.1 takes for truth or nothing
+#: names that YAML 1.1 reads as booleans or null
 _TAKEN = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 _ESCAPED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
@@ -52,7 +52,7 @@ def _scalar(value: Any) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        # YAML 1.1 knows no number with an exponent and without a point
+        # YAML 1.1 requires a point in a number with an exponent
         mantissa, e, exponent = repr(value).partition("e")
         return f"{mantissa}.0e{exponent}" if e and "." not in mantissa else repr(value)
     if isinstance(value, Mapping):

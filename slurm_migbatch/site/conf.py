@@ -20,16 +20,17 @@ _CONSTANT = (
     "constant (the filler mig:none takes the rest), or slurmd's next registration drains the node."
 )
 _ALLOC = (
-    "Alloc: also nodes of a job that run no step make their slices. DeferBatch: the batch script waits for all of them."
+    "Alloc: nodes of a job without a step create their slices too. DeferBatch: the batch script waits for all of them."
 )
 _LENDS = (
-    "Training jobs on idle slices give way by Slurm's own means too, while migbatchd is away: those of a lower "
-    "PriorityTier are requeued for the same type of slice."
+    "While migbatchd is down, Slurm's own preemption frees slices of training jobs: those of a lower PriorityTier are "
+    "requeued for the same type of slice."
 )
 CRED_EXPIRE_S: Final = 30
 _CRED_EXPIRE = (
-    "A requeued job waits for so many seconds and one, 121 by default. Started sooner it often comes back once more: "
-    "slurmd of this release takes it for one that has had its Prolog. A credential must outlive the way to slurmd only."
+    "A requeued job waits one second longer than this, 121 by default. If started sooner it is often requeued again: "
+    "slurmd of this release assumes that its Prolog has already run. Credentials must only be valid until slurmd has "
+    "received them."
 )
 
 
@@ -146,7 +147,9 @@ class Site:
             if self.task_prolog:
                 yield Setting("TaskProlog", self.task_prolog, "hook")
         if self.job_submit:
-            yield Setting("JobSubmitPlugins", "lua", "words", "slurmctld reads job_submit.lua beside slurm.conf.")
+            yield Setting(
+                "JobSubmitPlugins", "lua", "words", "slurmctld reads job_submit.lua in the directory of slurm.conf."
+            )
         if self.cli_filter:
             yield Setting(
                 "CliFilterPlugins", "cli_filter/lua", "words", "Every host that runs srun has cli_filter.lua."
@@ -158,12 +161,14 @@ class Site:
                 yield Setting("AuthInfo", f"cred_expire={CRED_EXPIRE_S}", "words", _CRED_EXPIRE)
         if self.accounting:
             typed = ",".join(f"gres/mig:{kind}" for kind in self.types)
-            yield Setting("AccountingStorageTRES", f"gres/mig,{typed}", "words", "Slices count in sacct and sreport.")
+            yield Setting("AccountingStorageTRES", f"gres/mig,{typed}", "words", "Account slices in sacct and sreport.")
         if self.primary_on:
-            yield Setting("SlurmctldPrimaryOnProg", self.primary_on, "program", "migbatchd follows slurmctld at once.")
+            yield Setting(
+                "SlurmctldPrimaryOnProg", self.primary_on, "program", "Notify migbatchd of a takeover immediately."
+            )
             yield Setting("SlurmctldPrimaryOffProg", self.primary_off, "program")
         if self.suspends:
-            yield Setting("SuspendExcNodes", self.catalog.names, "words", "The catalog is no machine to power down.")
+            yield Setting("SuspendExcNodes", self.catalog.names, "words", "The catalog node must not be powered down.")
 
     @property
     def types(self) -> list[str]:

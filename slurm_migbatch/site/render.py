@@ -44,4 +44,4 @@ def render(template: str, **names: object) -> str:
     try:
         return environment.get_template(template).render(**names)
     except TemplateNotFound as error:
-        raise TemplateMissing(f"{_PACKAGE} has no template {error.name!r}; install slurm-migbatch again") from error
+        raise TemplateMissing(f"{_PACKAGE} has no template {error.name!r}; reinstall slurm-migbatch") from error

@@ -95,7 +95,7 @@ def parse_tasks(output: str) -> dict[int, WaitingTasks]:
             else:
                 others[job] = task
     except ValueError:
-        raise SlurmError(f"squeue's list of array tasks is not understood near {line[:80]!r}") from None
+        raise SlurmError(f"cannot parse squeue's list of array tasks near {line[:80]!r}") from None
     return {array: WaitingTasks(tuple(sorted(own)), others) for array, (own, others) in found.items()}
 
 

@@ -184,7 +184,7 @@ class CliClient:
         by_gres: dict[str, list[str]] = {}
         for node, gres in updates.items():
             if not _NODE_NAME.fullmatch(node) or not _GRES.fullmatch(gres):
-                raise ValueError(f"node {node!r} or gres {gres!r} cannot be handed to scontrol")
+                raise ValueError(f"node {node!r} or gres {gres!r} cannot be passed to scontrol")
             by_gres.setdefault(gres, []).append(node)
         shared = [some for names in by_gres.values() for some in _chunks(names, 64)]
         refused = self._offer([(some, updates[some[0]]) for some in shared])
@@ -326,13 +326,15 @@ class CliClient:
             if nobody := next(
                 (message for message in refused.values() if any(phrase in message for phrase in _NOBODY)), None
             ):
-                raise SlurmError(f"scontrol could not ask slurmctld: {nobody}", ("scontrol",), done.returncode, nobody)
+                raise SlurmError(
+                    f"scontrol could not reach slurmctld: {nobody}", ("scontrol",), done.returncode, nobody
+                )
             # what scontrol died over, or did not tell about, is asked once more; every request may be repeated
             alone = [number for number in alone if outcomes.get(number) is None]
         for number in alone:
             self.before_change()
             if max(len(os.fsencode(argument)) for argument in requests[number]) >= _LONGEST_ARGUMENT:
-                refused[number] = "its new text is too long for an argument of scontrol"
+                refused[number] = "its new value is too long for an argument of scontrol"
                 continue
             done = self._finish("scontrol", *requests[number])
             if done.returncode:
@@ -395,20 +397,20 @@ def check_fields(fields: Mapping[str, str]) -> None:
     """Refuse what no command can carry; raises ValueError."""
     for key, value in fields.items():
         if not _FIELD.fullmatch(key) or "\0" in value:
-            raise ValueError(f"{key}={value!r} cannot be handed to scontrol")
+            raise ValueError(f"{key}={value!r} cannot be passed to scontrol")
 
 
 def check_signal(name: str) -> None:
-    """Refuse what is no signal; raises ValueError."""
+    """Refuse what is not a signal; raises ValueError."""
     if not _SIGNAL.fullmatch(name):
-        raise ValueError(f"{name!r} is no signal")
+        raise ValueError(f"{name!r} is not a signal")
 
 
 def checked_job(job: int | str) -> str:
     """Return a job id as Slurm writes it; raises ValueError."""
     text = str(job)
     if not _JOB.fullmatch(text):
-        raise ValueError(f"{text!r} is no job id; one is written 123, 123_4 or 123_[5-7]")
+        raise ValueError(f"{text!r} is not a job id; write 123, 123_4 or 123_[5-7]")
     return text
 
 

@@ -43,7 +43,7 @@ class SlurmRefused(SlurmError):
         rest = f"; and {len(refused) - 5} more" if len(refused) > 5 else ""
         of = f"{len(refused)} of {asked} changes" if asked > 1 else "the change"
         super().__init__(
-            f"Slurm refused {of}: {'; '.join(reasons)}{rest}", command, 1, "\n".join(refused.values())[:2000]
+            f"Slurm rejected {of}: {'; '.join(reasons)}{rest}", command, 1, "\n".join(refused.values())[:2000]
         )
         self.refused = dict(refused)
 

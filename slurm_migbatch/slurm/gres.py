@@ -59,7 +59,7 @@ def count_of(token: str) -> int:
     """Return the number that Slurm reads in `token` (`2` is 2, `1k` is 1024); raises GresError."""
     match = _COUNT.fullmatch(token)
     if match is None:
-        raise GresError(f"{token!r} is no count")
+        raise GresError(f"{token!r} is not a count")
     return int(match[1]) << 10 * _POWER[match[2].lower()]
 
 
@@ -96,7 +96,7 @@ def parse_entry(entry: str) -> Gres:
     if not equals and len(tokens) > 1 and is_count(tokens[-1]):
         number = tokens.pop()
     if len(tokens) > 2 or not all(_NAME.fullmatch(token) for token in tokens) or (equals and not is_count(number)):
-        raise GresError(f"{entry!r} is no GRES entry: one is written name[:type][:count]")
+        raise GresError(f"{entry!r} is not a GRES entry: write name[:type][:count]")
     inner = _INNER_COUNT.fullmatch(detail)
     count = count_of(number) if number else int(inner[1]) if inner else 1
     return Gres(tokens[0], tokens[1] if len(tokens) == 2 else None, count, number, prefix, detail)

@@ -160,7 +160,7 @@ def _records(output: str, mark: str, size: int) -> Iterator[tuple[str, ...]]:
     fields = output.split(mark)
     tail = fields.pop()
     if tail.strip("\n") or len(fields) % size:
-        raise SlurmError(f"squeue's output breaks off or is not understood near {tail[-80:]!r}")
+        raise SlurmError(f"squeue's output is truncated or malformed near {tail[-80:]!r}")
     values = iter(fields)
     return zip(*[values] * size, strict=True)
 
@@ -169,7 +169,7 @@ def _id(text: str) -> int:
     """Return the number behind the newline that ends the row before; raises SlurmError."""
     digits = text.rpartition("\n")[2]
     if not (digits.isascii() and digits.isdigit()):
-        raise SlurmError(f"squeue printed {text[:80]!r} where a job id was asked for")
+        raise SlurmError(f"squeue printed {text[:80]!r} instead of a job id")
     return int(digits)
 
 
@@ -252,7 +252,7 @@ def parse_nodes(output: str, unread: Callable[[str, str], object] = lambda name,
     """
     starts = [match.start() for match in _NODE_START.finditer(output)]
     rows: list[NodeRow] = []
-    why = f"what is no list of nodes: {output[:200]!r}"
+    why = f"an invalid list of nodes: {output[:200]!r}"
     if not starts or output[: starts[0]].strip():
         raise SlurmError(f"scontrol show node printed {why}")
     for start, end in zip(starts, [*starts[1:], len(output)], strict=True):
@@ -264,7 +264,7 @@ def parse_nodes(output: str, unread: Callable[[str, str], object] = lambda name,
     named = Counter(row.name for row in rows)
     for name, count in named.items():
         if count > 1:
-            unread(name, f"scontrol shows it {count} times; look at the comments and extra fields of the nodes")
+            unread(name, f"scontrol shows it {count} times; check the comments and extra fields of the nodes")
     rows = [row for row in rows if named[row.name] == 1]
     if not rows:
         raise SlurmError(f"scontrol show node printed {why}")
@@ -278,7 +278,7 @@ def _node(text: str) -> NodeRow:
     name = values.get("NodeName", "")
     state = values.get("State", "")
     if not name or not state or "Gres" not in values or ("GresUsed" not in values and _text(values["Gres"])):
-        raise SlurmError(f"a row for node {name!r} that lacks its state or gres: {text[:200]!r}")
+        raise SlurmError(f"a row for node {name!r} without state or gres: {text[:200]!r}")
     flags = {flag for flag in re.split(r"[+ ]", state.rstrip("*~#!%$@^-")) if flag}
     if "*" in state:
         flags.add("NOT_RESPONDING")

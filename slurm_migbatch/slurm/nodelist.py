@@ -53,7 +53,7 @@ def _items(text: str) -> Iterator[str]:
         if char in "[]":
             depth += 1 if char == "[" else -1
             if depth not in (0, 1):
-                raise NodeListError(f"{text!r} has a bracket too many at {position}")
+                raise NodeListError(f"{text!r} has an unmatched bracket at {position}")
         elif char == "," and not depth:
             yield text[start:position].strip()
             start = position + 1

@@ -73,7 +73,7 @@ class Worker:
         """
         deadline = time.monotonic() + timeout
         if not self._lock.acquire(timeout=timeout):
-            raise SlurmError(f"pyslurm is still busy with another question after {timeout:g} s")
+            raise SlurmError(f"pyslurm is still busy with another query after {timeout:g} s")
         try:
             if self._process is None or self._asked >= ASKED_OFTEN:
                 self._restart()
@@ -84,7 +84,7 @@ class Worker:
             raise
         except ValueError as error:
             self._end()
-            raise SlurmError(f"pyslurm's process answered what is no answer: {error}") from None
+            raise SlurmError(f"pyslurm's process sent an invalid answer: {error}") from None
         finally:
             self._lock.release()
         if "ok" in reply:
@@ -193,7 +193,7 @@ class PyslurmClient(CliClient):
         except SlurmError as error:
             return str(error)
         if hello["lacking"]:
-            return f"pyslurm {hello['version']} does not show {', '.join(hello['lacking'])} of jobs; 25.11 does"
+            return f"pyslurm {hello['version']} does not provide {', '.join(hello['lacking'])} of jobs; 25.11 does"
         return ""
 
     def jobs(self) -> list[JobRow]:
@@ -208,7 +208,7 @@ class PyslurmClient(CliClient):
             gres = self._gres_of(seen)
             rows = [_row_or_unread(job, found["users"], gres[job["id"]], now).of_its_run(now) for job in seen]
         except (ValueError, TypeError, KeyError) as error:
-            raise SlurmError(f"what pyslurm shows of jobs is not understood: {error!r}") from error
+            raise SlurmError(f"cannot parse the jobs of pyslurm: {error!r}") from error
         return self._in_reservations(self._known(in_order(rows, found["tiers"])))
 
     def default_partition(self) -> str:

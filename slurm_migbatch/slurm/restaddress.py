@@ -23,6 +23,8 @@ class RestAddress:
         """Read an address; raises ValueError."""
         match = _WRITTEN.fullmatch(text)
         if match is None or int(match[4] or 1) > 65535:
-            raise ValueError(f"{text!r} is no address of slurmrestd: unix:/PATH, http://HOST:PORT or https://HOST:PORT")
+            raise ValueError(
+                f"{text!r} is not an address of slurmrestd: unix:/PATH, http://HOST:PORT or https://HOST:PORT"
+            )
         path, scheme, host, port = match.groups("")
         return cls(path, scheme, host.strip("[]"), int(port or 0))

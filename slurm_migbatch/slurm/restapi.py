@@ -121,7 +121,7 @@ class RestApi:
             raise
         if found is None:
             self._version = 0
-            raise SlurmError(f"slurmrestd at {self.address} does not know {method} {where}")
+            raise SlurmError(f"slurmrestd at {self.address} does not support {method} {where}")
         return found
 
     def _send(self, method: str, where: str, body: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -145,15 +145,17 @@ class RestApi:
                 "and not overloaded?"
             ) from None
         except (OSError, http.client.HTTPException) as error:
-            raise SlurmError(f"slurmrestd at {self.address} cannot be asked: {error or type(error).__name__}") from None
+            raise SlurmError(
+                f"slurmrestd at {self.address} cannot be reached: {error or type(error).__name__}"
+            ) from None
         return self._understood(method, where, answer.status, text)
 
     def _understood(self, method: str, where: str, status: int, text: str) -> dict[str, Any] | None:
         if status == http.client.UNAUTHORIZED:
             how = (
-                f"it refuses the token in {self._token_file}; write a new one of {self._user}'s there (scontrol token)"
+                f"it rejects the token in {self._token_file}; replace it by one of {self._user} (scontrol token)"
                 if self._token_file
-                else f"it does not take this for {self._user}; give it a token ([cluster] slurmrestd_token)"
+                else f"it does not know this process as {self._user}; set a token ([cluster] slurmrestd_token)"
             )
             raise SlurmError(f"slurmrestd at {self.address} answered {status}: {how}", stderr=text[:2000])
         try:
@@ -163,7 +165,7 @@ class RestApi:
         if not isinstance(found, dict):
             if status == http.client.NOT_FOUND:
                 return None
-            raise SlurmError(f"slurmrestd answered {method} {where} with {status} and what is no JSON: {text[:200]!r}")
+            raise SlurmError(f"slurmrestd answered {method} {where} with {status} and invalid JSON: {text[:200]!r}")
         if errors := found.get("errors"):
             first = errors[0] if isinstance(errors, list) and isinstance(errors[0], dict) else {}
             reason = str(first.get("error") or first.get("description") or errors)
@@ -193,9 +195,9 @@ class RestApi:
         except (OSError, ValueError) as error:
             raise SlurmError(f"the token for slurmrestd in {self._token_file} cannot be read: {error}") from None
         if not stat.S_ISREG(status.st_mode) or status.st_uid not in self._owners or status.st_mode & 0o077:
-            raise SlurmError(f"{self._token_file} must be a file of this user's that nobody else may read (chmod 600)")
+            raise SlurmError(f"{self._token_file} must belong to this user and be readable by no other (chmod 600)")
         if not _TOKEN.fullmatch(text):
             raise SlurmError(
-                f"{self._token_file} holds no token; `scontrol token username={self._user} lifespan=...` makes one"
+                f"{self._token_file} has no token; create one with `scontrol token username={self._user} lifespan=...`"
             )
         return text

@@ -54,7 +54,7 @@ def jobs(found: Mapping[str, Any], now: float, *, reserved: bool) -> list[JobRow
             continue
         job_id = record.get("job_id")
         if not isinstance(job_id, int):
-            raise SlurmError(f"slurmrestd shows a job without an id: {str(record)[:200]}")
+            raise SlurmError(f"slurmrestd returned a job without an id: {str(record)[:200]}")
         try:
             rows.append(_job(job_id, record, states, now, reserved))
         except _ODD as error:
@@ -75,7 +75,7 @@ def _job(job_id: int, job: Mapping[str, Any], states: Sequence[str], now: float,
     waiting = job["array_task_string"]
     task = waiting or (str(job["array_task_id"]["number"]) if job["array_task_id"]["set"] else None)
     if waiting and "..." in waiting:
-        raise ValueError("slurmrestd cuts lists of array tasks; set SLURM_BITSTR_LEN=0 in its environment")
+        raise ValueError("slurmrestd truncates lists of array tasks; set SLURM_BITSTR_LEN=0 in its environment")
     throttle = _THROTTLE.search(waiting)
     limit = job["time_limit"]
     end = _time(job["end_time"])
@@ -129,7 +129,7 @@ def nodes(found: Mapping[str, Any], unread: Callable[[str, str], object]) -> lis
         except _ODD as error:
             unread(str(record.get("name")), f"{type(error).__name__}: {error}")
     if not rows:
-        raise SlurmError(f"slurmrestd shows no node that can be read: {str(found)[:200]}")
+        raise SlurmError(f"slurmrestd returned no valid node: {str(found)[:200]}")
     return rows
 
 
@@ -157,7 +157,7 @@ def tiers(found: Mapping[str, Any]) -> dict[str, int]:
     try:
         return {part["name"]: int(part["priority"]["tier"]) for part in records(found, "partitions")}
     except _ODD as error:
-        raise SlurmError(f"what slurmrestd shows of partitions is not understood: {error!r}") from None
+        raise SlurmError(f"cannot parse slurmrestd's partitions: {error!r}") from None
 
 
 def default_partition(found: Mapping[str, Any]) -> str:
@@ -177,7 +177,7 @@ def reservations(found: Mapping[str, Any], now: float) -> list[NodeReservation]:
                 flags = frozenset(record["flags"])
                 rows.append(NodeReservation(record["name"], held, flags, int(cpus[1]) if cpus else None))
         except _ODD as error:
-            raise SlurmError(f"what slurmrestd shows of reservations is not understood: {error!r}") from None
+            raise SlurmError(f"cannot parse slurmrestd's reservations: {error!r}") from None
     return rows
 
 
@@ -189,7 +189,7 @@ def diag(found: Mapping[str, Any]) -> Diag:
             _counts(statistics["rpcs_by_message_type"], "message_type"), _counts(statistics["rpcs_by_user"], "user")
         )
     except _ODD as error:
-        raise SlurmError(f"what slurmrestd shows of remote procedure calls is not understood: {error!r}") from None
+        raise SlurmError(f"cannot parse slurmrestd's RPC statistics: {error!r}") from None
 
 
 def _counts(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, RpcCount]:

@@ -109,7 +109,7 @@ class SlurmrestdClient(CliClient):
             try:
                 self._version = parse_version(f"slurm {found['meta']['slurm']['release']}")
             except (KeyError, TypeError):
-                raise SlurmError(f"slurmrestd does not say which release it is: {str(found)[:200]}") from None
+                raise SlurmError(f"slurmrestd does not report its release: {str(found)[:200]}") from None
         return self._version
 
     # -- change ------------------------------------------------------------------------------------------------

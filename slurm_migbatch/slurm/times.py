@@ -74,21 +74,19 @@ def parse_time(text: str, now: float | None = None) -> float:
             raise TimeFormError(f"Invalid time specification (pos={at}): {words}; write one of: {TIME_FORMS}")
         date, clock, at = found_date or date, found_clock or clock, end
     if date is None and clock is None:
-        raise TimeFormError(f"Invalid time specification: {text!r} names no time; write one of: {TIME_FORMS}")
+        raise TimeFormError(f"Invalid time specification: {text!r} is not a time; write one of: {TIME_FORMS}")
     year, month, day = date or (today.year, today.month, today.day)
     try:
         # the 30th of February is the 2nd of March, as mktime(3) has it
         moment = (datetime(year, month, 1, *(clock or (0, 0, 0))) + timedelta(days=day - 1)).timestamp()
     except (ValueError, OverflowError) as error:
-        raise TimeFormError(
-            f"Invalid time specification: {words} names a moment that does not exist ({error})"
-        ) from None
+        raise TimeFormError(f"Invalid time specification: {words} is a time that does not exist ({error})") from None
     return _bounded(moment, words)
 
 
 def _bounded(moment: float, words: str) -> float:
     if moment > _LAST_S:
-        raise TimeFormError(f"Invalid time specification: {words} lies after the year 9999")
+        raise TimeFormError(f"Invalid time specification: {words} is after the year 9999")
     return max(moment, 0.0)
 
 

@@ -34,4 +34,4 @@ class Unread:
         if new:
             shown = "; ".join(f"{self._noun} {name}: {unread[name][:200]}" for name in new[:_SHOWN])
             rest = f"; and {len(new) - _SHOWN} more" if len(new) > _SHOWN else ""
-            log.warning("rows of Slurm's cannot be read, and nothing is done about them: %s%s", shown, rest)
+            log.warning("cannot parse these rows of Slurm, they are left alone: %s%s", shown, rest)

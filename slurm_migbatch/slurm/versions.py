@@ -42,7 +42,7 @@ def parse_release(text: str) -> Release:
     """Return the release in the output of `squeue --version`, such as `slurm-wlm 24.11.5`; raises SlurmError."""
     match = _VERSION.search(text)
     if match is None:
-        raise SlurmError(f"squeue --version answered {text.strip()[:80]!r}, which names no Slurm release")
+        raise SlurmError(f"squeue --version answered {text.strip()[:80]!r}, which is not a Slurm release")
     return int(match[1]), int(match[2]), int(match[3] or 0)
 
 

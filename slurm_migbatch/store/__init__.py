@@ -1,1 +1,1 @@
-"""The record of everything: SQLAlchemy models, migrations, ingestion and queries."""
+"""The record: SQLAlchemy models, migrations, ingestion and queries."""

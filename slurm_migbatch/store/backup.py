@@ -1,11 +1,13 @@
-"""Backups: one SQLite file of everything, whatever kind the database is.
+"""Backups: one SQLite file with all data, for any kind of database.
 
-Of an SQLite database it is a copy by SQLite's online backup, which needs nothing stopped: in WAL mode writers go on
-while it reads one state. Of a server it is that state through one repeatable-read transaction, table by table. Its own
-dump programs are quicker and know more (users, grants); this one can be restored to any of the three kinds, and needs
-no program that the controller may lack.
+For an SQLite database it is a copy by SQLite's online backup, which stops nothing: in WAL mode writers continue while
+it
+reads one state. For a server it is one state read through a repeatable-read transaction, table by table. The server's
+own
+dump programs are faster and include more (users, grants); this backup can be restored to any of the three kinds, and
+needs no program that the controller may lack.
 
-A backup appears under its name only when it is whole, read through and on the disk; it is its owner's alone.
+A backup gets its name only when it is complete, verified and synced; it is readable by its owner only.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _MIB = 1 << 20
 
 
 class BackupFacts(NamedTuple):
-    """A backup: where it is, its size, and the last step of its schema."""
+    """A backup: its path, its size, and the last step of its schema."""
 
     path: Path
     size: int
@@ -41,10 +43,10 @@ class BackupFacts(NamedTuple):
 
 
 def back_up(url: str, target: Path, history: tuple[Migration, ...]) -> BackupFacts:
-    """Write the database at `url` to a new file, while it is in use.
+    """Back up the database at `url` to a new file, while it is in use.
 
     Raises:
-        StoreError: the file is there already, there is no room for it, or the database cannot be read or is damaged.
+        StoreError: the file exists, there is no space for it, or the database cannot be read or is damaged.
     """
     file = sqlite_file(url)
 
@@ -60,7 +62,7 @@ def back_up(url: str, target: Path, history: tuple[Migration, ...]) -> BackupFac
 
 
 def keep_before_upgrade(file: Path, last: str) -> Path:
-    """Write a copy of an SQLite database beside it, named by its schema; raises StoreError."""
+    """Write a copy of an SQLite database beside it, named after its schema; raises StoreError."""
     number = last.partition(" ")[0]
     for attempt in range(1, 1000):
         end = f"-{attempt}" if attempt > 1 else ""
@@ -72,10 +74,10 @@ def keep_before_upgrade(file: Path, last: str) -> Path:
             return _publish(target, lambda part: copy_file(file, part)).path
         except StoreError as error:
             raise StoreError(
-                f"{file} is of an older release, and the backup before its upgrade failed: {error}; make room, or take "
-                "one elsewhere (migbatch db backup FILE) and go on by `migbatch db upgrade --no-backup`"
+                f"{file} is from an older release, and the backup before its upgrade failed: {error}; free space, or "
+                "back it up elsewhere (migbatch db backup FILE) and continue with `migbatch db upgrade --no-backup`"
             ) from None
-    raise StoreError(f"there are too many backups beside {file}; remove those that you do not need")
+    raise StoreError(f"too many backups of {file}; remove those that you do not need")
 
 
 def size_of(file: Path) -> int:
@@ -88,10 +90,10 @@ def size_of(file: Path) -> int:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy an SQLite database in use into an empty file of one's own, as one state of it.
+    """Copy one state of an SQLite database in use into a new private file.
 
     Raises:
-        StoreError, sqlite3.Error: it cannot be read, or there is no room.
+        StoreError, sqlite3.Error: it cannot be read, or there is no space.
     """
     mode = readable_mode(source)
     path = file_uri(source, mode)
@@ -101,15 +103,15 @@ def copy_file(source: Path, target: Path) -> None:
     ):
         copy.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
         copy.execute("PRAGMA synchronous=OFF")
-        live.backup(copy)  # all pages in one step: a reader, which in WAL mode holds up nobody
+        live.backup(copy)  # all pages in one step: in WAL mode a reader blocks nobody
         copy.execute("PRAGMA journal_mode=DELETE").fetchall()
 
 
 def schema_of(file: Path) -> str:
-    """Read an SQLite file through; return the last step of its schema.
+    """Verify an SQLite file; return the last step of its schema.
 
     Raises:
-        StoreError: it is damaged, or no record of ours.
+        StoreError: it is damaged, or not a record of ours.
     """
     try:
         with closing(sqlite3.connect(file_uri(file, readable_mode(file)), uri=True)) as connection:
@@ -123,12 +125,12 @@ def schema_of(file: Path) -> str:
     except sqlite3.Error as error:
         raise StoreError(f"{file} is damaged: {error}") from None
     if last is None:
-        raise StoreError(f"{file} is no record of migbatch")
+        raise StoreError(f"{file} is not a migbatch record")
     return str(last)
 
 
 def sync(path: Path) -> None:
-    """Bring a file or a directory to the disk."""
+    """Sync a file or a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -143,7 +145,7 @@ def _dump(url: str, part: Path, history: tuple[Migration, ...]) -> None:
             pending(source, history)
             present = applied(source)
             if not present:
-                raise StoreError("the database is empty; migbatchd makes its tables at its first start")
+                raise StoreError("the database is empty; migbatchd creates its tables at its first start")
             copy = private_engine(part)
             try:
                 migrate(copy, [step for step in history if step.name in present])
@@ -167,7 +169,7 @@ def _need_room(target: Path, size: int) -> None:
 
 
 def _publish(target: Path, fill: Callable[[Path], None]) -> BackupFacts:
-    """Let `fill` write a new file, read it through, and give it its name; nothing is left where that fails."""
+    """Let `fill` write a new file, verify it, and give it its name; nothing is left if that fails."""
     try:
         with _part(target) as part:
             fill(part)
@@ -176,7 +178,7 @@ def _publish(target: Path, fill: Callable[[Path], None]) -> BackupFacts:
             size = part.stat().st_size
             _name(part, target)
     except FileExistsError:
-        raise StoreError(f"{target} is there already, and a backup overwrites nothing: choose another name") from None
+        raise StoreError(f"{target} already exists and is not overwritten: choose another name") from None
     except OSError as error:
         raise StoreError(f"cannot write {target}: {error.strerror}") from None
     except (sqlite3.Error, SQLAlchemyError) as error:
@@ -187,7 +189,7 @@ def _publish(target: Path, fill: Callable[[Path], None]) -> BackupFacts:
 
 @contextmanager
 def _part(target: Path) -> Iterator[Path]:
-    """Make a file beside `target` under a name of its own, which is gone at the end."""
+    """Create a temporary file beside `target`, removed at the end."""
     if os.path.lexists(target):
         raise FileExistsError(target)
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
@@ -200,12 +202,12 @@ def _part(target: Path) -> Iterator[Path]:
 
 
 def _name(part: Path, target: Path) -> None:
-    """Give the file its name, unless somebody else has taken it meanwhile."""
+    """Give the file its name, unless another file has taken it meanwhile."""
     try:
         os.link(part, target)
     except FileExistsError:
         raise
-    except OSError:  # a file system without hard links: the name is taken first
+    except OSError:  # a file system without hard links: reserve the name first
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         part.replace(target)
     sync(target.parent)

@@ -1,4 +1,4 @@
-"""How many MIG GPUs there were in a window of time, as far as the nodes' own descriptions of their GPUs tell."""
+"""Number of MIG GPUs in a time window, from the nodes' own descriptions of their GPUs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ _DESCRIBING = ("inventory", "state")
 def gpu_seconds(
     connection: Connection, start: float, end: float, nodes: Collection[str] = ()
 ) -> dict[str, float] | None:
-    """Return by node how many seconds its MIG GPUs were there between two moments, all of them added up.
+    """Return by node the total seconds of its MIG GPUs between two times.
 
-    A node counts from its first description to the last that was heard of it. What it was down for in between is not
-    taken off: the GPUs were there.
+    A node counts from its first description to its last message. Downtime in between is not subtracted, because the
+    GPUs
+    were present.
 
     Args:
         start, end: unix seconds, not later than now.
-        nodes: these only; () for all.
+        nodes: only these; () for all.
 
     Returns:
-        None where the descriptions of a node that were valid at `start` were removed for their age.
+        None if the descriptions of a node that were valid at `start` were removed because of their age.
     """
     known = _descriptions(connection, end, nodes)
     pruned = set(connection.scalars(select(NodeJournal.node).where(NodeJournal.forgotten.is_not(None))))
@@ -45,7 +46,7 @@ def gpu_seconds(
 
 
 def _descriptions(connection: Connection, end: float, nodes: Collection[str]) -> dict[str, dict[float, int]]:
-    """Return by node how many MIG GPUs it had from which moment on."""
+    """Return by node the number of its MIG GPUs and since when."""
     found: dict[str, dict[float, int]] = {}
     present = select(Gpu.node, Gpu.seen).where(Gpu.present, Gpu.mig, Gpu.seen <= end)
     for node, moment in connection.execute(present):

@@ -1,4 +1,4 @@
-"""Values from outside, made fit for every database: bounded, finite, text without NUL and lone surrogates."""
+"""Sanitize external values for every database: bounded, finite, text without NUL and lone surrogates."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import json
 import math
 from typing import Any
 
-#: an event whose JSON is longer is kept as a stub
+#: an event with longer JSON is kept as a stub
 MAX_PAYLOAD_BYTES = 1 << 20
 MAX_INTEGER = 2**63 - 1
 _MAX_DEPTH = 16
 
 
 def text(value: Any, length: int) -> str | None:
-    """Return `value` as text of at most `length` characters; None for None, nothing and what is no scalar."""
+    """Return `value` as text of at most `length` characters; None for None, empty and non-scalar values."""
     if value is None or isinstance(value, (dict, list, tuple, set)):
         return None
     return _storable(str(value)[: length + 64])[:length] or None
 
 
 def whole(value: Any, low: int = 0, high: int = MAX_INTEGER) -> int | None:
-    """Return `value` where it is a whole number (or digits) from low to high, else None."""
+    """Return `value` if it is a whole number (or digits) from low to high, else None."""
     if isinstance(value, bool):
         return None
     if isinstance(value, float) and value.is_integer():
@@ -36,7 +36,7 @@ def small(value: Any) -> int | None:
 
 
 def real(value: Any) -> float | None:
-    """Return `value` where it is a finite number, else None."""
+    """Return `value` if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -47,18 +47,18 @@ def real(value: Any) -> float | None:
 
 
 def moment(value: Any) -> float | None:
-    """Return the unix seconds where `value` is a time after 1970 and before the year 9999, else None."""
+    """Return the unix seconds if `value` is a time after 1970 and before the year 9999, else None."""
     number = real(value)
     return number if number is not None and 0 < number < 253402300800 else None
 
 
 def truth(value: Any) -> bool | None:
-    """Return the true or False where `value` is one of them, else None."""
+    """Return the boolean if `value` is one, else None."""
     return value if isinstance(value, bool) else None
 
 
 def document(value: Any) -> Any:
-    """Return `value` as JSON that every database takes; too large a one becomes {"oversize_bytes": n}."""
+    """Return `value` as JSON that every database accepts; too large a one becomes {"oversize_bytes": n}."""
     made = _plain(value, 0)
     size = len(json.dumps(made))
     return made if size <= MAX_PAYLOAD_BYTES else {"oversize_bytes": size}

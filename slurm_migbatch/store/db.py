@@ -1,4 +1,4 @@
-"""Opening the store, and everything that the rest of migbatch does with it."""
+"""The store: opening it, and all operations of the rest of migbatch on it."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ _ATTEMPTS = 4
 
 
 def open_store(url: str, *, readonly: bool = False, backup: bool = True) -> Store:
-    """Open the database at `url`, an SQLAlchemy URL, and bring it up to date.
+    """Open the database at `url`, an SQLAlchemy URL, and migrate it.
 
     Args:
         url: sqlite:////absolute/file, mariadb://... or postgresql://...
         readonly: do not write, not even migrations; works while migbatchd is down.
-        backup: of an SQLite file that is brought up to date, write a copy beside it first.
+        backup: copy an SQLite file before it is migrated.
 
     Raises:
         StoreError: it cannot be used; the message says what to do. NetworkFilesystemError, NewerDatabaseError and
-            OlderDatabaseError are kinds of it.
+            OlderDatabaseError are subclasses.
     """
     engine = make_engine(url, readonly=readonly)
     try:
@@ -60,13 +60,13 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True) -> Stor
             if waiting:
                 raise OlderDatabaseError(
                     f"the database lacks {waiting[0]!r}, which this version of migbatch needs: start migbatchd, "
-                    "it brings the database up to date"
+                    "it migrates the database"
                 )
         else:
             file = sqlite_file(url)
             keep = partial(keep_before_upgrade, file) if file is not None and backup else _keep_nothing
             for name in migrate(engine, HISTORY, keep):
-                log.info("database brought up to %s", name)
+                log.info("database migrated to %s", name)
     except SQLAlchemyError as error:
         engine.dispose()
         shown = make_url(url).render_as_string(hide_password=True)
@@ -78,7 +78,7 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True) -> Stor
 
 
 def _keep_nothing(_last: str) -> None:
-    """Leave the backup to whoever runs the server."""
+    """Leave the backup to the administrator of the server."""
 
 
 def _cause(error: SQLAlchemyError) -> str:
@@ -91,7 +91,7 @@ class Store:
     def __init__(self, engine: Engine, *, readonly: bool) -> None:
         self.engine = engine
         self.readonly = readonly
-        #: the term in which alone this store may write; 0: in any
+        #: the only term in which this store may write; 0: any
         self.term = 0
         self._reading = one_state(engine)
 
@@ -104,7 +104,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Give the connections back. On SQLite this also folds the write-ahead log into the file."""
+        """Return the connections. On SQLite this also merges the write-ahead log into the file."""
         self.engine.dispose()
 
     @contextmanager
@@ -114,11 +114,11 @@ class Store:
             yield connection
 
     def _write(self, work: Callable[[Session], _T]) -> _T:
-        """Do `work` in one transaction, again from its start where another writer was quicker.
+        """Run `work` in one transaction, from its start again if another writer was faster.
 
         Raises:
             StoreError: the store is read-only.
-            TermOverError: it is another's term now.
+            TermOverError: another process holds the term now.
             sqlalchemy.exc.DBAPIError: the database failed; nothing of `work` was kept.
         """
         if self.readonly:
@@ -132,8 +132,8 @@ class Store:
                     number(session)
                     return result
             except (IntegrityError, OperationalError) as error:
-                # two migbatchd on one server, a deadlock or a lost connection; a second look decides. SQLite has
-                # waited for its lock already
+                # two migbatchd on one server, a deadlock or a lost connection; a retry decides. SQLite has
+                # already waited for its lock
                 waited = isinstance(error, OperationalError) and self.engine.dialect.name == "sqlite"
                 if waited or attempt == _ATTEMPTS:
                     raise
@@ -141,20 +141,20 @@ class Store:
         raise AssertionError("unreachable")
 
     def take_term(self, holder: str, seconds: float, own_term: int = 0) -> TermState:
-        """Become or stay the migbatchd that is active, for some seconds from now.
+        """Become or remain the active migbatchd, for some seconds from now.
 
         Args:
             holder: this host.
             seconds: until when, unless it is renewed.
-            own_term: the number of the term that this process has; 0 for none.
+            own_term: the number of this process's term; 0 for none.
 
         Returns:
-            The present term, of this process or another's.
+            The current term, of this process or another.
         """
         return self._write(lambda session: take_term(session, holder, seconds, own_term))
 
     def give_term(self, own_term: int) -> None:
-        """End this process's term, so that another need not wait for its end."""
+        """End this process's term, so that another need not wait for its expiry."""
         self._write(lambda session: give_term(session, own_term))
 
     def ingest(
@@ -165,24 +165,24 @@ class Store:
         events: Sequence[Mapping[str, Any]],
         claim: NodeReceipt = NOTHING,
     ) -> Receipt:
-        """Keep a node's events and draw their consequences, each once, however often and in whatever order they come.
+        """Store a node's events and apply each once, however often and in whatever order they arrive.
 
         Args:
             node: Slurm's name of the node.
-            journal: random id of the node's journal; events are numbered within it from 1.
-            boot_id: the node's present boot.
+            journal: random id of the node's journal; its events are numbered from 1.
+            boot_id: the node's current boot.
             events: JSON objects with "seq", "ts", "kind" and more; unknown ones are kept as they are.
-            claim: how far the node believes itself to be recorded, and where.
+            claim: how far the node assumes to be recorded, and in which database.
 
         Returns:
-            What the node may forget, and whether all that it holds is known here.
+            What the node can discard, and whether its whole state is known here.
         """
         from slurm_migbatch.store.ingest import ingest
 
         return self._write(lambda session: ingest(session, node, journal, boot_id, events, time.time(), claim))
 
     def record_decision(self, decision: Mapping[str, Any]) -> None:
-        """Keep what the submit filter decided, and update the runs that have the decision's id."""
+        """Store decisions of the submit filter, and update the runs that have their ids."""
         from slurm_migbatch.store.decisions import record_decisions
 
         self._write(lambda session: record_decisions(session, [decision], time.time()))
@@ -190,28 +190,28 @@ class Store:
     def upsert_jobs(
         self, rows: Sequence[Mapping[str, Any]], *, live: Collection[int] | None = None, now: float | None = None
     ) -> None:
-        """Take in jobs as Slurm shows them.
+        """Store jobs as Slurm shows them.
 
         Args:
-            rows: fields as in slurm.client.JobRow, by name, as far as known; of ended jobs also `exit_code`, either
+            rows: fields as in slurm.client.JobRow, by name, as far as known; for ended jobs also `exit_code`, either
                 "code:signal" or the wait status that squeue shows (256 for exit code 1).
-            live: ids of all jobs that Slurm has; those of ours that are missing have left it. None: not asked.
-            now: moment of the look, unix seconds.
+            live: ids of all jobs in Slurm; those of ours that are missing have left it. None: unknown.
+            now: time of the query, unix seconds.
         """
         from slurm_migbatch.store.slurmjobs import upsert_jobs
 
         self._write(lambda session: upsert_jobs(session, rows, live, time.time() if now is None else now))
 
     def record_supply(self, node: str, ts: float, version: int, counts: Mapping[str, int], why: str) -> None:
-        """Keep the slice counts that Slurm was given for a node."""
+        """Store the slice counts that Slurm was given for a node."""
         from slurm_migbatch.store.decisions import record_supply
 
         self._write(lambda session: record_supply(session, node, ts, version, counts, why))
 
     def save_loans(self, loans: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Keep loans as they are now (columns of `models.Loan` by name) and what was done to jobs (`models.Action`).
+        """Store the current loans (columns of `models.Loan` by name) and actions on jobs (`models.Action`).
 
-        A loan is known by job_id, restart and decided; where it is in the record it gets the new values.
+        A loan is identified by job_id, restart and decided; an existing one gets the new values.
         """
         from slurm_migbatch.store.loans import save_loans
 
@@ -220,42 +220,42 @@ class Store:
     def loans(
         self, jobs: Collection[int] = (), *, active: bool = False, since: float | None = None
     ) -> list[dict[str, Any]]:
-        """Return loans by their decision: of these jobs (() for all), active ones, those still active at `since`."""
+        """Return loans by decision time: of these jobs (() for all), active ones, those still active at `since`."""
         from slurm_migbatch.store.loans import loans
 
         with self.reading() as connection:
             return loans(connection, jobs, active=active, since=since)
 
     def actions(self, jobs: Collection[int] = (), limit: int = 1000) -> list[dict[str, Any]]:
-        """Return the newest actions on jobs, the oldest of them first."""
+        """Return the newest actions on jobs, oldest first."""
         from slurm_migbatch.store.loans import actions
 
         with self.reading() as connection:
             return actions(connection, jobs, limit)
 
     def recent_events(self, kinds: Collection[str], limit: int) -> list[RecentEvent]:
-        """Return the newest events of nodes of these kinds, the oldest of them first."""
+        """Return the newest events of nodes of these kinds, oldest first."""
         from slurm_migbatch.store.recent import recent_events
 
         with self.reading() as connection:
             return recent_events(connection, kinds, limit)
 
     def uses(self, since: float) -> list[Use]:
-        """Return the slices that jobs other than loans held at that moment or later, by their beginning."""
+        """Return the slices that jobs other than loans held at that time or later, by start."""
         from slurm_migbatch.store.loans import uses
 
         with self.reading() as connection:
             return uses(connection, since)
 
     def freed(self, since: float) -> dict[str, float]:
-        """Return when a job other than a loan last gave a slice back on each GPU, by UUID, from that moment on."""
+        """Return when a job other than a loan last released a slice on each GPU, by UUID, since that time."""
         from slurm_migbatch.store.loans import freed
 
         with self.reading() as connection:
             return freed(connection, since)
 
     def job_progress(self, jobs: Collection[int]) -> list[RunProgressRow]:
-        """Return the runs of these jobs by their latest reports, each job's in their order."""
+        """Return the runs of these jobs by their latest reports, each job's in order."""
         from slurm_migbatch.store.progress import reports
 
         with self.reading() as connection:
@@ -264,7 +264,8 @@ class Store:
     def lessons(self, since: int = 0, limit: int = 10_000) -> list[Lesson]:
         """Return ended runs in the order in which they became usable for learning, with request and prediction.
 
-        A run about which something becomes known later (its last report, Slurm's word on how it ended) comes once more
+        A run about which something becomes known later (its last report, how it ended according to Slurm) is returned
+        again
         under a higher number.
 
         Args:
@@ -276,22 +277,22 @@ class Store:
             return lessons(connection, since, limit)
 
     def prune(self, before: float, lessons: int, place: PruneCursor | None = None) -> Removed:
-        """Remove some of what ended before a moment, in one short transaction.
+        """Remove some of what ended before a time, in one short transaction.
 
         Args:
-            before: unix seconds; what goes on, is held or is younger stays.
-            lessons: how many runs the predictor learns from; of so many removed ones its figures are kept.
-            place: where the call before ended; None: from the beginning.
+            before: unix seconds; what is running, held or younger stays.
+            lessons: number of runs used by the predictor; the figures of that many removed runs are kept.
+            place: where the previous call stopped; None: from the beginning.
         """
         from slurm_migbatch.store.retention import prune
 
         return self._write(lambda session: prune(session, before, lessons, place))
 
     def add_measurements(self, rows: Iterable[Measurement]) -> Added:
-        """Take in measured points in one transaction; a point that is there already gets the new values.
+        """Store measured points in one transaction; an existing point gets the new values.
 
         Returns:
-            How many were added, replaced, and the same as before.
+            How many were added, replaced, and unchanged.
         """
         from slurm_migbatch.store.measurements import add_measurements
 
@@ -306,17 +307,17 @@ class Store:
             return measurements(connection, model, kind)
 
     def identity(self) -> str:
-        """Return which database this is; no other has the same."""
+        """Return the id of this database; no other has the same."""
         with self.reading() as connection:
             return queries.identity(connection)
 
     def inventory(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the GPUs of every node as last described, by node, in the order of their index."""
+        """Return the GPUs of every node as last described, by node, ordered by index."""
         with self.reading() as connection:
             return queries.inventory(connection)
 
     def leases(self, active: bool = True) -> list[LeaseRow]:
-        """Return the slices held now, or with active=False all that ever were."""
+        """Return the slices held now, or with active=False all leases."""
         with self.reading() as connection:
             return queries.leases(connection, active=active)
 
@@ -326,6 +327,6 @@ class Store:
             return queries.runs(connection, wanted or RunFilter())
 
     def decision(self, id: str) -> dict[str, Any] | None:
-        """Return one decision in full, or None."""
+        """Return one complete decision, or None."""
         with self.reading() as connection:
             return queries.decision(connection, id)

@@ -1,4 +1,4 @@
-"""Records that the controller itself makes: decisions and supply changes."""
+"""Records created by the controller: decisions and supply changes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.store import clean
 from slurm_migbatch.store.models import Decision, Run, SupplyChange
 
-#: decisions in one statement: MariaDB, PostgreSQL and SQLite take that many parameters
+#: decisions per statement: MariaDB, PostgreSQL and SQLite accept that many parameters
 _AT_ONCE: Final = 500
 _FIGURES = ("latency_ms", "throughput_per_s", "memory_mib")
 
 
 def record_decisions(session: Session, decisions: Sequence[Mapping[str, Any]], now: float) -> None:
-    """Keep decisions (again, where they were known) and update the runs that have their ids.
+    """Store decisions (again, if they exist) and update the runs that have their ids.
 
     Raises:
         ValueError: a decision has no id.
@@ -62,8 +62,9 @@ def _fill(row: Decision, decision: Mapping[str, Any], now: float) -> None:
 
 
 def copy_decision(decision: Decision, run: Run) -> None:
-    """Write into a run what reports show of its decision; figures are of the profile that it got once it has one,
-    which may be another than was chosen first."""
+    """Copy the decision's fields used by reports into a run; figures are those of its actual profile once it has one,
+    which may differ from the first choice.
+    """
     run.asked, run.bucket, run.source = decision.asked or run.asked, decision.bucket, decision.source
     got = run.profile or decision.chosen
     for candidate in decision.candidates if isinstance(decision.candidates, list) else ():
@@ -80,7 +81,7 @@ def _profiles(chosen: str) -> set[str]:
 
 
 def record_supply(session: Session, node: str, ts: float, version: int, counts: Mapping[str, int], why: str) -> None:
-    """Keep the counts that Slurm was given for a node."""
+    """Store the counts that Slurm was given for a node."""
     session.add(
         SupplyChange(
             node=clean.text(node, 255) or "?", ts=ts, version=version, counts=clean.document(dict(counts)),

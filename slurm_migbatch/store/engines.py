@@ -1,4 +1,4 @@
-"""Connections to the three databases, each with the settings that the store relies on."""
+"""Connections to the three databases, each with the settings that the store requires."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sqlalchemy.pool import StaticPool
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, check_local, file_uri, readable_mode
 
-#: seconds after which a server ends a writer's transaction in which nothing happens: it keeps the term of the active
-#: migbatchd from being taken over, and who froze in it, or lost its power, would do so for hours
+#: seconds after which a server ends an idle write transaction: it prevents a takeover of the active migbatchd's term,
+#: and a process that is frozen or lost power in it would do so for hours
 IDLE_TRANSACTION_S = 20
-#: execution option of connections that only read; SQLite then needs no write lock
+#: execution option of read-only connections; SQLite then needs no write lock
 READ_OPTION = "migbatch_read"
 
 _DRIVERS = {"mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql", "postgresql": "postgresql+psycopg"}
@@ -27,10 +27,10 @@ _EXTRAS = {"mysql": "mysql", "mariadb": "mysql", "postgresql": "postgres"}
 
 
 def make_engine(text: str, *, readonly: bool) -> Engine:
-    """Return an engine for `text`, an SQLAlchemy URL. For SQLite the file is made, or for reading must exist.
+    """Return an engine for `text`, an SQLAlchemy URL. For SQLite the file is created, or must exist for reading.
 
     Raises:
-        StoreError: the URL means nothing, its driver is not installed, or the file cannot be used.
+        StoreError: the URL is invalid, its driver is not installed, or the file cannot be used.
     """
     try:
         url = make_url(text)
@@ -44,7 +44,9 @@ def make_engine(text: str, *, readonly: bool) -> Engine:
 
 
 def one_state(engine: Engine) -> Engine:
-    """Return an engine on the same connections whose transactions read one state of the data, whoever writes."""
+    """Return an engine on the same connections with transactions that read one state of the data, regardless of
+    writers.
+    """
     if engine.dialect.name == "sqlite":
         return engine.execution_options(**{READ_OPTION: True})
     return engine.execution_options(isolation_level="REPEATABLE READ")
@@ -56,7 +58,7 @@ def _server(url: URL, readonly: bool) -> Engine:
     try:
         engine = create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, pool_recycle=3600)
     except NoSuchModuleError:
-        raise StoreError(f"no such kind of database: {url.drivername!r}; use sqlite, mariadb or postgresql") from None
+        raise StoreError(f"unsupported database: {url.drivername!r}; use sqlite, mariadb or postgresql") from None
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(backend)
         advice = f"pip install 'slurm-migbatch[{extra}]'" if extra else f"install {error.name}"
@@ -85,7 +87,7 @@ def _end_idle_transactions(backend: str, connection: Any, _record: Any) -> None:
 
 def _sqlite(url: URL, readonly: bool) -> Engine:
     if not url.database or url.database == ":memory:" or not Path(url.database).is_absolute():
-        raise StoreError(f"{url} names no absolute file; write four slashes: sqlite:////var/lib/migbatch/migbatch.db")
+        raise StoreError(f"{url} is not an absolute path; write four slashes: sqlite:////var/lib/migbatch/migbatch.db")
     path = Path(url.database)
     check_local(path)
     mode = readable_mode(path) if readonly else _create(path)
@@ -101,7 +103,7 @@ def _sqlite(url: URL, readonly: bool) -> Engine:
         try:
             connection.execute("PRAGMA foreign_keys=ON")
             if not readonly:
-                # an acknowledged event is gone from its node: the commit must be on the disk
+                # an acknowledged event is deleted on its node: the commit must be synced
                 connection.execute("PRAGMA synchronous=FULL")
         except BaseException:
             connection.close()
@@ -116,7 +118,7 @@ def _sqlite(url: URL, readonly: bool) -> Engine:
 
 
 def sqlite_file(text: str) -> Path | None:
-    """Return the file of an SQLite URL; None for a server, and for what is no URL."""
+    """Return the file of an SQLite URL; None for a server, and for other text."""
     try:
         url = make_url(text)
     except ArgumentError:
@@ -130,7 +132,7 @@ def file_url(path: Path) -> str:
 
 
 def private_engine(path: Path) -> Engine:
-    """Return an engine for a file that nobody else opens, without a log beside it; its maker syncs it at the end."""
+    """Return an engine for a file that nobody else opens, without a write-ahead log; its creator syncs it."""
 
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(file_uri(path, "mode=rw"), uri=True, isolation_level=None)
@@ -150,7 +152,7 @@ def _pool() -> Any:
 
 
 def _begin(connection: Connection) -> None:
-    """Begin with the write lock taken, so that no writer fails half-way for having read before it wrote."""
+    """Begin with the write lock, so that no writer fails half-way because it read before it wrote."""
     reading = connection.get_execution_options().get(READ_OPTION)
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
@@ -160,7 +162,7 @@ def _begin_reading(connection: Connection) -> None:
 
 
 def _create(path: Path) -> str:
-    """Make the file, 0640 in a directory 0750: whoever may read all runs is the administrator's choice of group."""
+    """Create the file, 0640 in a directory 0750: the group that may read all runs is the administrator's choice."""
     try:
         if not path.parent.exists():
             path.parent.mkdir(mode=0o750, parents=True)
@@ -170,9 +172,9 @@ def _create(path: Path) -> str:
         os.close(descriptor)
     except FileExistsError:
         if not path.is_file():
-            raise StoreError(f"{path} is not a file; [store] url must name one") from None
+            raise StoreError(f"{path} is not a file; [store] url must be one") from None
     except OSError as error:
-        raise StoreError(f"cannot make the database {path}: {error.strerror}") from None
+        raise StoreError(f"cannot create the database {path}: {error.strerror}") from None
     return "mode=rw"
 
 
@@ -187,7 +189,7 @@ def _use_wal(connect: Any, path: Path) -> None:
             mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
             break
         except sqlite3.OperationalError as error:
-            # SQLite does not wait by itself where two connections want to change the journal mode
+            # SQLite does not wait by itself when two connections change the journal mode
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise StoreError(f"cannot open {path}: {error}") from None
             time.sleep(0.02)

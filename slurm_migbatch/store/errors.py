@@ -1,4 +1,4 @@
-"""What can be wrong with the store, in sentences for whoever must act."""
+"""Errors of the store, as sentences for the administrator."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class NetworkFilesystemError(StoreError):
 
 
 class NewerDatabaseError(StoreError):
-    """The database was made by a later version of this package."""
+    """The database was created by a later version of this package."""
 
 
 class ReadError(StoreError):
-    """Reading failed half-way; the message is the database's own."""
+    """Reading failed half-way; the message is the database's."""
 
 
 class OlderDatabaseError(StoreError):
-    """The database waits for a migration, which a reader must not do."""
+    """The database needs a migration, which a reader must not do."""

@@ -1,7 +1,7 @@
-"""Which filesystem a path lies on, and whether SQLite may live there.
+"""File system of a path, and whether SQLite can be used on it.
 
-SQLite's WAL needs shared memory between all who open the file, so a filesystem that several hosts share breaks it
-(sqlite.org/wal.html); its locks are often broken there too.
+SQLite's WAL needs shared memory between all processes that open the file, so a file system shared by several hosts
+breaks it (sqlite.org/wal.html); its locks are often broken there too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from slurm_migbatch.values import TYPE_CHECKING, Pattern
 if TYPE_CHECKING:
     import re
 
-#: filesystem types, as /proc/self/mountinfo names them, that reach over a network
+#: network file system types, as in /proc/self/mountinfo
 NETWORK_TYPES = frozenset(
     {
         "9p",
@@ -42,20 +42,20 @@ NETWORK_TYPES = frozenset(
         "wekafs",
     }
 )
-#: filesystems in user space that are plain local disks
+#: user-space file systems that are local disks
 _LOCAL_FUSE = frozenset({"fuse.ext2", "fuse.ext4", "fuse.ntfs", "fuse.ntfs-3g", "fuse.fuse-overlayfs", "fuse.lxcfs"})
 _OCTAL = Pattern(r"\\([0-7]{3})")
 
 
 def filesystem_type(path: str | os.PathLike[str], mountinfo: str | None = None) -> str:
-    """Return the type of the filesystem that holds `path` (or its nearest existing parent), such as "ext4" or "nfs4".
+    """Return the type of the file system of `path` (or its nearest existing parent), such as "ext4" or "nfs4".
 
     Args:
         path: need not exist.
-        mountinfo: text of a /proc/<pid>/mountinfo; this process's where not given.
+        mountinfo: text of a /proc/<pid>/mountinfo; default: this process's.
 
     Returns:
-        The type, or "" where it cannot be told.
+        The type, or "" if it cannot be determined.
     """
     if mountinfo is None:
         try:
@@ -72,7 +72,7 @@ def filesystem_type(path: str | os.PathLike[str], mountinfo: str | None = None) 
             continue
         mount = _OCTAL.made.sub(_character, columns[4]) if "\\" in columns[4] else columns[4]
         below = f"{mount.rstrip('/')}/"
-        # of two mounts on one place the later one is on top
+        # of two mounts on one path the later one is on top
         if len(below) >= best and f"{where}/".startswith(below):
             best, kind = len(below), after.split(" ", 1)[0]
     return kind
@@ -83,5 +83,5 @@ def _character(match: re.Match[str]) -> str:
 
 
 def is_network(kind: str) -> bool:
-    """Return whether several hosts may share a filesystem of this type. User-space ones count as such unless known."""
+    """Return whether several hosts can share a file system of this type. Unknown user-space ones count as shared."""
     return kind in NETWORK_TYPES or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE) or kind == "fuse"

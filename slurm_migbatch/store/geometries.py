@@ -1,4 +1,4 @@
-"""What the GPUs of the record can be cut into."""
+"""Geometries of the GPUs in the record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slurm_migbatch.store.models import Gpu
 
 
 def geometries(connection: Connection) -> dict[str, Geometry]:
-    """Return the geometry of each GPU by its UUID, also of those that are gone; no others than are understood."""
+    """Return the geometry of each GPU by its UUID, including removed GPUs; invalid ones are skipped."""
     found: dict[str, Geometry] = {}
     for uuid, described in connection.execute(select(Gpu.uuid, Gpu.geometry).where(Gpu.mig)):
         try:
@@ -20,7 +20,7 @@ def geometries(connection: Connection) -> dict[str, Geometry]:
 
 
 def whole_gpus(connection: Connection) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return compute and memory slices of whole GPUs, by a profile that they have and how many memory slices it has."""
+    """Return compute and memory slices of whole GPUs, by a profile that they have and its memory slices."""
     found: dict[tuple[str, int], tuple[int, int]] = {}
     for geometry in set(geometries(connection).values()):
         for info in geometry.profiles:

@@ -1,6 +1,6 @@
-"""How the tables came to be what they are: one step after the other, each frozen once it was released.
+"""Migration steps, in order; each is frozen once it was released.
 
-A step may run again after it was cut short (MariaDB cannot take DDL back), so every step leaves alone what exists.
+A step may be repeated after an interruption (MariaDB cannot roll back DDL), so every step skips what exists.
 """
 
 from __future__ import annotations

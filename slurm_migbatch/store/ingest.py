@@ -1,11 +1,11 @@
-"""Node events: kept once each, drawn on in their order.
+"""Node events: stored once each, applied in order.
 
-Events of one journal are numbered without gaps, and a node sends again whatever was not acknowledged. So an event that
-comes too early only waits for those before it. A gap that the node itself leaves a second time will never be filled
-(the node was told that those events are safe, and the database has been set back since); it is then stepped over.
+Events of one journal are numbered without gaps, and a node resends everything that was not acknowledged. So an event
+that arrives early waits for the previous ones. A gap that the node sends a second time will never be filled (the events
+were acknowledged, and the database has been restored to an earlier state since); it is skipped then.
 
-What a node holds is known as long as no event is missing since its last `state`, which tells all of it at once. Where a
-node's claim does not fit (another database, or one that was set back), it is asked for a new one; the node is right.
+The state of a node is known as long as no event is missing since its last `state`, which contains everything it holds.
+If a node's claim does not match (another or restored database), it is asked for a new `state`; the node is right.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from slurm_migbatch.store.receipt import NodeReceipt, Receipt
 
 log = logging.getLogger(__name__)
 
-#: more slices than one node can have GPUs times slots; longer lists are cut
+#: more slices than one node can have GPUs times slots; longer lists are truncated
 _MAX_SLICES = 256
 _CHUNK = 500
 
@@ -54,7 +54,7 @@ def ingest(
         raise ValueError("events need the names of their node and journal")
     machine = session.get(Node, name, with_for_update=True)
     if machine is None:
-        # a node of which nothing is known has not rebooted since it was last seen
+        # a node about which nothing is known has not rebooted since it was last seen
         machine = Node(node=name, seen=now, boot_id=clean.text(boot_id, 64))
         session.add(machine)
         session.flush()
@@ -70,7 +70,7 @@ def ingest(
     database = session.scalars(select(DatabaseIdentity.id)).one()
     if claim.database != database or claim.acked > journal.contiguous or machine.journal != id:
         if machine.told is not None:
-            log.warning("%s: what it told is not all here (another or an older database); it tells it again", name)
+            log.warning("%s: its events are incomplete here (another or older database); it resends them", name)
         machine.told = None
     known = _known(session, name, id, list(fresh))
     new = {seq: row for seq, row in fresh.items() if seq not in known and seq > (journal.forgotten or 0)}
@@ -95,12 +95,12 @@ def ingest(
 
 
 def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[str, Any]]:
-    """Return the rows to keep, by number; without one a repeated row cannot be recognised, so it is dropped."""
+    """Return the rows to store, by number; a repeated row without one cannot be recognized, so it is dropped."""
     rows: dict[int, dict[str, Any]] = {}
     for event in events:
         seq = clean.whole(event.get("seq"), 1) if isinstance(event, Mapping) else None
         if seq is None:
-            log.warning("an event without a usable number was not kept: %.200r", event)
+            log.warning("dropped an event without a valid number: %.200r", event)
             continue
         rows.setdefault(
             seq,
@@ -159,7 +159,7 @@ def _supersede(session: Session, machine: Node, moment: float) -> None:
     ):
         if other.journal == machine.journal:
             other.superseded = moment
-            log.warning("%s has lost its journal %s; the slices it held count as lost", machine.node, other.journal)
+            log.warning("%s has lost its journal %s; the slices that it held are lost", machine.node, other.journal)
             lose_leases(
                 session,
                 session.scalars(
@@ -250,7 +250,7 @@ def _describe(session: Session, machine: Node, known: dict[str, Gpu], ts: float,
 
 
 def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
-    """Ingest all that the node holds: recorded leases that it lacks have ended unreported; new ones are recorded."""
+    """Store everything that the node holds: leases it lacks ended unreported; new ones are recorded."""
     if machine.journal != journal.journal:
         _supersede(session, machine, ts)
         machine.journal, journal.superseded = journal.journal, None

@@ -1,4 +1,4 @@
-"""Ended runs as lessons: what was asked for, what was predicted, what it got, and how it went."""
+"""Ended runs as lessons: request, prediction, allocation, and result."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ _AT_ONCE = 500
 
 @dataclass(frozen=True)
 class Lesson:
-    """One run that has ended. None: not known (a silent job, an explicit profile, a run on unlike slices).
+    """One ended run. None: unknown (a job without reports, an explicit profile, a run on different slices).
 
     Attributes:
-        number: its place in the order of lessons, to go on from; `run` is the same when it comes once more.
+        number: its position in the order of lessons; `run` stays the same when it is returned again.
         decision: id of the submit filter's decision.
-        model, role, batch, input, unit, items_hint: the user's hints; `role` is "infer" where a model was named without
-            one, `batch` is the job's own word where it reported one.
-        profile, gpu: of its slices, where they are all alike; `gpu` is NVML's name of the model.
-        slices: in all, over `nodes` nodes.
-        tasks: how many reported on their own.
-        elapsed_s: from its start to its end; the whole life of the job, loading included.
-        throughput_per_s, items, latency_s, latency_p99_s: of the whole run, by its own words.
-        memory_mib: the most that one slice held, as the driver saw it.
-            Of a run that shared its slice with another job neither is told: they are not a slice's.
-        predictor: version of what predicted; `predicted_*` are its best guesses for one slice of the profile.
+        model, role, batch, input, unit, items_hint: the user's hints; `role` is "infer" if a model was given without
+        one,
+            `batch` is the job's reported one if any.
+        profile, gpu: of its slices, if they are all the same; `gpu` is NVML's name of the model.
+        slices: total, over `nodes` nodes.
+        tasks: number of tasks that reported separately.
+        elapsed_s: from its start to its end; the whole job, including loading.
+        throughput_per_s, items, latency_s, latency_p99_s: of the whole run, as reported by the job.
+        memory_mib: the peak of one slice, from the driver.
+            A run that shared its slice with another job has neither: they are not figures of a slice.
+        predictor: version of the predictor; `predicted_*` are its best estimates for one slice of the profile.
         reason: why this profile was chosen.
-        engine: what its script names that takes a fixed share of any slice; empty where nothing is known to.
+        engine: a program in its script that takes a fixed share of any slice; empty if none is known.
     """
 
     number: int
@@ -70,7 +71,7 @@ class Lesson:
 
 
 def lessons(connection: Connection, since: int, limit: int) -> list[Lesson]:
-    """See `Store.lessons`; those of runs that were removed for their age are among them."""
+    """See `Store.lessons`; including those of runs that were removed because of their age."""
     found = _read(connection, _ENDED.where(Run.lesson > max(since, 0)).order_by(Run.lesson).limit(limit))
     old = select(OldLesson.lesson).where(OldLesson.number > since).order_by(OldLesson.number).limit(limit)
     kept = [_kept(row) for row in connection.scalars(old)]
@@ -78,9 +79,9 @@ def lessons(connection: Connection, since: int, limit: int) -> list[Lesson]:
 
 
 def teaching(connection: Connection, runs: Collection[int]) -> Iterator[OldLesson]:
-    """Yield what to keep of ended runs that are removed: figures, and whose they are.
+    """Yield what to keep of ended runs that are removed: figures and user.
 
-    A run of which `predict.runs` can make nothing is left out, whatever else becomes known later.
+    A run that `predict.runs` cannot use is skipped, whatever becomes known later.
     """
     for lesson in _read(connection, _ENDED.where(Run.id.in_(runs), Run.lesson > 0)):
         figures = (lesson.throughput_per_s, lesson.latency_s, lesson.memory_mib, lesson.items, lesson.items_hint)
@@ -163,7 +164,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _only(values: Any) -> Any:
-    """Return the value that all have; None where they differ or there are none."""
+    """Return the common value; None if they differ or there are none."""
     found = set(values)
     return found.pop() if len(found) == 1 else None
 

@@ -1,4 +1,4 @@
-"""How runs and leases change: starting, stopping, being lost. Used by node events and by Slurm's word alike."""
+"""Transitions of runs and leases: start, stop, loss. Used for node events and for Slurm's state."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.slurm.states import ENDED
 from slurm_migbatch.store.models import Decision, Gpu, Lease, Run
 
-#: Slurm's states after which a run does not go on
+#: final states of a run in Slurm
 FINAL_STATES = frozenset({*ENDED, "LAUNCH_FAILED", "RECONFIG_FAIL", "REQUEUED", "UNKNOWN"})
-#: Slurm tells moments in whole seconds
+#: Slurm's times are in whole seconds
 SLURM_TICK_S = 1.0
-#: clocks of a cluster differ by less: munge refuses what is older
+#: clocks of a cluster differ by less: munge refuses older credentials
 CLOCKS_DIFFER_S = 300.0
-#: Slurm has this much patience with a job at its time limit before it is killed, seconds
+#: Slurm's delay between a job's time limit and its kill, seconds
 _LIMIT_SLACK_S = 1.0
 
 
 @dataclass(frozen=True)
 class SliceFacts:
-    """One slice as an event names it."""
+    """One slice in an event."""
 
     gpu: str
     profile: str
@@ -39,13 +39,13 @@ class SliceFacts:
 def run_of(
     session: Session, job: int, restart: int, moment: float, *, starts: bool, known: list[Run] | None = None
 ) -> Run:
-    """Return the run (job, restart), made where it is not known yet.
+    """Return the run (job, restart), created if unknown.
 
-    Slurm may begin its job ids anew (lost state, wrapped counter). A run that had started and ended before `moment`
-    cannot start once more under the same restart count: with `starts` that is a new job of the same number.
+    Slurm may restart its job ids (lost state, wrapped counter). A run that had started and ended before `moment` cannot
+    start again under the same restart count: with `starts` this is a new job of the same number.
 
     Args:
-        known: all runs of that job id, where the caller has them; a new one is added to it.
+        known: all runs of that job id, if the caller has them; a new one is added to it.
     """
     if known is None:
         known = list(session.scalars(select(Run).where(Run.job_id == job)))
@@ -88,10 +88,11 @@ def _has_ended(run: Run, moment: float) -> bool:
 
 
 def _is_past(newest: Run | None, moment: float) -> bool:
-    """Return whether a job's newest run lies before `moment`, so that what began then is not a part of that job.
+    """Return whether a job's newest run is before `moment`, so that what began then does not belong to that job.
 
-    A node may tell of an earlier run after Slurm has told of the next one. That one may still wait, from the moment
-    at which Slurm took the job back; so it lies in the past if it waited then for longer than clocks differ.
+    A node may report an earlier run after Slurm has listed the next one. That one may still be pending, from the time
+    at
+    which Slurm requeued the job; so it is in the past if it was pending for longer than clocks differ.
     """
     if newest is None or _has_ended(newest, moment):
         return True
@@ -100,7 +101,7 @@ def _is_past(newest: Run | None, moment: float) -> bool:
 
 
 def _requeued(run: Run, moment: float) -> None:
-    """Mark an earlier run of a job that runs again as requeued, however its script ended."""
+    """Mark an earlier run of a restarted job as requeued, however its script ended."""
     if run.state_from != "slurm" or run.state not in FINAL_STATES:
         run.state, run.state_from = "REQUEUED", "node"
         run.ended = moment if run.ended is None else run.ended
@@ -116,13 +117,13 @@ def start_run(
     lost_at: float | None = None,
     host_run: tuple[int, int] | None = None,
 ) -> None:
-    """Record that `run` has got `slices` on `node`; with `lost_at` they were lost since.
+    """Record that `run` has `slices` on `node`; with `lost_at` they were lost since.
 
     `host_run` is the run (job, restart) that it shares them with: both have them until one of the two ends.
     """
     run.started = moment if run.started is None else run.started
     if run.state_from == "poll":
-        # it was thought gone, but here it is
+        # it was considered lost, but it exists
         run.state, run.ended, run.state_from = "RUNNING", None, "node"
     if run.ended is None and run.state not in FINAL_STATES:
         run.state = "RUNNING"
@@ -130,7 +131,7 @@ def start_run(
     if node not in names:
         run.nodes = ",".join(sorted([*names, node]))
     session.flush()
-    # the node gives no slot away twice: of two leases of one slot the end of the earlier one has not reached us
+    # the node allocates a slot only once: of two leases of one slot the end of the earlier one has not arrived yet
     held = session.scalars(select(Lease).where(Lease.node == node, Lease.until.is_(None))).all()
     rivals = [
         lease
@@ -212,7 +213,7 @@ def stop_run(
         if lease.until is None or lease.outcome == "lost":
             _close(lease, moment, "released")
     if not leases:
-        # its start was lost with a journal: the end alone still tells what it held
+        # its start was lost with a journal: only the end tells what it held
         _open_slices(session, run, node, journal, moment, slices, moment)
         for lease in session.scalars(select(Lease).where(Lease.run_id == run.id, Lease.node == node)):
             lease.since, lease.outcome = run.started, "released"
@@ -256,12 +257,12 @@ def finish_if_free(
     reported: bool = False,
     state: str | None = None,
 ) -> None:
-    """End a run where no node holds a slice for it any more.
+    """End a run if no node holds a slice for it any more.
 
     Args:
-        exit_code: of its script, 128 + n after signal n; None where nobody knows.
-        reported: the node itself reports the end, which corrects an end that was only concluded.
-        state: what to call the end; from exit code and time limit where not given.
+        exit_code: of its script, 128 + n after signal n; None if unknown.
+        reported: the node itself reports the end, which corrects a concluded end.
+        state: final state; derived from exit code and time limit if not given.
     """
     session.flush()
     run = session.get_one(Run, run_id)
@@ -279,7 +280,7 @@ def finish_if_free(
 
 
 def _end_state(run: Run, moment: float) -> str:
-    """Guess Slurm's end state, since an Epilog learns neither of a cancellation nor of a time limit."""
+    """Guess Slurm's final state, because an Epilog sees neither a cancellation nor a time limit."""
     if run.time_limit_s and run.started is not None and moment - run.started >= run.time_limit_s - _LIMIT_SLACK_S:
         return "TIMEOUT"
     if run.exit_code is None:
@@ -295,7 +296,7 @@ def _close(lease: Lease, moment: float, outcome: str) -> None:
 
 
 def summarise(session: Session, run: Run) -> None:
-    """Bring `profile` and `slice_count` of a run in line with its leases."""
+    """Update `profile` and `slice_count` of a run from its leases."""
     session.flush()
     got = Counter(
         session.scalars(select(Lease.profile).where(Lease.run_id == run.id, Lease.outcome.is_distinct_from("moved")))
@@ -310,7 +311,7 @@ def summarise(session: Session, run: Run) -> None:
 
 
 def link(session: Session, run: Run, decision_id: str | None) -> None:
-    """Join a run with the decision that its marker names; the decision may come later."""
+    """Link a run with the decision in its marker; the decision may arrive later."""
     decision_id = (decision_id or "").removeprefix(CHANGED)
     if decision_id and run.decision is None:
         run.decision = decision_id

@@ -1,7 +1,7 @@
-"""The record of lending and dispatch: loans of slices, what was done to jobs, and what lending forecasts from.
+"""The record of lending and dispatch: loans of slices, actions on jobs, and the data for lending's forecast.
 
-A loan is written before Slurm is told anything (its intention) and again after every change, under the same identity
-(job, restart, moment of the decision), so that a service that was killed in between knows what it was about to do.
+A loan is written before Slurm is changed (the intention) and again after every change, under the same identity (job,
+restart, decision time), so that a service killed in between knows what it was about to do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHUNK = 500
 
 
 class Use(NamedTuple):
-    """A slice of a job that was no loan: its profile, when it was taken and when given back (None: still held)."""
+    """A slice of a job that was not a loan: its profile, start and end (None: still held)."""
 
     profile: str
     since: float
@@ -34,7 +34,7 @@ class Use(NamedTuple):
 
 
 def save_loans(session: Session, loans: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Keep loans as they are now, and actions once each."""
+    """Store the current loans, and actions once each."""
     for start in range(0, len(loans), _CHUNK):
         _save(session, loans[start : start + _CHUNK])
     for action in actions:
@@ -70,12 +70,12 @@ def _save(session: Session, loans: Sequence[Mapping[str, Any]]) -> None:
 def loans(
     connection: Connection, jobs: Collection[int] = (), *, active: bool = False, since: float | None = None
 ) -> list[dict[str, Any]]:
-    """Return the loans in the order of their decisions.
+    """Return the loans by decision time.
 
     Args:
-        jobs: of these only; () for all.
+        jobs: only of these; () for all.
         active: those that have not ended.
-        since: those that were decided, or had not ended, at that moment or later (unix seconds).
+        since: those that were decided, or had not ended, at that time or later (unix seconds).
     """
     statement = select(*_LOAN).order_by(Loan.decided, Loan.id)
     if jobs:
@@ -88,7 +88,7 @@ def loans(
 
 
 def actions(connection: Connection, jobs: Collection[int] = (), limit: int = 1000) -> list[dict[str, Any]]:
-    """Return the newest actions, the oldest of them first; of these jobs only, () for all."""
+    """Return the newest actions, oldest first; only of these jobs, () for all."""
     statement = select(*_ACTION).order_by(Action.id.desc()).limit(limit)
     if jobs:
         statement = statement.where(Action.job_id.in_(jobs))
@@ -96,9 +96,9 @@ def actions(connection: Connection, jobs: Collection[int] = (), limit: int = 100
 
 
 def uses(connection: Connection, since: float) -> list[Use]:
-    """Return the slices that jobs other than loans held at that moment or later, by their beginning.
+    """Return the slices that jobs other than loans held at that time or later, by start.
 
-    What a forecast knows.
+    The input of the forecast.
     """
     lent = select(Loan.id).where(Loan.job_id == Lease.job_id, Loan.restart == Lease.restart).exists()
     statement = (

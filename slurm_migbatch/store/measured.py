@@ -1,11 +1,11 @@
-"""What runs achieved: who says so, what of it can be believed, and how the nodes of a run add up.
+"""Results of runs: their sources, plausibility, and sums over the nodes of a run.
 
-`Run.measured_facts` is {"by": {figure: who}, "nodes": {node: its last report}, "p99_ms", "batch", "tasks", "doubts",
-"safe", "shared", "oom", "sm", "tensor", "dram", "energy_j"}; `progress.py` has `safe`, `shared` says that it had a
-slice together with another job, `oom` that it said itself that memory ran out; then come what its slices did on
-average, and the joules of its GPUs where all were whole ones.
-Who is "job" (its own words, `migbatch progress`), "driver" (sampled on the node) or another caller of the store. A user
-can lie about his own jobs; whoever learns from figures may want to weigh that.
+`Run.measured_facts` is {"by": {figure: source}, "nodes": {node: its last report}, "p99_ms", "batch", "tasks", "doubts",
+"safe", "shared", "oom", "sm", "tensor", "dram", "energy_j"}; `progress.py` describes `safe`, `shared` means that it
+shared a slice with another job, `oom` that it reported out of memory; then the average activity of its slices, and the
+joules of its GPUs if all were whole ones.
+A source is "job" (`migbatch progress`), "driver" (sampled on the node) or another caller of the store. A user can lie
+about his own jobs; learning may take that into account.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 
 #: each figure with the largest value that any hardware could reach
 FIGURES = {"latency_ms": 1e9, "throughput_per_s": 1e9, "memory_mib": 1 << 24, "items": 1e15}
-#: shares of a slice in use on average, as facts of a run
+#: average utilization of slices, as facts of a run
 ACTIVITY = ("sm", "tensor", "dram")
 JOB, DRIVER = "job", "driver"
-#: a run's clock and the job's own may differ by this much
+#: maximum difference between a run's clock and the job's own
 _SLACK_S, _SLACK_SHARE = 60.0, 1.1
 _MAX_DOUBTS = 8
-#: joules that no run can use on one node
+#: maximum joules of a run on one node
 _MOST_J = 1e12
-#: what a node has sampled, which its next report of progress does not replace
+#: sampled on a node, not replaced by its next progress report
 _SAMPLED = ("memory_mib", "activity", "energy_j")
 
 
@@ -45,7 +45,7 @@ def known_run(session: Session, job: int, restart: int) -> Run | None:
 
 
 def keep(run: Run, figures: Mapping[str, float | None], by: str) -> None:
-    """Write figures into a run with whose they are; None leaves a figure as it is."""
+    """Write figures and their source into a run; None leaves a figure unchanged."""
     facts = _facts(run)
     for name, value in figures.items():
         if (number := clean.real(value)) is not None:
@@ -55,7 +55,7 @@ def keep(run: Run, figures: Mapping[str, float | None], by: str) -> None:
 
 
 def keep_report(run: Run, node: str, ts: float, event: Mapping[str, Any]) -> None:
-    """Take in what a job reported on one node; its last report there counts, however often and late it comes."""
+    """Store the report of a job on one node; its last report there counts, however often and late it arrives."""
     facts = _facts(run)
     nodes = dict(facts.get("nodes") or {})
     before = nodes.get(node) or {}
@@ -77,7 +77,7 @@ def keep_report(run: Run, node: str, ts: float, event: Mapping[str, Any]) -> Non
     figures = _together([known for known in nodes.values() if "items" in known or "tasks" in known])
     facts.update({name: figures.pop(name) for name in ("p99_ms", "batch", "tasks")})
     for name in ("items", "throughput_per_s", "latency_ms"):
-        if figures[name] is None and facts.get("by", {}).get(name) == JOB:  # what it said before does not hold any more
+        if figures[name] is None and facts.get("by", {}).get(name) == JOB:  # its earlier value is no longer valid
             setattr(run, f"measured_{name}", None)
             facts["by"] = {figure: who for figure, who in facts["by"].items() if figure != name}
     run.measured_facts = facts
@@ -85,13 +85,13 @@ def keep_report(run: Run, node: str, ts: float, event: Mapping[str, Any]) -> Non
 
 
 def keep_memory(run: Run, node: str, mib: Any, profiles: Collection[str]) -> None:
-    """Take in what one node saw its fullest slice of the run hold; the fullest of all nodes counts."""
+    """Store the peak memory of the run's slices on one node; the maximum of all nodes counts."""
     number = clean.real(mib)
     if number is None:
         return
     room = max((_room_mib(profile) for profile in profiles), default=math.inf)
     if not 0 < number <= room:
-        log.warning("%s: job %d run %d: %g MiB in a slice cannot be", node, run.job_id, run.restart, number)
+        log.warning("%s: job %d run %d: %g MiB in a slice are impossible", node, run.job_id, run.restart, number)
         return
     facts = _facts(run)
     nodes = dict(facts.get("nodes") or {})
@@ -101,7 +101,7 @@ def keep_memory(run: Run, node: str, mib: Any, profiles: Collection[str]) -> Non
 
 
 def keep_activity(run: Run, node: str, activity: Any) -> None:
-    """Take in what the run's slices on one node did on average; `sm`, `tensor` and `dram` are those of all nodes."""
+    """Store the average activity of the run's slices on one node; `sm`, `tensor` and `dram` are those of all nodes."""
     if not isinstance(activity, Mapping):
         return
     found = {name: clean.real(activity.get(name)) for name in ("seconds", *ACTIVITY)}
@@ -119,7 +119,7 @@ def keep_activity(run: Run, node: str, activity: Any) -> None:
 
 
 def keep_energy(run: Run, node: str, joules: Any) -> None:
-    """Take in the joules of the run's whole GPUs on one node; `energy_j` is there when every node has told its own."""
+    """Store the joules of the run's whole GPUs on one node; `energy_j` is set when every node has reported."""
     number = clean.real(joules)
     if number is None or not 0 <= number <= _MOST_J:
         return
@@ -134,7 +134,7 @@ def keep_energy(run: Run, node: str, joules: Any) -> None:
 
 
 def mark_shared(run: Run) -> None:
-    """Note that the run shared a slice with another job for a while: its figures are not those of a whole slice."""
+    """Note that the run shared a slice with another job: its figures are not those of a whole slice."""
     run.measured_facts = {**_facts(run), "shared": True}
 
 
@@ -143,7 +143,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _believed(run: Run, ts: float, event: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
-    """Return the plausible fields of a `progress` event; the others are named in `doubts`."""
+    """Return the plausible fields of a `progress` event; the others are listed in `doubts`."""
     found: dict[str, Any] = {
         "tasks": clean.whole(event.get("tasks"), 0, 1 << 20) or 0,
         "whole": event.get("whole") is True,
@@ -159,15 +159,15 @@ def _believed(run: Run, ts: float, event: Mapping[str, Any], doubts: list[str]) 
         if number is not None and 0 < number <= most:
             found[name] = number
         elif value is not None and number != 0:
-            doubts.append(f"{name}={str(value)[:40]} cannot be")
+            doubts.append(f"{name}={str(value)[:40]} is impossible")
     refused = clean.whole(event.get("refused"), 1, 1 << 30)
     if refused:
-        doubts.append(f"{refused} lines of its progress file make no sense")
+        doubts.append(f"{refused} invalid lines in its progress file")
     rate, items = found.get("throughput_per_s"), found.get("items")
     if rate and items and run.started is not None and ts > run.started:
         ran = ts - run.started
         if items / rate > ran * _SLACK_SHARE + _SLACK_S:
-            doubts.append(f"{items:g} items at {rate:g}/s take longer than the {ran:.0f} s that it ran")
+            doubts.append(f"{items:g} items at {rate:g}/s take longer than its run time of {ran:.0f} s")
             del found["throughput_per_s"]
     return found
 
@@ -194,6 +194,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _room_mib(profile: str) -> float:
-    """Return a bound of the memory of a slice of this profile, by its name; infinite where the name has none."""
+    """Return an upper bound of the memory of a slice of this profile, from its name; infinite if the name has none."""
     named = re.search(r"\.(\d{1,5})gb", profile)
     return int(named[1]) * 1024 * 1.1 if named else math.inf

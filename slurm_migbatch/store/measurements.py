@@ -1,4 +1,4 @@
-"""The measurements in the store: each point once, the last import of it counts."""
+"""Measurements in the store: each point once, the last import of it counts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from slurm_migbatch.store.models import MeasuredPoint
 
 T = TypeVar("T")
 
-#: points that one statement asks for; SQLite takes at most 999 values in old versions
+#: points per query; old versions of SQLite accept at most 999 values
 _AT_ONCE = 500
 _VALUES = tuple(MeasuredPoint.__table__.c[name] for name in COLUMNS)
 
 
 class Added(NamedTuple):
-    """What an import did: points that are new, that have other values now, and that were there with the same values."""
+    """Result of an import: added, replaced and unchanged points."""
 
     added: int
     replaced: int
@@ -31,7 +31,7 @@ class Added(NamedTuple):
 
 
 def add_measurements(session: Session, rows: Iterable[Measurement], now: float) -> Added:
-    """Take the rows in; of rows about the same point the last counts, whether of this call or of an earlier one."""
+    """Store the rows; of rows about the same point the last counts, whether in this call or an earlier one."""
     new = {digest(row): row for row in rows}
     mark = {"batch_id": secrets.token_hex(8), "imported": now}
     added, replaced, same = [], [], 0
@@ -55,7 +55,7 @@ def add_measurements(session: Session, rows: Iterable[Measurement], now: float) 
 
 
 def measurements(connection: Connection, model: str | None, kind: str | None) -> list[Measurement]:
-    """Return the points of a model and kind, or of all, in the order in which they first came."""
+    """Return the points of a model and kind, or of all, in the order of their first import."""
     statement = select(*_VALUES).order_by(MeasuredPoint.id)
     if model is not None:
         statement = statement.where(MeasuredPoint.model == model)

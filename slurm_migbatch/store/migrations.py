@@ -21,7 +21,7 @@ RECORD = Table(
     **TABLE_OPTIONS,
 )
 
-#: one number that all starters of all versions agree on (advisory lock of PostgreSQL)
+#: lock number shared by all versions (advisory lock of PostgreSQL)
 _LOCK_KEY = 0x6D69676261746368
 _LOCK_NAME = "migbatch-migrations"
 _LOCK_WAIT_S = 120
@@ -29,21 +29,21 @@ _LOCK_WAIT_S = 120
 
 @dataclass(frozen=True)
 class Migration:
-    """One step: what it is called for ever, and what it does. It must bear being run again after a cut."""
+    """One step: its permanent name, and its function, which must be repeatable after an interruption."""
 
     name: str
     apply: Callable[[Connection], None]
 
 
 def applied(connection: Connection) -> list[str]:
-    """Return the names of the steps that made this database, in order; none where it is empty."""
+    """Return the names of the steps applied to this database, in order; none if it is empty."""
     if not inspect(connection).has_table(RECORD.name):
         return []
     return sorted(connection.scalars(select(RECORD.c.name)))
 
 
 def pending(connection: Connection, steps: Sequence[Migration]) -> list[str]:
-    """Return the names of the steps that this database still lacks, in order. Reads only.
+    """Return the names of the missing steps, in order. Reads only.
 
     Raises:
         NewerDatabaseError: the database has steps that this code does not know.
@@ -52,7 +52,7 @@ def pending(connection: Connection, steps: Sequence[Migration]) -> list[str]:
     known = [step.name for step in steps]
     if unknown := sorted(done - set(known)):
         raise NewerDatabaseError(
-            f"the database was made by a newer migbatch (it has {unknown[-1]!r}, which this version does not know): "
+            f"the database was created by a newer migbatch (it has {unknown[-1]!r}, unknown to this version): "
             "upgrade slurm-migbatch on this host, or restore a backup from before the upgrade (migbatch db restore)"
         )
     return [name for name in known if name not in done]
@@ -61,14 +61,14 @@ def pending(connection: Connection, steps: Sequence[Migration]) -> list[str]:
 def migrate(
     engine: Engine, steps: Sequence[Migration], before: Callable[[str], object] = lambda last: None
 ) -> list[str]:
-    """Bring the database up to date; returns the names of the steps that were done here.
+    """Migrate the database; returns the names of the steps applied here.
 
-    Several programs may start at once: each step is done by one of them, and the others wait.
+    Several programs may start at once: each step is applied by one of them, and the others wait.
 
     Args:
         engine, steps: of the database.
-        before: called before the first step of a database that is not empty, with the name of its last step, while
-            nobody else can write; what it raises ends the migration.
+        before: called before the first step of a non-empty database, with the name of its last step, while nobody else
+            can write; an exception aborts the migration.
 
     Raises:
         NewerDatabaseError: see `pending`.
@@ -95,14 +95,14 @@ def migrate(
 
 @contextmanager
 def _alone(connection: Connection) -> Iterator[None]:
-    """Hold a named lock of MariaDB's server, since its DDL ends transactions and row locks with them."""
+    """Hold a named lock of MariaDB's server, because its DDL ends transactions and row locks with them."""
     if connection.dialect.name not in ("mysql", "mariadb"):
         yield
         return
     with connection.begin():
         got = connection.scalar(select(func.get_lock(_LOCK_NAME, _LOCK_WAIT_S)))
     if got != 1:
-        raise StoreError(f"another migbatch has been changing the tables for over {_LOCK_WAIT_S} s; try again later")
+        raise StoreError(f"another migbatch has been migrating the tables for over {_LOCK_WAIT_S} s; try again later")
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""The tables, as SQLAlchemy classes that mean the same on SQLite, MariaDB and PostgreSQL.
+"""The tables, as SQLAlchemy classes with the same meaning on SQLite, MariaDB and PostgreSQL.
 
-Moments are unix seconds (double precision). The tables themselves are made by `store.history`, never from here;
-a test holds the two together.
+Times are unix seconds (double precision). The tables themselves are created by `store.history`, never from here; a test
+compares the two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column
 
 from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, OPEN
 
-#: what a change of which makes an ended run a new lesson
+#: a change of these makes an ended run a new lesson
 _TEACHING = (
     "started", "ended", "state", "profile", "slice_count", "decision", "measured_latency_ms",
     "measured_throughput_per_s", "measured_memory_mib", "measured_items", "measured_facts", "predicted_latency_ms",
@@ -35,7 +35,7 @@ _TEACHING = (
 
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 
-#: What only MariaDB and MySQL need to be told: all of Unicode, compared by bytes, as the other two do unasked.
+#: Only for MariaDB and MySQL: all of Unicode, compared by bytes, as the other two do by default.
 TABLE_OPTIONS: dict[str, Any] = {
     f"{dialect}_{option}": value
     for dialect in ("mariadb", "mysql")
@@ -46,7 +46,7 @@ TABLE_OPTIONS: dict[str, Any] = {
 def span_class(began: float, ended: float | None) -> int:
     """Return the class of a run by its length; OPEN while it has no end. See `runquery.overlapping`.
 
-    A class c >= 1 holds the runs that last (submission to end) less than 4**c seconds and at least 4**(c-1).
+    A class c >= 1 has the runs that last (submission to end) less than 4**c seconds and at least 4**(c-1).
     """
     if ended is None:
         return OPEN
@@ -62,7 +62,7 @@ class Base(DeclarativeBase):
 
 
 class Run(Base):
-    """One run of one job: (job id, restart count), and `reuse` where Slurm began its job ids anew."""
+    """One run of one job: (job id, restart count), and `reuse` if Slurm restarted its job ids."""
 
     __tablename__ = "runs"
     __table_args__ = (
@@ -81,7 +81,7 @@ class Run(Base):
     job_id: Mapped[int]
     restart: Mapped[int] = mapped_column(Integer)
     reuse: Mapped[int] = mapped_column(Integer, default=0)
-    #: the newest run of its job id: what is shown where duplicates are not asked for
+    #: the newest run of its job id: shown unless duplicates are requested
     latest: Mapped[bool] = mapped_column(default=True)
     array_job: Mapped[int | None]
     array_task: Mapped[str | None] = mapped_column(String(256))
@@ -100,7 +100,7 @@ class Run(Base):
     nodes: Mapped[str | None] = mapped_column(Text)
 
     state: Mapped[str] = mapped_column(String(24), default="PENDING")
-    #: who said so: "node" (events), "poll" (it left Slurm's list) or "slurm" (its own word, which wins)
+    #: source: "node" (events), "poll" (it left Slurm's list) or "slurm" (Slurm's state, which has precedence)
     state_from: Mapped[str] = mapped_column(String(8), default="node")
     reason: Mapped[str | None] = mapped_column(String(512))
     exit_code: Mapped[int | None] = mapped_column(Integer)
@@ -109,7 +109,7 @@ class Run(Base):
     started: Mapped[float | None]
     ended: Mapped[float | None]
     time_limit_s: Mapped[int | None]
-    #: first known moment and length class, kept by `settle`; what time windows are searched by
+    #: first known time and length class, maintained by `settle`; used to search time windows
     began: Mapped[float]
     span_class: Mapped[int] = mapped_column(Integer)
 
@@ -117,7 +117,7 @@ class Run(Base):
     bucket: Mapped[str | None] = mapped_column(String(256))
     decision: Mapped[str | None] = mapped_column(String(16))
     source: Mapped[str | None] = mapped_column(String(16))
-    #: what it got, as "2g.20gb" or "1g.10gb:2,3g.40gb"
+    #: its allocation, as "2g.20gb" or "1g.10gb:2,3g.40gb"
     profile: Mapped[str | None] = mapped_column(String(512))
     slice_count: Mapped[int] = mapped_column(Integer, default=0)
     warm: Mapped[bool | None]
@@ -129,15 +129,15 @@ class Run(Base):
     measured_latency_ms: Mapped[float | None]
     measured_throughput_per_s: Mapped[float | None]
     measured_memory_mib: Mapped[float | None]
-    #: what the job counts (images, sequences), over all its nodes
+    #: the job's items (images, sequences), over all its nodes
     measured_items: Mapped[float | None]
-    #: whose figures these are, and what each node told: see `store.measured`
+    #: sources of these figures, and the report of each node: see `store.measured`
     measured_facts: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
-    #: the order in which runs became fit to learn from, see `store.numbering`; below 0 until the transaction ends
+    #: the order in which runs became usable for learning, see `store.numbering`; below 0 until the transaction ends
     lesson: Mapped[int | None]
 
     def settle(self) -> None:
-        """Bring `began` and `span_class` in line with the other moments."""
+        """Update `began` and `span_class` from the other times."""
         known = [moment for moment in (self.submitted, self.started, self.ended) if moment is not None]
         self.began = min(known) if known else 0.0
         self.span_class = span_class(self.began, self.ended)
@@ -181,7 +181,7 @@ class Lease(Base):
 
 
 class Decision(Base):
-    """What the submit filter made of one request, and why."""
+    """The submit filter's result for one request, and why."""
 
     __tablename__ = "decisions"
     __table_args__ = (Index("ix_decisions_ts", "ts"), TABLE_OPTIONS)
@@ -198,14 +198,14 @@ class Decision(Base):
     chosen: Mapped[str | None] = mapped_column(String(512))
     message: Mapped[str | None] = mapped_column(Text)
     source: Mapped[str | None] = mapped_column(String(16))
-    #: what else the filter told
+    #: other output of the filter
     facts: Mapped[Any] = mapped_column(JSON)
-    #: the recurring job that it was for; empty where the filter could not know it again
+    #: its recurring job; empty if the filter could not identify one
     recurring: Mapped[str | None] = mapped_column(String(32))
 
 
 class DatabaseIdentity(Base):
-    """Which database this is: one row with a random id, so that nodes notice when another takes its place."""
+    """Identity of this database: one row with a random id, so that nodes notice when another replaces it."""
 
     __tablename__ = "identity"
 
@@ -214,20 +214,20 @@ class DatabaseIdentity(Base):
 
 
 class Term(Base):
-    """Which migbatchd is the active one: one row, see `store.terms`."""
+    """The active migbatchd: one row, see `store.terms`."""
 
     __tablename__ = "terms"
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     number: Mapped[int]
-    #: the host; empty where it was given back
+    #: the host; empty after a release
     holder: Mapped[str] = mapped_column(String(255))
     #: by the database server's clock, unix seconds
     until: Mapped[float]
 
 
 class Node(Base):
-    """The state of one node's reports: its present journal and boot."""
+    """The state of one node's reports: its current journal and boot."""
 
     __tablename__ = "nodes"
 
@@ -236,7 +236,7 @@ class Node(Base):
     boot_id: Mapped[str | None] = mapped_column(String(64))
     booted: Mapped[float | None]
     seen: Mapped[float]
-    #: number of the `state` event from which on all that it said is recorded; empty where something is missing
+    #: number of the `state` event since which all its events are recorded; empty if some are missing
     told: Mapped[int | None]
 
 
@@ -248,9 +248,9 @@ class NodeJournal(Base):
     node: Mapped[str] = mapped_column(String(255), primary_key=True)
     journal: Mapped[str] = mapped_column(String(64), primary_key=True)
     contiguous: Mapped[int] = mapped_column(default=0)
-    #: number up to which events were removed for their age (`store.retention`): one that comes again is not news
+    #: number up to which events were removed because of their age (`store.retention`): a repeated one is not new
     forgotten: Mapped[int | None]
-    #: when another journal took its place; its leases ended then
+    #: when another journal replaced it; its leases ended then
     superseded: Mapped[float | None]
 
 
@@ -316,12 +316,12 @@ class Job(Base):
     live: Mapped[bool]
     state: Mapped[str] = mapped_column(String(24))
     seen: Mapped[float]
-    #: the whole row, for what has no column of its own
+    #: the whole row, for fields without a column
     facts: Mapped[Any] = mapped_column(JSON)
 
 
 class Loan(Base):
-    """One release of one elastic training job, from the decision to its end; `ended` is empty while it goes on.
+    """One release of one elastic training job, from the decision to its end; `ended` is empty until then.
 
     `state`: released, running, signalled, requeued, withdrawn, ended (see `decide.lending.ledger`).
     """
@@ -335,7 +335,7 @@ class Loan(Base):
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     job_id: Mapped[int]
-    #: Slurm's restart count of the run that it is meant for
+    #: Slurm's restart count of its run
     restart: Mapped[int] = mapped_column(Integer)
     uid: Mapped[int | None]
     user: Mapped[str | None] = mapped_column(String(128))
@@ -349,20 +349,20 @@ class Loan(Base):
     released: Mapped[float | None]
     started: Mapped[float | None]
     signalled: Mapped[float | None]
-    #: when the job said that the checkpoint was written that the signal asked for
+    #: time of the checkpoint that the job reported after the signal
     checkpoint: Mapped[float | None]
     requeued: Mapped[float | None]
     ended: Mapped[float | None]
     why: Mapped[str | None] = mapped_column(Text)
-    #: what ends it, or ended it: reclaim, forecast, grow, late, slurm, left, refused
+    #: cause of its end: reclaim, forecast, grow, late, slurm, left, refused
     cause: Mapped[str | None] = mapped_column(String(16))
     why_ended: Mapped[str | None] = mapped_column(Text)
 
 
 class Action(Base):
-    """One thing that migbatchd did to a job, or with `dry_run` would have done.
+    """One action of migbatchd on a job, or with `dry_run` one that it would have taken.
 
-    `kind`: release, withdraw, signal, requeue, retype, throttle, share, move. `outcome` is empty where Slurm did it.
+    `kind`: release, withdraw, signal, requeue, retype, throttle, share, move. `outcome` is empty if Slurm applied it.
     """
 
     __tablename__ = "actions"
@@ -381,7 +381,7 @@ class Action(Base):
 
 
 class OldLesson(Base):
-    """What the predictor still learns from a run that was removed for its age, see `store.retention`."""
+    """Training data of the predictor from a run that was removed because of its age, see `store.retention`."""
 
     __tablename__ = "old_lessons"
 
@@ -392,7 +392,7 @@ class OldLesson(Base):
 
 
 class MeasuredPoint(Base):
-    """One measured point of a model: the columns of `profiling.measurement.Measurement`, and whence it came."""
+    """One measured point of a model: the columns of `profiling.measurement.Measurement`, and its source."""
 
     __tablename__ = "measurements"
     __table_args__ = (
@@ -402,9 +402,9 @@ class MeasuredPoint(Base):
     )
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    #: digest of the columns that say which point it is; some of them may be unknown, which no database holds unique
+    #: digest of the columns that identify the point; some may be unknown, which no database treats as unique
     point: Mapped[str] = mapped_column(String(64))
-    #: the import that brought these values, and its moment
+    #: the import of these values, and its time
     batch_id: Mapped[str] = mapped_column(String(16))
     imported: Mapped[float]
     gpu: Mapped[str] = mapped_column(String(128))

@@ -1,7 +1,7 @@
-"""Numbers for runs that have become lessons: growing, so that a reader can go on from the last that it has seen.
+"""Increasing numbers for runs that have become lessons, so that a reader can continue after the last one it has seen.
 
-The order of `Run.id` would not do (a run that began first may end last), nor that of `ended` (a node that was cut off
-tells of ends long past).
+The order of `Run.id` would not do (a run that began first may end last), nor that of `ended` (a disconnected node
+reports ends from long ago).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from slurm_migbatch.store.models import Run
 
 
 def number(session: Session) -> None:
-    """Give those runs numbers that the transaction has made lessons; its last act.
+    """Number the runs that became lessons in the transaction; its last action.
 
-    `models._settle` marks them by the number that they had, n, as -1 - n (0 for none), so that it is not given again.
+    `models._settle` marks them by their previous number n, as -1 - n (0 for none), so that it is not given again.
     """
     session.flush()
     fresh = session.execute(select(Run.id, Run.lesson).where(Run.lesson < 0).order_by(Run.ended, Run.id)).all()

@@ -1,6 +1,6 @@
 """Acting as the owner of a directory.
 
-Where root follows names in a directory that somebody else may change, that user can lead it to any other file.
+If root follows names in a directory that another user can change, that user can redirect it to any other file.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 @contextmanager
 def acting_as_owner(directory: Path, group: int | None = None) -> Iterator[None]:
-    """Take the rights of a directory's owner, where this is root and the owner is not; they are the whole process's.
+    """Take the rights of a directory's owner, if this is root and the owner is not; they apply to the whole process.
 
     Args:
-        group: what files that are made belong to; None: the directory's group.
+        group: group of created files; None: the directory's group.
     """
     status = directory.stat() if directory.exists() else None
     if status is None or os.geteuid() != 0 or status.st_uid == 0:

@@ -1,20 +1,20 @@
-"""What trainings have safe: the newest checkpoint of a run, the step that it holds, what it cost; and runs as they go.
+"""Saved state of training jobs: the newest checkpoint of a run, its step and cost; and runs by their latest reports.
 
-A `progress` event of a node has, beside job, restart, seq and ts (unix s), `final`, and the fields of
+A `progress` event of a node has, besides job, restart, seq and ts (unix s), `final`, and the fields of
 `node.progress.Report` that are known: items, throughput_per_s, latency_ms, latency_p99_ms, batch, tasks, whole, done,
-refused; and of trainings
+refused; and for training jobs
 
 | field | |
 |---|---|
-| steps | optimizer steps done over the job's whole life |
+| steps | optimizer steps done over all runs of the job |
 | checkpoint | when its newest checkpoint of this run was complete, unix s by the node's clock |
-| ckpt_s | seconds that this took to write |
-| restored | steps that this run began from; absent where it began from nothing |
+| ckpt_s | seconds spent writing it |
+| restored | steps from which this run continued; absent if it started from the beginning |
 
-A new `checkpoint` is told within a second or two, the rest every ProgressEvery seconds and at the end (`final`). What
-an event leaves out of these four still holds; what it leaves out of the others does not. All of it is the job's own
-word, within the bounds of `node.progress` (a checkpoint is never older than the run nor later than the event, but for a
-minute between clocks). `Run.measured_facts["safe"]` keeps it, for each node in `["nodes"][node]["safe"]`.
+A new `checkpoint` is reported within a second or two, the rest every ProgressEvery seconds and at the end (`final`). If
+an event omits one of these four, the last value remains valid; other omitted fields do not. All values are reported by
+the job, within the bounds of `node.progress` (a checkpoint is never older than the run nor later than the event, except
+for a minute between clocks). `Run.measured_facts["safe"]` stores it, for each node in `["nodes"][node]["safe"]`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LARGEST = {"steps": 1e15, "checkpoint": 1e11, "ckpt_s": 1e6, "restored": 1e15}
 
 
 class RunProgressRow(NamedTuple):
-    """A run by its latest report: what `decide.lending.training_speed` and a reclaim go by. None: not reported."""
+    """A run by its latest report: input of `decide.lending.training_speed` and of a reclaim. None: not reported."""
 
     job: int
     restart: int
@@ -52,7 +52,7 @@ class RunProgressRow(NamedTuple):
 def safe_of(
     event: Mapping[str, Any], ts: float, started: float | None, before: Any, doubts: list[str]
 ) -> dict[str, float | int]:
-    """Return what is saved by a node's reports, after `before` and this event; implausible fields go to `doubts`."""
+    """Return the saved state after `before` and this event of a node; implausible fields go to `doubts`."""
     found: dict[str, float | int] = dict(before) if isinstance(before, dict) else {}
     for name, most in _LARGEST.items():
         value = event.get(name)
@@ -62,7 +62,7 @@ def safe_of(
         early = name == "checkpoint" and started is not None and number is not None and number < started - CLOCKS_S
         late = name == "checkpoint" and number is not None and number > ts + CLOCKS_S
         if number is None or not 0 <= number <= most or early or late:
-            doubts.append(f"{name}={str(value)[:40]} cannot be")
+            doubts.append(f"{name}={str(value)[:40]} is impossible")
         else:
             found[name] = int(number) if name in ("steps", "restored") else number
     return found
@@ -80,9 +80,9 @@ def together(nodes: Iterable[Mapping[str, Any]]) -> dict[str, float | int]:
 
 
 def reports(connection: Connection, jobs: Collection[int]) -> list[RunProgressRow]:
-    """Return the runs of these jobs, each job's in their order.
+    """Return the runs of these jobs, each job's in order.
 
-    Of an id that Slurm used again, those of the newest job.
+    If Slurm reused an id, those of the newest job.
     """
     statement = (
         select(

@@ -48,7 +48,7 @@ class RunRow:
 def select_runs(
     connection: Connection, wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = ()
 ) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """Yield the wanted runs as `runquery.select_runs` does, over a connection of SQLAlchemy."""
+    """Yield the selected runs as `runquery.select_runs` does, over a connection of SQLAlchemy."""
 
     def execute(statement: str, values: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
         return connection.execute(text(statement), dict(values))
@@ -57,14 +57,14 @@ def select_runs(
 
 
 def conditions_of(wanted: RunFilter) -> Iterator[TextClause]:
-    """Yield the conditions on `Run` that a filter means, for statements that have it; all must hold."""
+    """Yield the conditions on `Run` of a filter, for other statements; all must hold."""
     values = runquery.Values()
     for condition in list(runquery.conditions(wanted, values)):
         yield _clause(condition, values)
 
 
 def overlapping(start: float | None, end: float | None) -> TextClause:
-    """Return the condition on `Run` that it existed at some moment from `start` to `end`, see `runquery`."""
+    """Return the condition on `Run` that it existed at some time from `start` to `end`, see `runquery`."""
     values = runquery.Values()
     return _clause(runquery.overlapping(start, end, values), values)
 
@@ -75,7 +75,7 @@ def _clause(condition: str, values: runquery.Values) -> TextClause:
 
 
 def runs(connection: Connection, wanted: RunFilter) -> list[RunRow]:
-    """Return the wanted runs with all their fields."""
+    """Return the selected runs with all their fields."""
     names, slices = list(RUN_FIELDS), list(SLICE_FIELDS)
     found = []
     for row, lines in select_runs(connection, wanted, names, slices):
@@ -90,7 +90,7 @@ def runs(connection: Connection, wanted: RunFilter) -> list[RunRow]:
 
 
 def leases(connection: Connection, *, active: bool = True) -> list[LeaseRow]:
-    """Return the slices held, by node, GPU and place."""
+    """Return the slices held, by node, GPU and placement."""
     statement = select(*(Lease.__table__.c[name] for name in _LEASE_ROW)).order_by(
         Lease.node, Lease.gpu, Lease.slot_start, Lease.id
     )
@@ -100,12 +100,12 @@ def leases(connection: Connection, *, active: bool = True) -> list[LeaseRow]:
 
 
 def identity(connection: Connection) -> str:
-    """Return which database this is."""
+    """Return the id of this database."""
     return str(connection.scalar(select(DatabaseIdentity.id)) or "")
 
 
 def inventory(connection: Connection) -> dict[str, list[dict[str, Any]]]:
-    """Return the present GPUs by node, as their inventory events described them."""
+    """Return the current GPUs by node, as their inventory events described them."""
     found: dict[str, list[dict[str, Any]]] = {}
     columns = (Gpu.node, Gpu.uuid, Gpu.minor, Gpu.gpu_index, Gpu.name, Gpu.mig, Gpu.geometry, Gpu.facts)
     statement = select(*columns).where(Gpu.present).order_by(Gpu.node, Gpu.gpu_index, Gpu.uuid)

@@ -1,4 +1,4 @@
-"""Reading runs: of an SQLite file without SQLAlchemy, of anything else over the store."""
+"""Reading runs: from an SQLite file without SQLAlchemy, from other databases through the store."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
         dialect: str
 
         def execute(self, statement: str, values: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
-            """Run a SELECT whose values have names, `:name` in its text. Raises ReadError, also while rows are read."""
+            """Run a SELECT with named values, `:name` in its text. Raises ReadError, also while rows are read."""
 
         def close(self) -> None:
-            """Let go of the record."""
+            """Release the record."""
 
 
 _SQLITE = "sqlite:///"
-#: what stands at a key of a JSON column, and the same as a number
+#: the value at a key of a JSON column, and the same as a number
 _AT_KEY = {"sqlite": "json_extract({}, '$.{}')", "postgresql": "({} ->> '{}')"}
 _AT_KEY_ELSE = "JSON_VALUE({}, '$.{}')"
 _NUMBER = {"sqlite": "{}", "postgresql": "CAST({} AS DOUBLE PRECISION)"}
@@ -39,13 +39,13 @@ _NUMBER_ELSE = "CAST({} AS DOUBLE)"
 
 
 class RunReader:
-    """The runs of a record at one moment; close it at the end."""
+    """The runs of a record at one time; close it at the end."""
 
     def __init__(self, connected: Connected) -> None:
         self._connected = connected
 
     def close(self) -> None:
-        """Let go of the record."""
+        """Release the record."""
         self._connected.close()
 
     def runs(
@@ -59,15 +59,15 @@ class RunReader:
         return any_run(self._connected.execute, wanted)
 
     def rows(self, statement: str, values: Mapping[str, Any]) -> list[Sequence[Any]]:
-        """Return the rows of a SELECT whose values have names, `:name` in its text. Raises ReadError."""
+        """Return the rows of a SELECT with named values, `:name` in its text. Raises ReadError."""
         return list(self._connected.execute(statement, values))
 
     def text_in(self, document: str, key: str) -> str:
-        """Return the SQL of what stands at `key` of a JSON column (`table.column`), null where nothing does."""
+        """Return the SQL of the value at `key` of a JSON column (`table.column`), null if there is none."""
         return _AT_KEY.get(self._connected.dialect, _AT_KEY_ELSE).format(document, key)
 
     def number_in(self, document: str, key: str) -> str:
-        """Return the SQL of the number at `key` of a JSON column, null where there is none."""
+        """Return the SQL of the number at `key` of a JSON column, null if there is none."""
         return _NUMBER.get(self._connected.dialect, _NUMBER_ELSE).format(self.text_in(document, key))
 
     def geometries(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def open_reader(url: str) -> RunReader:
 
 
 def _sqlite(path: str) -> _SqliteConnected | None:
-    """Return a connection to a file whose tables are today's; None where `store.db` says what is wrong with it."""
+    """Return a connection to a file with the current schema; None to let `store.db` report what is wrong."""
     check_local(path)
     _, connection = open_readable(path)
     try:
@@ -123,7 +123,7 @@ class _SqliteConnected:
 
 
 class _StoreConnected:
-    """Over SQLAlchemy; what it raises is known once it is imported."""
+    """Over SQLAlchemy; its exceptions are known once it is imported."""
 
     def __init__(self, url: str) -> None:
         from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""What a node and the database say to each other of how far the node's journal is recorded."""
+"""Acknowledgement between a node and the database: how far the node's journal is recorded."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class NodeReceipt(NamedTuple):
-    """What a node believes: its events up to `acked` are in the database of this id. Empty: it has sent none yet.
+    """The node's claim: its events up to `acked` are in the database with this id. Empty: it has sent none yet.
 
-    With `incomplete` something that it said of what it holds could not be taken.
+    With `incomplete` some of its state could not be stored.
     """
 
     database: str = ""
@@ -21,9 +21,9 @@ NOTHING = NodeReceipt()
 
 
 class Receipt(NamedTuple):
-    """`acked`: the highest number up to which nothing is missing, which the node may forget. `database`: its id.
+    """`acked`: the highest number without gaps, which the node can discard. `database`: its id.
 
-    Without `complete` the database does not know what the node holds, and the node has to send all of it (`state`).
+    Without `complete` the database does not know what the node holds, and the node has to send its whole `state`.
     """
 
     acked: int

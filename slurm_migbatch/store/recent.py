@@ -22,9 +22,9 @@ class RecentEvent(NamedTuple):
 
 
 def recent_events(connection: Connection, kinds: Collection[str], limit: int) -> list[RecentEvent]:
-    """Return the newest events of these kinds, the oldest of them first.
+    """Return the newest events of these kinds, oldest first.
 
-    Each kind is asked for alone: the index on kind and time answers that whatever else nodes send.
+    Each kind is queried separately: the index on kind and time answers that whatever else nodes send.
     """
     found: list[RecentEvent] = []
     for kind in kinds:

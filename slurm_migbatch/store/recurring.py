@@ -1,4 +1,4 @@
-"""Ended runs of recurring jobs, as `predict.recurring` looks at them."""
+"""Ended runs of recurring jobs, as input of `predict.recurring`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _CUT: Final = frozenset({"CANCELLED", "PREEMPTED", "DEADLINE", "REVOKED"})
 
 @dataclass(frozen=True)
 class RecurringRun:
-    """One run of a job that the submit filter knows again.
+    """One run of a recurring job.
 
     Attributes:
-        number: its place in the order of lessons; `run` is the same when it comes once more.
-        recurring: which job, as `submit.script.recurring_key` names it; empty where it is known by its decision only.
+        number: its position in the order of lessons; `run` stays the same when it is returned again.
+        recurring: key of the job, from `submit.script.recurring_key`; empty if only its decision is known.
         het: it is a component of a heterogeneous job.
         decision: id of the submit filter's decision.
-        profile: of its slices, as the record writes it; None where they were not alike.
-        ended: "done", "oom", "failed" or "cut", or empty where nobody knows.
-        peak_mib, sm, dram: see `predict.recurring.PastRun`; None also of a run that shared its slice.
-        engine: by the submit filter's word.
-        retry: the user wants it run again where its slice was too small.
+        profile: of its slices, as in the record; None if they differed.
+        ended: "done", "oom", "failed" or "cut", or empty if unknown.
+        peak_mib, sm, dram: see `predict.recurring.PastRun`; None also for a run that shared its slice.
+        engine: from the submit filter.
+        retry: the user wants it retried if its slice was too small.
         partition: where it ran.
         slices: how many it held.
-        low, high: the smallest and the largest profile that its user wants; empty: any.
+        low, high: the smallest and the largest profile allowed by its user; empty: any.
     """
 
     number: int
@@ -54,7 +54,7 @@ class RecurringRun:
     high: str = ""
 
 
-#: what `run_of` reads, of a run joined with its decision
+#: fields read by `run_of`, of a run joined with its decision
 COLUMNS: Final = (
     Run.lesson, Run.id, Run.job_id, Run.restart, Run.array_job, Run.het_job, Run.partition, Run.profile,
     Run.slice_count, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
@@ -63,7 +63,7 @@ COLUMNS: Final = (
 
 
 def recurring_runs(connection: Connection, since: int, limit: int) -> list[RecurringRun]:
-    """Return ended runs after a lesson number, in order: those that the submit filter can know again."""
+    """Return ended runs after a lesson number, in order: those that the submit filter can recognize."""
     statement = (
         select(*COLUMNS)
         .join(Decision, Decision.id == Run.decision)
@@ -75,7 +75,7 @@ def recurring_runs(connection: Connection, since: int, limit: int) -> list[Recur
 
 
 def newest_lesson(connection: Connection) -> int:
-    """Return the number of the newest lesson; 0 where there is none."""
+    """Return the number of the newest lesson; 0 if there is none."""
     return max(connection.scalar(select(func.max(Run.lesson))) or 0, 0)
 
 

@@ -1,8 +1,8 @@
-"""Restoring a backup: the database is afterwards another one than before, and nodes tell it everything again.
+"""Restoring a backup: the database gets a new id, and nodes report everything again.
 
-The backup is copied and brought up to date in a directory of its own. Into SQLite that copy goes beside the old file,
-with the rights of the directory's owner, and takes its name; the old one is kept. Into a server everything happens in
-one transaction, so that a restore that dies leaves what was there.
+The backup is copied and migrated in a private directory. For SQLite that copy is placed beside the old file, with the
+rights of the directory's owner, and takes its name; the old one is kept. On a server everything happens in one
+transaction, so that a failed restore leaves the old data.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _OWN: Final = frozenset({"identity", "terms"})
 """Tables that have rows in an empty database too."""
 _WITH_IT: Final = ("-wal", "-shm")
 _TEMPORARY: Final = "/var/tmp"  # noqa: S108 - a directory of its own is made there
-"""Where the copy is made unless TMPDIR says otherwise: /tmp is often memory."""
+"""Directory of the copy unless TMPDIR says otherwise: /tmp is often in memory."""
 
 
 class Restored(NamedTuple):
-    """The schema of the backup, and where the database of before was put; None where there was none or on a server."""
+    """The schema of the backup, and the path of the previous database; None if there was none or on a server."""
 
     schema: str
     before: Path | None
 
 
 def restore(source: Path, url: str, history: tuple[Migration, ...], *, replace: bool) -> Restored:
-    """Put a backup in the place of the database at `url`. Nobody else may use it meanwhile.
+    """Replace the database at `url` by a backup. Nobody else may use it meanwhile.
 
     Args:
-        source: a file that `backup` wrote, of this release or an older one, from any kind of database.
+        source: a file written by `backup`, of this release or an older one, from any kind of database.
         url: the database.
-        history: the steps that this release knows.
-        replace: also where it holds something.
+        history: the steps of this release.
+        replace: also if it is not empty.
 
     Raises:
         StoreError: the backup is damaged or newer, or the database is in use or not empty.
@@ -69,7 +69,7 @@ def restore(source: Path, url: str, history: tuple[Migration, ...], *, replace: 
         raise StoreError(f"cannot restore {source}: {error.filename or ''}: {error.strerror}") from None
     except (sqlite3.Error, SQLAlchemyError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        raise StoreError(f"cannot restore {source}, the database is as it was: {cause}") from None
+        raise StoreError(f"cannot restore {source}, the database is unchanged: {cause}") from None
     return Restored(schema, None)
 
 
@@ -85,7 +85,7 @@ def _connected(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def _up_to_date(source: Path, history: tuple[Migration, ...]) -> Iterator[tuple[Path, Engine]]:
-    """Make a copy of the backup that has today's schema, in a directory that nobody else can look into."""
+    """Create a copy of the backup with the current schema, in a private directory."""
     with tempfile.TemporaryDirectory(prefix="migbatch-restore-", dir=os.environ.get("TMPDIR", _TEMPORARY)) as directory:
         copy = Path(directory, "copy.db")
         os.close(os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -104,13 +104,11 @@ def _holds_something(connection: Connection) -> bool:
 
 
 def _refuse(where: str) -> StoreError:
-    return StoreError(
-        f"{where} is not empty: what it holds would be lost, say --replace if it is to be (migbatch db backup first)"
-    )
+    return StoreError(f"{where} is not empty: use --replace to replace its content (migbatch db backup first)")
 
 
 def _renew(connection: Connection) -> None:
-    """Make it another database than the one that nodes know, in which nobody is active."""
+    """Give it a new identity, with no active migbatchd."""
     connection.execute(delete(DatabaseIdentity))
     connection.execute(DatabaseIdentity.__table__.insert().values(id=secrets.token_hex(16), made=time.time()))  # type: ignore[attr-defined]
     connection.execute(update(Node).values(told=None))
@@ -130,12 +128,12 @@ def _into_file(source: Path, file: Path, url: str, history: tuple[Migration, ...
         schema_of(copy)
         with copy.open("rb") as made, acting_as_owner(file.parent, file.stat().st_gid if existed else None):
             if not existed:
-                make_engine(url, readonly=False).dispose()  # with the rights that the file is to have
+                make_engine(url, readonly=False).dispose()  # with the final access rights
             return _take_name(made, file, keep=existed)
 
 
 def _take_name(made: BinaryIO, file: Path, *, keep: bool) -> Path | None:
-    """Give a file the content `made`, and return where that of before was put, which `keep` asks for."""
+    """Replace the content of a file by `made`, and return the path of the previous one if `keep` is set."""
     part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -159,11 +157,11 @@ def _is_used(url: str) -> bool:
         with _connected(make_engine(url, readonly=True)) as connection:
             return _holds_something(connection)
     except (StoreError, SQLAlchemyError):
-        return True  # damaged, perhaps
+        return True  # possibly damaged
 
 
 def _put_aside(file: Path) -> Path:
-    """Give an SQLite file and its log a second name, and take the log's own name: it is not the new file's."""
+    """Give an SQLite file and its log a second name, and remove the log's own: it does not belong to the new file."""
     try:
         with closing(sqlite3.connect(file, timeout=1.0)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -195,7 +193,7 @@ def _into_server(source: Path, url: str, history: tuple[Migration, ...], replace
             target.connect() as connection,
             connection.begin(),
         ):
-            # whoever wants to become active, or to write as such, waits for the end of this transaction
+            # others who want to become active, or to write as such, wait for the end of this transaction
             term = connection.execute(select(Term.number, Term.holder, Term.until).with_for_update()).first()
             if term is not None and term.holder and term.until > server_time(connection):
                 raise StoreError(f"migbatchd on {term.holder} is active: stop migbatchd on every controller first")

@@ -1,20 +1,21 @@
-"""Removing what is older than the site wants to keep, a few hundred rows at a time.
+"""Removal of old rows, a few hundred at a time.
 
-Each call of `prune` is one short transaction and says where to go on. Nothing is lost by a process that dies between
-two calls: the next one begins again, and finds what is left. No statement looks at more rows than it takes, those aside
+Each call of `prune` is one short transaction and returns where to continue. A process that dies between two calls loses
+nothing: the next one starts again, and finds the rest. No statement examines more rows than it removes, except those
 that have to stay.
 
-What stays, however old:
+What stays, regardless of age:
 
-- a run that goes on, holds a slice, or belongs to a job, an array or a heterogeneous job of which anything goes on;
-- a run whose job Slurm listed lately: the clock of a node that told of its end may be wrong;
-- a decision, an action or a loan as long as a run is there that it is about: without its loan a run would count as
-  demand of inference (`store.loans.uses`);
-- events of a node from the beginning of its oldest lease on, and what still says how its GPUs are;
-- the newest run and the newest lesson, whose numbers must not be given again, and the last offer of each node;
-- nodes, journals, GPUs, imported measurements: there are as many as there is hardware, or as the site imported.
+- a run that is running, holds a slice, or belongs to a job, an array or a heterogeneous job that is partly running;
+- a run whose job Slurm listed recently: the clock of a node that reported its end may be wrong;
+- a decision, an action or a loan as long as its run exists: without its loan a run would count as demand of inference
+  (`store.loans.uses`);
+- events of a node since the start of its oldest lease, and those that describe its current GPUs;
+- the newest run and the newest lesson, whose numbers must not be reused, and the last offer of each node;
+- nodes, journals, GPUs, imported measurements: bounded by the hardware, or by the site's imports.
 
-Of a removed run the predictor's figures are kept as an `OldLesson`, so that a model is not forgotten for its age.
+The predictor's figures of a removed run are kept as an `OldLesson`, so that a model is not forgotten because of its
+age.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from slurm_migbatch.store.models import (
 from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, OPEN
 
 AT_ONCE: Final = 200
-"""Rows that one transaction looks at."""
+"""Rows examined per transaction."""
 _STANDING: Final = ("boot", "state", "zombie", "cleared", "fault")
-"""Events that say how a node's GPUs are, as far as they are not older than its last boot."""
+"""Events that describe a node's GPUs, if they are not older than its last boot."""
 
 
 class PruneCursor(NamedTuple):
-    """Where to go on: the stage, the part of it, and the last row that was looked at."""
+    """Where to continue: the stage, its part, and the last row examined."""
 
     stage: int = 0
     part: tuple[Any, ...] = ()
@@ -57,7 +58,7 @@ class PruneCursor(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """What one step removed, by table, and where to go on; None: nothing older is left to look at."""
+    """What one step removed, by table, and where to continue; None: finished."""
 
     rows: dict[str, int]
     place: PruneCursor | None
@@ -70,7 +71,7 @@ class _Limits(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What one step of a stage found: rows removed by table, the last row it looked at (None: no more there)."""
+    """Result of one step of a stage: rows removed by table, the last row examined (None: no more)."""
 
     rows: dict[str, int]
     after: tuple[Any, ...] | None
@@ -96,7 +97,7 @@ def _next_stage(stage: int) -> PruneCursor | None:
 
 
 def _later(moment: Any, id: Any, after: tuple[Any, ...]) -> ColumnElement[bool]:
-    """Return the rows after (moment, id) in this order, said so that an index on the moment finds their beginning."""
+    """Return the rows after (time, id) in this order, in a form that lets an index on the time find their start."""
     return and_(moment >= after[0], or_(moment > after[0], id > after[1])) if after else and_(True)
 
 
@@ -141,17 +142,17 @@ def _runs(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple
 
 
 def _going(session: Session, rows: Sequence[Any]) -> set[int]:
-    """Return the jobs, arrays and heterogeneous jobs of these rows of which a run goes on."""
+    """Return the jobs, arrays and heterogeneous jobs of these rows that have a running run."""
     named = {id for row in rows for id in (row.job_id, row.array_job, row.het_job) if id is not None}
     columns = (Run.job_id, Run.array_job, Run.het_job)
-    # open runs are few; wrapped, the columns keep databases from going through all tasks of an array instead
+    # open runs are few; wrapping the columns keeps databases from scanning all tasks of an array instead
     of_these = or_(*(func.coalesce(column, 0).in_(named) for column in columns))
     open_runs = session.execute(select(*columns).where(Run.span_class == OPEN, of_these))
     return {id for row in open_runs for id in row if id is not None}
 
 
 def _over(ids: Sequence[int], before: float) -> Any:
-    """Return id and job of those runs that are over in every respect."""
+    """Return id and job of those runs that are completely finished."""
     newest = (select(func.max(Run.id)).scalar_subquery(), select(func.max(Run.lesson)).scalar_subquery())
     return select(Run.id, Run.job_id).where(
         Run.id.in_(ids),
@@ -164,13 +165,13 @@ def _over(ids: Sequence[int], before: float) -> Any:
 
 
 def _bound_lessons(session: Session, most: int) -> None:
-    """Leave the newest lessons of removed runs, as many as are learned from."""
+    """Keep the newest lessons of removed runs, as many as are used for learning."""
     oldest = session.scalar(select(OldLesson.number).order_by(OldLesson.number.desc()).offset(most).limit(1))
     if oldest is not None:
         _remove(session, delete(OldLesson).where(OldLesson.number <= oldest))
 
 
-# -- what is about runs ------------------------------------------------------------------------------------------------
+# -- rows about runs -------------------------------------------------------------------------------------------------
 
 
 def _whole(_session: Session) -> Sequence[tuple[Any, ...]]:
@@ -180,7 +181,7 @@ def _whole(_session: Session) -> Sequence[tuple[Any, ...]]:
 def _step(
     session: Session, limits: _Limits, moment: Any, id: Any, after: tuple[Any, ...], unneeded: ColumnElement[bool]
 ) -> _Found:
-    """Remove the unneeded ones of the next rows by (moment, id)."""
+    """Remove the unneeded ones of the next rows by (time, id)."""
     table = id.class_
     old = select(id, moment).where(moment < limits.before, _later(moment, id, after))
     rows = session.execute(old.order_by(moment, id).limit(limits.at_once)).all()
@@ -210,7 +211,7 @@ def _decisions(session: Session, limits: _Limits, _part: tuple[Any, ...], after:
     return _step(session, limits, Decision.ts, Decision.id, after, ~exists().where(Run.decision == Decision.id))
 
 
-# -- what nodes told and were given ------------------------------------------------------------------------------------
+# -- events and offers of nodes --------------------------------------------------------------------------------------
 
 
 def _journals(session: Session) -> Sequence[tuple[Any, ...]]:
@@ -231,7 +232,7 @@ def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tup
         .limit(limits.at_once)
     )
     rows = session.execute(statement).all()
-    # the clock of a node may be wrong: by this host's own it is known where to end
+    # the clock of a node may be wrong: this host's own determines where to stop
     old = list(takewhile(lambda row: row.received < limit, rows))
     standing = _standing(session, node) if any(row.kind in _STANDING for row in old) else 0
     expired = [row for row in old if row.ts < limit and (row.kind not in _STANDING or row.id < standing)]
@@ -244,7 +245,7 @@ def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tup
 
 
 def _standing(session: Session, node: str) -> int:
-    """Return the event from which on it is told how a node's GPUs are; it goes through all events of the node."""
+    """Return the first event that describes the node's current GPUs; scans all events of the node."""
     newest = select(func.max(NodeEvent.id)).where(NodeEvent.node == node, NodeEvent.kind.in_(("boot", "state")))
     return session.scalar(newest) or 0
 
@@ -273,7 +274,7 @@ def _supply(session: Session, limits: _Limits, part: tuple[Any, ...], after: tup
 _Parts = Callable[[Session], Sequence[tuple[Any, ...]]]
 _Work = Callable[[Session, _Limits, tuple[Any, ...], tuple[Any, ...]], _Found]
 
-#: runs first: what is about them goes once they are gone
+#: runs first: rows about them are removed afterwards
 _STAGES: Final[tuple[tuple[_Parts, _Work], ...]] = (
     (_classes, _runs),
     (_whole, _loans),

@@ -1,8 +1,9 @@
-"""Which runs are wanted, and the SQL that selects them: one text for SQLite, MariaDB and PostgreSQL.
+"""Selection of runs, and its SQL: one text for SQLite, MariaDB and PostgreSQL.
 
-Nothing here imports SQLAlchemy, which takes ten times as long to import as an answer takes: `migacct` reads an SQLite
-file without it (`store.reader`), and `store.queries` hands the same text to SQLAlchemy. Names of columns follow the
-name of their table, so that none is taken for a keyword.
+Nothing here imports SQLAlchemy, which takes ten times as long to import as a query takes: `migacct` reads an SQLite
+file
+without it (`store.reader`), and `store.queries` passes the same text to SQLAlchemy. Column names are qualified by their
+table, so that none is taken for a keyword.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     Execute = Callable[[str, Mapping[str, Any]], Iterable[Sequence[Any]]]
 
-#: what can be asked for of a run and of a slice: the columns of their tables
+#: available fields of a run and of a slice: the columns of their tables
 RUN_FIELDS = (
     "id", "job_id", "restart", "reuse", "latest", "array_job", "array_task", "het_job", "het_offset", "uid", "user",
     "account", "partition", "gid", "qos", "wckey", "comment", "name", "nodes", "state", "state_from", "reason",
@@ -35,15 +36,15 @@ SLICE_FIELDS = (
 _TRUTHS = frozenset({"latest", "warm"})
 _DOCUMENTS = frozenset({"measured_facts"})
 
-#: classes of runs by their length, see `models.span_class`
+#: classes of runs by length, see `models.span_class`
 OPEN, LAST_SPAN_CLASS = 0, 16
-#: states of runs that still go on
+#: states of running or pending runs
 LIVE_STATES = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "STOPPED", "SIGNALING"})
 _CLOCKS_S = 60.0
 
 
 class JobId(Value):
-    """A job as users name it: 12, 12_3 (array task), 12+1 (component of a heterogeneous job)."""
+    """A job as users write it: 12, 12_3 (array task), 12+1 (component of a heterogeneous job)."""
 
     job: int
     task: str | None = None
@@ -54,7 +55,7 @@ class Association(Value):
     """A user's association with an account in slurmdbd.
 
     Attributes:
-        partition: the one that it is for; "" for all but `except_partitions`, which have associations of their own.
+        partition: its partition; "" for all but `except_partitions`, which have their own associations.
     """
 
     account: str
@@ -64,15 +65,15 @@ class Association(Value):
 
 
 class RunFilter(Value):
-    """Which runs are wanted; an empty tuple or None does not filter. All conditions must hold.
+    """Filter of runs; an empty tuple or None does not filter. All conditions must hold.
 
     Attributes:
-        start, end: window in unix seconds, both included. Without `states`, runs that existed in it are wanted;
-            with `states`, those that were in one of them at some moment of it (as sacct has it).
-        duplicates: earlier runs of a job id too (requeues, numbers that Slurm used again).
-        only: (user, accounts): runs of this user id or charged to one of these accounts, whatever else is wanted.
-        associations: runs of one of these; none at all where there are none, all runs for None.
-        limits_s: least and greatest time limit, seconds, both included; (None, None) stands for no limit at all.
+        start, end: window in unix seconds, both included. Without `states`, runs that existed in it;
+            with `states`, those that were in one of them at some time in it (as in sacct).
+        duplicates: include earlier runs of a job id (requeues, reused numbers).
+        only: (user, accounts): only runs of this user id or charged to one of these accounts, besides other conditions.
+        associations: runs of one of these; no runs if empty, all runs for None.
+        limits_s: minimum and maximum time limit, seconds, both included; (None, None): unlimited.
     """
 
     jobs: tuple[JobId, ...] = ()
@@ -95,26 +96,26 @@ class RunFilter(Value):
 
 
 class Values:
-    """The values of a statement, by the names that its text has for them."""
+    """The values of a statement, by their names in its text."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
 
     def one(self, value: Any) -> str:
-        """Return what stands for a value in the text."""
+        """Return the placeholder of a value in the text."""
         name = f"v{len(self.found)}"
         self.found[name] = value
         return f":{name}"
 
     def all(self, values: Iterable[Any]) -> str:
-        """Return what stands for a list of values after IN; one that nothing is in where there are none."""
+        """Return the placeholder of a list of values after IN; a list that matches nothing if empty."""
         return f"({', '.join(map(self.one, values)) or 'NULL'})"
 
 
 class Statement(Value):
     """A SELECT with the names of its columns; the first column is the run's id.
 
-    `slices` is the place of the slice's id among them, from which on they are the slice's; None: runs alone.
+    `slices` is the position of the slice's id among them, from which on they belong to the slice; None: runs only.
     """
 
     text: str
@@ -126,19 +127,19 @@ class Statement(Value):
 def select_runs(
     execute: Execute, wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = ()
 ) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """Yield the wanted runs by job id, each with its slices, in one statement that fetches no other fields.
+    """Yield the selected runs by job id, each with its slices, in one statement that fetches no other fields.
 
     Args:
         execute: runs a statement with its values and returns its rows.
         wanted: the filter.
-        run_fields: names in RUN_FIELDS and RETYPED_FIELDS; "id" comes too.
-        slice_fields: names in SLICE_FIELDS, which appear as slice_<name>; () does not look at slices at all.
+        run_fields: names in RUN_FIELDS and RETYPED_FIELDS; "id" is added.
+        slice_fields: names in SLICE_FIELDS, which appear as slice_<name>; () does not read slices at all.
 
     Yields:
         (row with the run's fields, rows with its slices' fields). With slices, the first slice's row is the run's.
     """
     statement = statement_of(wanted, run_fields, slice_fields)
-    # the names are the caller's
+    # the caller chooses the names
     row_type: Any = namedtuple("Row", statement.names)  # type: ignore[misc]
     make = row_type._make
     read = [(at, reader) for at, name in enumerate(statement.names) if (reader := _READERS.get(name))]
@@ -170,7 +171,7 @@ def _read(row: Sequence[Any], readers: Iterable[tuple[int, Callable[[Any], Any]]
 
 
 def _document(value: Any) -> Any:
-    """Return the value of a JSON column, which some drivers read already."""
+    """Return the value of a JSON column, which some drivers already parse."""
     import json
 
     return json.loads(value) if isinstance(value, (str, bytes)) else value
@@ -212,7 +213,7 @@ def _slice(name: str) -> str:
 
 
 def conditions(wanted: RunFilter, values: Values) -> Iterator[str]:
-    """Yield the conditions on `runs` that a filter means; all must hold. Adds to `values` what they name."""
+    """Yield the conditions on `runs` of a filter; all must hold. Adds their values to `values`."""
     if wanted.only is not None:
         uid, accounts = wanted.only
         yield f"runs.uid = {values.one(uid)} OR runs.account IN {values.all(accounts)}"
@@ -221,7 +222,7 @@ def conditions(wanted: RunFilter, values: Values) -> Iterator[str]:
     yield from _chosen(wanted, values)
     if not wanted.duplicates:
         yield "runs.latest"
-    # a list of jobs is short: its own indexes serve it best
+    # a list of jobs is short: its own indexes are best
     narrow = not wanted.jobs
     owner = _owner(wanted, values)
     windowed = narrow and (wanted.start is not None or wanted.end is not None)
@@ -240,7 +241,7 @@ def _owner(wanted: RunFilter, values: Values) -> str:
 
 
 def _chosen(wanted: RunFilter, values: Values) -> Iterator[str]:
-    """Yield the conditions of the filters that name values of one column."""
+    """Yield the conditions of the filters on values of one column."""
     for column, chosen in (
         ("gid", wanted.gids), ("account", wanted.accounts), ("partition", wanted.partitions), ("qos", wanted.qos),
         ("wckey", _with_default(wanted.wckeys)), ("name", wanted.names),
@@ -279,7 +280,7 @@ def _limited(least: int | None, greatest: int | None, values: Values) -> str:
 
 
 def _named(jobs: Collection[JobId], values: Values) -> Iterator[str]:
-    """Yield few conditions for many jobs: SQLite takes up to a thousand."""
+    """Yield few conditions for many jobs: SQLite accepts up to a thousand."""
     whole = [id.job for id in jobs if id.task is None and id.offset is None]
     if whole:
         among = values.all(whole)
@@ -298,11 +299,13 @@ def _named(jobs: Collection[JobId], values: Values) -> Iterator[str]:
 
 
 def overlapping(start: float | None, end: float | None, values: Values, *, narrow: bool = True, owner: str = "") -> str:
-    """Return the condition that a run existed at some moment from `start` to `end`.
+    """Return the condition that a run existed at some time from `start` to `end`.
 
-    With `narrow` it is said in a way that an index on (span_class, ended) answers in time that grows with the number
-    of matches, not of runs: a run of a class whose runs last less than 4**c seconds and that began by `end` has ended
-    by end + 4**c. `owner`, a condition on the user or the uid, is repeated in each range: indexes begin with these.
+    With `narrow` it has a form that an index on (span_class, ended) answers in time proportional to the number of
+    matches,
+    not of runs: a run of a class whose runs last less than 4**c seconds and that began by `end` has ended by end +
+    4**c.
+    `owner`, a condition on the user or the uid, is repeated in each range: indexes begin with these.
     """
     begins = "1 = 1" if end is None else f"runs.began <= {values.one(end)}"
     low = "runs.ended IS NOT NULL" if start is None else f"runs.ended >= {values.one(start)}"
@@ -341,17 +344,18 @@ def _in_states(wanted: RunFilter, narrow: bool, owner: str, values: Values) -> I
 
 
 def _retyped(column: str, *, last: bool) -> str:
-    """Return a field of the first or last time that a run was given another profile while it waited; none: null.
+    """Return a field of the first or last re-type of a run; null if none.
 
-    A change of an array's tasks is kept under the array (whose id the last task has, too), so that of a task it is one
-    that led to what the task got.
+    A change of an array's tasks is stored under the array (whose id the last task has, too), so for a task it is one
+    that
+    led to its profile.
     """
     mine = (
         "(runs.array_job IS NULL AND actions.job_id = runs.job_id OR "
         "actions.job_id IN (runs.job_id, runs.array_job) AND actions.after = runs.profile)"
     )
     done = "actions.kind = 'retype' AND actions.restart = runs.restart AND NOT actions.dry_run"
-    # Slurm may have begun its job ids anew; moments are of several clocks
+    # Slurm may have restarted its job ids; times are from several clocks
     then = (
         f"(runs.submitted IS NULL OR actions.ts >= runs.submitted - {_CLOCKS_S}) AND "
         f"(runs.started IS NULL OR actions.ts <= runs.started + {_CLOCKS_S})"
@@ -361,7 +365,7 @@ def _retyped(column: str, *, last: bool) -> str:
     return f"(SELECT actions.{column} FROM actions WHERE {where} ORDER BY {order} LIMIT 1)"  # noqa: S608
 
 
-#: what can be asked for of a run besides: from which profile it was moved to which, and why, while it waited
+#: additional fields of a run: profiles before and after a re-type, and its reason
 RETYPED_FIELDS: Mapping[str, str] = {
     f"retyped_{column}": _retyped(column, last=last)
     for column, last in (("before", False), ("after", True), ("why", True))

@@ -1,4 +1,4 @@
-"""What Slurm says of jobs, as migbatchd's poll sees it. Slurm's word on a run's end stands above the node's."""
+"""Slurm's view of jobs, from migbatchd's poll. For a run's end Slurm has precedence over the node."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from slurm_migbatch.store.lifecycle import FINAL_STATES, finish_if_free, link, r
 from slurm_migbatch.store.models import Decision, Job, Lease, Run
 
 _CHUNK = 500
-#: what runs take from a row; another priority alone, say, changes no run
+#: the fields of a row that runs use; a change of priority alone, for example, changes no run
 _USED = (
     "state", "restarts", "submit", "start", "end", "exit_code", "user", "uid", "account", "partition", "name", "reason",
     "array_job", "array_task", "het_job", "time_limit_s", "nodes", "gres", "comment", "gid", "qos", "wckey",
 )  # fmt: skip
-#: the decision's id in the marker that ends a granted job's comment (mig.grant writes it)
+#: the decision's id in the marker at the end of a granted job's comment (written by mig.grant)
 _DECISION = re.compile(r"\[mig:[^\[\]#]{1,512}#([0-9a-z]{1,16})\]\s*\Z")
 _TEXTS = (
     ("user", 128), ("account", 128), ("partition", 128), ("name", 256), ("array_task", 256), ("qos", 128),
@@ -46,7 +46,7 @@ def _upsert(session: Session, rows: Sequence[Mapping[str, Any]], now: float) -> 
     for run in session.scalars(select(Run).where(Run.job_id.in_(ids))):
         runs[run.job_id].append(run)
     markers = [marker for row in rows if (marker := _marker(row)) is not None]
-    # held until the rows are through: the session finds them by their ids without asking the database again
+    # kept until the rows are done: the session finds them by id without querying the database again
     decisions = session.scalars(select(Decision).where(Decision.id.in_(markers))).all()
     for row in rows:
         job_id = clean.whole(row.get("job_id"), 1)
@@ -74,7 +74,7 @@ def _state(row: Mapping[str, Any]) -> str:
 
 
 def _marker(row: Mapping[str, Any]) -> str | None:
-    """Return the id of the decision that a row's comment names."""
+    """Return the id of the decision in a row's comment."""
     found = _DECISION.search(clean.text(row.get("comment"), 65536) or "")
     return found[1].removeprefix(CHANGED) if found else None
 
@@ -82,7 +82,7 @@ def _marker(row: Mapping[str, Any]) -> str | None:
 def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], now: float, known: list[Run]) -> None:
     restart = clean.small(row.get("restarts") or 0) or 0
     submitted = clean.moment(row.get("submit"))
-    # a job that is submitted after the end of its namesake is another one
+    # a job that was submitted after the end of its namesake is another one
     run = run_of(session, job_id, restart, submitted or now, starts=submitted is not None, known=known)
     run.submitted = submitted or run.submitted
     for field, length in _TEXTS:
@@ -93,7 +93,7 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
         value = clean.whole(row.get(field))
         setattr(run, field, getattr(run, field) if value is None else value)
     if run.het_job is not None and run.het_offset is None:
-        # Slurm numbers the components of a heterogeneous job in a row
+        # Slurm numbers the components of a heterogeneous job consecutively
         run.het_offset = clean.small(run.job_id - run.het_job)
     if nodes := row.get("nodes"):
         run.nodes = ",".join(nodes) if not isinstance(nodes, str) else nodes
@@ -103,7 +103,7 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     if reason and reason != "None" and state == "PENDING":
         run.reason = reason
     started = clean.moment(row.get("start"))
-    # of a pending job it is a forecast, and of one that was cancelled before its start the moment of that
+    # for a pending job it is a forecast, and for one cancelled before its start the time of that
     if started is not None and state != "PENDING" and (run.started is not None or started != row.get("end")):
         run.started = started
     if state in FINAL_STATES:

@@ -1,4 +1,4 @@
-"""Whether a database is whole: what its own checks say, its tables, and what refers to what."""
+"""Integrity of a database: its own checks, its tables, and references."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 20
 
 
 def damages(connection: Connection) -> Iterator[str]:
-    """Yield what the database itself finds wrong with its files; of PostgreSQL, which tables cannot be read."""
+    """Yield the errors that the database finds in its files; for PostgreSQL, the tables that cannot be read."""
     if connection.dialect.name == "sqlite":
         found = connection.scalars(text(f"PRAGMA integrity_check({_MOST})")).all()
         yield from (line for line in found if line != "ok")
@@ -30,7 +30,7 @@ def damages(connection: Connection) -> Iterator[str]:
 
 
 def differences(connection: Connection) -> Iterator[str]:
-    """Yield what the tables lack of what this release has."""
+    """Yield what the tables lack compared with this release."""
     inspector = inspect(connection)
     names = set(inspector.get_table_names())
     for name, table in Base.metadata.tables.items():
@@ -48,19 +48,19 @@ def differences(connection: Connection) -> Iterator[str]:
 
 
 def strays(connection: Connection) -> Iterator[str]:
-    """Yield rows that refer to what is not there."""
+    """Yield dangling references."""
     lost = connection.scalar(select(func.count()).select_from(Lease).where(~exists().where(Run.id == Lease.run_id)))
     if lost:
-        yield f"{lost} leases belong to no run"
+        yield f"{lost} leases have no run"
 
 
 def oldest_end(connection: Connection) -> float | None:
-    """Return when the run ended that did so first, unix seconds."""
+    """Return the end of the run that ended first, unix seconds."""
     return connection.scalar(select(func.min(Run.ended)).where(Run.span_class > OPEN))
 
 
 def spare_bytes(connection: Connection) -> int | None:
-    """Return how much of an SQLite file is free for new rows; None of a server."""
+    """Return the free space for new rows in an SQLite file; None for a server."""
     if connection.dialect.name != "sqlite":
         return None
     pages = connection.scalar(text("PRAGMA freelist_count")) or 0

@@ -12,16 +12,16 @@ from slurm_migbatch.values import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: seconds that a connection waits for another one's write to end
+#: seconds that a connection waits for another one's write
 BUSY_TIMEOUT_S = 30.0
 
 
 def check_local(path: str | Path) -> None:
-    """Raise NetworkFilesystemError where several hosts can share the file."""
+    """Raise NetworkFilesystemError if several hosts can share the file."""
     kind = filesystem_type(path)
     if is_network(kind):
         raise NetworkFilesystemError(
-            f"{path} lies on a {kind} filesystem, which several hosts can share; SQLite loses data there. Put it on a "
+            f"{path} is on a {kind} filesystem, which several hosts can share; SQLite loses data there. Move it to a "
             "local disk of the controller ([store] url in migbatch.toml), or use MariaDB or PostgreSQL"
         )
 
@@ -40,14 +40,14 @@ def readable_mode(path: str | Path) -> str:
 def open_readable(path: str | Path) -> tuple[str, sqlite3.Connection]:
     """Return the URI parameters with which this user can read `path` now, and a connection with these.
 
-    A reader who may not write the directory cannot make the -shm file that WAL needs. It exists while migbatchd runs;
-    where it is stopped, and has folded its log into the file, the file is complete and nobody writes it.
+    A reader who may not write the directory cannot create the -shm file that WAL needs. It exists while migbatchd runs;
+    after migbatchd has stopped, and merged its log into the file, the file is complete and nobody writes it.
     """
     try:
         os.stat(path)  # noqa: PTH116 see `values`
     except FileNotFoundError:
         raise StoreError(
-            f"there is no database at {path}; migbatchd makes it at its first start, --db or MIGBATCH_DB names another"
+            f"no database at {path}; migbatchd creates it at its first start, --db or MIGBATCH_DB selects another"
         ) from None
     except OSError as error:
         raise StoreError(f"cannot read the database {path}: {error.strerror}") from None
@@ -66,12 +66,12 @@ def open_readable(path: str | Path) -> tuple[str, sqlite3.Connection]:
         except sqlite3.Error as error:
             problem = error
         connection.close()
-    advice = "" if os.access(path, os.R_OK) else "; ask the administrator for the group that may read it"
+    advice = "" if os.access(path, os.R_OK) else "; ask the administrator for membership of its group"
     raise StoreError(f"cannot read the database {path}: {problem}{advice}")
 
 
 def file_uri(path: str | Path, parameters: str) -> str:
-    """Return the URI by which SQLite opens `path`."""
+    """Return the URI with which SQLite opens `path`."""
     escaped = str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     return f"file:{escaped}?{parameters}"
 

@@ -1,4 +1,4 @@
-"""The names of the steps that made the tables what they are; what each does is in `history`."""
+"""The names of the migration steps; `history` has their functions."""
 
 #: In order; a released one is never changed, removed or moved.
 STEPS = (

@@ -1,9 +1,10 @@
 """The term of the active migbatchd: of several that share a database, one holds it, and only it writes.
 
-One row holds the number of the present term, who has it and until when, by the server's clock, so that the clocks of
-hosts need not agree. A term that nobody renews can be taken over, under the next number. Whoever writes reads the
-number in the same transaction (a fencing token: Kleppmann, Designing Data-Intensive Applications, 2017, section 8.4),
-so a process that was stopped for a while and wakes up in another's term changes nothing.
+One row has the number of the current term, its holder and its end, by the server's clock, so that the clocks of hosts
+need not agree. An expired term can be taken over, under the next number. Every writer reads the number in the same
+transaction (a fencing token: Kleppmann, Designing Data-Intensive Applications, 2017, section 8.4), so a process that
+was
+suspended and resumes in another's term changes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class TermOverError(StoreError):
 
 
 class TermState(NamedTuple):
-    """The present term: its number, the host that has it ("" for none), and whether it is the caller's."""
+    """The current term: its number, its host ("" for none), and whether it is the caller's."""
 
     number: int
     holder: str
@@ -37,7 +38,7 @@ class TermState(NamedTuple):
 
 
 def take_term(session: Session, holder: str, seconds: float, own_term: int) -> TermState:
-    """Renew term `own_term`, or take the next one where the present one is over or the holder's own; see Store."""
+    """Renew term `own_term`, or take the next one if the current one has expired or is the holder's own; see Store."""
     row = session.scalar(select(Term).where(Term.id == _ROW).with_for_update())
     now = server_time(session.connection())
     if row is None:
@@ -46,7 +47,7 @@ def take_term(session: Session, holder: str, seconds: float, own_term: int) -> T
     if own_term and row.number == own_term:
         row.until = now + seconds
         return TermState(own_term, holder, True)
-    # the lock of the run directory keeps a second process of this host away
+    # the lock of the run directory prevents a second process on this host
     if row.until > now and row.holder != holder:
         return TermState(row.number, row.holder, False)
     row.number, row.holder, row.until = row.number + 1, holder, now + seconds
@@ -54,16 +55,16 @@ def take_term(session: Session, holder: str, seconds: float, own_term: int) -> T
 
 
 def give_term(session: Session, own_term: int) -> None:
-    """End term `own_term` before its time; nothing where it is over."""
+    """End term `own_term` early; nothing if it has ended."""
     session.execute(update(Term).where(Term.id == _ROW, Term.number == own_term).values(holder="", until=0.0))
 
 
 def check_term(session: Session, own_term: int) -> None:
-    """Keep the term from being taken over until the transaction ends. Raises TermOverError where that has happened."""
+    """Prevent a takeover of the term until the transaction ends. Raises TermOverError if it has happened."""
     row = session.execute(select(Term.number, Term.holder).where(Term.id == _ROW).with_for_update(read=True)).first()
     if row is None or row.number != own_term:
         holder = row.holder if row is not None else ""
-        raise TermOverError(f"migbatchd on {holder or 'another host'} is the active one now; nothing is written here")
+        raise TermOverError(f"migbatchd on {holder or 'another host'} is now active; nothing is written here")
 
 
 def server_time(connection: Connection) -> float:

@@ -1,4 +1,4 @@
-"""Every row of one database into another of the same schema, whatever kinds the two are."""
+"""Copy every row of one database to another of the same schema, of any kind."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _AT_ONCE: Final = 1000
 
 
 def tables_of(connection: Connection) -> list[Table]:
-    """Return the tables as they are, but that which says how they were made, in the order in which they can be filled.
+    """Return the tables, except that of the migrations, in the order in which they can be filled.
 
-    JSON is text there, so that it is copied to the letter, and an absent document stays told from one that is `null`.
+    JSON is handled as text, so that it is copied exactly, and an absent document remains distinct from `null`.
     """
     found = MetaData()
     found.reflect(connection)
@@ -64,14 +64,14 @@ def _copy(table: Table, source: Connection, target: Connection) -> int:
 
 
 def _type(column: Column[Any]) -> TypeEngine[Any]:
-    # MariaDB's own would make decimals, with ten digits behind the point
+    # MariaDB's own would return decimals, with ten decimal places
     return Double() if isinstance(column.type, Numeric) else column.type.as_generic()
 
 
 def _read(column: Column[Any], source: Connection) -> ColumnElement[Any]:
     if not isinstance(column.type, JSON):
         return column
-    # its driver takes JSON apart by itself
+    # its driver parses JSON by itself
     return cast(column, Text) if source.dialect.name == "postgresql" else type_coerce(column, Text)
 
 
@@ -83,7 +83,7 @@ def _write(column: Column[Any], target: Connection) -> ColumnElement[Any]:
 
 
 def _go_on_counting(table: Table, target: Connection) -> None:
-    """Let PostgreSQL number new rows after those that came with their numbers; the others do so by themselves."""
+    """Let PostgreSQL number new rows after the copied ones; the others do so by themselves."""
     if target.dialect.name != "postgresql" or "id" not in table.columns:
         return
     highest = target.scalar(select(func.max(table.columns["id"])))

@@ -1,4 +1,4 @@
-"""What was held in a window of time, grouped by the database: the first step of `migbatch usage`."""
+"""Slices held in a time window, grouped by the database: the first step of `migbatch usage`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurm_migbatch.store.models import Lease, Run
 from slurm_migbatch.store.queries import RunFilter, conditions_of
 from slurm_migbatch.values import replace
 
-#: what can be grouped by, beside profile and size, which always are
+#: available groups, besides profile and size, which are always included
 GROUPS: dict[str, ColumnElement[Any]] = {
     "user": func.coalesce(Run.user, cast(Run.uid, String(16)), ""),
     "account": func.coalesce(Run.account, ""),
@@ -19,8 +19,8 @@ GROUPS: dict[str, ColumnElement[Any]] = {
     "node": func.coalesce(Lease.node, ""),
 }
 
-#: SM activity of a run's slices, 0 to 1; null where it was not sampled, or of a slice that two runs share: whose work
-#: it was is not known
+#: SM activity of a run's slices, 0 to 1; null if not sampled, or for a shared slice, whose activity cannot be
+#: attributed
 SM_ACTIVITY: ColumnElement[Any] = case(
     (
         func.coalesce(Run.measured_facts["shared"].as_string(), "") == "",
@@ -28,17 +28,17 @@ SM_ACTIVITY: ColumnElement[Any] = case(
     ),
     else_=None,
 )
-#: a lease that was replaced at a restart of the node's hooks is not counted beside the one that took its place
+#: a lease that was replaced at a restart of the node's hooks is not counted together with its replacement
 COUNTED: ColumnElement[bool] = or_(Lease.outcome.is_(None), Lease.outcome != "moved")
 
 
 class HeldSlices(NamedTuple):
-    """Time for which slices alike were held in a window.
+    """Time for which equal slices were held in a window.
 
     Attributes:
-        groups: values of the columns that were asked for, in their order.
+        groups: values of the group columns, in order.
         profile, size: of each slice; `size` in memory slices.
-        run: 0 for runs of one slice that lie within the window, which are counted together; else the one run's id.
+        run: 0 for runs of one slice that are inside the window, which are counted together; else the run's id.
             The latter may be in several groups and windows.
         runs: how many they are.
         seconds: of all slices together.
@@ -58,12 +58,12 @@ class HeldSlices(NamedTuple):
 def held_slices(
     connection: Connection, wanted: RunFilter, groups: Sequence[str], start: float, end: float, now: float
 ) -> Iterator[HeldSlices]:
-    """Yield what the wanted runs held between two moments, from their start to their end as Slurm accounts for them.
+    """Yield what the selected runs held between two times, from their start to their end according to Slurm.
 
     Args:
-        wanted: its window is replaced by this one. With nodes, slices on other nodes are left out.
+        wanted: its window is replaced by this one. With nodes, slices on other nodes are excluded.
         groups: names in GROUPS.
-        start, end, now: unix seconds; a run that goes on has held its slices until `now`.
+        start, end, now: unix seconds; a running run has held its slices until `now`.
     """
     until = min(end, now)
     began = case((Run.started > start, Run.started), else_=start)

@@ -1,4 +1,4 @@
-"""Ended runs with what they held and used, and how long others waited: what `migbatch waste` judges by."""
+"""Ended runs with what they held and used, and how long others waited: the input of `migbatch waste`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.values import replace
 
 _MOST_WAITS: Final = 10_000
-"""Newest runs whose waiting is looked at."""
-#: what a run is shown by
+"""Number of newest runs whose wait is considered."""
+#: displayed fields of a run
 _SHOWN = (
     Run.array_task, Run.het_offset, Run.uid, Run.user, Run.account, Run.nodes, Run.submitted, Run.started, Run.ended,
 )  # fmt: skip
@@ -27,9 +27,9 @@ class UsedRun:
     """One run that has held slices.
 
     Attributes:
-        seen: what is known of it as a run of a recurring job.
-        shown: a row with the fields by which runs are shown (job_id, array_job, user, started ...).
-        shared: it had its slice together with another for a while, so figures are not its own.
+        seen: its figures as a run of a recurring job.
+        shown: a row with the displayed fields (job_id, array_job, user, started ...).
+        shared: it shared its slice with another for a while, so figures are not its own.
         gpu: UUID of the GPU of one of its slices.
     """
 
@@ -40,7 +40,7 @@ class UsedRun:
 
 
 def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
-    """Yield the wanted runs that have started and held slices, by their ids; with a window those that ended in it."""
+    """Yield the selected runs that have started and held slices, by id; with a window those that ended in it."""
     conditions: list[ColumnElement[bool] | TextClause] = [
         *conditions_of(replace(wanted, states=())),
         Run.slice_count > 0,
@@ -52,7 +52,7 @@ def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
 
 
 def runs_alike(connection: Connection, keys: Collection[str], before: float, each: int) -> Iterator[RecurringRun]:
-    """Yield the newest runs of recurring jobs that had ended by a moment, the newest of each job last."""
+    """Yield the newest runs of recurring jobs that had ended by a time, the newest of each job last."""
     for key in sorted(keys):
         newest = (
             select(*recurring.COLUMNS)
@@ -67,11 +67,11 @@ def runs_alike(connection: Connection, keys: Collection[str], before: float, eac
 def waits(
     connection: Connection, wanted: RunFilter, partition: str, profile: str, window: Sequence[float]
 ) -> list[float]:
-    """Return how many seconds the newest wanted runs in a partition waited that got exactly these slices.
+    """Return how many seconds the newest selected runs in a partition with exactly these slices waited.
 
     Args:
-        profile: as `Run.profile` has it, "1g.10gb" or "1g.10gb:2".
-        window: two moments between which they were submitted.
+        profile: as in `Run.profile`, "1g.10gb" or "1g.10gb:2".
+        window: two times between which they were submitted.
     """
     start, end = window
     anybodys = replace(wanted, start=start, end=None, states=(), jobs=(), users=(), uids=(), accounts=())

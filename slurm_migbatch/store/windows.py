@@ -1,7 +1,7 @@
-"""What the record holds of a window of time, for pictures of it: slices held, waits, predictions, loans, GPUs.
+"""Data of a time window for charts: slices held, waits, predictions, loans, GPUs.
 
-Each is one statement, restricted by a `RunFilter` that has a window. Text as in `runquery`: a page is made in half the
-time without SQLAlchemy.
+Each is one statement, restricted by a `RunFilter` with a window. SQL as in `runquery`: without SQLAlchemy a page takes
+half the time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from slurm_migbatch.store.runquery import RunFilter, Values, conditions
 
-#: figures that are predicted and measured, as columns of a run: predicted_<name>, measured_<name>
+#: predicted and measured figures, as columns of a run: predicted_<name>, measured_<name>
 PREDICTED = ("throughput_per_s", "latency_ms", "memory_mib")
 
 Rows = Sequence[Sequence[Any]]
@@ -24,17 +24,17 @@ class Readable(Protocol):
         """Return the rows of a SELECT. Raises ReadError."""
 
     def text_in(self, document: str, key: str) -> str:
-        """Return the SQL of what stands at `key` of a JSON column, null where nothing does."""
+        """Return the SQL of the value at `key` of a JSON column, null if there is none."""
 
     def number_in(self, document: str, key: str) -> str:
-        """Return the SQL of the number at `key` of a JSON column, null where there is none."""
+        """Return the SQL of the number at `key` of a JSON column, null if there is none."""
 
 
 class HeldSlice(NamedTuple):
-    """One slice that a run held at some moment of the window: names of the columns that `held_slices` selects.
+    """One slice that a run held at some time in the window: names of the columns that `held_slices` selects.
 
     Attributes:
-        since, until: unix seconds, of the run as Slurm accounts for it; `until` is None while it goes on.
+        since, until: unix seconds, of the run according to Slurm; `until` is None while it is running.
         sm: see `usage.SM_ACTIVITY`.
     """
 
@@ -51,9 +51,9 @@ class HeldSlice(NamedTuple):
 
 
 def held_slices(record: Readable, wanted: RunFilter) -> Rows:
-    """Return rows with the fields of `HeldSlice`; a slice that two runs share comes once for each.
+    """Return rows with the fields of `HeldSlice`; a shared slice appears once for each run.
 
-    Which slices, from when to when and how active is as `migbatch usage` has it.
+    Selection, times and activity are as in `migbatch usage`.
     """
     values, facts = Values(), "runs.measured_facts"
     known = [
@@ -76,13 +76,13 @@ def held_slices(record: Readable, wanted: RunFilter) -> Rows:
 
 
 def waits(record: Readable, wanted: RunFilter, bounds: Sequence[float]) -> list[tuple[str, int, int]]:
-    """Count the runs that started in the window by profile and by how long they waited since submission.
+    """Count the runs that started in the window by profile and wait since submission.
 
     Args:
-        bounds: ascending seconds; class i holds waits below bounds[i], class len(bounds) all others.
+        bounds: ascending seconds; class i has waits below bounds[i], class len(bounds) all others.
 
     Returns:
-        (what they got, class, runs).
+        (profile, class, runs).
     """
     values = Values()
     wait = "runs.started - runs.submitted"
@@ -104,9 +104,9 @@ def predictions(record: Readable, wanted: RunFilter) -> Rows:
 
 
 def loans(record: Readable, wanted: RunFilter) -> Rows:
-    """Return (profile, started, signalled, requeued, ended, cause) of loans that ran at some moment of the window.
+    """Return (profile, started, signalled, requeued, ended, cause) of loans active at some time in the window.
 
-    Of the filter the window, users, accounts, partitions, nodes and `only` count.
+    Only the window, users, accounts, partitions, nodes and `only` of the filter are used.
     """
     values = Values()
     known = ["loans.started IS NOT NULL"]
@@ -141,7 +141,7 @@ def _select(record: Readable, columns: str, tables: str, known: Iterable[str], v
 
 
 def _within(moment: str, wanted: RunFilter, values: Values) -> Iterator[str]:
-    """Yield that a moment is known and lies in the window."""
+    """Yield the conditions that a time is known and in the window."""
     yield f"{moment} IS NOT NULL"
     if wanted.start is not None:
         yield f"{moment} >= {values.one(wanted.start)}"

@@ -1,4 +1,4 @@
-"""What dispatch asks of the record: how tasks of arrays went, and what slices were used for lately."""
+"""Input of dispatch from the record: runs of array tasks, and recent use of slices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_migbatch.store.queries import overlapping
 
 
 class TaskRunRow(NamedTuple):
-    """One run of a task of an array that has started: unix seconds, and Slurm's word for how it ended."""
+    """One run of an array task that has started: unix seconds, and its final state in Slurm."""
 
     started: float
     ended: float | None
@@ -20,7 +20,7 @@ class TaskRunRow(NamedTuple):
 
 
 class PastRuns(NamedTuple):
-    """Runs alike: of one bucket (empty: none), with so many slices of `profile` each, and how long they took."""
+    """Equal runs: of one bucket (empty: none), with so many slices of `profile` each, and their durations."""
 
     bucket: str
     profile: str
@@ -30,7 +30,7 @@ class PastRuns(NamedTuple):
 
 
 def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, list[TaskRunRow]]:
-    """Return the runs of these arrays' tasks in the order in which they ended, those that go on last."""
+    """Return the runs of these arrays' tasks in the order of their ends, running ones last."""
     found: dict[int, list[TaskRunRow]] = {array: [] for array in arrays}
     statement = select(Run.array_job, Run.started, Run.ended, Run.state).where(
         Run.array_job.in_(arrays), Run.started.is_not(None)
@@ -43,10 +43,10 @@ def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, lis
 
 
 def past_work(connection: Connection, since: float) -> list[PastRuns]:
-    """Return work other than loans that ended at that moment (unix seconds) or later, the most runs first."""
+    """Return work other than loans that ended at that time (unix seconds) or later, the most runs first."""
     lent = select(Loan.id).where(Loan.job_id == Run.job_id, Loan.restart == Run.restart).exists()
     count, seconds = func.count(), func.avg(Run.ended - Run.started)
-    # PostgreSQL does not know an expression with a parameter again
+    # PostgreSQL does not recognize a repeated expression with a parameter
     bucket = func.coalesce(Run.bucket, literal_column("''"))
     statement = (
         select(bucket, Run.profile, Run.slice_count, count, seconds)

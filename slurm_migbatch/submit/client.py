@@ -26,8 +26,8 @@ def ask(path: Path, request: JobRequest, *, timeout: float = 10.0) -> Answer:
             reply = client.recv(protocol.MAX_REQUEST)
         except OSError as error:
             raise ServiceUnavailable(
-                f"the submit service does not answer at {path} ({error}): is migbatchd running on this host?"
+                f"no answer from the submit service at {path} ({error}): is migbatchd running on this host?"
             ) from None
     if not reply:
-        raise RequestError("the submit service closed the connection: you ask too often, or it is stopping")
+        raise RequestError("the submit service closed the connection: too many requests, or it is stopping")
     return protocol.decode_answer(reply)

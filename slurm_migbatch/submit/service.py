@@ -152,7 +152,7 @@ class SubmitService:
         except RequestError as error:
             verdict, message = "error", protocol.encode({"verdict": "error", "message": str(error)})
         except Exception:  # the shim decides by its table then; a bug here must not stop submissions
-            log.exception("a submit request could not be answered")
+            log.exception("a submit request failed")
             verdict, message = "error", protocol.encode({"verdict": "error", "message": "the submit service failed"})
         self.statistics.note(verdict, time.perf_counter() - began)
         return message
@@ -160,7 +160,7 @@ class SubmitService:
     def _answer(self, request: bytes, peer_uid: int, site: SubmitState, *, speaker: bool) -> tuple[str, bytes]:
         job = JobRequest.from_fields(protocol.decode(request))
         if not speaker and job.uid != peer_uid:
-            raise RequestError(f"uid {peer_uid} may ask only for himself")
+            raise RequestError(f"uid {peer_uid} may only query his own requests")
         name, now = new_id(), self._clock()
         answer = rewrite(job, site.catalog, site.chooser, site.policy, decision_id=name, ts=now, past=self._past)
         verdict, message = _VERDICTS[type(answer)], protocol.encode_answer(answer)
@@ -187,7 +187,7 @@ class SubmitService:
         try:
             self._recorder(decision if name == decision.id else replace(decision, id=name, ts=ts))
         except Exception:
-            log.exception("decision %s could not be recorded", name)
+            log.exception("cannot record decision %s", name)
         return bool(self._unrecorded)
 
     def close(self) -> None:

@@ -135,7 +135,7 @@ _REASONS = {
     errno.ENOENT: "no machine is there, or the driver serves no such function",
     errno.EPROTO: "the state file is of another version of the driver; make the machine anew",
     errno.ESTALE: "the machine was replaced meanwhile",
-    errno.EEXIST: "a machine is there already",
+    errno.EEXIST: "a machine already exists",
     errno.EINVAL: "an argument is not valid",
     errno.ENODEV: "no such device",
     errno.EBUSY: "the GPU is in use",

@@ -1,1 +1,1 @@
-"""What a job asks for: hints, buckets, and the catalog of what the site has."""
+"""Requests of jobs: hints, buckets, and a site's catalog."""

@@ -1,12 +1,12 @@
-"""Buckets: the finite grid of requests that a decision is made on.
+"""Buckets: the finite grid of requests on which decisions are made.
 
-A request is rounded, always to the demanding side, to a cell of (model, role, batch, input size, objective): batch and
-input size up to an edge of the model's grid, a latency limit down and a rate up to the preferred numbers of ISO 3
-(R20: 20 to a decade, so at most an eighth tighter than asked). Two requests of one bucket always get the same slice;
-that is what lets a compiled table give the service's answers.
+A request is rounded to the demanding side, to a cell of (model, role, batch, input size, objective): batch and input
+size up to an edge of the model's grid, a latency limit down and a rate up to the preferred numbers of ISO 3 (R20: 20
+per
+decade, so at most an eighth tighter than requested). Two requests of one bucket always get the same slice; this lets a
+compiled table give the same answers as the service.
 
-All figures are integers (microseconds, thousandths of items per second), so that Python and Lua agree to the last
-digit.
+All figures are integers (microseconds, thousandths of items per second), so that Python and Lua agree exactly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POWERS_OF_TWO: Final = tuple(2**i for i in range(17))
 
 @dataclass(frozen=True)
 class Grid:
-    """The edges of one model's buckets, ascending, and what is assumed where the user says nothing.
+    """The edges of one model's buckets, ascending, and the defaults.
 
     `unit` is the unit of its input, `tok` or `px`. A request above the last edge falls into the last bucket.
     """
@@ -44,9 +44,9 @@ class Grid:
 
     @property
     def ladder(self) -> tuple[int, ...]:
-        """The batches that are weighed where the user leaves the batch open.
+        """The batch sizes considered if the user gives none.
 
-        They are the powers of two among the edges, and the edge of the batch that is assumed otherwise.
+        They are the powers of two among the edges, and the default batch size.
         """
         usual = up(self.default_batch, self.batches)
         return tuple(batch for batch in self.batches if batch == usual or batch & (batch - 1) == 0)
@@ -57,7 +57,8 @@ class Bucket:
     """One cell. `batch` and `input` are the cell's upper edges (0: a model without a grid, whose figures are unknown).
 
     `slo_us` is the latency limit of one batch in microseconds, `rate` the needed thousandths of items per second; None
-    where the user asks for none.
+    if
+    not requested.
     """
 
     model: str
@@ -99,7 +100,7 @@ def preferred(value: int, *, ceiling: bool) -> int:
 
 
 def rate_of(items: int, seconds: int) -> int:
-    """Return the thousandths of items per second, rounded up, that do `items` in `seconds`."""
+    """Return the thousandths of items per second, rounded up, that process `items` in `seconds`."""
     return -(-items * 1000 // seconds)
 
 

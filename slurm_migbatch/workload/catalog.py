@@ -1,7 +1,8 @@
-"""What the site has: partitions, the kinds of GPUs in them, and what each kind can be cut into.
+"""A site's catalog: partitions, their GPU types, and the possible profiles of each type.
 
-The daemon builds a catalog from the inventory that the nodes report; `migbatch explain` and the compiled table read the
-same value. Performance facts are those of the whole GPU; shares of a slice come from its geometry (SM count and memory
+The daemon builds a catalog from the inventory that nodes report; `migbatch explain` and the compiled table read the
+same
+value. Performance figures are those of the whole GPU; shares of a slice come from its geometry (SM count and memory
 slices), never from the g in its name.
 """
 
@@ -20,21 +21,23 @@ from slurm_migbatch.workload.holding import GpuRoom, room_of
 
 WIRE_VERSION = 1
 NODE_FEATURE: Final = "mig_node_"
-"""What the feature of one node begins with; its name follows. A job that names nodes asks for such features instead,
-which the catalog nodes have too, so that Slurm lets it wait for what its nodes do not offer at the moment."""
+"""Prefix of the feature of one node; the node name follows. A job that names nodes requests such features instead,
+which
+the catalog nodes have too, so that it pends for profiles that its nodes do not offer at the moment.
+"""
 
 
 class CatalogError(ValueError):
-    """Values that make no catalog; the message says which."""
+    """Values that do not form a catalog; the message says which."""
 
 
 @dataclass(frozen=True)
 class GpuKind:
-    """One model of GPU.
+    """One GPU type.
 
     `name` is the site's short name (`h100-80gb`), `types` the other names that users write in `--gres=gpu:<type>`.
     `tflops` is the dense 16-bit matrix rate and `bandwidth_gbs` the memory bandwidth of the whole GPU, `sm_count` its
-    SMs outside MIG (0 where unknown: then the full profile's).
+    SMs outside MIG (0 if unknown: then the full profile's).
     """
 
     name: str
@@ -55,7 +58,7 @@ class GpuKind:
         return room_of(self.geometry)
 
     def answers_to(self, gpu_type: str) -> bool:
-        """Return whether a user's GPU type means this kind."""
+        """Return whether a user's GPU type means this one."""
         return gpu_type == self.name or gpu_type in self.types
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,15 +85,15 @@ class GpuKind:
                 tuple(str(name) for name in data.get("types", ())),
             )
         except (KeyError, TypeError, ValueError, GeometryError) as error:
-            raise CatalogError(f"a GPU kind of the catalog is not understood: {error!r}") from None
+            raise CatalogError(f"a GPU kind of the catalog cannot be parsed: {error!r}") from None
 
 
 @dataclass(frozen=True)
 class ProfileOffer:
-    """One profile as a job of a partition may get it, over all GPU kinds there that have it.
+    """One profile available to jobs of a partition, over all GPU types there that have it.
 
-    Where kinds differ (1g.10gb exists on A100 40GB and H100 80GB), `memory_mib` is the least and the slices are the
-    most.
+    If types differ (1g.10gb exists on A100 40GB and H100 80GB), `memory_mib` is the minimum and the slices are the
+    maximum.
     """
 
     profile: Profile
@@ -100,16 +103,17 @@ class ProfileOffer:
 
     @property
     def order(self) -> tuple[int, int, str]:
-        """From the cheapest to the dearest: fewest compute slices, then least memory, then by name."""
+        """From cheapest to most expensive: fewest compute slices, then least memory, then by name."""
         return (self.compute_slices, self.memory_mib, self.profile.gres_type)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What the jobs of one partition (or of the several that a job names) can have.
+    """What jobs of one partition (or of several that a job names) can have.
 
-    `default` is the profile for jobs that say nothing: the site's choice, else the cheapest plain one. `lends`:
-    training jobs that name no profile wait here for idle slices.
+    `default` is the profile for jobs without hints: the site's choice, else the cheapest plain one. `lends`: training
+    jobs
+    without an explicit profile wait here for idle slices.
     """
 
     name: str
@@ -119,7 +123,7 @@ class Partition:
 
     @cached_property
     def offers(self) -> Mapping[str, ProfileOffer]:
-        """Every profile by its GRES type, the cheapest first."""
+        """Every profile by its GRES type, cheapest first."""
         found: dict[str, ProfileOffer] = {}
         for kind in self.kinds:
             for info in kind.geometry.profiles:
@@ -135,23 +139,23 @@ class Partition:
 
     @cached_property
     def plain(self) -> tuple[ProfileOffer, ...]:
-        """The profiles that `mig:auto` chooses from: those without a suffix, the cheapest first."""
+        """The profiles that `mig:auto` chooses from: those without a suffix, cheapest first."""
         return tuple(offer for offer in self.offers.values() if not offer.profile.suffix)
 
     @cached_property
     def default(self) -> ProfileOffer:
-        """The profile for jobs that say nothing of use."""
+        """The profile for jobs without useful hints."""
         if self.chosen_default is not None and self.chosen_default.gres_type in self.offers:
             return self.offers[self.chosen_default.gres_type]
         return self.plain[0] if self.plain else next(iter(self.offers.values()))
 
     @cached_property
     def profile_list(self) -> str:
-        """The profiles for a message, the cheapest first."""
+        """The profiles for a message, cheapest first."""
         return ", ".join(self.offers)
 
     def kind_of(self, gpu_type: str | None) -> GpuKind | None:
-        """Return the kind that `gpu:<type>` means here; without a type the partition's first."""
+        """Return the type that `gpu:<type>` means here; without a type the partition's first."""
         if gpu_type is None:
             return self.kinds[0]
         return next((kind for kind in self.kinds if kind.answers_to(gpu_type)), None)
@@ -162,9 +166,9 @@ class MigNode:
     """One node with MIG GPUs.
 
     Attributes:
-        gpus: the kind of each of its GPUs, sorted.
+        gpus: the type of each of its GPUs, sorted.
         partitions: those of the catalog that it is in.
-        features: what Slurm has as its active features.
+        features: its active features in Slurm.
         named: whether it and every catalog node have the feature of its name (`NODE_FEATURE`).
     """
 
@@ -176,15 +180,15 @@ class MigNode:
 
     @property
     def feature(self) -> str:
-        """The feature that it alone has, beside the catalog nodes."""
+        """The feature that only it and the catalog nodes have."""
         return NODE_FEATURE + self.name
 
 
 @dataclass(frozen=True)
 class SiteCatalog:
-    """All MIG partitions of the site, by name, and the nodes in them; without nodes nothing is said of these.
+    """All MIG partitions of the site, by name, and the nodes in them; empty nodes: unknown.
 
-    `stem` is what the names of the catalog nodes begin with.
+    `stem` is the common prefix of the names of catalog nodes.
     """
 
     partitions: Mapping[str, Partition] = field(default_factory=dict)
@@ -210,9 +214,9 @@ class SiteCatalog:
         return {kind.name: kind for part in self.partitions.values() for kind in part.kinds}
 
     def view(self, names: Sequence[str], only: Collection[str] | None = None) -> Partition:
-        """Return the partitions `names` (all MIG ones) as one: all their kinds, the default of the first.
+        """Return the partitions `names` (all MIG ones) as one: all their types, the default of the first.
 
-        It lends if all do. `only`: kinds to leave in, some of theirs.
+        It lends if all do. `only`: the types to include.
         """
         parts = [self.partitions[name] for name in names]
         kinds = {kind.name: kind for part in parts for kind in part.kinds}
@@ -254,7 +258,7 @@ class SiteCatalog:
     def from_dict(cls, data: Mapping[str, Any]) -> SiteCatalog:
         """Read `to_dict`'s form; raises CatalogError."""
         if not isinstance(data, Mapping) or data.get("version") != WIRE_VERSION:
-            raise CatalogError(f"not a catalog of version {WIRE_VERSION}: write it again with this release")
+            raise CatalogError(f"not a catalog of version {WIRE_VERSION}: recreate it with this release")
         try:
             kinds = {row["name"]: GpuKind.from_dict(row) for row in data["kinds"]}
             partitions = {}
@@ -278,7 +282,7 @@ class SiteCatalog:
             }
             stem = str(data.get("stem", ""))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CatalogError(f"the catalog is not understood: {error!r}") from None
+            raise CatalogError(f"the catalog cannot be parsed: {error!r}") from None
         return cls(partitions, nodes, stem)
 
 
@@ -287,5 +291,5 @@ def load(path: Path) -> SiteCatalog:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise CatalogError(f"{path} is no JSON: {error}") from None
+        raise CatalogError(f"{path} is not JSON: {error}") from None
     return SiteCatalog.from_dict(data)

@@ -1,4 +1,4 @@
-"""Lines of a CSV file, plain or gzipped, with an error that names file and line for whatever is wrong with one."""
+"""Lines of a CSV file, plain or gzipped; errors name file and line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TraceError(ValueError):
 
 
 class CsvLine:
-    """One row: cells by column name, with readers that say where they failed."""
+    """One row: cells by column name, with readers whose errors name the line."""
 
     __slots__ = ("_cells", "_columns", "number", "path")
 
@@ -37,7 +37,7 @@ class CsvLine:
         return TraceError(self.path, self.number, text)
 
     def text(self, column: str) -> str:
-        """Return a cell as it stands, without blanks around it."""
+        """Return a cell as it is, without surrounding blanks."""
         return self._cells[self._columns[column]].strip()
 
     def has(self, column: str) -> bool:
@@ -80,13 +80,13 @@ def _range(low: float, high: float) -> str:
 
 
 def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bool = False) -> Iterator[CsvLine]:
-    """Yield every row of a file whose header names at least these columns.
+    """Yield every row of a file whose header has at least these columns.
 
     Args:
         path: the file.
-        columns: what its header must name.
-        delimiter: what stands between two cells.
-        plain: a `"` is a character like others, and bytes that are no UTF-8 are replaced.
+        columns: required columns of the header.
+        delimiter: separator of cells.
+        plain: treat `"` as an ordinary character, and replace bytes that are not UTF-8.
 
     Raises:
         TraceError: it cannot be read, lacks a column, is empty, or a row has too few or too many cells.
@@ -99,7 +99,7 @@ def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bo
                 raise TraceError(path, 0, f"is empty; its first line should name {', '.join(columns)}")
             places = {name.strip(): number for number, name in enumerate(header)}
             if missing := [name for name in columns if name not in places]:
-                raise TraceError(path, 1, f"names no {', '.join(missing)}; found are {show(', '.join(header))}")
+                raise TraceError(path, 1, f"lacks the columns {', '.join(missing)}; found {show(', '.join(header))}")
             width = len(header)
             for cells in rows:
                 if len(cells) != width:
@@ -112,11 +112,11 @@ def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bo
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except csv.Error as error:
-        raise TraceError(path, rows.line_num, f"is not CSV here: {error}") from None
+        raise TraceError(path, rows.line_num, f"is not valid CSV: {error}") from None
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
-    """Return the file as text, unpacked where its name ends in .gz."""
+    """Return the file as text, decompressed if its name ends in .gz."""
     if path.suffix == ".gz":
         return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", errors=errors, newline="")
     return path.open(encoding="utf-8", errors=errors, newline="")

@@ -1,12 +1,13 @@
-"""Nodes that a job's user excludes (`--exclude`), as the submit filter leaves them in the job's comment.
+"""Nodes that a job's user excludes (`--exclude`), as the submit filter records them in the job's comment.
 
 squeue does not print a pending job's ExcNodeList. So the filter writes it before the marker: `[mig-exclude:n[1-2],m7]
-[mig:1g.10gb:1#7fq3k]`. What does not fit in `LONGEST` bytes, or in what is left of the comment, is left out, name by
-name from the end. Nothing is granted by it: whoever writes it himself only has less offered to him.
+[mig:1g.10gb:1#7fq3k]`. What does not fit in `LONGEST` bytes, or in the remaining space of the comment, is omitted, name
+by name from the end. It grants nothing: a user who forges it only gets fewer offers.
 
-A change of ExcNodeList by the job's user passes the filter, which writes it anew. One by root does not. Nodes that it
-adds are found by offers that are not taken (`avoid` in `decide.capacity.demand`), as are those that were left out here;
-on nodes that it takes out nothing is offered for that job until its user changes the list.
+An update of ExcNodeList by the job's user passes the filter, which rewrites it. An update by root does not. Nodes added
+by root are detected by offers that are not taken (`avoid` in `decide.capacity.demand`), as are those omitted here;
+nodes
+removed by root get no offers for that job until its user changes the list.
 `gres_templates/migbatch_core.lua.j2` has the same steps.
 """
 
@@ -21,11 +22,11 @@ from slurm_migbatch.slurm.nodelist import NodeListError, expand
 
 OPEN: Final = "[mig-exclude:"
 LONGEST: Final = 256
-"""Bytes of a list that the filter writes."""
+"""Maximum bytes of a list that the filter writes."""
 SPARE: Final = 64
 """Bytes of a comment that the list leaves free, for longer markers of later grants."""
 MOST: Final = 1024
-"""Names of a list that is believed: the comment is the user's to write."""
+"""Maximum names of an accepted list: users can write the comment."""
 
 _ITEM = re.compile(r"[A-Za-z0-9_.\[\],-]+")
 _LIST = re.compile(r"(?:\A| )\[mig-exclude:([A-Za-z0-9_.\[\],-]+)\](?=(?: \[mig:[^\[\]]*\])?\Z)")
@@ -33,7 +34,7 @@ _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 
 def split(text: str) -> tuple[str, str]:
-    """Return the user's text and the node list behind it, of a comment without its marker; the list may be empty."""
+    """Return the user's text and the node list behind it, for a comment without its marker; the list may be empty."""
     match = _LIST.search(text) if OPEN in text else None
     return (text[: match.start()], match[1]) if match and match.end() == len(text) else (text, "")
 
@@ -44,7 +45,7 @@ def user_text(comment: str) -> str:
 
 
 def attached(text: str, nodes: str, room: int) -> str:
-    """Return the user's text with as much of a node list behind it as fits in `room` bytes, all in all."""
+    """Return the user's text followed by as much of a node list as fits in `room` bytes in total."""
     listed = _shortened(nodes, min(LONGEST, room - len(OPEN) - 2))
     if not listed:
         return text
@@ -69,7 +70,7 @@ def _shortened(nodes: str, most: int) -> str:
 
 
 def excluded(comment: str) -> frozenset[str]:
-    """Return the nodes that a job's comment says are excluded; none where the list is malformed or has over `MOST`."""
+    """Return the excluded nodes in a job's comment; none if the list is malformed or has more than `MOST`."""
     match = _LIST.search(comment) if OPEN in comment else None
     return _named(match[1]) if match else frozenset()
 

@@ -1,7 +1,7 @@
 """Speed of whole GPUs by name, for the physical prior: dense 16-bit matrix rate and memory bandwidth.
 
-Figures are those of NVIDIA's data sheets (without sparsity, SXM parts where the name does not say PCIe or NVL). MIG
-geometry never comes from here. A site corrects or adds models under [gpus.<name>] in migbatch.toml.
+Figures are from NVIDIA's data sheets (without sparsity, SXM parts unless the name says PCIe or NVL). MIG geometry never
+comes from here. A site corrects or adds models in [gpus.<name>] of migbatch.toml.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class GpuModelFacts(NamedTuple):
     memory_slices: int = 8
 
 
-#: the first pattern that is found in the NVML name (lower case) counts
+#: the first pattern found in the NVML name (lower case) applies
 _KNOWN = (
     (r"\ba30\b", GpuModelFacts(165, 933, 56, 4)),
     (r"\ba[18]00\b.*40gb", GpuModelFacts(312, 1555, 108)),
@@ -48,7 +48,7 @@ def facts_of(name: str) -> GpuModelFacts | None:
 
 
 def guess(sm_count: int, memory_gb: int) -> GpuModelFacts:
-    """Guess the facts of an unlisted GPU: per SM and per GB as on an A100, on the low side."""
+    """Estimate an unlisted GPU: per SM and per GB as on an A100, on the low side."""
     return GpuModelFacts(2.9 * max(sm_count, 1), 25.0 * max(memory_gb, 1), sm_count)
 
 

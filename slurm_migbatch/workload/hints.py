@@ -65,7 +65,7 @@ FORMS: Final = {
     "retry": "oom",
     **llmhints.FORMS,
 }
-"""What to write for each key; rendered into the Lua shims too."""
+"""What to write for each key; also rendered into the Lua shims."""
 
 _ALLOWED = re.compile(r"[A-Za-z0-9 =._:/+-]")
 _MODEL = re.compile(r"[a-z0-9][a-z0-9._/:-]{0,95}")
@@ -78,7 +78,7 @@ NO_LLM: Final = LlmHints()
 
 @dataclass(frozen=True)
 class Hints:
-    """What a user told about the job. None: not told.
+    """The hints of a job. None: not given.
 
     `model`, `pipeline` and profiles are in lower case, profiles in GRES spelling (`1g.10gb.me`); `input_unit` is `tok`,
     `px` or empty; `slo_us` in microseconds, `deadline_s` in whole seconds, `mem_mib` in MiB.
@@ -103,7 +103,7 @@ class Hints:
 
     @property
     def kind(self) -> str:
-        """The kind of work that is measured and predicted: `infer`, also of a service, or `train`."""
+        """The kind of work that is measured and predicted: `infer`, also for a service, or `train`."""
         return "train" if self.role == "train" else "infer"
 
     def to_dict(self) -> dict[str, str | int]:
@@ -114,14 +114,14 @@ class Hints:
 
 
 def is_hint(text: str) -> bool:
-    """Return whether a comment holds hints for migbatch; any other is the user's own."""
+    """Return whether a comment has hints for migbatch; any other text belongs to the user."""
     return text.startswith(PREFIX)
 
 
 def unread(*texts: str) -> str:
-    """Return the first pair of a text that holds hints but is not read for them; empty for none.
+    """Return the first pair of a text with hints that is not read for them; empty for none.
 
-    Raises Refusal where it names migbatch, for then they were surely meant for us.
+    Raises Refusal if it names migbatch, because then they were meant as hints.
     """
     for text in texts:
         if not is_hint(text) and (pair := nearmiss.unread_pair(text, FORMS)):
@@ -132,14 +132,14 @@ def unread(*texts: str) -> str:
 
 
 def parse(*texts: str) -> Hints:
-    """Read the hints of all texts that are addressed to us (comment first, then extra); raises Refusal."""
+    """Read the hints of all texts that begin with the prefix (comment first, then extra); raises Refusal."""
     values: dict[str, str] = {}
     for text in texts:
         if is_hint(text):
             _pairs(text, values)
     given: dict[str, str | int] = {}
     of_llm: dict[str, str | int] = {}
-    for key in FORMS:  # a fixed order, so that of several mistakes always the same one is named
+    for key in FORMS:  # a fixed order, so that of several errors always the same one is reported
         if key in values:
             (of_llm if key in llmhints.FORMS else given).update(_value(key, values[key]))
     # _value gives each field its own type

@@ -1,9 +1,8 @@
-"""Whether the GPUs of one node can ever hold the slices that a job asks for together.
+"""Whether the GPUs of one node can ever hold the slices that a job requests together.
 
-Layouts of a GPU are known by footprints: profiles with the same placements and compute slices take each other's
-places. What is left out (media engines that variants of a profile share) makes the answer too generous, never too
-strict. A search over several GPUs ends after `STEPS`, and then says that they fit: the job waits, as it would
-without the question.
+Layouts of a GPU are described by footprints: profiles with the same placements and compute slices are interchangeable.
+Ignored details (media engines shared by variants of a profile) make the answer too generous, never too strict. A search
+over several GPUs stops after `STEPS` and then assumes that they fit: the job pends, as without the check.
 `gres_templates/migbatch_core.lua.j2` has the same search, in the same order.
 """
 
@@ -17,15 +16,15 @@ from typing import Final
 from slurm_migbatch.mig.geometry import Geometry, ProfileInfo
 
 STEPS: Final = 50
-"""GPUs that one search looks at."""
+"""Maximum number of GPUs in one search."""
 
 Need = tuple[tuple[str, int], ...]
-"""GRES types and how many of each, in the order of the request."""
+"""GRES types and their counts, in the order of the request."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one profile takes of a GPU: the number of its footprint, compute and memory slices, and its limit."""
+    """The resources of one profile: the number of its footprint, compute and memory slices, and its limit."""
 
     number: int
     compute: int
@@ -35,7 +34,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class GpuRoom:
-    """What one GPU can hold: its profiles by GRES type, and how many of each footprint its fullest layouts have."""
+    """What one GPU can hold: its profiles by GRES type, and the footprints of its maximal layouts."""
 
     footprints: Mapping[str, Footprint]
     layouts: tuple[tuple[int, ...], ...]
@@ -43,10 +42,10 @@ class GpuRoom:
     memory: int
 
     def without(self, layout: Sequence[int], need: Need) -> Need:
-        """Return what is left of `need` once this GPU, in this layout, has taken what it can."""
+        """Return the rest of `need` after this GPU, in this layout, has taken what it can."""
         room, left = list(layout), dict(need)
         known = [(self.footprints[kind].most, place, kind) for place, (kind, _) in enumerate(need) if self.has(kind)]
-        for most, _, kind in sorted(known):  # those of which a GPU takes few come first
+        for most, _, kind in sorted(known):  # profiles with the lowest limit per GPU first
             number = self.footprints[kind].number
             taken = min(room[number], left[kind], most)
             room[number] -= taken
@@ -84,7 +83,7 @@ def room_of(geometry: Geometry) -> GpuRoom:
 
 
 def _layouts(infos: Sequence[ProfileInfo], compute: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the counts by footprint of every layout that a GPU may have."""
+    """Yield the counts by footprint of every possible layout of a GPU."""
     slots = [(number, place.mask) for number, info in enumerate(infos) for place in info.placements]
     seen: set[tuple[tuple[int, ...], int, int]] = set()
     stack = [((0,) * len(infos), 0, compute, 0)]
@@ -103,7 +102,7 @@ def _layouts(infos: Sequence[ProfileInfo], compute: int, most: Sequence[int]) ->
 
 
 def can_hold(gpus: Sequence[GpuRoom], need: Mapping[str, int]) -> bool:
-    """Return whether these GPUs, all of them empty, could hold so many slices of each GRES type at once."""
+    """Return whether these GPUs, all empty, could hold so many slices of each GRES type at once."""
     return _Search(gpus).holds(0, tuple(need.items()))
 
 
@@ -130,7 +129,7 @@ class _Search:
 
     @staticmethod
     def _within(gpus: Sequence[GpuRoom], need: Need) -> bool:
-        """Return whether the bare sums allow it."""
+        """Return whether the sums allow it."""
         compute = memory = 0
         for kind, count in need:
             able = [gpu.footprints[kind] for gpu in gpus if gpu.has(kind)]

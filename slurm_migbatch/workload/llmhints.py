@@ -63,7 +63,7 @@ FORMS: Final = {
     "params": "a number of parameters, for example 8b or 350m",
     "arch": ARCH,
 }
-"""What to write for each key; rendered into the Lua shims too."""
+"""What to write for each key; also rendered into the Lua shims."""
 MOST_TOKENS: Final = 10000000
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,23}")
 _ARCH = re.compile(r"[a-z_]+:[0-9]+(?:\+[a-z_]+:[0-9]+)*")
@@ -71,7 +71,7 @@ _ARCH = re.compile(r"[a-z_]+:[0-9]+(?:\+[a-z_]+:[0-9]+)*")
 
 @dataclass(frozen=True)
 class LlmHints:
-    """What a user told about a language model. None: not told.
+    """The hints about a language model. None: not given.
 
     `gpu_memory_utilization` and `rate` are in thousandths, `ttft_us` and `tpot_us` in microseconds; `params` a number.
     """

@@ -1,20 +1,22 @@
-"""Elastic training jobs: how one is told from any other, and how it changes between waiting and a slice.
+"""Elastic training jobs: how they are recognized, and how they change between waiting and a slice.
 
 Such a job waits with the GRES `mig:loan:1`, a type that only the catalog node lists: Slurm keeps its priority,
-fairshare and limits, and starts it nowhere. Root releases it by writing a profile into its GRES, and puts it back by
-writing `loan` again. The marker at the end of its comment follows (`mig/grant.py` has its form): it says what the GRES
-says, and the decision's name in it begins with `loan` for as long as the job is elastic. Users can write neither, so
-that a job that names a profile of its own is never taken for a loan and never reclaimed.
+fairshare and limits, and starts it nowhere. Root releases it by writing a profile into its GRES, and withdraws it by
+writing `loan` again. The marker at the end of its comment follows (`mig/grant.py` has its format): it repeats the GRES,
+and the decision's name in it begins with `loan` as long as the job is elastic. Users can write neither, so a job with
+an
+explicit profile is never mistaken for a loan and never reclaimed.
 
-Slurm up to 23.02 (tried with 22.05; its GRES begin with `gres:`) does not forget: after `scontrol update Gres=` a
-pending job needs the old type and the new one. What is old can be brought down to 0 by an update of its own
-(`emptied`), and then still needs one free unit of that type on the node. So there
+Slurm up to 23.02 (tested with 22.05; its GRES begin with `gres:`) keeps the old type: after `scontrol update Gres=` a
+pending job needs the old type and the new one. The old count can be reduced to 0 by a separate update (`emptied`), and
+then still needs one free unit of that type on the node. There
 
-- every node offers one `loan` for good, and a job that waits asks for two;
-- a job stays with the first profile that it was released for. A count of 0 in its GRES, which Slurm skips and users
-  cannot write, keeps that in mind (`mig:loan:2,mig:2g.20gb:0`);
-- a job that comes back must not start on some nodes (`decide.lending.view.pools_of`). Other counts of 0 name them, and
-  say that its ExcNodeList is not its user's (`mig:2g.20gb:1,mig:not-n1:0`): squeue does not show that.
+- every node always offers one `loan`, and a job that waits requests two;
+- a job keeps the first profile that it was released for. A count of 0 in its GRES, which Slurm ignores and users
+  cannot write, records this (`mig:loan:2,mig:2g.20gb:0`);
+- a requeued job must not start on some nodes (`decide.lending.view.pools_of`). Other counts of 0 name them, and mark
+  its
+  ExcNodeList as not set by its user (`mig:2g.20gb:1,mig:not-n1:0`): squeue does not show that.
 """
 
 from __future__ import annotations
@@ -37,28 +39,28 @@ from slurm_migbatch.workload.refusal import Refusal
 
 GRES: Final = "mig"
 LOAN: Final = "loan"
-"""The GRES type of an elastic training job that waits; also how its decision's name begins."""
+"""The GRES type of an elastic training job that waits; also the prefix of its decision's name."""
 GUEST: Final = "guest"
 """The GRES type of a training job that shares the slice of another."""
 AWAY: Final = "not-"
-"""How GRES types begin that name, with a count of 0, a node on which a training job must not start."""
+"""Prefix of GRES types that name, with a count of 0, a node on which a training job must not start."""
 LONGEST_MARK: Final = len("[mig:10g.1000gb.me.all:1#loan01234567]")
-"""Bytes that the marker of an elastic job may come to have, whatever slice it gets; its comment leaves room for it."""
+"""Maximum bytes of the marker of an elastic job, whatever slice it gets; its comment leaves room for it."""
 REMEMBERING: Final = "gres:"
-"""How GRES begin where Slurm does not forget former types."""
+"""Prefix of GRES if Slurm keeps former types."""
 
 _MARK = re.compile(r"(?:\A|(?<= ))\[mig:([0-9a-z.-]{1,24}):1(?:#([0-9a-z]{1,16}))?\]\Z")
 
 
 @dataclass(frozen=True)
 class LoanHints:
-    """What is known of an elastic training job. None: not told.
+    """Attributes of an elastic training job. None: not given.
 
     Attributes:
         slice: the profile that it was released for or runs on; None while it waits, and for a guest.
         guest: it shares the slice of another job.
-        min, max: the smallest and the largest profile that it may have; the same where Slurm lets it have no other.
-        signal: `usr1` or `usr2`, on which it writes a checkpoint and goes on; without one it only knows TERM.
+        min, max: the smallest and the largest profile that it can have; equal if Slurm allows no other.
+        signal: `usr1` or `usr2`, on which it writes a checkpoint and continues; without one it only handles TERM.
         mem_mib: GPU memory that it needs.
         model, batch, input, input_unit, items, llm: as in `Hints`.
     """
@@ -83,22 +85,22 @@ class LoanHints:
 
     @cached_property
     def unplaced(self) -> LoanHints:
-        """The same hints of a job that has no slice."""
+        """The same hints for a job without a slice."""
         return self if self.slice is None else replace(self, slice=None)
 
 
 def loan_hints(
     comment: str, partition: str, gres: str, partitions: Collection[str], extra: str = ""
 ) -> LoanHints | None:
-    """Return a job's hints as an elastic training job; None where it is none.
+    """Return a job's hints as an elastic training job; None if it is not one.
 
     Args:
         comment, partition, gres: as Slurm shows them; a pending job may name several partitions, joined by commas, all
             of which must lend.
         partitions: those that lend.
-        extra: the job's extra text, where the site reads hints from it.
+        extra: the job's extra text, if the site reads hints from it.
 
-    Hints that are not understood are as good as none: the submit filter refuses them, so these are root's.
+    Invalid hints count as none: the submit filter refuses them, so these were written by root.
     """
     names = [name for name in partition.split(",") if name]
     if not names or not set(names) <= set(partitions):
@@ -115,7 +117,7 @@ def _hints_of(comment: str, gres: str, extra: str) -> LoanHints | None:
         return None
     asked = {kind: count for kind, count in counts.items() if count}
     if GRES not in gres and is_marked(comment):
-        asked = {LOAN: 1}  # it was emptied, and what should have followed did not come
+        asked = {LOAN: 1}  # it was emptied, but the second update is missing
     if len(asked) != 1:
         return None
     ((kind, count),) = asked.items()
@@ -143,18 +145,18 @@ def _hints_of(comment: str, gres: str, extra: str) -> LoanHints | None:
 
 
 def forgets(gres: str) -> bool:
-    """Return whether Slurm forgets a pending job's old GRES type when it changes, by how it writes the GRES."""
+    """Return whether Slurm drops a pending job's old GRES type on a change, according to its GRES format."""
     return not gres.startswith(REMEMBERING)
 
 
 def waiting_count(gres: str) -> int:
-    """Return how many `loan` a job that waits asks for, by how Slurm writes its GRES."""
+    """Return how many `loan` a waiting job requests, according to Slurm's GRES format."""
     return 1 if forgets(gres) else 2
 
 
 @lru_cache(maxsize=1 << 14)
 def is_marked(comment: str) -> bool:
-    """Return whether the filter, or root, wrote at the end of the comment that the job is elastic."""
+    """Return whether the filter, or root, has marked the job as elastic at the end of the comment."""
     match = _marker(comment)
     return match is not None and (match[1] == LOAN or (match[2] or "").startswith(LOAN))
 
@@ -165,7 +167,7 @@ def decision_name(id: str) -> str:
 
 
 def emptied(gres: str) -> dict[str, str]:
-    """Return the fields of a `scontrol update` to send before `retyped`'s; none where Slurm forgets by itself.
+    """Return the fields of a `scontrol update` to send before `retyped`'s; none if Slurm drops the old type itself.
 
     The job waits as before, by a count for the whole job, and on one node: on two it would find one `loan` each.
     """
@@ -186,7 +188,7 @@ def retyped(gres: str, comment: str, kind: str, nodes: Collection[str] = ()) -> 
     """Return the fields of `scontrol update` that give an elastic job another type of slice: Gres and Comment.
 
     Args:
-        gres, comment: as Slurm shows them; other GRES and the user's own text stay.
+        gres, comment: as Slurm shows them; other GRES and the user's own text are kept.
         kind: `LOAN`, `GUEST` or a profile in GRES spelling.
         nodes: where it must not start; its user must have excluded none.
     """
@@ -207,7 +209,7 @@ def retyped(gres: str, comment: str, kind: str, nodes: Collection[str] = ()) -> 
         wanted += [f"{GRES}:{AWAY}{node}:0" for node in sorted(nodes)]
         fields["ExcNodeList"] = ",".join(sorted(nodes))
     if not former or not forgets(gres):
-        fields["TresPerJob"] = ""  # takes back what `emptied` wrote
+        fields["TresPerJob"] = ""  # undoes `emptied`
     return {
         **fields,
         "Gres": ",".join([*kept, *wanted]),
@@ -216,7 +218,7 @@ def retyped(gres: str, comment: str, kind: str, nodes: Collection[str] = ()) -> 
 
 
 def _types(gres: str) -> list[str]:
-    """Return the types of MIG GRES in a text, those with a count of 0 too; an empty one where a type is missing."""
+    """Return the types of MIG GRES in a text, including those with a count of 0; an empty one if a type is missing."""
     entries = (gres_list.prefix_of(entry)[1].split(":") for entry in gres_list.split(gres))
     return [entry[1] if len(entry) > 1 else "" for entry in entries if entry[0] == GRES]
 

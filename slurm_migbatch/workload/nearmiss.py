@@ -1,4 +1,4 @@
-"""Hints that are nearly right: keys that are misspelt, and comments that hold hints where none are read.
+"""Mistyped hints: misspelt keys, and comments with hints in the wrong place.
 
 `gres_templates/migbatch_core.lua.j2` has the same steps.
 """
@@ -12,7 +12,7 @@ from typing import Final
 from slurm_migbatch.workload.refusal import lower
 
 LONGEST_KEY: Final = 24
-"""Bytes of a key that is compared with others."""
+"""Maximum bytes of a key that is compared with others."""
 OTHER_WORDS: Final = {
     "memory": "mem",
     "vram": "mem",
@@ -22,12 +22,12 @@ OTHER_WORDS: Final = {
     "quant": "quantization",
     "context": "max_model_len",
 }
-"""What people write who mean a key."""
+"""Common alternatives to a key."""
 _SEPARATORS = re.compile(r"[ ;,]")
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """Return the key that is probably meant; empty where none is near: two typing errors, one in a short key."""
+    """Return the key that is probably meant; empty if none is close: two typing errors, one in a short key."""
     lowered = lower(key)
     if len(lowered) > LONGEST_KEY:
         return ""

@@ -1,8 +1,8 @@
-"""Tables of what two jobs in one slice cost each other, for `speeds.Paired`.
+"""Tables of slowdowns of two jobs on one slice, for `speeds.Paired`.
 
-A neutral table is CSV with `app1,app2,slowdown1,slowdown2`: how many times slower app1 gets beside app2, and app2
-beside app1. Gavel's measurements (stanford-futuredata/gavel, its throughputs flattened to CSV) are read as they are;
-pairs that did not fit together (both at 0 steps a second) are left out, as are jobs of several workers.
+The common format is CSV with `app1,app2,slowdown1,slowdown2`: how many times slower app1 is beside app2, and app2
+beside app1. Gavel's measurements (stanford-futuredata/gavel, throughputs flattened to CSV) can be read directly; pairs
+that did not fit together (both at 0 steps a second) are skipped, as are jobs of several workers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Pairs = dict[tuple[str, str], float]
 
 
 def read(path: Path) -> Pairs:
-    """Return a neutral table; raises TraceError."""
+    """Return a table in the common format; raises TraceError."""
     found: Pairs = {}
     for line in lines(path, ("app1", "app2", "slowdown1", "slowdown2")):
         first, second = line.text("app1"), line.text("app2")
@@ -25,7 +25,7 @@ def read(path: Path) -> Pairs:
 
 
 def gavel(path: Path, gpu: str = "v100") -> Pairs:
-    """Return the gavel's pairs on one kind of GPU: `Paired` names are its job types, `ResNet-18 (batch size 16)`.
+    """Return Gavel's pairs on one GPU type: `Paired` names are its job types, `ResNet-18 (batch size 16)`.
 
     A job that got faster beside another (noise) counts as not slowed down. Raises TraceError.
     """
@@ -43,7 +43,7 @@ def gavel(path: Path, gpu: str = "v100") -> Pairs:
             paired[first, second] = rate
             paired[second, first] = line.number_of("steps_per_s_2", 0)
     if not alone:
-        raise TraceError(path, 0, f"holds nothing that was measured alone on a {gpu}")
+        raise TraceError(path, 0, f"has no measurement alone on a {gpu}")
     return {
         (model, other): max(1.0, alone[model] / rate)
         for (model, other), rate in paired.items()

@@ -1,10 +1,11 @@
-"""Why a request is refused: one sentence for the user that says what to write instead.
+"""Refusals: one sentence for the user that says what to write instead.
 
-The sentences live here once. The Lua shims get them rendered in, so that a user reads the same words whether the
-service or the shim alone answered. Each takes only `%s`, which Python and Lua format alike.
+The sentences are defined only here. They are rendered into the Lua shims, so that a user reads the same text whether
+the
+service or the shim answered. Each uses only `%s`, which Python and Lua format alike.
 
-Texts from the job are handled as bytes decoded with latin-1 (one character for each byte), because Slurm's strings are
-bytes and Lua counts in bytes; `show` makes a piece of them fit to print.
+Texts from the job are handled as bytes decoded with latin-1 (one character per byte), because Slurm's strings are bytes
+and Lua counts bytes; `show` makes a part of them printable.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # the request
         "text_long": "%s is %s bytes long, Slurm's limit is 1024: shorten it",
         "spelling": "invalid GRES '%s': use mig:<profile>[:count], mig:auto[:count] or mig[:count], in lower case "
-        "and without blanks",
+        "without blanks",
         "profile_short": "Slurm reads '%s' as a number, not as a profile (1g is 1073741824): use a full profile name, "
         "one of %s",
         "count": "invalid number of slices '%s': request 1 to 64 per node",
@@ -79,27 +80,27 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "case: write --comment='migbatch: %s'",
         "hint_twice": "hint '%s' is given twice: give it once",
         "hint_value": "invalid hint %s=%s: use %s",
-        "deadline_alone": "deadline= needs the amount of work: add items=, for example items=1m deadline=2h",
+        "deadline_alone": "deadline= requires the amount of work: add items=, for example items=1m deadline=2h",
         "min_over_max": "min=%s is larger than max=%s: swap them or remove one",
         "input_unit": "model %s takes its input in %s: use %s",
         "mem_over_profile": "mem=%s MiB does not fit %s, which has %s MiB: request a larger profile, mig:auto, or less "
         "memory",
         "profile_outside": "profile %s is outside min= and max=: remove them or use mig:auto",
-        "mem_nowhere": "mem=%s MiB fits no slice available to the job (the largest has %s MiB): request less, "
-        "take max= away where it is set, or use several slices",
+        "mem_nowhere": "mem=%s MiB fits no slice available to the job (the largest has %s MiB): request less, remove "
+        "max= if set, or use several slices",
         "range_empty": "no profile of partition %s lies between min= and max=: the profiles are %s",
         "too_slow": "no slice available to the job is predicted to be fast enough (%s): use a larger slo= or "
         "deadline=, or a smaller batch=",
         # language models
-        "model_away": "model %s cannot be sized while the submit service is away: add mem=, name a profile, or retry "
+        "model_away": "model %s cannot be sized while the submit service is down: add mem=, name a profile, or retry "
         "in a few minutes",
         "model_size": "the size of model %s is not known: add params= (for example params=8b), mem=, or the hints that "
         "migbatch model describe prints",
-        "model_near": "no model %s is known: write model=%s if that is meant, else add params= or mem=",
+        "model_near": "unknown model %s: write model=%s if that is meant, or add params= or mem=",
         "model_quantization": "quantization=%s is not known: use awq, gptq, fp8, int8, bitsandbytes, mxfp4, nvfp4 or a "
         "level of GGUF such as q4_k_m",
         "model_cache": "kv_cache_dtype=%s is not known: use auto, bf16 or fp8",
-        "model_arch": "arch= is not understood (%s): use what migbatch model describe prints",
+        "model_arch": "invalid arch= (%s): use the output of migbatch model describe",
         "model_nowhere": "%s needs %s GiB (%s), the largest slice available to the job has %s GiB: use %s",
     }
 )
@@ -109,7 +110,7 @@ SHOWN = 40
 
 
 class Refusal(ValueError):
-    """The request cannot be taken; `str()` is the sentence for the user, `code` its key in SENTENCES."""
+    """The request is refused; `str()` is the sentence for the user, `code` its key in SENTENCES."""
 
     def __init__(self, code: str, *details: str) -> None:
         super().__init__(SENTENCES[code] % details if details else SENTENCES[code])
@@ -123,5 +124,5 @@ def show(text: str) -> str:
 
 
 def lower(text: str) -> str:
-    """Return the ASCII letters in lower case, every other byte as it is (as Lua's string.lower in the C locale)."""
+    """Return the ASCII letters in lower case, every other byte unchanged (as Lua's string.lower in the C locale)."""
     return text.encode("latin-1", "replace").lower().decode("latin-1")

@@ -1,7 +1,7 @@
-"""Quantities as people write them in hints: 200ms, 18gb, 2h, 4k, 512tok.
+"""Quantities as written in hints: 200ms, 18gb, 2h, 4k, 512tok.
 
-Strict allow-lists: each reader takes one text and returns a number, or None where the text is not one of its forms. The
-Lua shim holds the same readers, so they use the same steps in double precision and no cleverness.
+Strict allow-lists: each parser takes one text and returns a number, or None if the text has none of its forms. The Lua
+shim has the same parsers, so they use the same steps in double precision.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def plain_number(text: str) -> float | None:
 def duration_us(text: str) -> int | None:
     """Return the microseconds of `200ms`, `0.2s`, `1h30m`, `2d`, `02:30:00` or Slurm's `1-02:00:00`.
 
-    A bare number is none.
+    A bare number is not accepted.
     """
     clock = _CLOCK.fullmatch(text)
     if clock:
@@ -81,7 +81,9 @@ def duration_us(text: str) -> int | None:
 
 
 def memory_mib(text: str) -> int | None:
-    """Return the MiB, rounded up, of `18gb` (10^9), `18gib` or `18g` (2^30), `900mb`, `900m`; a bare number is none."""
+    """Return the MiB, rounded up, of `18gb` (10^9), `18gib` or `18g` (2^30), `900mb`, `900m`; a bare number is not
+    accepted.
+    """
     pair = _PAIR.fullmatch(text)
     if pair is None:
         return None

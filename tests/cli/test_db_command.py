@@ -75,10 +75,10 @@ def test_there_and_back(site: Site) -> None:
     code, _, err = site("db", "restore", str(site.directory / "b.db"))
     assert code == 1 and "is not empty" in err and err.count("\n") == 1
     code, out, err = site("db", "restore", "--replace", str(site.directory / "b.db"))
-    assert (code, err) == (0, "") and "what was there is" in out
+    assert (code, err) == (0, "") and "the previous database is" in out
     with open_store(site.url) as store:
         assert [job for job, _, _ in states(store)] == [7]
-    assert "there is no backup" in site("db", "restore", str(site.directory / "nope.db"))[2]
+    assert "no such backup" in site("db", "restore", str(site.directory / "nope.db"))[2]
 
 
 def test_what_root_locks_it_leaves_as_it_was(site: Site) -> None:

@@ -43,7 +43,7 @@ def test_a_public_name() -> None:
 
 def test_what_is_neither() -> None:
     assert "did you mean mixtral" in str(described("mixtrall").exception)
-    assert "no folder" in str(described("something-else-entirely").exception)
+    assert "neither a directory" in str(described("something-else-entirely").exception)
 
 
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ class Ours(RuntimeError):
     ("error", "code", "text"),
     [
         (Failure("do this"), 1, "do this"),
-        (Ours("job 5 is gone"), 1, "job 5 is gone"),
+        (Ours("job 5 no longer exists"), 1, "job 5 no longer exists"),
         (FileNotFoundError(2, "No such file or directory", "/x"), 1, "/x: No such file or directory"),
         (click.UsageError("what?"), 2, "what? (try 'prog -h')"),
         (KeyboardInterrupt(), 130, ""),

@@ -119,9 +119,9 @@ def pairs(text):
 def test_show_tells_the_whole_story(record):
     told = {key: value.strip() for key, value in pairs(migbatch(record, "show", "7")).items()}
     assert told["Job"] == "7"
-    assert told["Asked"] == "--gres=mig:auto --comment='migbatch: model=bert-large'"
+    assert told["Requested"] == "--gres=mig:auto --comment='migbatch: model=bert-large'"
     assert told["Bucket"] == "bert-large/infer/b8/128tok"
-    assert told["Got"] == "3g.40gb, warm (made by an earlier job) in 4 ms"
+    assert told["Allocated"] == "3g.40gb, warm (from an earlier job) in 4 ms"
     assert told["Predicted"] == "30 ms per batch, 266 items/s, 2 GiB"
     assert told["Measured"] == "nothing"
     assert told["Why"] == "3g.40gb for mig:auto: the smallest that does it"
@@ -154,7 +154,7 @@ def test_nodes_without_slurm(record):
     assert "1g.10gb at 4:1 is a zombie: in use" in reasons
     data = json.loads(migbatch(record, "nodes", "--json"))
     assert data["nodes"][0]["gpus"][0]["held"][0] == {"profile": "3g.40gb", "start": 0, "size": 4, "job": 8}
-    with pytest.raises(Exception, match="no MIG node called n7"):
+    with pytest.raises(Exception, match="no MIG node named n7"):
         migbatch(record, "nodes", "-n", "n[1,7]")
 
 
@@ -177,12 +177,12 @@ def test_why_puts_queue_record_and_supply_together():
     ]
     row = queue_row(5, reason="Priority", priority=10)
     lines = dict(describe(row, [row, queue_row(4, priority=20)], nodes, DECISION, "reserved: somewhere"))
-    assert lines["Wants"] == "1 x 3g.40gb"
-    assert lines["Slurm"] == "Priority; 1 waiting jobs have a higher priority"
+    assert lines["Needs"] == "1 x 3g.40gb"
+    assert lines["Slurm"] == "Priority; 1 pending jobs have a higher priority"
     assert lines["Offered"] == "3g.40gb: 1 on n1"
     assert lines["Supply"] == "reserved: somewhere"
     nowhere = dict(describe(row, [row], nodes[1:], None, ""))
-    assert nowhere["Offered"] == "3g.40gb: nowhere at the moment"
+    assert nowhere["Offered"] == "3g.40gb: not offered at the moment"
 
 
 def test_why_says_how_many_tasks_of_an_elastic_array_run_at_once():
@@ -192,8 +192,8 @@ def test_why_says_how_many_tasks_of_an_elastic_array_run_at_once():
     assert tasks_at_once(row, [done]) == "5: 90 items/s: 5 at once"
     assert tasks_at_once(replace(row, tasks=1, throttle=None), [done]).startswith("5: ")
     for other in ({**done, "outcome": "refused"}, {**done, "dry_run": True}, {**done, "after": "7"}):
-        assert tasks_at_once(row, [other]) == "5, which its user set"
-    assert "no bound" in tasks_at_once(replace(row, throttle=None), [])
+        assert tasks_at_once(row, [other]) == "5, set by its user"
+    assert "no limit" in tasks_at_once(replace(row, throttle=None), [])
     assert tasks_at_once(replace(row, comment=""), [done]) == tasks_at_once(row, None) == ""
     assert dict(describe(row, [row], None, None, "", at_once="5: so"))["At once"] == "5: so"
     assert "At once" not in dict(describe(row, [row], None, None, ""))

@@ -67,7 +67,7 @@ QUEUE = [
 ROWS = [
     loan(1, started=101.0, node="n1", gpu="GPU-a"),
     loan(2, "signalled", started=102.0, signalled=150.0, node="n1", gpu="GPU-a", why_ended="job 9 needs 3g.40gb"),
-    loan(5, "ended", started=90.0, ended=140.0, why_ended="the job has left Slurm's list", cause="left"),
+    loan(5, "ended", started=90.0, ended=140.0, why_ended="the job is no longer in Slurm", cause="left"),
 ]
 
 
@@ -83,7 +83,7 @@ def test_loans_and_who_waits(call: Call) -> None:
 def test_those_that_are_over_with_all(call: Call) -> None:
     lines = call(QUEUE, ROWS, "--all", "-P", "-n").output.splitlines()
     assert [line.split("|")[0] for line in lines] == ["5", "1", "2", "3"]
-    assert lines[0].split("|")[7:] == ["ended", "0", "the job has left Slurm's list"]
+    assert lines[0].split("|")[7:] == ["ended", "0", "the job is no longer in Slurm"]
     assert call(QUEUE, ROWS, "-p").output.splitlines()[0] == "|".join(command.COLUMNS) + "|"
 
 
@@ -141,6 +141,6 @@ def test_what_a_user_wrote_cannot_act_on_a_terminal(call: Call) -> None:
 def test_why_speaks_of_lending() -> None:
     row = elastic(3, reason="ReqNodeNotAvail")
     hints = loan_hints(row.comment, row.partition, row.gres, ["train"])
-    pairs = dict(describe(row, [row], [], None, "nothing is idle", hints))
-    assert pairs["Wants"] == "a slice on loan, at most 3g.40gb"
-    assert pairs["Lending"] == "nothing is idle"
+    pairs = dict(describe(row, [row], [], None, "no idle slices", hints))
+    assert pairs["Needs"] == "a loan of a slice, at most 3g.40gb"
+    assert pairs["Lending"] == "no idle slices"

@@ -104,7 +104,7 @@ def test_users_on_login_nodes_need_no_package(asked):
     """Nobody answers here; a question is refused where it is not known whom to ask, and by nothing before."""
     done = start(("login",), *asked)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"{asked[0]}: error: there is no /etc/migbatch/login.conf here, and `scontrol show")
+    assert done.stderr.startswith(f"{asked[0]}: error: no /etc/migbatch/login.conf, and `scontrol show")
     assert done.stderr.count("\n") == 1
     assert start(("login",), *asked[: 2 if asked[0] == "migbatch" else 1], "-h").returncode == 0
 
@@ -191,7 +191,7 @@ def test_a_site_may_leave_out_the_lab_and_the_test_bed(tmp_path, name, part):
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin"},
     )
-    text = f"migbatch: error: {part} not part of this installation; pip install 'slurm-migbatch[lab]' brings all\n"
+    text = f"migbatch: error: {part} not installed; install all with: pip install 'slurm-migbatch[lab]'\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", text)
 
 

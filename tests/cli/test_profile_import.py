@@ -48,11 +48,11 @@ def table(tmp_path):
 def test_import_says_what_it_did(migbatch, table, url):
     assert migbatch("import", table) == (
         0,
-        "4 points of 2 models (1 did not run): 4 added, 0 replaced, 0 as before\n",
-        f"migbatch: notice: {table}: unknown columns are passed over: colour\n",
+        "4 points of 2 models (1 did not run): 4 added, 0 replaced, 0 unchanged\n",
+        f"migbatch: notice: {table}: ignoring unknown columns: colour\n",
     )
     code, out, _ = migbatch("import", table)
-    assert (code, out) == (0, "4 points of 2 models (1 did not run): 0 added, 0 replaced, 4 as before\n")
+    assert (code, out) == (0, "4 points of 2 models (1 did not run): 0 added, 0 replaced, 4 unchanged\n")
     with open_store(url) as store:
         assert [row.model for row in store.measurements()] == ["resnet50", "resnet50", "resnet50", "bert"]
 
@@ -69,7 +69,7 @@ def test_one_bad_file_keeps_all_out(migbatch, table, tmp_path, url):
     bad.write_text("gpu,model,batch,latency_s\na100,net,1,0.1\na100,net,x,0.1\n")
     code, out, err = migbatch("import", table, bad)
     assert (code, out) == (1, "")
-    assert err.startswith(f"migbatch: error: nothing was taken in: {bad}:3: batch must be a number")
+    assert err.startswith(f"migbatch: error: nothing was imported: {bad}:3: batch must be a number")
     assert err.count("\n") == 1
     with open_store(url) as store:
         assert store.measurements() == []
@@ -100,7 +100,7 @@ def test_export_and_import_is_the_identity(migbatch, table, tmp_path, url):
     for name in ("o.csv", "o.csv.gz"):
         code, out, err = migbatch("export", tmp_path / name)
         assert (code, out, err) == (0, "", f"4 points written to {tmp_path / name}\n")
-        assert migbatch("import", tmp_path / name)[1].endswith("0 added, 0 replaced, 4 as before\n")
+        assert migbatch("import", tmp_path / name)[1].endswith("0 added, 0 replaced, 4 unchanged\n")
     assert gzip.decompress((tmp_path / "o.csv.gz").read_bytes()) == (tmp_path / "o.csv").read_bytes()
     first = (tmp_path / "o.csv.gz").read_bytes()
     migbatch("export", tmp_path / "o.csv.gz")
@@ -150,7 +150,7 @@ def test_the_record_is_made_by_migbatchd_alone(migbatch, table, tmp_path):
     """A file that root made would not be the daemon's to write."""
     (tmp_path / "db").unlink()
     code, _, err = migbatch("import", table)
-    assert code == 1 and "migbatchd makes it at its first start" in err
+    assert code == 1 and "migbatchd creates it at its first start" in err
     assert not (tmp_path / "db").exists()
 
 
@@ -174,11 +174,11 @@ def test_what_is_far_from_everything_known_is_imported_and_named(migbatch, tmp_p
     path = tmp_path / "slow.csv"
     path.write_text(HEAD + "".join(ROW.replace("32", str(batch)) % (0.6 * batch, 3000) for batch in (1, 8, 32)))
     code, out, err = migbatch("import", path)
-    assert (code, out) == (0, "3 points of 1 model: 3 added, 0 replaced, 0 as before\n")
+    assert (code, out) == (0, "3 points of 1 model: 3 added, 0 replaced, 0 unchanged\n")
     assert (
         "notice: unusual: resnet50 (infer) on NVIDIA A100-SXM4-80GB: at 3 of 3 points (first: 2g.20gb, batch 1) "
         in (err)
     )
-    assert "times what everything else that is known says" in err and "if they are wrong" in err
+    assert "times the value expected from all other data" in err and "if they are wrong" in err
     code, out, _ = migbatch("import", "--json", path)
     assert any("unusual" in notice for notice in json.loads(out)["notices"])

@@ -112,7 +112,7 @@ def test_nonsense_is_wrong_usage(file: Path, arguments: list[str]) -> None:
 def test_show_tells_how_far_a_training_is() -> None:
     safe = {"steps": 70, "checkpoint": 1790000000.5, "ckpt_s": 0.5, "restored": 30}
     (line,) = training({"measured_facts": {"safe": safe}})
-    assert line.startswith("70 steps done, began from step 30, last checkpoint ")
+    assert line.startswith("70 steps done, continued from step 30, last checkpoint ")
     assert line.endswith(" (it took 0.5 s)")
     assert list(training({"measured_facts": {"safe": {"steps": 0}}})) == ["0 steps done"]
     assert list(training({"measured_facts": {"by": {}}})) == list(training({"measured_facts": None})) == []

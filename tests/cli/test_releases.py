@@ -63,7 +63,7 @@ def test_the_whole_release_is_read(text: str, release: Release) -> None:
 
 
 def test_what_names_no_release_is_an_error() -> None:
-    with pytest.raises(SlurmError, match="names no Slurm release"):
+    with pytest.raises(SlurmError, match="not a Slurm release"):
         parse_release("scontrol: error: no slurm.conf")
 
 
@@ -100,7 +100,7 @@ def site(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("config", "level", "said"),
     [
-        ("SLURM_VERSION = 25.05.0\n", "FAIL", "25.05.0: it gives the same GRES to several jobs"),
+        ("SLURM_VERSION = 25.05.0\n", "FAIL", "25.05.0: it allocates the same GRES to several jobs"),
         ("SLURM_VERSION = 25.11.2\nMetricsType = metrics/openmetrics\n", "warn", "25.11.2: with MetricsType set"),
         ("SLURM_VERSION = 25.11.2\nMetricsType = metrics/none\n", "ok", "25.11.2"),
         ("GresTypes = mig\n", "ok", "25.05.1"),

@@ -71,7 +71,5 @@ def test_a_check_of_a_backup_says_what_it_does(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "migbatch.toml").write_text("")
     (tmp_path / "backup.db").write_bytes(b"no database" * 99)
     words = ["db", "check", str(tmp_path / "backup.db"), "-c", str(tmp_path / "migbatch.toml")]
-    assert f"reading {tmp_path / 'backup.db'} through ..." in on(
-        Screen(), monkeypatch, lambda: run(cli, "migbatch", words)
-    )
+    assert f"checking {tmp_path / 'backup.db'} ..." in on(Screen(), monkeypatch, lambda: run(cli, "migbatch", words))
     assert on(io.StringIO(), monkeypatch, lambda: run(cli, "migbatch", words)) == ""

@@ -96,7 +96,7 @@ def test_batch_prints_one_page_without_escape_codes(config: Path) -> None:
     assert "start    n2" in done.stdout
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "Slurm does not answer" in done.stderr
+    assert "no answer from Slurm" in done.stderr
     wide = migbatch(config, "top", "-b", "-n", "1", COLUMNS="150").stdout
     assert 100 < max(map(len, wide.splitlines())) <= 150
 
@@ -155,9 +155,9 @@ def test_pages_go_on_after_a_service_was_away(capsys: pytest.CaptureFixture[str]
 
 
 def test_what_goes_wrong_is_a_sentence_and_a_bug_is_not() -> None:
-    for error in (NoAnswer("away"), OSError(5, "away"), Failure("away"), ValueError("is no page")):
+    for error in (NoAnswer("away"), OSError(5, "away"), Failure("away"), ValueError("is not a page")):
         if isinstance(error, ValueError):
-            assert "no page" in look(Service(Answer(0, "{}")), TopQuestion()).trouble
+            assert "not a page" in look(Service(Answer(0, "{}")), TopQuestion()).trouble
         else:
             assert look(Service(error), TopQuestion()).trouble == "away"
     with pytest.raises(ZeroDivisionError):
@@ -197,7 +197,7 @@ def test_a_page_stays_while_the_service_is_away() -> None:
     terminal = PlayedTerminal()
     service = Service(GOOD, NoAnswer("nobody answers"), GOOD)
     live.watch(service, PageState(interval=0.0), None, 2, terminal)  # type: ignore[arg-type]
-    troubled = [text for text, _ in terminal.drawn if "not up to date, asked again: nobody answers" in text]
+    troubled = [text for text, _ in terminal.drawn if "stale, retrying: nobody answers" in text]
     assert troubled and all("gpu2  0 |=7g.80gb 4700 alice" in text for text in troubled)
     assert len(service.asked) == 3
     assert Look().page is None
@@ -300,7 +300,7 @@ def test_on_a_terminal(config: Path, pty_of: Any) -> None:
     shown.shows("|..........|..........|")
     database = config.parent / "db"
     database.rename(config.parent / "away")
-    shown.shows("not up to date, asked again")
+    shown.shows("stale, retrying")
     (config.parent / "away").rename(database)
 
     def back() -> bool:

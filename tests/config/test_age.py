@@ -26,10 +26,10 @@ def test_what_the_file_may_say():
     assert loads("").store.keep_s == 400 * 86400
     assert math.isinf(loads("[store]\nkeep = 'forever'\n").store.keep_s)
     for wrong, said in (
-        ("'12months'", "store.keep must be a length of time such as '400d', '60w', '3y', or 'forever'"),
+        ("'12months'", "store.keep must be a duration such as '400d', '60w', '3y', or 'forever'"),
         ("'7d'", "store.keep must be at least '30d', not '7d'"),
         ("'0d'", "store.keep must be at least '30d', not '0d'"),
-        ("400", "store.keep must be a text in quotes"),
+        ("400", "store.keep must be a quoted string"),
     ):
         with pytest.raises(ConfigError, match=f"m.toml:2: {said}"):
             loads(f"[store]\nkeep = {wrong}\n", "m.toml")

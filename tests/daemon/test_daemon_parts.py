@@ -95,7 +95,7 @@ def test_a_fault_is_logged_once_per_cause_and_backs_off(caplog):
     assert [r.getMessage() for r in caplog.records] == [
         "Slurm: port 1 refused; look there",
         "Slurm: timeout; look there",
-        "Slurm: works again after 60 s and 7 failed tries",
+        "Slurm: recovered after 60 s and 7 failures",
     ]
 
 

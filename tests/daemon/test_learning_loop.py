@@ -109,10 +109,10 @@ def test_a_worse_candidate_is_refused(site, record):
     record.add(6, profiles=("7g.80gb",))
     found = run(site)["refit"]
     assert found["outcome"] == "refused", found
-    assert "off by a factor of" in found["why"]
+    assert "its error on the check data" in found["why"]
     index = models_of(site).index()
     assert index.current == 1 and models_of(site).versions() == [1]
-    assert index.tries[-1]["outcome"] == "refused" and "off by a factor" in index.tries[-1]["why"]
+    assert index.tries[-1]["outcome"] == "refused" and "its error" in index.tries[-1]["why"]
     assert error_on(site, "7g.80gb") == before
     assert run(site)["refit"] is None  # until there is news
 
@@ -149,7 +149,7 @@ def test_other_facts_are_a_reason_too(site, record):
     run(site)
     assert run(site)["refit"] is None
     other = dataclasses.replace(site, models={"net": FACTS, "more": dataclasses.replace(FACTS, gflops=1.0)})
-    assert run(other)["refit"]["reason"] == "other facts of models"
+    assert run(other)["refit"]["reason"] == "changed specifications of models"
 
 
 def test_nothing_to_learn_from_is_said(site, record):
@@ -264,7 +264,7 @@ def test_promises_that_are_broken_are_warned_of(site, record, signer, caplog):
         drift = 'migbatch_model_drift{figure="time",model="net/infer/h100-80gb"} '
         (line,) = (line for line in metrics_of(running).splitlines() if line.startswith(drift))
         assert 2.5 < float(line.removeprefix(drift)) < 3.5
-    said = "predicted limits hold less often than promised: time: 0% of 25 runs, promised are 90% (version 1)"
+    said = "predicted limits hold too rarely: time: 0% of 25 runs, confidence level 90% (version 1)"
     assert said in caplog.text
 
 
@@ -326,7 +326,7 @@ def test_a_broken_file_means_the_version_before_and_a_clear_word(site, record, c
         run(site)
     (models_of(site).path / "model-2.json.gz").write_bytes(b"\x80\x04 a pickle")
     assert chooser_of(site).predictor.version == "learned-1"
-    assert "model-2.json.gz is not gzip" in caplog.text and "predictions are made with version 1" in caplog.text
+    assert "model-2.json.gz is not gzip" in caplog.text and "predictions use version 1" in caplog.text
     (models_of(site).path / "model-1.json.gz").chmod(0o666)
     assert chooser_of(site).predictor.version == "prior"
-    assert "predictions are made with physics alone" in caplog.text
+    assert "predictions use physics alone" in caplog.text

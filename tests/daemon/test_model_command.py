@@ -31,11 +31,11 @@ def model(site, tmp_path, capsys):
 
 
 def test_nothing_was_learned_yet(model, record):
-    assert model("list") == (0, "nothing was learned yet: predictions follow physics and data sheets\n")
+    assert model("list") == (0, "nothing learned yet: predictions use physics and data sheets\n")
     code, text = model("show")
     assert code == 0 and "physics alone (version 0)" in text and "0 of 5 new runs" in text
     code, text = model("refit")
-    assert (code, "no run has told" in text) == (3, True)
+    assert (code, "no run has reported" in text) == (3, True)
 
 
 def test_refit_list_and_show(model, record, site):
@@ -49,7 +49,7 @@ def test_refit_list_and_show(model, record, site):
     record.add(25, factor=3.0)
     code, text = model("show")
     assert code == 0
-    assert "FEWER THAN PROMISED" in text
+    assert "BELOW THE CONFIDENCE LEVEL" in text
     (line,) = (line for line in text.splitlines() if line.startswith("net/infer/h100-80gb  time"))
     assert line.split()[3] == "30" and line.split()[5] == "25" and "drifts" in line
     assert "due: 25 new runs" in text
@@ -63,7 +63,7 @@ def test_whom_one_does_not_believe_is_counted_and_not_named(model, record):
     record.add(4, user="mallory", factor=500.0)
     model("refit")
     text = model("show")[1]
-    assert "not believed: time of net/infer/h100-80gb in 4 runs of 1 user," in text
+    assert "rejected: time of net/infer/h100-80gb in 4 runs of 1 user," in text
     assert "mallory" not in text + model("list", "--json")[1]
 
 
@@ -71,10 +71,10 @@ def test_rollback(model, record, site):
     for _ in range(2):
         record.add(10)
         run(site)
-    assert model("rollback") == (0, "predictions are made with version 1 instead of version 2\n")
+    assert model("rollback") == (0, "predictions use version 1 instead of version 2\n")
     assert "2        rejected" in model("list")[1]
     assert "not current" in model("show", "2")[1]
-    assert model("rollback", "0") == (0, "predictions are made with physics alone (version 0) instead of version 1\n")
+    assert model("rollback", "0") == (0, "predictions use physics alone (version 0) instead of version 1\n")
     assert "none of them is current" in model("list")[1]
     assert model("rollback", "2")[0] == 0
     assert models_of(site).index().current == 2
@@ -128,5 +128,5 @@ def test_measured_points_that_cannot_be_are_named_and_not_learned_from(model, re
     assert model("refit")[0] == 0
     found = json.loads(model("show", "--json")[1])
     (trouble,) = found["troubles"]
-    assert trouble.startswith("measured points of the record that cannot be and are not learned from: 1, the first: ")
+    assert trouble.startswith("impossible measured points in the record, ignored: 1, first: ")
     assert found["rows"] == len(rows)

@@ -79,7 +79,7 @@ def test_commands_tell_of_a_job(bed):
 def healthy(bed):
     """Whether doctor finds nothing to correct; what nodes found at their start is told until they look again."""
     try:
-        return " 0 to correct" in migbatch(bed, "doctor")
+        return " 0 failed" in migbatch(bed, "doctor")
     except AssertionError:
         return False
 
@@ -92,7 +92,7 @@ def test_why_tells_of_a_job_that_waits(bed):
 
     def told():
         said = migbatch(bed, "why", str(waiting))
-        return all(words in said for words in ("reserved: 3g.40gb", "nowhere at the"))
+        return all(words in said for words in ("reserved: 3g.40gb", "not offered at the"))
 
     wait("a reservation", told)
     bed.run(["scancel", *map(str, fill)])

@@ -58,7 +58,7 @@ def test_reload_takes_over_what_is_right_and_keeps_what_was_where_it_is_wrong(da
     assert process.poll() is None
     daemon.config.write_text("[node_api]\nprot = 1\n")
     process.send_signal(signal.SIGHUP)
-    eventually(lambda: "the configuration is not taken over" in daemon.log)
+    eventually(lambda: "the new configuration is not applied" in daemon.log)
     assert ":2: unknown key 'prot'" in daemon.log
     daemon.serving()
     assert daemon.port != old
@@ -89,7 +89,7 @@ def test_systemd_is_told(daemon):
     ("text", "said"),
     [
         ("[node_api]\nport = 'x'\n", ":2: node_api.port must be a whole number"),
-        ("[store]\nurl = 'sqlite:///relative.db'\n", "names no absolute file"),
+        ("[store]\nurl = 'sqlite:///relative.db'\n", "is not an absolute path"),
     ],
 )
 def test_what_cannot_work_is_said_and_ends_it(daemon, text, said):

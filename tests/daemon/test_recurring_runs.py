@@ -175,9 +175,9 @@ def test_a_task_of_an_array_is_sent_back_by_its_own_name(job: int) -> None:
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "REQUEUE_HOLD"])
 def test_what_slurm_took_back_already_is_left_alone(state: str) -> None:
     client = Commands(state=state)
-    with pytest.raises(SlurmError, match="waits or runs again"):
+    with pytest.raises(SlurmError, match="pending or running again"):
         client.requeue_ended(7, update=lambda row: {})
-    with pytest.raises(SlurmError, match="not known"):
+    with pytest.raises(SlurmError, match="no longer known"):
         client.requeue_ended(8, update=lambda row: {})
     assert client.run == []
 

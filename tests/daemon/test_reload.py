@@ -96,5 +96,5 @@ def test_one_process_answers_after_a_reload_with_the_new_configuration(daemon):
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     eventually(lambda: len(children.read_text().split()) == 1)
     assert "[daemon] run_dir" in daemon.log
-    assert "restart migbatchd" in daemon.log
+    assert "a restart of migbatchd" in daemon.log
     assert not (daemon.home / "other").exists()

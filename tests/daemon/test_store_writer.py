@@ -65,7 +65,7 @@ def test_a_locked_database_is_waited_for_and_said_once(writer, record, caplog):
     assert writer.call(adding("a"), "x").result(120) == 1
     said = [r.getMessage() for r in caplog.records]
     assert len([s for s in said if "database is locked" in s]) == 1
-    assert any("works again after" in s for s in said)
+    assert any("recovered after" in s for s in said)
 
 
 def test_a_store_that_cannot_be_opened_is_tried_again():

@@ -163,7 +163,7 @@ def test_the_process_that_answers_is_started_again(running, node, slurm, store, 
     answer = ask(Path(config.submit.socket), request(tres_per_node="gres:mig:1g.10gb:2"))
     assert isinstance(answer, Accept)
     eventually(lambda: store.decisions)
-    assert "ended with -9" in caplog.text
+    assert "exited with -9" in caplog.text
 
 
 def test_decisions_of_the_last_moment_are_recorded(config, slurm, store, signer):

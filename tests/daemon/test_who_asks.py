@@ -54,7 +54,7 @@ def test_a_message_may_only_speak_of_the_node_that_signed_it(running: Running, s
     other = Node(running.port, FakeSigner(), "n2")
     body = {"node": "n1", "journal": "ab12", "boot_id": "b1", "events": [inventory()]}
     status, answer = other.send("/node/v1/events", body)
-    assert (status, answer) == (400, {"error": "node n2 speaks of node n1; a node may tell of itself only"})
+    assert (status, answer) == (400, {"error": "node n2 reports about node n1; a node may only report about itself"})
     assert other.send("/node/v1/plan", {"node": "n1", "have": 0})[0] == 400
     assert store.events == {}
 
@@ -71,7 +71,7 @@ def test_the_body_must_be_the_one_whose_digest_was_signed(running: Running) -> N
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=120)
     connection.request("POST", "/node/v1/plan", signed.replace(b"1", b"2"), node.headers("/node/v1/plan", signed))
     answer = connection.getresponse()
-    assert (answer.status, b"not the one that was signed" in answer.read()) == (401, True)
+    assert (answer.status, b"does not match the signature" in answer.read()) == (401, True)
     connection.close()
 
 
@@ -82,7 +82,7 @@ def test_by_munge_a_node_is_believed_from_its_own_address_alone(make: Callable[.
         assert Node(running.port, MungeLike(), "n2", "127.0.0.2").events(state(gpu(0)))[0] == 200
         status, answer = Node(running.port, MungeLike(), "n1", "127.0.0.2").events(inventory(seq=2))
         assert status == 403
-        assert "n1 speaks from 127.0.0.2, but Slurm has it at 127.0.0.1" in answer["error"]
+        assert "n1 connects from 127.0.0.2, but its address in Slurm is 127.0.0.1" in answer["error"]
         assert Node(running.port, MungeLike(), "n9").plan()[0] == 403
         assert len(running.service.rounds.view.facts()["n1"].gpus) == 1
     with Running(make(MungeLike(), check_addresses=False)) as running:
@@ -106,8 +106,8 @@ def test_where_slurm_does_not_answer_known_nodes_are_still_known() -> None:
         told[0] = SlurmError("away")
         now[0] = 100.0
         assert await places.wrong("n1", "127.0.0.1") == ""
-        assert "n1 speaks from 10.1.2.3" in await places.wrong("n1", "10.1.2.3")
-        assert "does not say where n2 is" in await places.wrong("n2", "10.1.2.3")
+        assert "n1 connects from 10.1.2.3" in await places.wrong("n1", "10.1.2.3")
+        assert "cannot get the address of n2" in await places.wrong("n2", "10.1.2.3")
         told[0] = {"n1": {"127.0.0.1"}, "n2": {"10.1.2.3"}}
         assert await places.wrong("n2", "10.1.2.3") != "", "Slurm is not asked for every stranger"
         now[0] = 200.0
@@ -294,7 +294,7 @@ def test_strangers_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None
     assert len(caplog.records) == 10
     now[0] = 61.0
     seldom.warning("10.0.0.1", "once more")
-    assert caplog.records[-1].getMessage() == "once more (990 more such warnings were not written)"
+    assert caplog.records[-1].getMessage() == "once more (990 similar warnings suppressed)"
 
 
 def test_commands_and_health_are_asked_as_before(running: Running, config: Any) -> None:

@@ -242,7 +242,7 @@ def test_one_users_arrays_are_not_rationed_against_each_other() -> None:
 
 def test_a_share_says_so() -> None:
     found = limits(*both(60.0), gpus=1)
-    assert any("is the share of ann, who with others needs more than there is" in each.why for each in found)
+    assert any("is the share of ann, as users need more than there is" in each.why for each in found)
 
 
 @given(

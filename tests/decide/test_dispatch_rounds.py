@@ -281,8 +281,8 @@ def test_a_pipeline_is_split_once_the_record_has_told_what_its_jobs_may_become(s
     assert [(action[0], action[1]) for action in here.actions()] == [
         (number, "retype") for number, profile in changed.items() if profile != "1g.6gb"
     ]
-    assert "pipeline night: 2 of its jobs have not ended" in here.control.why(2)
-    assert here.control.why(77) == "supply is not managed ([supply] enabled = false)"
+    assert "pipeline night: 2 unfinished jobs" in here.control.why(2)
+    assert here.control.why(77) == "supply is disabled ([supply] enabled = false)"
     assert not here.look(2.0), "what was split stays"
 
 
@@ -399,7 +399,7 @@ def test_arrays_of_two_users_share_what_there_is_from_the_first_look_on(site: Ca
     assert (here.queue.rows[9].throttle, here.queue.rows[40].throttle) == (5, 2)
     found = {row["job_id"]: row["why"] for row in here._do(lambda store: store.actions())}
     assert found[9].endswith("5 at once")
-    assert found[40].endswith(f"2 is the share of bob, who with others needs more than there is: {LATER}")
+    assert found[40].endswith(f"2 is the share of bob, as users need more than there is: {LATER}")
     assert not here.look(), "the same at the next look"
     here.used["h2"] = []
     assert here.look() and here.queue.rows[40].throttle == 5

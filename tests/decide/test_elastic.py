@@ -45,7 +45,7 @@ def test_an_array_that_cannot_end_in_time_gets_all_it_may():
     assert at_once(Array(100, (), 10.0, 5.0), 0.0, 8) == 8
     assert at_once(Array(100, (), 10.0, -5.0), 0.0, 8) == 8
     assert at_once(Array(0, (3.0,), 10.0, 5.0), 0.0, 8) == 1
-    with pytest.raises(ValueError, match="at least one task"):
+    with pytest.raises(ValueError, match="at least one concurrent task"):
         at_once(Array(1, (), 1.0, 1.0), 0.0, 0)
 
 

@@ -158,8 +158,8 @@ def test_a_disk_that_cannot_be_written_stops_recording_and_nothing_else(
     with caplog.at_level(logging.WARNING, "slurm_migbatch.daemon.flightrecorder"):
         play_day(w, recorder, 30)
     assert len(w.loaned()) == 6
-    assert [one.getMessage()[:36] for one in caplog.records if "recorded" in one.getMessage()] == [
-        "decisions are not recorded any more:"
+    assert [one.getMessage()[:33] for one in caplog.records if "recorded" in one.getMessage()] == [
+        "decisions are no longer recorded:"
     ]
     recorder.close()
     w.close()
@@ -216,7 +216,7 @@ def migbatch(*arguments: object) -> tuple[int, str]:
 
 
 def test_the_command_says_that_all_is_the_same(day: Path) -> None:
-    assert migbatch(day) == (0, "260 rounds, 0 decided otherwise\n")
+    assert migbatch(day) == (0, "260 rounds, 0 differ\n")
 
 
 def test_the_command_shows_what_another_configuration_decides(day: Path, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_copy_without_names_replays(tmp_path: Path) -> None:
     w.close()
     copy = tmp_path / "copy.jsonl.gz"
     code, output = migbatch(tmp_path / "decisions", "--export", copy)  # two of the hosts are of the catalog
-    assert (code, output) == (0, f"{copy}: 4 hosts and 2 users renamed; read it before you give it away\n"), (
+    assert (code, output) == (0, f"{copy}: 4 hosts and 2 users renamed; review it before you share it\n"), (
         "with the catalog"
     )
     assert migbatch(copy)[0] == 0

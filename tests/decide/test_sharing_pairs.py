@@ -52,7 +52,7 @@ def test_equal_jobs_share_below_one_and_a_half(slowdown, shares):
 
 
 def test_a_short_one_beside_a_long_one_shares_though_both_are_slowed_down_twice():
-    """1.75 * (1 - 1/3.5) = 1.25 < (1 + 10000/100) / 2; the other way round it does not pay."""
+    """1.75 * (1 - 1/3.5) = 1.25 < (1 + 10000/100) / 2; in the other order it does not pay."""
     rules = SharingRules(slowdown=1.75, gain=0.0)
     assert found([host(1, 10000.0)], [sharer(2, 100.0)], rules) == [(2, 1)]
     assert found([host(1, 100.0)], [sharer(2, 10000.0)], rules) == []
@@ -256,7 +256,7 @@ def test_many_equal_jobs_share_though_each_pair_refuses():
     waiting = [sharer(job) for job in (2, 3, 4)]
     (pair,) = pairs([host(1)], waiting, everywhere(1, 2, 3, 4), rules)
     assert (pair.guest, pair.host) == (2, 1)
-    assert "its user's 3 waiting jobs end sooner on average" in pair.why and "1.60 and 1.60" in pair.why
+    assert "its user's 3 pending jobs end sooner on average" in pair.why and "1.60 and 1.60" in pair.why
     assert found([host(1)], waiting, replace(rules, depth=0)) == []
 
 

@@ -125,7 +125,7 @@ def test_a_failed_look_changes_nothing() -> None:
     world.slurm.down = True
     world.slurm.calls.clear()
     report = world.round()
-    assert "cannot be observed" in report.error
+    assert "cannot query Slurm" in report.error
     assert "set_gres" not in world.slurm.calls
 
 
@@ -141,8 +141,8 @@ def test_a_job_whose_row_cannot_be_read_keeps_its_slice_and_nobody_knows_for_how
     report = world.loop.round(rows, world.slurm.nodes())
     assert report.error == ""
     assert audit(world.nodes.view.facts(), rows) == []
-    assert "nobody can say until when" in world.loop.why(waiting)
-    assert "cannot be read (odd)" in world.loop.why(held)
+    assert "the start cannot be predicted" in world.loop.why(waiting)
+    assert "cannot be parsed (odd)" in world.loop.why(held)
     world.steps(3)
     assert (held in world.running(), waiting in world.running()) == (True, False)
     assert not world.nodes.misfits
@@ -231,7 +231,7 @@ def test_after_a_restart_of_the_service_jobs_keep_their_slots() -> None:
     world.start()  # by the old offer, before the new service looked
     world.prologs()
     report = world.round()
-    assert any("neither the node nor its plan accounts for" in note for note in report.notes)
+    assert any("neither on the node nor in its plan" in note for note in report.notes)
     world.steps(3)
     assert all(held[u].items() <= world.nodes.held["n1"][u].items() for u in held)
     assert len(world.running()) == 4

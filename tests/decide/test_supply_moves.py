@@ -253,7 +253,7 @@ def again(shown: JobRow) -> Demand:
 
 
 def test_a_job_is_told_who_makes_way_for_it() -> None:
-    assert why_moved(9, moving()) == "job 5, a training that can be restarted, makes way for it"
+    assert why_moved(9, moving()) == "job 5, a restartable training job, is moved for it"
     assert why_moved(5, moving()) == why_moved(8, moving()) == ""
 
 

@@ -57,7 +57,7 @@ class RacyWorld(World):
         self.loop = SupplyController(Restless(self), self.nodes, self.clock, self.settings)
 
     def look(self) -> None:
-        """One round as migbatchd makes it: the queue, the nodes, and then what follows."""
+        """One round as migbatchd creates it: the queue, the nodes, and then what follows."""
         client = Restless(self)
         jobs = client.jobs()
         rows = client.nodes()

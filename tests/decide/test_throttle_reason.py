@@ -14,6 +14,6 @@ def why(reason: str) -> str:
 
 
 def test_a_task_that_its_array_keeps_waiting_is_told_so() -> None:
-    assert "as many tasks of its array run as may run at once" in why("JobArrayTaskLimit")
+    assert "its array is at its task limit" in why("JobArrayTaskLimit")
     assert "for another reason (Dependency)" in why("Dependency")
-    assert "no node" in why("Resources")
+    assert "no MIG node" in why("Resources")

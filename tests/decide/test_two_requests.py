@@ -74,4 +74,4 @@ def test_what_a_user_excludes_stays() -> None:
     orders = [LoanOrder(Kind.RELEASE, job, 1, "idle", profile=Profile(2, 20), away=("n1",)) for job in (7, 8)]
     done = apply_orders(orders, {7: job_view(7), 8: job_view(8)}, slurm, lambda: 0.0)
     assert "8" not in slurm.needs and [bool(one.error) for one in done] == [False, True]
-    assert done[1].error == "its user excludes n7, which stays"
+    assert done[1].error == "its user excludes n7, which is kept"

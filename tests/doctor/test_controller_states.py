@@ -130,7 +130,7 @@ def test_a_script_of_the_site_that_loads_ours(tmp_path: Path) -> None:
     ours.write_text(rendering("job_submit.lua", True).replace("{1}", "{2}"))
     assert [each.level for each in look()] == [ODD]
     ours.write_text(rendering("job_submit.lua", True).replace("return M", "return nil"))
-    assert "is not as this release renders it" in one(look())
+    assert "differs from what this release renders" in one(look())
     ours.write_text(rendering("job_submit.lua", True))
     ours.chmod(0o666)
     assert f"chmod go-w {ours}" in one(look())
@@ -166,7 +166,7 @@ def test_a_token_that_is_missing_or_open(tmp_path: Path) -> None:
     assert wrong(paths.check_credentials(config, reader(0))) == []
     assert f"chown nobody {token}" in one(paths.check_credentials(config, NOBODY))
     token.chmod(0o640)
-    assert "others can read the nodes' secret" in one(paths.check_credentials(config, None))
+    assert "other users can read the nodes' secret" in one(paths.check_credentials(config, None))
 
 
 def test_munge_that_does_not_run(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_an_agent_that_is_silent_for_more_than_a_minute() -> None:
         return wrong(nodes.check_nodes([row(), CATALOG], {"n1": []}, {"n1": 1000.0}, 1000.0 + silent, Config()))
 
     assert look(59.0) == []
-    assert "n1: its agent has been silent for 61 s" in one_of(look(61.0))
+    assert "n1: no message from its agent for 61 s" in one_of(look(61.0))
 
 
 def one_of(found: list[str]) -> str:
@@ -228,7 +228,7 @@ def test_a_node_that_a_hook_has_drained() -> None:
         return wrong(nodes.check_nodes(rows, {"n1": []}, {"n1": 1000.0}, 1000.0, Config(), causes))
 
     assert look("new memory") == []
-    assert "the hook said: prolog exited with 11" in one_of(look("Prolog error"))
+    assert "error of the hook: prolog exited with 11" in one_of(look("Prolog error"))
 
 
 def told(**more: object) -> bytes:
@@ -270,7 +270,7 @@ def test_what_nodes_tell_is_shown_and_cannot_act_on_a_terminal() -> None:
     found = list(reports.check_reports(heard, ["n1", "n4", "n9"]))
     said = wrong(found)
     assert "n1: Prolog: a?[2Jb? (0 s ago) -> do" in said
-    assert [each.partition(":")[0] for each in said if "told nothing" in each] == ["n2", "n3", "n9"]
+    assert [each.partition(":")[0] for each in said if "not reported its checks" in each] == ["n2", "n3", "n9"]
     assert any(each.level == UNKNOWN and each.subject == "n4: drained" for each in found)
     assert one(reports.summary(heard, ["n1", "n4"])).startswith("n1: its own checks found Prolog")
 
@@ -367,7 +367,7 @@ def test_migbatchd_is_asked_once_and_what_it_says_is_told(tmp_path: Path) -> Non
 def test_another_program_in_the_place_of_migbatchd(answer: bytes) -> None:
     with answering(answer) as (config, _):
         found = wrong(service.check_service(config, health.this_one(config)))
-    assert any("is not migbatchd -> another program listens on [node_api] port" in each for each in found)
+    assert any("is not migbatchd -> another program uses the [node_api] port" in each for each in found)
 
 
 def test_nobody_in_the_place_of_migbatchd() -> None:
@@ -406,7 +406,7 @@ def pair(tmp_path: Path, there: health.DaemonState, **conf: str) -> list[str]:
     ("there", "said"),
     [
         (STANDBY, ""),
-        (health.DaemonState(silent="Connection refused"), "does not answer, so that it would not take over"),
+        (health.DaemonState(silent="Connection refused"), "does not answer, so it would not take over"),
         (ACTIVE, "both are active"),
         (dataclasses.replace(STANDBY, marks={**ACTIVE.marks, "supply": "x"}), "differ in [supply]"),
         (dataclasses.replace(STANDBY, marks={**ACTIVE.marks, "release": "x"}), "different releases"),

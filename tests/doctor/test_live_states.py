@@ -88,32 +88,34 @@ def test_a_healthy_site(bed: Cluster) -> None:
     said = doctor(bed, "--nodes", code=0)
     assert said["roles"] == ["controller"] and said["version"] == 1
     assert on_node(bed) == []
-    assert " 0 to correct" in bed.product.migbatch("doctor")  # the program
+    assert " 0 failed" in bed.product.migbatch("doctor")  # the program
 
 
 @pytest.mark.parametrize("name", ["job_submit.lua", "cli_filter.lua"])
 def test_lua_scripts(bed: Cluster, name: str) -> None:
     script = bed.product.etc / name
     with edited(script, lambda text: text.replace("local core", "local  core")):
-        assert named(wrong(bed), f"/{name}: is not as this release renders it", "migbatch install --role controller")
+        assert named(
+            wrong(bed), f"/{name}: differs from what this release renders", "migbatch install --role controller"
+        )
     away = script.rename(script.with_suffix(".away"))
     try:
         assert named(wrong(bed), f"/{name}: is missing", "migbatch install --role controller --apply")
     finally:
         away.rename(script)
     with edited(script, lambda _: "function slurm_job_submit(a, b, c) return slurm.SUCCESS end\n"):
-        assert named(wrong(bed), "is the site's own and does not load ours", "dofile(")
+        assert named(wrong(bed), "belongs to the site and does not load ours", "dofile(")
     in_order(bed)
 
 
 def test_hooks(bed: Cluster) -> None:
     hooks = bed.directory / "hooks"
-    for mode, words in ((0o644, "is not executable"), (0o775, "others than root can change")):
+    for mode, words in ((0o644, "is not executable"), (0o775, "users other than root can change")):
         (hooks / "prolog").chmod(mode)
         assert named(on_node(bed), "Prolog: ", words, f"{hooks}/prolog")
         (hooks / "prolog").chmod(0o755)
     with edited(hooks / "epilog", lambda _: "#!/bin/sh\nexit 0\n"):
-        assert named(on_node(bed), "Epilog: ", f"{hooks}/epilog is not as migbatch writes it")
+        assert named(on_node(bed), "Epilog: ", f"{hooks}/epilog differs from the file that migbatch writes")
     epilog = bed.product.etc / "migbatch-epilog"
     with edited(epilog, lambda _: "#!/bin/sh\nexit 0\n"):
         advice = "install --role controller" if bed.root.version() >= SEVERAL["Epilog"] else f"add to {epilog}"
@@ -162,9 +164,9 @@ def test_ways_to_the_controller(bed: Cluster, open_tmp_path: Path) -> None:
     conf = etc / "node.conf"
     port = bed.ports["migbatchd"]
     for change, words in (
-        ((f":{port}", ":1"), ("controller: nobody answers at http://127.0.0.1:1", "Controller= of")),
-        ((f":{port}", f":{bed.ports['query']}"), ("controller: what answers", "is not migbatchd", "6830")),
-        ((f"Controller=http://127.0.0.1:{port}", "Controller="), ("controller: node.conf names no Controller=",)),
+        ((f":{port}", ":1"), ("controller: no answer from http://127.0.0.1:1", "Controller= of")),
+        ((f":{port}", f":{bed.ports['query']}"), ("controller: the server at", "is not migbatchd", "6830")),
+        ((f"Controller=http://127.0.0.1:{port}", "Controller="), ("controller: node.conf has no Controller=",)),
         (("MungeSocket=", "MungeSocket=/gone"), ("credentials: munge", "systemctl status munge")),
         (("Auth=munge", "Auth=token"), ("credentials: ", "migbatch node key n1")),
     ):
@@ -187,8 +189,12 @@ def test_a_login_node(bed: Cluster, tmp_path: Path) -> None:
     assert doctor(bed, *role, code=0)["roles"] == ["login"]
     assert any(each["level"] == "unknown" for each in doctor(bed, *role, "--slurm-conf", "/none", code=2)["findings"])
     for old, new, words in (
-        (str(bed.ports["query"]), "1", ("query service: nobody answers at 127.0.0.1 port 1",)),
-        (str(bed.ports["query"]), str(bed.ports["migbatchd"]), ("query service: ", "is another program", "Servers=")),
+        (str(bed.ports["query"]), "1", ("query service: no answer from 127.0.0.1 port 1",)),
+        (
+            str(bed.ports["query"]),
+            str(bed.ports["migbatchd"]),
+            ("query service: ", "another program answers", "Servers="),
+        ),
         ("MungeSocket=", "MungeSocket=/gone", ("munge: ", "systemctl enable --now munge")),
         ("Servers=", "Server=", ("login.conf: ", "Servers=")),
     ):
@@ -203,7 +209,7 @@ def test_migbatchd_that_is_gone(bed: Cluster) -> None:
         said = doctor(bed, code=1)["findings"]
         assert any(each["level"] == "unknown" and each["subject"] == "nodes" for each in said)
         assert named(wrong(bed), "node API: ", "systemctl start migbatchd")
-        assert named(on_node(bed), "controller: nobody answers")
+        assert named(on_node(bed), "controller: no answer")
     finally:
         bed.product.start_daemon()
     in_order(bed)
@@ -213,18 +219,18 @@ def test_an_agent_that_is_gone_and_a_hook_that_drains(bed: Cluster) -> None:
     """slurmd drains with `Epilog error`; why is said by the node. The last test here: the node stays drained."""
     run = bed.node_directory("n1") / "run"
     bed.stop("agent-n1")
-    assert named(on_node(bed), "agent: does not run", "systemctl enable --now migbatch-node")
+    assert named(on_node(bed), "agent: is not running", "systemctl enable --now migbatch-node")
     run.chmod(0o775)
     try:
         job = bed.submit(wrap="true", user=USER)  # its Epilog runs, whatever it asked for
         eventually(lambda: "drain" in bed.run(["sinfo", "-h", "-n", "n1", "-p", "gpu", "-o", "%T"]).stdout)
         found = on_node(bed)
         assert named(
-            found, "drained: n1 is", "Epilog error", "the hook said: ", "exited with 11", "mode 775", "State=RESUME"
+            found, "drained: n1 is", "Epilog error", "error of the hook: ", "exited with 11", "mode 775", "State=RESUME"
         )
     finally:
         run.chmod(0o755)
         bed.run(["scancel", str(job)], check=False)
         bed.product.start_agent("n1")
-    assert eventually(lambda: named(wrong(bed), "n1: n1 is", "the hook said: ", "exited with 11"))
+    assert eventually(lambda: named(wrong(bed), "n1: n1 is", "error of the hook: ", "exited with 11"))
     # slurmd tells slurmctld of the failure again for some seconds, which drains the node anew

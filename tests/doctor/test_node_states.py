@@ -111,7 +111,7 @@ def test_a_hook_that_is_not_roots(slurm: Path) -> None:
 def test_a_hook_whose_package_is_gone(slurm: Path) -> None:
     program = slurm / "hooks/epilog"
     program.write_text(render("epilog", ["/opt/gone"], "/etc/migbatch", "/usr/bin/python3"))
-    assert "loads /opt/gone, which is not there" in one(look(slurm))
+    assert "loads /opt/gone, which does not exist" in one(look(slurm))
 
 
 def test_a_key_that_is_not_set(slurm: Path) -> None:
@@ -228,7 +228,7 @@ def test_mig_that_is_off_and_mig_that_waits_for_a_reset(tmp_path: Path, library:
         driver.all()[0].set_mig_mode(True)
         driver.reset()
         said = one(gpu_findings(node))
-        assert "MIG is on only after a reset" in said and "nvidia-smi --gpu-reset -i GPU-" in said
+        assert "MIG needs a reset" in said and "nvidia-smi --gpu-reset -i GPU-" in said
 
 
 def test_a_gpu_that_is_lost(tmp_path: Path, library: Path) -> None:
@@ -271,7 +271,7 @@ def test_processes_that_block_mig_mode(tmp_path: Path, library: Path, name: str,
         assert bool(alone) is (name == "slurmd")
         found = gpu_findings(node, held)
         said = next(f"{each.text} -> {each.advice}" for each in found if each.subject == "GPU 0")
-        assert f"{name} ({process.pid}) holds it" in said and cure in said
+        assert f"in use by {name} ({process.pid})" in said and cure in said
 
 
 def test_a_process_cannot_act_on_the_terminal_of_who_looks(
@@ -287,7 +287,7 @@ def test_a_process_cannot_act_on_the_terminal_of_who_looks(
             process.communicate(b"\n")
         print_findings(list(gpu_findings(node, held)), quiet=False)
     shown = capsys.readouterr().out
-    assert f"ok   n1 ({process.pid}) holds it" in shown
+    assert f"ok   n1 ({process.pid})" in shown
     assert all(text.isprintable() for text in shown.split("\n"))
     assert not [text for text in shown.split("\n") if text.startswith("ok   n1")]
 
@@ -357,7 +357,7 @@ def test_a_node_that_a_hook_has_drained(state: str, reason: str, level: str) -> 
     assert drained.read(shown) == (state, reason)
     (found,) = drained.check_drained("n1", *drained.read(shown), "prolog exited with 11: no directory")
     assert found.level == level
-    assert ("the hook said: prolog exited with 11" in found.text) is (level == BAD)
+    assert ("error of the hook: prolog exited with 11" in found.text) is (level == BAD)
 
 
 def test_what_the_last_hook_said_that_failed(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def site(open_tmp_path: Path) -> Iterator[Site]:
 
 def test_a_slurmrestd_that_answers(site: Site) -> None:
     level, text, _ = site.look()
-    assert (level, text) == (GOOD, f"unix:{site.socket} answers in version v0.0.45 of its API")
+    assert (level, text) == (GOOD, f"unix:{site.socket} answers with API version v0.0.45")
     assert {each.get("X-SLURM-USER-TOKEN") for each in site.server.headers} == {"a.b.c"}
     assert list(check_rest(Config(), NOBODY)) == [], "nothing is said of it with another backend"
 
@@ -91,7 +91,7 @@ def test_while_migbatchd_is_down_slurmrestd_is_tried_with_its_token(site: Site) 
 
 def test_a_slurmrestd_that_knows_its_socket_s_peer(site: Site) -> None:
     level, text, _ = site.look(slurmrestd_token="")
-    assert level == GOOD and "asked without a token, as user 0" in text
+    assert level == GOOD and "without a token, as user 0" in text
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_a_slurmrestd_that_knows_its_socket_s_peer(site: Site) -> None:
     [
         (65534, 0o644, "(mode 0644): others can act as slurm with this token", "chmod 600"),
         (65534, 0o640, "(mode 0640): others can act as slurm with this token", "chmod 600"),
-        (0, 0o600, "migbatchd runs as nobody, who cannot read its token", "chown nobody"),
-        (1, 0o600, "migbatchd runs as nobody, who cannot read its token", "chown nobody"),
+        (0, 0o600, "migbatchd's user nobody cannot read the token", "chown nobody"),
+        (1, 0o600, "migbatchd's user nobody cannot read the token", "chown nobody"),
     ],
 )
 def test_a_token_that_others_can_read_or_migbatchd_cannot(
@@ -115,13 +115,13 @@ def test_a_token_that_others_can_read_or_migbatchd_cannot(
 def test_a_token_of_somebody_else_under_root(site: Site) -> None:
     site.own(1)
     level, text, advice = site.look(reader(0))
-    assert level == BAD and "belongs neither to root, as whom migbatchd runs" in text and "chown root" in advice
+    assert level == BAD and "belongs neither to root, migbatchd's user" in text and "chown root" in advice
 
 
 def test_a_token_that_is_missing_or_none(site: Site) -> None:
     site.token.write_text("scontrol: error: no\n")
     level, text, _ = site.look()
-    assert level == BAD and "holds no token" in text
+    assert level == BAD and "has no token" in text
     site.token.unlink()
     level, text, advice = site.look()
     assert level == BAD and "No such file" in text and "scontrol token username=slurm" in advice
@@ -130,20 +130,20 @@ def test_a_token_that_is_missing_or_none(site: Site) -> None:
 def test_a_token_that_slurm_refuses(site: Site) -> None:
     site.server.answers["jobs/"] = (401, "Authentication failure")
     level, text, _ = site.look()
-    assert level == BAD and f"it refuses the token in {site.token}" in text
+    assert level == BAD and f"it rejects the token in {site.token}" in text
 
 
 def test_a_socket_that_is_closed_to_migbatchd(site: Site) -> None:
     site.socket.chmod(0o755)
     level, text, advice = site.look()
-    assert level == BAD and f"runs as nobody, who may not connect to {site.socket}" in text and "its group" in advice
+    assert level == BAD and f"migbatchd's user nobody cannot connect to {site.socket}" in text and "by group" in advice
     assert site.look(reader(0))[0] == BAD, "the token is nobody's"
 
 
 @pytest.mark.parametrize("where", ["unix:/nonexistent/socket", "http://127.0.0.1:1"])
 def test_nobody_listens(site: Site, where: str) -> None:
     level, text, advice = site.look(slurmrestd=where)
-    assert level == BAD and f"slurmrestd at {where} cannot be asked: " in text and "docs/install.md" in advice
+    assert level == BAD and f"slurmrestd at {where} cannot be reached: " in text and "docs/install.md" in advice
 
 
 def test_no_version_of_the_api_is_known(site: Site) -> None:

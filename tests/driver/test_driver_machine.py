@@ -88,7 +88,7 @@ def test_faults_are_told_apart(machine):
         (lambda m: m.reset_gpu(7), "no such device"),
         (lambda m: m.set_lost(7), "no such device"),
         (lambda m: m.set_latency({"gi_creation": 1.0}), "unknown operation 'gi_creation'"),
-        (lambda m: SimulatedMachine.create(m.directory, ["a30"]), "a machine is there already"),
+        (lambda m: SimulatedMachine.create(m.directory, ["a30"]), "a machine already exists"),
         (lambda m: SimulatedMachine.create(m.directory / "x", ["v100"]), "unknown GPU model 'v100'"),
         (lambda m: SimulatedMachine.create(m.directory / "x", ["a30"], minors=[1, 2]), "one number per GPU"),
         (lambda m: SimulatedMachine.create(m.directory / "x", ["a30"], minors=[99]), "not valid"),

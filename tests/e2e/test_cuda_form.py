@@ -58,7 +58,7 @@ def test_several_slices_of_a_job_have_uuids(bed: Cluster) -> None:
     bed.wait_job(job)
     found = bed.output(job)
     assert "batch=MIG-" in found and "form= " in found and len(UUID.findall(found)) == 4
-    assert "cuda=index cannot be given, CUDA_VISIBLE_DEVICES holds UUIDs: the job has 2 slices" in found
+    assert "cuda=index cannot be used, CUDA_VISIBLE_DEVICES has UUIDs: the job has 2 slices" in found
 
 
 def test_another_slice_of_the_user_keeps_it_back_and_one_of_others_does_not(bed: Cluster) -> None:
@@ -67,7 +67,7 @@ def test_another_slice_of_the_user_keeps_it_back_and_one_of_others_does_not(bed:
     holder, said = sbatch(bed, "--gres=mig:1g.10gb", wrap=wait)
     assert holder, said
     bed.wait_job(holder, "RUNNING")
-    assert "another slice of this node can be opened too" in output(bed, INDEX)
+    assert "can also open another slice of this node" in output(bed, INDEX)
     assert "batch=0 form=index" in output(bed, INDEX, user="mbbob")
     path.touch()
     bed.wait_job(holder)

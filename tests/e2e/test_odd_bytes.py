@@ -91,7 +91,7 @@ def test_texts_of_nodes_stop_no_other_node(bed: Cluster) -> None:
     forged = "x\nNodeName=n2 Gres=mig:none:1 GresUsed=mig:none:0 State=DOWN\nNodeName=n3 Gres=x State=IDLE"
     bed.run(["scontrol", "update", "NodeName=n1", f"Comment={forged}"])
     log = bed.daemons.log("migbatchd")
-    said_of_n2 = re.compile(r"cannot be read.*node n2: scontrol shows it 2 times")
+    said_of_n2 = re.compile(r"cannot parse.*node n2: scontrol shows it 2 times")
     until("a word in the log", lambda: said_of_n2.search(log.read_text(errors="replace")) is not None)
     job, said = sbatch(bed, "--gres=mig:4g.40gb:1", "--nodelist=n1", wrap="true")
     assert job, said

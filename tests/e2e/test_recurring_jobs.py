@@ -28,7 +28,7 @@ python3 train.py --epoch {number} --day 2026-01-{number:02d} 2>/dev/null
 until test -e $HOME/go.$SLURM_JOB_ID.$(( ${{SLURM_RESTART_COUNT:-0}} )); do sleep 0.2; done
 exit $(cat $HOME/go.$SLURM_JOB_ID.$(( ${{SLURM_RESTART_COUNT:-0}} )))
 """
-RETRIED = "its slice was full, and the job has the hint retry=oom"
+RETRIED = "it ran out of memory, and the job has the hint retry=oom"
 PIDS = itertools.count(FIRST_PID)
 
 
@@ -184,7 +184,7 @@ def test_a_job_that_ran_out_runs_once_more_on_a_larger_slice(bed: Cluster) -> No
     assert job.live(number, 15.0) == ("1g.10gb", True)
     if "for the next submission only" in said:
         account(bed, number, "FAILED")
-        until("the largest slice for the next one", lambda: "the largest slice for this once" in job.told())
+        until("the largest slice for the next one", lambda: "the largest slice once" in job.told())
         return
     until("its second run", lambda: "JobState=RUNNING" in (now := shown(bed, number)) and "Restarts=1" in now)
     assert job.live(number, 15.0, restart=1) == ("7g.80gb", False)

@@ -24,7 +24,7 @@ OWN_BITS = 26
 SEEN = "echo $SLURM_CLUSTER_NAME $MIGBATCH_PROFILE $CUDA_VISIBLE_DEVICES"
 #: what 23.11 tells jobs instead of their cluster's name
 UNNAMED = "(null)"
-ODD = "neither the node nor its plan accounts for"
+ODD = "neither on the node nor in its plan"
 Pair = tuple[Cluster, Cluster]
 
 
@@ -124,7 +124,7 @@ def why(bed: Cluster, job: int) -> str:
 
 def test_nothing_is_to_correct_on_either(pair: Pair) -> None:
     for bed in pair:
-        until("0 to correct", lambda bed=bed: wrong(bed) == [])  # type: ignore[misc]
+        until("0 failed", lambda bed=bed: wrong(bed) == [])  # type: ignore[misc]
         assert ODD not in bed.daemons.log("migbatchd").read_text()
 
 

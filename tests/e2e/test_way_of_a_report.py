@@ -97,7 +97,7 @@ def test_what_a_job_reports_and_what_the_driver_saw_are_in_the_record(stack: Clu
     assert row["measured_by"] == ["driver", "job"]
     assert row["prediction_error"] == pytest.approx(20 / row["predicted_throughput_per_s"] - 1)
     shown = stack.product.migbatch("show", "-c", str(stack.product.config), str(job))
-    assert "1200 items" in shown and "by the job's own words" in shown and "against the prediction" in shown
+    assert "1200 items" in shown and "reported by the job" in shown and "against the prediction" in shown
     assert not progress_file(stack, node, job).exists()
     settled(stack)
 
@@ -129,7 +129,7 @@ def test_lies_that_cannot_be_are_refused_and_told(stack: Cluster) -> None:
     assert account(stack, job)["measured_throughput_per_s"] is None
     shown = json.loads(stack.product.migbatch("show", "-c", str(stack.product.config), "--json", str(job)))
     doubts = shown["runs"][0]["measured_facts"]["doubts"]
-    assert any("lines of its progress file" in doubt for doubt in doubts), doubts
+    assert any("lines in its progress file" in doubt for doubt in doubts), doubts
     assert any("throughput_per_s" in doubt for doubt in doubts), doubts
     settled(stack)
 

@@ -39,7 +39,7 @@ def test_a_job_gets_its_slice_and_a_crash_of_pyslurm_costs_nothing(new_cluster: 
     bed = new_cluster(nodes=1, gpus=1, migbatch="all")
     bed.product.reconfigure(cluster={"backend": "pyslurm", "pyslurm_python": str(pyslurmroot.python(bed))})
     log = bed.daemons.log("migbatchd")
-    until("pyslurm's use", lambda: "pyslurm lists the queue" in log.read_text())
+    until("pyslurm's use", lambda: "using pyslurm to list the queue" in log.read_text())
 
     opened, until_then = gate(bed)
     first, told = sbatch(bed, "--gres=mig:3g.40gb:1", wrap=f"{SHOW}; {until_then}")

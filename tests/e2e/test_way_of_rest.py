@@ -30,7 +30,7 @@ def test_a_job_gets_its_slice_and_an_absence_costs_nothing(new_cluster: Callable
     assert sights(bed.output(first)) == {"batch": [uuid]}
 
     bed.kill(restd.NAME)
-    until("migbatchd's word that it cannot ask", lambda: "cannot be asked" in said.read_text())
+    until("migbatchd's word that it cannot ask", lambda: "cannot be reached" in said.read_text())
     second, told = sbatch(bed, "--gres=mig:7g.80gb:1", wrap=SHOW)
     assert second, told
     assert holding(bed, first) == (node, uuid)

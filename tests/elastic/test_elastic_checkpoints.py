@@ -233,9 +233,7 @@ def test_training_goes_on_where_nothing_can_be_saved(tmp_path, caplog):
     said = [record.getMessage() for record in caplog.records]
     failed = [line for line in said if "could be written" in line]
     assert len(failed) == 1
-    assert re.search(
-        r"no checkpoint of step \d+ .*No space left on device; the one of step \d is still there", failed[0]
-    )
+    assert re.search(r"no checkpoint of step \d+ .*No space left on device; step \d is still saved", failed[0])
     assert len([line for line in said if "can be written again" in line]) == 1
 
 
@@ -275,17 +273,17 @@ def directory(path):
     ("spoil", "reason"),
     [
         (lambda path: os.truncate(path, 5000), "has 5000 bytes and should have"),
-        (lambda path: os.truncate(path, 10), "cut short"),
-        (lambda path: path.write_bytes(b""), "cut short"),
+        (lambda path: os.truncate(path, 10), "incomplete"),
+        (lambda path: path.write_bytes(b""), "incomplete"),
         (lambda path: path.write_bytes(path.read_bytes() + b"x"), "should have"),
         (spoil_middle, "checksum is wrong"),
-        (alien, "no checkpoint of this library"),
-        (newer, "newer form"),
-        (lambda path: os.chown(path, 12345, -1), "belongs to somebody else"),
-        (lambda path: path.chmod(0o666), "others may write it"),
+        (alien, "not a checkpoint of this library"),
+        (newer, "newer format"),
+        (lambda path: os.chown(path, 12345, -1), "belongs to another user"),
+        (lambda path: path.chmod(0o666), "writable by others"),
         (symlink, "symbolic links"),
-        (fifo, "no file"),
-        (directory, "no file|directory"),
+        (fifo, "not a file"),
+        (directory, "not a file|directory"),
     ],
 )
 def test_what_is_torn_or_alien_is_passed_over(tmp_path, caplog, spoil, reason):
@@ -299,8 +297,8 @@ def test_what_is_torn_or_alien_is_passed_over(tmp_path, caplog, spoil, reason):
     with elastic.Trainer(tmp_path, effective_batch=4, environ={}) as run:
         assert run.restore() == {"done": run.done}
         assert run.done == 7
-        (said,) = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
-        assert re.search(rf"step-000000000009.ckpt is passed over: .*({reason})", said)
+        (said,) = [record.getMessage() for record in caplog.records if "is ignored" in record.getMessage()]
+        assert re.search(rf"step-000000000009.ckpt is ignored: .*({reason})", said)
 
 
 def test_nothing_is_begun_anew_over_checkpoints_that_cannot_be_used(tmp_path):
@@ -309,7 +307,7 @@ def test_nothing_is_begun_anew_over_checkpoints_that_cannot_be_used(tmp_path):
         files.write(steps, FACTS, state(steps))
     for path in tmp_path.iterdir():
         os.truncate(path, 7)
-    with pytest.raises(elastic.ElasticError, match=r"none of the 2 checkpoints .* nothing is begun anew"):
+    with pytest.raises(elastic.ElasticError, match=r"none of the 2 checkpoints .* training does not restart"):
         files.newest()
     files.write(3, FACTS, state(3))
     assert files.newest().steps == 3
@@ -323,7 +321,7 @@ class Gone:
 def test_a_state_that_the_program_cannot_make_again_is_an_error(tmp_path, monkeypatch):
     Checkpoints(tmp_path).write(1, FACTS, Gone())
     monkeypatch.delitem(globals(), "Gone")
-    with pytest.raises(elastic.ElasticError, match="is whole, but its state cannot be made again: AttributeError"):
+    with pytest.raises(elastic.ElasticError, match="is valid, but its state cannot be restored: AttributeError"):
         Checkpoints(tmp_path).newest()
 
 

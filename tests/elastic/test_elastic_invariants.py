@@ -232,6 +232,6 @@ def test_a_step_that_does_not_fit_comes_again_in_halves(tmp_path):
             next(iter(run.steps(1, save=dict))).halve()
     with trainer(tmp_path / "pinned", effective_batch=8, micro=4) as run:
         run.restore()
-        with pytest.raises(elastic.ElasticError, match="micro=4 is pinned"):
+        with pytest.raises(elastic.ElasticError, match="micro=4 is fixed"):
             for step in run.steps(1, save=dict):
                 step.halve()

@@ -241,7 +241,7 @@ def test_if_nothing_comes_after_usr1_it_goes_on(tmp_path):
     child.send_signal(signal.SIGUSR1)
     code, said = ended(child)
     assert code == 0
-    assert "training goes on" in said
+    assert "training continues" in said
     assert list(life.curve()) == list(range(TOTAL))
     assert life.reports()[-1].done == 1
 
@@ -254,7 +254,7 @@ def test_term_saves_before_it_ends(tmp_path):
     code, said = ended(child)
     assert code == 143
     done = len(life.curve())
-    assert f"step {done} is safe" in said
+    assert f"step {done} is saved" in said
     assert ended(life.start(3))[0] == 0
     assert [line.restored for line in life.reports() if line.restored is not None] == [done]
     assert len(life.losses.read_text().splitlines()) == TOTAL  # nothing was done twice
@@ -266,7 +266,7 @@ def test_where_a_checkpoint_takes_longer_than_there_is_none_is_begun(tmp_path):
     assert reach(child, 20)
     child.terminate()
     code, said = ended(child)
-    assert (code, "step 1 is safe" in said) == (143, True)
+    assert (code, "step 1 is saved" in said) == (143, True)
 
 
 def test_signals_are_as_before_afterwards(tmp_path):
@@ -322,4 +322,4 @@ def test_who_cannot_report_trains_all_the_same(tmp_path, caplog):
     with elastic.Trainer(tmp_path / "run", effective_batch=1, environ=environ) as run:
         run.restore()
         assert len(list(run.steps(5, save=dict))) == 5
-    assert len([r for r in caplog.records if "progress is not reported" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "cannot report progress" in r.getMessage()]) == 1

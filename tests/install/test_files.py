@@ -118,7 +118,7 @@ def test_a_record_that_somebody_else_wrote_is_not_believed(record, tmp_path, nam
     """/var/lib/migbatch is SlurmUser's where migbatchd is: he can put another directory in the record's place."""
     victim = planted(record, tmp_path)
     os.chown(record.directory / name, 1, 1)
-    with pytest.raises(InstallConflict, match="belong to root"):
+    with pytest.raises(InstallConflict, match="owned by root"):
         leave(InstallRecord(record.directory))
     assert victim.read_text() == "root\n"
 
@@ -131,7 +131,7 @@ def test_nothing_but_the_record_goes_with_the_last_entry(record, tmp_path):
     (theirs / "job").touch()
     record.directory.rename(tmp_path / "away")
     record.directory.symlink_to(theirs)
-    with pytest.raises(InstallConflict, match="belong to root"):
+    with pytest.raises(InstallConflict, match="owned by root"):
         leave(record)
     assert (theirs / "job").exists()
 

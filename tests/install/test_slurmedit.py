@@ -138,7 +138,9 @@ def test_features_of_all_nodes_by_default_are_kept():
 
 def test_a_feature_that_another_node_has_is_a_problem():
     text = "NodeName=h1 Features=mig_node_h2\nNodeName=h2\nNodeName=m1\n"
-    assert [problem for problem in planned(text).problems if "mig_node_h2 is what migbatch calls node h2" in problem]
+    assert [
+        problem for problem in planned(text).problems if "mig_node_h2 is reserved by migbatch for node h2" in problem
+    ]
     assert not planned("NodeName=h1 Features=mig_node_h1\nNodeName=h2\nNodeName=m1\n").problems
 
 
@@ -195,13 +197,13 @@ def test_gpus_that_slurm_detected_get_files():
 @pytest.mark.parametrize(
     ("slurm", "gres", "said"),
     [
-        ("NodeName=h1\n", "", "no NodeName line of h2,m1"),
+        ("NodeName=h1\n", "", "no NodeName line for h2,m1"),
         (f"{NODES}NodeName=migcatalog\n", "", "slurm.conf:4: migcatalog is the name of migbatch's catalog node"),
         (f"SelectType=select/linear\n{NODES}", "", "slurm.conf:1: SelectType=select/linear"),
         (f"PrologFlags=RunInJob\n{NODES}", "", "RunInJob"),
-        (NODES, "NodeName=h1 AutoDetect=nvml\n", "gres.conf:1: AutoDetect=nvml finds the slices of h1"),
-        (NODES, "NodeName=h1 Name=mig Type=a Count=1\n", "gres.conf:1: lines of Name=mig are migbatch's"),
-        ("NodeName=h[1-2],m1 Gres=gpu:a:1,gpu:b:1\n", "AutoDetect=nvml\n", "slurm.conf:1: AutoDetect is switched off"),
+        (NODES, "NodeName=h1 AutoDetect=nvml\n", "gres.conf:1: AutoDetect=nvml detects the slices of h1"),
+        (NODES, "NodeName=h1 Name=mig Type=a Count=1\n", "gres.conf:1: lines with Name=mig belong to migbatch"),
+        ("NodeName=h[1-2],m1 Gres=gpu:a:1,gpu:b:1\n", "AutoDetect=nvml\n", "slurm.conf:1: AutoDetect is disabled"),
         (f"{NODES}PartitionName=x Nodes=n[1\n", "", "slurm.conf:4: "),
     ],
 )

@@ -159,7 +159,7 @@ def test_unknown_profiles_get_the_list_and_the_nearest(geometries):
     geometry = geometries["a100-80gb"]
     with pytest.raises(UnknownProfile) as raised:
         geometry.info(Profile.parse("3g.39gb"))
-    assert "the nearest is 3g.40gb" in str(raised.value)
+    assert "the closest is 3g.40gb" in str(raised.value)
     assert "7g.80gb, 4g.40gb, 3g.40gb, 2g.20gb, 1g.20gb, 1g.10gb, 1g.10gb+me" in str(raised.value)
     assert isinstance(raised.value, KeyError)
 

@@ -183,7 +183,7 @@ def test_what_exists_is_told_from_what_is_blocked(h100):
 
 def test_what_the_gpu_cannot_have_is_refused_before_the_driver_is_asked(machine, h100):
     machine.calls(reset=True)
-    with pytest.raises(InvalidRequest, match=r"the nearest is 1g\.10gb"):
+    with pytest.raises(InvalidRequest, match=r"the closest is 1g\.10gb"):
         h100.create(Slot.of("1g.5gb", 0, 1))
     with pytest.raises(InvalidRequest, match="only at 0:4, 4:4"):
         h100.create(Slot.of("3g.40gb", 2, 4))
@@ -215,7 +215,7 @@ def test_an_instance_without_its_compute_instance_is_taken_back(machine, h100, c
 def test_an_instance_that_cannot_be_taken_back_is_reported_and_can_be_completed(machine, h100):
     machine.fail("nvmlGpuInstanceCreateComputeInstance", 999)
     machine.stick_destroy(None)
-    with pytest.raises(DriverError, match="could not be taken back"):
+    with pytest.raises(DriverError, match="could not be destroyed"):
         h100.create(ONE)
     (half,) = h100.instances()
     assert half.slot == ONE and not half.is_complete and half.mig_uuid is None
@@ -249,7 +249,7 @@ def test_a_compute_instance_may_go_before_the_instance_does(machine, h100):
     """k8s-dra-driver-gpu and go-nvml/146: the GPU instance stays in use for a while after its last process."""
     made = h100.create(ONE)
     machine.stick_destroy(None)
-    with pytest.raises(Busy, match="no process shows"):
+    with pytest.raises(Busy, match="no process is listed"):
         h100.destroy(made)
     (half,) = h100.instances()
     assert (half.gi_id, half.ci_id) == (made.gi_id, None)

@@ -38,7 +38,7 @@ def test_any_text_is_a_profile_or_refused_with_advice(text):
     [
         ("1g", "read by Slurm as a count"),
         ("10gb", "for example"),
-        ("1c.3g.40gb", "ask for the whole instance: 3g.40gb"),
+        ("1c.3g.40gb", "request the whole instance: 3g.40gb"),
         ("none", "for example"),
         ("1g.10gb+turbo", "for example"),
         ("0g.10gb", "for example"),

@@ -191,7 +191,7 @@ def test_a_foreign_or_writable_device_directory_is_refused(node):
     directory.mkdir(exist_ok=True)
     directory.chmod(0o777)
     code, line = node.prolog(1, "[mig:1g.10gb:1]")
-    assert code == 0 and "writable by nobody else" in line and "sent back" in line
+    assert code == 0 and "writable by nobody else" in line and "requeued" in line
     directory.chmod(0o755)
     node.reconcile()
     node.check()

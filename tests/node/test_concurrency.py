@@ -20,7 +20,7 @@ def worker(node, jobs, seed):
     for job in jobs:
         executor = Executor(node.config)
         code, line = executor.run(node.env("prolog", job, draw.choice(MARKERS), uid=draw.choice([ALICE, BOB])))
-        if code != exits.OK or ("made" not in line and "warm" not in line and "no place" not in line):
+        if code != exits.OK or ("made" not in line and "warm" not in line and "no free placement" not in line):
             print(code, line, flush=True)
             bad += 1
         code, line = executor.run(node.env("epilog", job))
@@ -103,7 +103,7 @@ def test_a_fault_in_any_driver_call_is_survived(many_nodes, arrange, code):
         got, line = node.prolog(1, marker)
         assert got == exits.OK, (call, nth, line)
         node.machine.reset_faults()
-        if "sent back" in line:
+        if "requeued" in line:
             assert node.handoff(1).slices == ()
         else:
             assert len(node.slices("held")) == 1, (call, nth, line)
@@ -111,6 +111,6 @@ def test_a_fault_in_any_driver_call_is_survived(many_nodes, arrange, code):
         node.reconcile()
         node.check()
         got, line = node.prolog(2, "[mig:7g.80gb:2]", uid=BOB)
-        assert got == exits.OK and "sent back" not in line, (call, nth, line)
+        assert got == exits.OK and "requeued" not in line, (call, nth, line)
         node.check()
         node.close()

@@ -267,7 +267,7 @@ def test_after_the_controller_was_away_the_node_says_where_it_is_recorded(served
 def test_of_several_controllers_the_next_is_asked_where_one_is_away_or_stands_by(token, controller):
     second, moves = Controller(controller.signer), []
     try:
-        controller.answers["/x"] = lambda message: (503, {"error": "this migbatchd stands by"})
+        controller.answers["/x"] = lambda message: (503, {"error": "this migbatchd is on standby"})
         second.answers["/x"] = lambda message: (200, {})
         urls = ["http://127.0.0.1:9", controller.url, second.url]
         link = ControllerClient(urls, controller.signer, "n1", timeout=5.0, moved=lambda: moves.append(1))
@@ -275,11 +275,11 @@ def test_of_several_controllers_the_next_is_asked_where_one_is_away_or_stands_by
         link.post("/x", {})
         assert (len(controller.seen), len(second.seen), len(moves)) == (1, 2, 1), "it stays with the one that answered"
         second.answers["/x"] = controller.answers["/x"]
-        with pytest.raises(ControllerError, match=r"stands by.*127\.0\.0\.1: .*refused.*stands by"):
+        with pytest.raises(ControllerError, match=r"is on standby.*127\.0\.0\.1: .*refused.*is on standby"):
             link.post("/x", {})
         second.answers["/x"] = lambda message: (401, {"error": "not you"})
         with pytest.raises(ControllerError, match="401") as refused:
             link.post("/x", {})
-        assert "stands by" not in str(refused.value), "a refusal is an answer"
+        assert "is on standby" not in str(refused.value), "a refusal is an answer"
     finally:
         second.close()

@@ -45,7 +45,7 @@ def test_the_slot_that_was_promised_and_who_lies_across_it():
     text = explain_misfit(grant("[mig:7g.80gb:1]"), told, LABELS, rows, [run(197, "alice"), run(12, "bob")])
     assert text == (
         "plan 5 has 7g.80gb at 0:8 of GPU 1 (blocked). Taken: GPU 0 (GPU-11111111): 1g.20gb@0:2 by job 12 of bob; "
-        "GPU 1 (GPU-22222222): 1g.20gb@6:2 by job 197 of alice beside the plan"
+        "GPU 1 (GPU-22222222): 1g.20gb@6:2 by job 197 of alice outside the plan"
     )
 
 
@@ -55,16 +55,16 @@ def test_every_kind_of_obstacle_is_told_apart():
         row(0, "1g.10gb@0:1", "intent", job=1),
         row(0, "1g.10gb@1:1", "zombie", reason="in use by process 77"),
         row(0, "2g.20gb@2:2", "evict", owner="1.2.3"),
-        row(0, "3g.40gb@4:4", "foreign", reason="made by hand; in use by process 78"),
+        row(0, "3g.40gb@4:4", "foreign", reason="created by hand; in use by process 78"),
         row(1, "1g.10gb@0:1", "lost", job=3),
     ]
     text = explain_misfit(grant("[mig:1g.10gb:1]"), told, LABELS, rows, [])
     assert "1g.10gb at 0:1 of GPU 0 (taken), 1:1 of GPU 0 (taken)" in text
     for part in (
-        "1g.10gb@0:1 being made for job 1",
-        "1g.10gb@1:1 out of use (in use by process 77)",
+        "1g.10gb@0:1 being created for job 1",
+        "1g.10gb@1:1 disabled (in use by process 77)",
         "2g.20gb@2:2 being destroyed",
-        "3g.40gb@4:4 made by hand; in use by process 78",
+        "3g.40gb@4:4 created by hand; in use by process 78",
     ):
         assert part in text
     assert "job 3" not in text
@@ -93,14 +93,14 @@ def test_a_misfit_tells_the_controller_and_slurmd_but_not_the_user(new_node):
     publish(node, [["7g.80gb", 0, 8]], [], version=42)
     node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)
     code, line = node.prolog(3, "[mig:7g.80gb:1]")
-    assert code == exits.OK and "sent back to the queue" in line
+    assert code == exits.OK and "requeued" in line
     (misfit,) = node.events("misfit")
     for text in (line, misfit["reason"]):
         assert "plan 42 has 7g.80gb at 0:8 of GPU 0 (blocked)" in text
-        assert f"GPU 0 ({uuids(node)[0][:12]}): 4g.40gb@0:4 by job 1 of user{ALICE} beside the plan" in text
+        assert f"GPU 0 ({uuids(node)[0][:12]}): 4g.40gb@0:4 by job 1 of user{ALICE} outside the plan" in text
         assert "7g.80gb@0:8 by job 2" in text
     left = (node.root / "run" / "job" / "3.0").read_text()
-    assert "no place for mig:7g.80gb:1" in left and "job 2" not in left
+    assert "no free placement for mig:7g.80gb:1" in left and "job 2" not in left
     node.check()
 
 

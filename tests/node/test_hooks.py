@@ -118,10 +118,10 @@ def test_an_epilog_without_any_count_ends_the_job(node):
 def test_a_full_node_sends_the_job_back_and_its_tasks_cannot_run(node):
     node.prolog(1, "[mig:7g.80gb:1]")
     code, line = node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
-    assert code == exits.OK and "sent back" in line
+    assert code == exits.OK and "requeued" in line
     assert node.scontrol_calls() == ["requeue 2"]
     (misfit,) = node.events("misfit")
-    assert (misfit["job"], misfit["grant"]) == (2, "mig:1g.10gb:1") and "no place" in misfit["reason"]
+    assert (misfit["job"], misfit["grant"]) == (2, "mig:1g.10gb:1") and "no free placement" in misfit["reason"]
     assert node.handoff(2).slices == ()
     node.check()
     assert [event["job"] for event in node.events("stop")] == []
@@ -187,7 +187,7 @@ def test_where_even_the_requeue_fails_the_node_goes_on(node):
 )
 def test_a_marker_that_cannot_be_served_sends_the_job_back(node, marker):
     code, line = node.prolog(1, marker)
-    assert code == exits.OK and "sent back" in line, line
+    assert code == exits.OK and "requeued" in line, line
     assert not node.slices("held")
     node.check()
 
@@ -212,7 +212,7 @@ def test_of_a_changed_job_slurmctld_is_asked_too(node):
     assert node.prolog(1, "[mig:7g.80gb:1#chg7fq3k2ab]")[0] == exits.OK
     assert [row.slot.profile.name for row in node.slices("held")] == ["1g.10gb"]
     for job in (2, 3, 4, 5):
-        assert "the job was changed" in node.prolog(job, "[mig:1g.10gb:1#chg]")[1]
+        assert "the job was updated" in node.prolog(job, "[mig:1g.10gb:1#chg]")[1]
     assert [call.split()[0] for call in node.scontrol_calls()] == ["requeue"] * 4
     assert node.asked_slurm() == [1, 2, 3, 4, 5]
     assert node.prolog(6, "[mig:1g.10gb:1#7fq3k2ab]")[0] == exits.OK and node.asked_slurm()[-1] == 5
@@ -336,7 +336,7 @@ def test_only_zombies_left_is_a_misfit_and_not_a_drain(node):
     node.epilog(1)
     node.machine.stick_destroy(None)
     code, line = node.prolog(2, "[mig:7g.80gb:1]")
-    assert code == exits.OK and "sent back" in line
+    assert code == exits.OK and "requeued" in line
     assert node.scontrol_calls() == ["requeue 2"]
 
 
@@ -349,10 +349,10 @@ def test_instances_made_by_hand_are_respected_while_in_use_and_adopted_when_not(
     node.check()
     assert [row.mig_uuid for row in node.slices("foreign")] == [by_hand.mig_uuid]
     assert idle.mig_uuid not in {i.mig_uuid for i in node.instances().values()}, "its place was needed"
-    assert "sent back" in node.prolog(2, "[mig:3g.40gb:1]")[1]
+    assert "requeued" in node.prolog(2, "[mig:3g.40gb:1]")[1]
     told = [event for event in node.events() if event["kind"] in ("zombie", "cleared")]
     assert [(event["kind"], event["profile"], event["start"]) for event in told] == [("zombie", "3g.40gb", 0)]
-    assert "made by hand" in told[0]["reason"]
+    assert "created by hand" in told[0]["reason"]
     node.machine.end_process(4_000_001)
     assert node.prolog(3, "[mig:3g.40gb:1]", uid=BOB)[0] == exits.OK
     assert node.slices("held")[0].mig_uuid == by_hand.mig_uuid
@@ -418,7 +418,7 @@ def test_failures_in_a_row_drain_the_node_and_a_success_forgives(new_node):
     node = new_node(ErrorsBeforeDrain=3)
     for job in (1, 2):
         node.machine.fail("nvmlDeviceCreateGpuInstanceWithPlacement", code=999, times=None)
-        assert "sent back" in node.prolog(job, "[mig:1g.10gb:1]")[1]
+        assert "requeued" in node.prolog(job, "[mig:1g.10gb:1]")[1]
         node.epilog(job)
     node.machine.reset_faults()
     assert node.prolog(3, "[mig:1g.10gb:1]")[0] == exits.OK
@@ -442,20 +442,20 @@ def test_a_driver_that_is_not_there_sends_jobs_back(node):
     node.forget_executor()
     node.configure(NvmlLibrary="/nonexistent/libnvidia-ml.so.1")
     code, line = node.prolog(1, "[mig:1g.10gb:1]")
-    assert code == exits.OK and "sent back" in line
+    assert code == exits.OK and "requeued" in line
     assert node.epilog(1)[0] == exits.OK
 
 
 def test_gpus_with_mig_off_are_left_alone(new_node):
     node = new_node(mig=False)
-    assert "sent back" in node.prolog(1, "[mig:1g.10gb:1]")[1]
+    assert "requeued" in node.prolog(1, "[mig:1g.10gb:1]")[1]
     assert node.machine.calls()["nvmlDeviceSetMigMode"] == 0
 
 
 def test_only_listed_gpus_are_used(new_node):
     node = new_node(gpus=["h100-80gb", "h100-80gb"], Gpus="1")
     assert node.prolog(1, "[mig:7g.80gb:1]")[0] == exits.OK
-    assert "sent back" in node.prolog(2, "[mig:7g.80gb:1]")[1]
+    assert "requeued" in node.prolog(2, "[mig:7g.80gb:1]")[1]
     assert node.machine.dump()["gpus"][0]["instances"] == []
 
 
@@ -491,7 +491,7 @@ def test_a_prolog_that_cannot_get_a_lock_in_time_gives_up(new_node):
     gpu = node.slices()[0].gpu
     with locked(node.executor.paths.lock, [f"gpu-{gpu}"], Deadline(1)):
         code, line = node.prolog(2, "[mig:1g.10gb:1]")
-    assert code == exits.OK and "no time left" in line and "sent back" in line
+    assert code == exits.OK and "no time left" in line and "requeued" in line
     assert node.slices("intent")  # the lock was not ours to undo it
     node.reconcile()
     node.check()

@@ -283,7 +283,7 @@ def test_a_lost_journal_is_made_from_the_hand_offs_and_the_driver(node, how):
     if how != "removed":
         Journal(str(node.root / "state" / "journal.db")).close()  # a hook got that far, or the agent did
     assert [row.job for row in node.slices("held")] == [1]
-    assert [event["what"] for event in node.events("fault")] == ["the journal was gone"]
+    assert [event["what"] for event in node.events("fault")] == ["the journal was missing"]
     node.check()
     assert node.epilog(1)[0] == 0
     node.check()

@@ -141,14 +141,14 @@ def test_what_was_begun_for_somebody_counts_as_his(node, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(handoff, "write", lambda *_: os.open("/nowhere", os.O_RDONLY))
         code, line = node.prolog(1, "[mig:7g.80gb:1]")
-        assert code == exits.OK and "sent back" in line and not node.slices("held"), line
+        assert code == exits.OK and "requeued" in line and not node.slices("held"), line
     (idle,) = node.slices("idle")
     assert node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)[0] == exits.OK
     assert node.slices("held")[0].mig_uuid != idle.mig_uuid
 
 
 def test_what_nobody_knows_the_user_of_is_made_anew(node):
-    """An instance made by hand, or found when the journal was lost."""
+    """An instance created by hand, or found when the journal was lost."""
     node.make_by_hand("7g.80gb", 0, 8)
     node.reconcile()
     (idle,) = node.slices("idle")

@@ -68,7 +68,7 @@ def state(node, job=1):
 def next_hook(node):
     """What a hook without the agent does (`slow.run`)."""
     code, line = node.prolog(50, "[mig:1g.10gb:1]")
-    assert code == exits.OK and "sent back" not in line, line
+    assert code == exits.OK and "requeued" not in line, line
     node.executor.repairer.orphans(Deadline(30))
 
 
@@ -193,7 +193,7 @@ def test_agent_that_serves(site, every, capsys, name):
             traced = attach(child.pid)
             try:
                 code, line = run_hook(site, name, 1, MARKER if name == "prolog" else "")
-                assert code == exits.OK and "sent back" not in line, line
+                assert code == exits.OK and "requeued" not in line, line
             finally:
                 traced.end()
         dead = os.WIFSIGNALED(child.status) and os.WTERMSIG(child.status) == signal.SIGKILL

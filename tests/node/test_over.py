@@ -72,7 +72,7 @@ def through_lack_of_room(node):
     node.configure(ReconcileEvery=600)
     with agent_process(node):
         code, line = run_hook(node, "prolog", 71, "[mig:7g.80gb:1]", uid=BOB)
-        assert code == exits.OK and "sent back" not in line, line
+        assert code == exits.OK and "requeued" not in line, line
         assert run_hook(node, "epilog", 71)[0] == exits.OK
 
 
@@ -133,8 +133,8 @@ def test_where_slurm_does_not_answer_nothing_is_ended(node):
     node.prolog(1, "[mig:2g.20gb:1]")
     (node.root / "squeue.down").touch()
     done, unknown = node.executor.reconcile(Deadline(30))
-    assert done == [] and "slurmctld cannot be asked about job 1" in unknown
-    assert "cannot be asked" in status(node.config, node.executor)["unknown"]
+    assert done == [] and "cannot query slurmctld about job 1" in unknown
+    assert "cannot query" in status(node.config, node.executor)["unknown"]
     assert run_hook(node, "prolog", 2, "[mig:1g.10gb:1]")[0] == exits.OK
     assert {row.job for row in node.slices("held")} == {1, 2}
     node.check()
@@ -274,7 +274,7 @@ def test_an_epilog_that_does_not_get_the_lock_in_time_is_made_up_for(node):
     (node.root / "squeue.down").touch()
     with locked(node.executor.paths.lock, [run_lock(1)], Deadline(1)):
         code, line = run_hook(node, "epilog", 1)
-        assert code == exits.OK and "the agent or the next hook finishes" in line
+        assert code == exits.OK and "the agent or the next hook completes" in line
         node.reconcile()
         assert node.slices("held"), "whoever has the lock works on it"
     node.reconcile()

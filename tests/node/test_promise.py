@@ -175,7 +175,7 @@ def test_where_the_first_gives_up_the_second_does_its_work(node):
     node.machine.fail("nvmlGpuInstanceDestroy", code=999, nth=1)
     marker = "[mig:3g.40gb:1]"
     with meanwhile(node, "driver destroy", lambda other: other.run(node.env("prolog", 2, marker, uid=BOB))) as finish:
-        assert "sent back" in node.prolog(1, "[mig:4g.40gb:1]")[1]
+        assert "requeued" in node.prolog(1, "[mig:4g.40gb:1]")[1]
         code, line = finish()
     assert code == exits.OK and "made" in line, line
     assert at(node, 2) == (0, "3g.40gb@4:4")
@@ -253,7 +253,7 @@ def test_a_hook_that_is_killed_at_any_moment_leaves_the_waiting_one_its_claim(ma
         code, line = found[0]
         assert code == exits.OK, line
         if second != "[mig:7g.80gb:1]":
-            assert "sent back" not in line, (k, line)
+            assert "requeued" not in line, (k, line)
         node.reconcile()
         node.check()
         node.epilog(1)

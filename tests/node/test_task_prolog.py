@@ -105,7 +105,7 @@ def test_an_index_needs_a_view_of_one_slice(devices):
     assert why() == "" and why(whole="7") == ""
     assert "2 slices" in why(slices=2)
     assert "does not know" in why(caps="5")
-    assert "not cut" in why(whole="0")
+    assert "MIG disabled" in why(whole="0")
     (devices / "nvidia-caps/nvidia-cap7").symlink_to("nvidia-cap7")
     assert "another slice" in why(), "whatever fails, but for want of permission, may succeed later"
 
@@ -204,8 +204,8 @@ def test_jobs_without_a_slice_and_other_users_are_told_nothing(node):
 def test_a_later_run_counts_and_a_refused_one_may_not_run(node):
     node.prolog(1, "[mig:1g.10gb:1]", restart=9)
     jobs = node.executor.paths.job
-    handoff.write(jobs, handoff.Handoff(1, 10, ALICE, (), "no place"))
-    with pytest.raises(NoSlice, match="no place"):
+    handoff.write(jobs, handoff.Handoff(1, 10, ALICE, (), "no free placement"))
+    with pytest.raises(NoSlice, match="no free placement"):
         exported(node, 1)
     handoff.remove(jobs, 1, 10)
     assert exported(node, 1)
@@ -263,7 +263,7 @@ def test_only_the_jobs_user_reads_a_hand_off(many_nodes):
     assert tries(ALICE) == ["done", "EACCES", "EPERM", "EACCES"]
     assert tries(BOB, [ALICE, 0, 100]) == ["EACCES", "EACCES", "EPERM", "EACCES"]
     assert as_user(node, 1)["MIGBATCH_SLICES"] == "1"
-    handoff.write(node.executor.paths.job, handoff.Handoff(1, 0, BOB, (), "no place"))
+    handoff.write(node.executor.paths.job, handoff.Handoff(1, 0, BOB, (), "no free placement"))
     assert tries(ALICE)[0] == "EACCES" and tries(BOB)[0] == "done"
 
 
@@ -286,7 +286,7 @@ def test_a_step_that_wants_no_slice_is_given_none(node):
     assert "unset MIGBATCH_PROGRESS" not in lines, "it may report for the job"
     in_batch = exports(str(node.etc), wants_none, ALICE)
     assert "export MIGBATCH_SLICES=2" in in_batch, "only steps are started with --gres=none"
-    handoff.write(node.executor.paths.job, handoff.Handoff(1, 0, ALICE, (), "no place"))
+    handoff.write(node.executor.paths.job, handoff.Handoff(1, 0, ALICE, (), "no free placement"))
     with pytest.raises(NoSlice):
         exports(str(node.etc), wants_none | {b"SLURM_STEP_ID": b"3"}, ALICE)
 

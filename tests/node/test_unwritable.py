@@ -72,7 +72,7 @@ def test_a_prolog_sends_its_job_back_and_the_node_goes_on(small, fault, way):
     assert small.prolog(9, "[mig:1g.10gb:1]")[0] == exits.OK
     with way(small), fault(small):
         code, line = run_hook(small, "prolog", 1, "[mig:2g.20gb:1]", uid=BOB)
-        assert code == exits.OK and "sent back" in line and "journal" in line, line
+        assert code == exits.OK and "requeued" in line and "journal" in line, line
         assert small.scontrol_calls() == ["requeue 1"]
         assert devices(small, BOB) == 0
     assert small.handoff(1).slices == ()
@@ -90,12 +90,12 @@ def test_an_epilog_closes_the_devices_and_is_finished_later(small, fault, way):
     assert (devices(small, ALICE), devices(small, BOB)) == (4, 2)
     with way(small), fault(small):
         code, line = run_hook(small, "epilog", 1)
-        assert code == exits.OK and "devices are closed" in line, line
+        assert code == exits.OK and "devices are revoked" in line, line
         assert (devices(small, ALICE), devices(small, BOB)) == (0, 2)
         assert faults(small) == 1
     assert small.scontrol_calls() == []
     code, line = run_hook(small, "prolog", 3, "[mig:1g.10gb:1]")
-    assert code == exits.OK and "sent back" not in line
+    assert code == exits.OK and "requeued" not in line
     assert {row.job for row in small.slices("held")} == {2, 3}
     assert [(event["job"], event["exit_code"]) for event in small.events("stop")] == [(1, 0)]
     assert not list(ending.listed(small.executor.paths.run))
@@ -130,7 +130,7 @@ def test_a_lock_that_goes_in_time_only_delays(small, monkeypatch):
         time.sleep(3)
         assert not answers
     waiting.join()
-    assert answers[0][0] == exits.OK and "sent back" not in answers[0][1]
+    assert answers[0][0] == exits.OK and "requeued" not in answers[0][1]
     small.check()
 
 
@@ -187,9 +187,9 @@ def test_a_damaged_journal_that_cannot_be_replaced_is_tried_again(small):
                     file.write(b"no database" * 100)
             for restart in (0, 1):
                 code, line = run_hook(small, "prolog", 1, "[mig:1g.10gb:1]", restart=restart)
-                assert code == exits.OK and "sent back" in line, line
+                assert code == exits.OK and "requeued" in line, line
         code, line = run_hook(small, "prolog", 1, "[mig:1g.10gb:1]", restart=2)
-        assert code == exits.OK and "sent back" not in line, line
+        assert code == exits.OK and "requeued" not in line, line
     assert {(row.job, row.restart) for row in small.slices("held")} == {(9, 0), (8, 0), (1, 2)}
 
 
@@ -204,7 +204,7 @@ def test_a_run_dir_that_is_full_sends_the_job_back(new_node, tmp_path):
         node.forget_executor()
         with full(node):
             code, line = run_hook(node, "prolog", 2, "[mig:1g.10gb:1]", uid=BOB)
-            assert code == exits.OK and "sent back" in line and node.scontrol_calls() == ["requeue 2"], line
+            assert code == exits.OK and "requeued" in line and node.scontrol_calls() == ["requeue 2"], line
             assert run_hook(node, "epilog", 1)[0] == exits.OK
         assert run_hook(node, "prolog", 2, "[mig:1g.10gb:1]", uid=BOB, restart=1)[0] == exits.OK
         assert {row.job for row in node.slices("held")} == {2}

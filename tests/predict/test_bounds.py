@@ -60,7 +60,7 @@ def test_a_narrower_type_makes_possible_what_it_makes_faster_and_smaller() -> No
     small = replace(SERVED, memory_mib=9000.0)
     for row in (replace(small, precision="awq"), replace(small, model="llama-3.1-8b-instruct-awq")):
         assert impossible(row, KNOWLEDGE) == ""
-    assert "name another precision" in impossible(small, KNOWLEDGE)
+    assert "specify the precision" in impossible(small, KNOWLEDGE)
     assert impossible(replace(small, engine="ollama"), KNOWLEDGE) == ""
     adapters = replace(TRAINED, model="llama-3.1-8b", latency_s=5.0, memory_mib=9000.0)
     assert "less than the weights" in impossible(adapters, KNOWLEDGE)

@@ -76,7 +76,7 @@ def test_the_bound_holds_as_often_as_it_says(count):
 def test_a_full_slice_moves_the_next_one_up_at_once():
     offer, reason, text = chosen(runs(7, 7, 7, ("1g.10gb", 9.5, FAILED)))
     assert (offer.profile.gres_type, reason) == ("1g.20gb", "runs_full")
-    assert "a run of train.sh ended with its slice of 9.75 GiB full" in text
+    assert "a run of train.sh filled its slice of 9.75 GiB" in text
     assert chosen(runs(7, 7, 7, ("1g.10gb", 3, FAILED)))[0].profile.gres_type == "1g.10gb"  # whatever it died of
     assert chosen(runs(7, 7, 7, ("1g.10gb", 3, OUT_OF_MEMORY)))[0].profile.gres_type == "1g.20gb"  # its own word
     assert chosen(runs(7, 7, 7, ("1g.10gb", None, OUT_OF_MEMORY)))[0].profile.gres_type == "1g.20gb"
@@ -165,7 +165,7 @@ def test_a_run_on_3g_and_one_on_7g_leave_the_choice_where_it_was():
         after = [*before, share("3g.40gb", number=3, engine=engine), share("7g.80gb", number=4, engine=engine)]
         offer, reason, text = chosen(after)
         assert (offer.profile.gres_type, reason) == ("3g.40gb", "runs_kept")
-        assert "takes a fixed share" in text and "not known" in text
+        assert "allocates a fixed share" in text and "unknown" in text
 
 
 def test_a_fixed_share_is_not_taken_for_a_full_slice():

@@ -48,7 +48,7 @@ def test_a_table_that_is_wrong_throughout_is_named_once_for_each_model(
     (found,) = unusual(scaled(rows, factor), predictor)
     assert (found.figure, found.model, found.kind) == ("time", NEW, "infer")
     assert found.factor == pytest.approx(factor, rel=0.5) and found.far > found.points / 2
-    assert f"{NEW} (infer)" in found.text and "times what everything else that is known says" in found.text
+    assert f"{NEW} (infer)" in found.text and "times the value expected from all other data" in found.text
 
 
 def language(kind: str, factor: float) -> list[Measurement]:

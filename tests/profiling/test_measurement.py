@@ -61,6 +61,6 @@ def test_how_a_language_model_was_trained_is_read_in_the_words_of_hints() -> Non
     assert Tuning.parse("full/sgd").usual and not Tuning.parse("checkpointing").usual
     with pytest.raises(MeasurementError, match="joined by /, not lorra"):
         Measurement.from_text({**cells, "tuning": "lorra"})
-    with pytest.raises(MeasurementError, match="tuning is for kind train, not infer"):
+    with pytest.raises(MeasurementError, match="tuning is only for kind train, not infer"):
         Measurement.from_text({**cells, "kind": "infer", "tuning": "lora"})
     assert row.point != replace(row, tuning="").point

@@ -87,7 +87,7 @@ def test_a_model_is_measured_until_memory_ends(capsys):
     }
     assert all(row.rate > 0 and row.memory_mib > 0 for row in rows if row.ran)
     assert "does not fit" in out and "knee at input 100: batch" in out and "toy-net.csv: 8 new rows" in out
-    assert "not tried, because less did not fit: 2 points" in out
+    assert "not tried, because smaller ones did not fit: 2 points" in out
     assert "toy-net on the CPU" in err and "batch 16, input 100: does not fit" in err
 
 
@@ -122,10 +122,10 @@ def test_a_run_that_failed_is_resumed(capsys):
     assert [row.batch for row in before] == [1, 2]
 
     code, _, err = go(capsys, "bench.py:plain", "--model", "m", "--batches", "1-4", *QUICK)
-    assert code == 1 and "m.csv exists: --resume" in err
+    assert code == 1 and "m.csv exists: use --resume" in err
 
     code, out, _ = go(capsys, "bench.py:plain", "--model", "m", "--batches", "1,2,8", "--resume", *QUICK)
-    assert code == 0 and "1 new rows, 2 were there" in out
+    assert code == 0 and "1 new rows, 2 existing" in out
     after = read_folder(Path("m.csv"))
     assert after[:2] == before and [row.batch for row in after] == [1, 2, 8]
 
@@ -135,7 +135,7 @@ def test_the_curves_are_drawn(capsys):
     code, _, err = go(capsys, *args, "--plot", "m.svg")
     assert code == 2 and "--model is a name" in err
     code, _, err = go(capsys, args[0], "--model", "m", *args[3:], "--plot", "m.png")
-    assert code == 2 and "name it m.svg" in err
+    assert code == 2 and "use m.svg" in err
     code, _, _ = go(capsys, args[0], "--model", "m", *args[3:], "--plot", "m.svg")
     assert code == 0
     drawing = ET.parse("m.svg").getroot()
@@ -146,10 +146,10 @@ def test_the_curves_are_drawn(capsys):
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        ([], "give a TARGET"),
-        (["bench.py:make", "--command", "x {batch}"], "one of them"),
+        ([], "give either a TARGET"),
+        (["bench.py:make", "--command", "x {batch}"], "either a TARGET"),
         (["bench.py"], "module:callable"),
-        (["nowhere.py:make"], "no file nowhere.py"),
+        (["nowhere.py:make"], "no such file: nowhere.py"),
         (["--command", "prog"], "{batch}"),
         (["bench.py:make", "--batches", "0"], "above 0"),
         (["bench.py:make", "--params", "many"], "25.6m"),
@@ -168,7 +168,7 @@ def test_what_no_table_can_hold_is_refused_before_measuring(capsys):
     code, _, err = go(capsys, "bench.py:plain", "--model", "n", "--family", "a\nb", *QUICK)
     assert code == 1 and "family" in err and not Path("n.csv").exists()
     code, _, err = go(capsys, "bench.py:plain", "--model", "n", "-o", "nowhere/n.csv", *QUICK)
-    assert code == 1 and "no directory" in err
+    assert code == 1 and "no such directory" in err
     code, _, err = go(capsys, "bench.py:plain", "--model", "n", "--python", "no-such-python", *QUICK)
     assert code == 1 and "no-such-python cannot be run" in err
 
@@ -216,7 +216,7 @@ def test_an_interrupted_run_keeps_what_it_measured():
             if line.startswith("batch 1:"):
                 running.send_signal(signal.SIGINT)
     assert running.returncode == 130
-    assert "what was measured is in m.csv, and --resume goes on from there" in "".join(lines)
+    assert "the results are in m.csv, continue with --resume" in "".join(lines)
     assert [row.batch for row in read_folder(Path("m.csv"))] == [1]
 
 
@@ -275,7 +275,7 @@ def test_points_for_a_limit_are_those_that_a_service_would_run(capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--slo", "20ms"], "give both"),
+        (["--slo", "20ms"], "--slo requires --points"),
         (["--points", 2, "--slo", "20"], "write 200ms"),
         (["--points", 2, "--slo", "0s"], "write 200ms"),
     ],
@@ -287,4 +287,4 @@ def test_a_limit_is_a_time_and_goes_with_points(capsys, words, told):
 
 def test_points_or_grid(capsys):
     code, _, err = go(capsys, "bench.py:make", "--model", "m", "--points", 1, "--grid", *QUICK)
-    assert code == 2 and "one of them" in err
+    assert code == 2 and "either" in err

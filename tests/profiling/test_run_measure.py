@@ -279,7 +279,7 @@ def test_several_commands_at_once(command):
     assert (ran.summary.count, ran.throughput) == (6, 16.0)
 
 
-@pytest.mark.parametrize(("batch", "text"), [(5, "said so"), (6, "CUDA out of memory"), (7, "SIGKILL")])
+@pytest.mark.parametrize(("batch", "text"), [(5, "reported by the command"), (6, "CUDA out of memory"), (7, "SIGKILL")])
 def test_a_command_without_memory_is_a_result(command, batch, text):
     outcome = go(command, MeasurementCell(batch, 500))
     assert isinstance(outcome, DidNotFit) and text in outcome.text

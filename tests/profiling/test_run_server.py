@@ -73,7 +73,7 @@ def test_what_was_measured_is_kept_and_not_measured_again(
     before, asked = read_folder(Path("llama-3-8b.csv")), len(server.seen)
     assert go(capsys, server.url, "--batches", "1,2", "--inputs", 40, "--outputs", 4)[0] == 1, "the table is there"
     code, out, _ = go(capsys, server.url, "--batches", "1,2", "--inputs", 40, "--outputs", 4, "--resume")
-    assert code == 0 and "1 new rows, 1 were there" in out
+    assert code == 0 and "1 new rows, 1 existing" in out
     assert read_folder(Path("llama-3-8b.csv"))[0] == before[0]
     assert all(order["max_tokens"] for order in server.seen[asked:])
 
@@ -82,7 +82,7 @@ def test_servers_of_chats_alone_and_of_few_words_are_measured_too(capsys: pytest
     with CompletionServer(forms=("chat/completions",), words=(), ends_after=5, owner="me").running() as server:
         assert go(capsys, server.url, "--batches", 1, "--inputs", 40)[0] == 2, "the engine is not known"
         code, out, _ = go(capsys, server.url, "--batches", 1, "--inputs", 40, "--outputs", 16, "--engine", "sglang")
-    assert code == 0 and "lengths that the server really had" in out
+    assert code == 0 and "the actual lengths are shown" in out
     (row,) = read_folder(Path("llama-3-8b.csv"))
     assert (row.engine, row.output, row.input_size) == ("sglang", 5, 40), "it ended its answers earlier"
 
@@ -109,8 +109,8 @@ def test_streams_that_break_off_are_errors_and_are_counted(capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("server", "words"),
     [
-        (CompletionServer(models=("a", "b")), "serves 2 models (a, b): say which"),
-        (CompletionServer(silent=True), "held no token"),
+        (CompletionServer(models=("a", "b")), "serves 2 models (a, b): select one"),
+        (CompletionServer(silent=True), "had no token"),
         (CompletionServer(key="secret"), "status 401: a key is needed"),
         (CompletionServer(forms=()), "status 404"),
         (CompletionServer(longest=32), "sequences of at most 32 tokens"),
@@ -137,13 +137,13 @@ def test_a_key_and_one_of_several_models_are_told(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["http://192.0.2.1:8000"], "is no address of this host"),
+        (["http://192.0.2.1:8000"], "is not an address of this host"),
         (["http://user:secret@localhost:1"], "OPENAI_API_KEY"),
         (["ftp://localhost"], "write it as http://"),
         (["http://127.0.0.1:1"], "refused"),
-        (["http://127.0.0.1:1", "--points", "3"], "there is no --points"),
-        (["http://127.0.0.1:1", "--precision", "exact"], "--precision is what jobs write"),
-        (["http://127.0.0.1:1", "bench.py:make"], "there is no TARGET"),
+        (["http://127.0.0.1:1", "--points", "3"], "--points cannot be used with --server"),
+        (["http://127.0.0.1:1", "--precision", "exact"], "--precision must be a value"),
+        (["http://127.0.0.1:1", "bench.py:make"], "TARGET cannot be used with --server"),
     ],
 )
 def test_wrong_orders_are_refused(capsys: pytest.CaptureFixture[str], args: list[str], words: str) -> None:

@@ -16,7 +16,7 @@ def test_a_target_is_a_module_or_a_file(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "bench", ":make", "bench:", "bench:1x", "bench:a b", "nowhere.py:make"])
 def test_other_texts_are_refused(text):
-    with pytest.raises(TargetError, match=r"write|no file"):
+    with pytest.raises(TargetError, match=r"write|no such file"):
         parse_python(text)
 
 
@@ -60,7 +60,7 @@ def test_the_factory_and_what_it_returns_are_checked():
     assert prepare(lambda batch, size=3: lambda: (batch, size), 8, None)() == (8, 3)
     with pytest.raises(TargetError, match="give --inputs"):
         prepare(lambda batch, size: None, 8, None)
-    with pytest.raises(TargetError, match="leave --inputs"):
+    with pytest.raises(TargetError, match="omit --inputs"):
         prepare(lambda batch: None, 8, 128)
     with pytest.raises(TargetError, match="must return a callable"):
         prepare(lambda batch: 17, 8, None)

@@ -151,7 +151,7 @@ class TestMISO:
 
     def test_a_broken_list_is_an_error(self, folder: Path) -> None:
         put(folder / "raw" / "configs" / "3g_20gb.json", '{"bert": ["2"]}')
-        with pytest.raises(TableError, match=r"3g_20gb\.json: is no list of batches"):
+        with pytest.raises(TableError, match=r"3g_20gb\.json: is not a list of batches"):
             read_folder(folder)
 
 
@@ -231,7 +231,7 @@ class TestMIGPerf:
         )
         found = scan([tmp_path])
         assert [row.input_size for row in found.rows] == [128]
-        assert any(notice.startswith("1 points of MIGPerf are left out") for notice in found.notices)
+        assert any(notice.startswith("1 points of MIGPerf are skipped") for notice in found.notices)
 
     def test_work_of_an_encoder_grows_with_its_tokens(self, tmp_path: Path) -> None:
         put(
@@ -257,7 +257,7 @@ class TestMIGPerf:
     @pytest.mark.parametrize(
         ("name", "line", "said"),
         [
-            ("x.csv", f"{BERT},64,32,10.0,0.1,1,1,2", "which slice"),
+            ("x.csv", f"{BERT},64,32,10.0,0.1,1,1,2", "gives the slice"),
             ("x_05g_bsz.csv", f"{BERT},64,32,slow,0.1,1,1,2", "latency must be a number"),
             ("x_05g_bsz.csv", f"{BERT},64,0,10,0.1,1,1,2", "batch_size must be a whole number"),
         ],
@@ -278,7 +278,7 @@ def test_a_parent_folder_holds_several_laboratories(tmp_path: Path) -> None:
 
 def test_a_laboratorys_single_file_is_told_to_give_the_folder(tmp_path: Path) -> None:
     put(tmp_path / "s.csv", STEPS, "7g.40gb,resnet,64,1,100,5.7,0.02,0.019,0.01,0.03,0.04")
-    with pytest.raises(TableError, match="file of MISO: give the folder"):
+    with pytest.raises(TableError, match="file of MISO: give its directory"):
         read_folder(tmp_path / "s.csv")
 
 
@@ -291,6 +291,6 @@ def test_impossible_rows_of_a_laboratory_are_left_out_and_those_of_a_table_are_b
 
     found = scan([tmp_path / "lab"], refuse)
     assert [row.model for row in found.rows] == ["bert-large"]
-    assert any("1 rows of" in notice and notice.endswith("left out: too good") for notice in found.notices)
+    assert any("1 rows of" in notice and notice.endswith("skipped: too good") for notice in found.notices)
     with pytest.raises(TableError, match=r"t\.csv:3: cannot be: too good"):
         scan([tmp_path / "t.csv"], refuse)

@@ -35,17 +35,19 @@ def said(row: JobRow, *running: JobRow, nodes=NODES) -> str:
 @pytest.mark.parametrize(
     ("row", "running", "words"),
     [
-        (waits("7g.80gb:1"), [], "as soon as its slices are made"),
-        (waits("7g.80gb:1"), [runs(1, "1g.10gb:1", "n1", 5)], "as soon as its slices are made"),
+        (waits("7g.80gb:1"), [], "as soon as its slices are created"),
+        (waits("7g.80gb:1"), [runs(1, "1g.10gb:1", "n1", 5)], "as soon as its slices are created"),
         (
             waits("7g.80gb:1"),
             [runs(1, "1g.10gb:1", "n1", 5), runs(2, "1g.10gb:1", "n2", 90)],
-            "in 5 min at the latest, unless jobs of higher priority take the room: once job 1 (1g.10gb:1 on n1) ended",
+            "in 5 min at the latest, unless jobs of higher priority take the space: "
+            "after the end of job 1 (1g.10gb:1 on n1)",
         ),
         (
             waits("3g.40gb:2"),
             [runs(1, "3g.40gb:1", "n1", 90), runs(3, "3g.40gb:1", "n1", 5), runs(2, "4g.40gb:1", "n2", None)],
-            "in 1 h 30 min at the latest, unless jobs of higher priority take the room: once job 3 (3g.40gb:1 on n1),",
+            "in 1 h 30 min at the latest, unless jobs of higher priority take the space: "
+            "after the end of job 3 (3g.40gb:1 on n1),",
         ),
         (
             waits("7g.80gb:1", 2),
@@ -60,7 +62,7 @@ def said(row: JobRow, *running: JobRow, nodes=NODES) -> str:
         (
             waits("7g.80gb:1"),
             [runs(1, "1g.10gb:1", "n1", None), runs(2, "1g.10gb:1", "n2", None)],
-            "once job 1 (1g.10gb:1 on n1) ended, of which not all have a time limit",
+            "after the end of job 1 (1g.10gb:1 on n1), of which not all have a time limit",
         ),
         (waits("7g.80gb:2"), [], ""),
     ],

@@ -136,8 +136,8 @@ def test_without_a_token_nothing_is_shown_elsewhere():
 
 def test_an_answer_that_is_none_is_a_sentence(config):
     assert Service(config, Answer(2, error="the window ends before it begins")).get()[0] == 400
-    status, _, text = Service(config, Answer(1, error="the record cannot be read")).get()
-    assert (status, text) == (500, "the record cannot be read\n")
+    status, _, text = Service(config, Answer(1, error="cannot read the record")).get()
+    assert (status, text) == (500, "cannot read the record\n")
 
 
 def test_a_token_that_others_can_read_is_not_taken(tmp_path):
@@ -175,9 +175,9 @@ def fetched(port: int, path: str, **headers: str) -> str:
 
 def test_private_jobs_are_counted_for_the_token_only(service):
     _, port = service
-    assert "The record holds nothing of that." in fetched(port, "/")
+    assert "The record has no matching data." in fetched(port, "/")
     shown = fetched(port, "/all", Authorization=f"Bearer {TOKEN}")
-    assert "The record holds nothing of that." not in shown
+    assert "The record has no matching data." not in shown
     assert "1g.10gb" in shown
     assert not any(secret in shown for secret in SECRETS)
 

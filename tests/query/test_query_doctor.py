@@ -43,7 +43,7 @@ def stranger() -> Iterator[int]:
 def test_what_is_wrong_is_named(stranger: int) -> None:
     assert said(enabled=False)[0] == "warn"
     level, text = said(port=1)
-    assert level == "FAIL" and "nobody answers at 127.0.0.1 port 1" in text
+    assert level == "FAIL" and "no answer from 127.0.0.1 port 1" in text
     level, text = said(port=stranger)
     assert level == "FAIL" and "another program" in text
 

@@ -96,7 +96,7 @@ def test_private_jobs_are_as_none(tmp_path: Path) -> None:
             assert (answer.code, answer.out, answer.err, answer.error) == (0, "", (), "")
         for account in ("a7", "nosuch"):
             answer = told(service, BOB, RunsQuestion(accounts=(account,), allusers=True, header=False))
-            said = f"migacct: warning: no run that you may see has the account '{account}'"
+            said = f"migacct: warning: no run visible to you has the account '{account}'"
             assert (answer.code, answer.out, answer.err, answer.error) == (0, "", (said,), "")
         hidden, missing = (told(service, BOB, ShowQuestion(job)) for job in ("7", "77"))
         assert hidden == Answer(missing.code, error=missing.error.replace("77", "7"))
@@ -127,7 +127,7 @@ def test_a_record_that_cannot_be_read_is_told_without_its_path(tmp_path: Path) -
     with query_process(tmp_path) as service:
         (tmp_path / "migbatch.db").unlink()
         answer = told(service, ALICE, RunsQuestion())
-        assert answer.code == 1 and "cannot be read at the moment" in answer.error
+        assert answer.code == 1 and "cannot read the record at the moment" in answer.error
         assert str(tmp_path) not in answer.error
         assert "migbatch.db" in service.log
 
@@ -145,7 +145,7 @@ def test_a_question_needs_a_credential_of_its_own(service: QueryProcess) -> None
     fields, _ = service.proof(body, ALICE)
     other = write(RunsQuestion(allusers=True))
     status, text = post(service, other, fields)
-    assert (status, "not the one that was signed" in text) == (401, True)
+    assert (status, "does not match the signature" in text) == (401, True)
     fields, _ = service.proof(body, ALICE)
     status, text = post(service, other, {**fields, "X-Migbatch-Digest": digest_of(other)})
     assert (status, "another message" in text) == (401, True)
@@ -304,7 +304,7 @@ def test_a_question_that_takes_too_long_is_given_up_with_its_commands(stuck: Que
     eventually(lambda: any(_command(entry) == ["sleep", _seconds(stuck)] for entry in Path("/proc").iterdir()))
     fields, _ = stuck.proof(body, ALICE)
     status, text = post(stuck, body, fields)
-    assert (status, "being worked on already" in text) == (429, True), "one at a time"
+    assert (status, "already running" in text) == (429, True), "one at a time"
     asked.join(PATIENCE_S)
     assert told(stuck, BOB, ShowQuestion("8")).code == 0, "another process has taken the place"
     eventually(lambda: not any(_command(entry) == ["sleep", _seconds(stuck)] for entry in Path("/proc").iterdir()))
@@ -346,7 +346,7 @@ def test_an_answer_that_is_not_read_counts_against_its_user(tmp_path: Path) -> N
             links.append(link)
         body = write(ShowQuestion("7"))
         status, text = post(service, body, service.proof(body, ALICE)[0])
-        assert (status, "still to be read" in text) == (429, True)
+        assert (status, "have not been read yet" in text) == (429, True)
         assert told(service, BOB, ShowQuestion("8")).code == 0
         for link in links:
             link.close()

@@ -303,7 +303,7 @@ def test_usage_of_others_is_told_where_it_is_not_private(site: QuerySite) -> Non
 def test_waste_is_told_to_who_wasted_it_and_to_operators(site: QuerySite) -> None:
     bobs = str(USERS["bob"][1])
     nobody = Rights(1001, private=frozenset())
-    assert "is in the record, or it is not yours" in told(site, nobody, WasteQuestion(bobs))
+    assert "with slices, or it is not yours" in told(site, nobody, WasteQuestion(bobs))
     table = WasteQuestion(start="now-1hour", as_json=True)
     assert json.loads(told(site, nobody, table))["total"]["runs"] == 1
     assert json.loads(told(site, Rights(0, everything=True), table))["total"]["runs"] == 2

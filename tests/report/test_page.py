@@ -199,7 +199,7 @@ def test_keys_of_a_page():
     assert typed(PageState(), "q").over
     assert typed(PageState(), "h").help
     assert not typed(PageState(), "h", "x").help
-    assert "how long they are in use" in text(state=typed(PageState(), "?"), height=30)
+    assert "time in use" in text(state=typed(PageState(), "?"), height=30)
     assert typed(PageState(), " ").looks == 1
     assert not typed(PageState(), "z").colour
     assert typed(PageState(), "left", "1", "f5") == PageState()

@@ -150,15 +150,15 @@ def test_a_record_that_holds_nothing_is_said_so(tmp_path):
     open_store(url).close()
     document = Document(page_of(url, tmp_path / "page.html"))
     assert document.charts == {}
-    assert "The record holds nothing of that." in document.words
+    assert "The record has no matching data." in document.words
 
 
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
         (("-S", "nonsense"), 2, "Invalid time specification (pos=0): nonsense"),
-        (("-S", "2026-10-02", "-E", "2026-10-01"), 2, "let -E be later than -S"),
-        (("-S", "tomorrow", "-E", "now+3days"), 2, "holds no time that has passed"),
+        (("-S", "2026-10-02", "-E", "2026-10-01"), 2, "-E must be later than -S"),
+        (("-S", "tomorrow", "-E", "now+3days"), 2, "is in the future"),
     ],
 )
 def test_what_is_refused(url, tmp_path, capsys, options, code, words):

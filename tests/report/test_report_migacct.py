@@ -276,9 +276,14 @@ def test_others_see_their_own_jobs_as_in_sacct(cli: Cli) -> None:
 def test_the_state_alone_warns_that_it_means_now(cli: Cli) -> None:
     code, out, err = cli("-s", "CD", "-n")
     assert (code, out) == (0, "")
-    assert err == "migacct: warning: -s alone looks at this moment only; add -S and -E (-S today -E now) to look back\n"
+    assert (
+        err
+        == "migacct: warning: -s alone shows the current moment only; add -S and -E (-S today -E now) for the past\n"
+    )
     _, _, err = cli("-s", "CD", "-S", "today", "-n")
-    assert err == "migacct: warning: -s with -S but no -E looks at one moment only; add -E now to see all since today\n"
+    assert (
+        err == "migacct: warning: -s with -S but no -E shows one moment only; add -E now for everything since today\n"
+    )
     for quiet in (["-s", "CD", "-S", "today", "-E", "now"], ["-s", "CD", "-j", "2"], ["-S", "today"]):
         assert cli("-n", *quiet)[2] == ""
 
@@ -302,17 +307,17 @@ def test_the_state_alone_warns_that_it_means_now(cli: Cli) -> None:
         (["-k", "foo"], 1, "Invalid time limit specification"),
         (["-k", "5", "-K", "foo"], 1, "Invalid time limit specification"),
         (["-c"], 1, "Slurm job completion is disabled: "),
-        (["-x", "12,3x"], 1, "-x: '3x' is no id of an association; `sacctmgr show associations format=id` has them"),
+        (["-x", "12,3x"], 1, "-x: '3x' is not an association id; `sacctmgr show associations format=id` lists them"),
         (["-s", "SLEEPING"], 1, "unrecognized job state value 'SLEEPING'; states are BF/BOOT_FAIL"),
         (["-j", "abc"], 1, "Bad job/step specified: abc; write 12"),
         (["-j", "12_[1-99999999]"], 1, "array tasks"),
         (["-N", "n[1-"], 1, "-N: 'n[1-' lacks"),
         (["-o", "jobid,color"], 1, 'Invalid field requested: "color"; -e lists them'),
         (["-o", "jobid%x"], 1, "write its name, name%20"),
-        (["-o", "p"], 1, "may stand for Partition, Profile, Placement"),
+        (["-o", "p"], 1, "is ambiguous: Partition, Profile, Placement"),
         (["-o", ","], 1, "no columns"),
         (["--units", "X"], 1, "Invalid unit type 'X'. Possible options are 'KMGTP'"),
-        (["--db", "sqlite:////nowhere/x.db"], 1, "there is no database at /nowhere/x.db"),
+        (["--db", "sqlite:////nowhere/x.db"], 1, "no database at /nowhere/x.db"),
         (["--db", "nonsense"], 1, "not a database URL"),
         (["-Q"], 1, "No such option"),
         (["-S"], 1, "requires an argument"),
@@ -393,9 +398,9 @@ def test_the_first_lines_of_yaml(cli: Cli) -> None:
 
 def test_what_nothing_has_is_said(cli: Cli) -> None:
     for options, said in (
-        (["-A", "ml,nosuch", "-u", "alice", "-r", "cpu"], "no run that you may see has the account 'nosuch'"),
-        (["-q", "nosuch"], "no run that you may see has the QOS 'nosuch'"),
-        (["-W", "nosuch"], "no run that you may see has the wckey 'nosuch'"),
+        (["-A", "ml,nosuch", "-u", "alice", "-r", "cpu"], "no run visible to you has the account 'nosuch'"),
+        (["-q", "nosuch"], "no run visible to you has the QOS 'nosuch'"),
+        (["-W", "nosuch"], "no run visible to you has the wckey 'nosuch'"),
     ):
         assert cli("-n", *options) == (0, "", f"migacct: warning: {said}\n")
     assert cli("-n", "-q", "high", "-r", "cpu") == (0, "", "")
@@ -413,7 +418,7 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_clusters(cli: Cli, named: None) -> None:
     assert cli("-n", "-X", "-j", "2", "-P", "-o", "jobid,cluster") == (0, "2|one\n", "")
     assert cli("-n", "-X", "-j", "2", "-P", "-o", "jobid", "-M", "two,one") == (0, "2\n", "")
-    said = "migacct: warning: the runs of this record are of the cluster one alone\n"
+    said = "migacct: warning: this record only has runs of the cluster one\n"
     assert cli("-n", "-j", "2", "-M", "two") == (0, "", said)
 
 

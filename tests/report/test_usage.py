@@ -152,7 +152,7 @@ def test_without_descriptions_of_the_gpus_percent_is_of_what_was_used(
         record.execute("update gpus set seen=?", (at("10-05"),))
         record.execute("update journals set forgotten=1")
     out = usage(*OCTOBER, "--db", f"sqlite:///{copy}", "--by", "account")[1]
-    assert "percent of what was used (capacity is not known)" in out
+    assert "percent of the used time (capacity is unknown)" in out
     assert "%USED" in out
     assert [line.split()[4] for line in out.splitlines()[2:]] == ["97.7", "2.3", "100.0"]
 
@@ -193,7 +193,7 @@ def test_nothing_held_is_no_error(usage: Cli) -> None:
         (("--by", "colour"), "--by 'colour': write some of user, account"),
         (("-S", "never"), "Invalid time specification (pos=0): never"),
         (("-S", "1990-01-01", "--by", "month"), "up to 240 months"),
-        (("-S", "now", "-E", "now-1day"), "let -E be later than -S"),
+        (("-S", "now", "-E", "now-1day"), "-E must be later than -S"),
         (("-N", "n[1"), "-N: "),
     ],
 )

@@ -59,13 +59,13 @@ def test_a_whole_gpu_where_a_slice_would_do() -> None:
 def test_where_sms_were_not_sampled_it_says_so() -> None:
     verdict = used(sm=None)
     assert verdict.profile == "1g.10gb"
-    assert "its SMs were not sampled, so whether it is as fast there is not known" in verdict.findings[0].sentence
+    assert "its SMs were not sampled, so its speed there is unknown" in verdict.findings[0].sentence
 
 
 def test_busy_sms_keep_a_slice_though_its_memory_is_empty() -> None:
     verdict = used("3g.40gb", 1024.0, 0.95)
     assert (kinds(verdict), verdict.sbatch, verdict.wasted_gpu_hours) == ([], "", 0.0)
-    assert verdict.note == "nothing smaller would have done"
+    assert verdict.note == "no smaller slice would have been enough"
 
 
 def test_memory_and_sms_are_named_apart() -> None:
@@ -81,7 +81,7 @@ def test_held_but_idle() -> None:
     verdict = used("1g.10gb", 100.0, 0.02, hours=14.0)
     assert kinds(verdict) == ["idle"] and verdict.sbatch == ""
     assert verdict.wasted_gpu_hours == pytest.approx(2 * 0.98)
-    assert "SMs were in use 2.0% of the 14 h that it held 1g.10gb" in verdict.findings[0].sentence
+    assert "SMs were in use 2.0% of the 14 h for which it held 1g.10gb" in verdict.findings[0].sentence
     assert kinds(used(sm=0.02)) == ["idle", "whole"], "and what to ask for if it did something"
 
 
@@ -94,13 +94,13 @@ def test_several_slices_and_nodes() -> None:
 @pytest.mark.parametrize(
     ("use", "note"),
     [
-        ({"peak": None}, "neither its memory nor its SMs were seen"),
-        ({"peak": None, "sm": 0.5}, "its memory was not seen"),
+        ({"peak": None}, "neither its memory nor its SMs were sampled"),
+        ({"peak": None, "sm": 0.5}, "its memory was not sampled"),
         ({"ended": FAILED}, "it did not complete"),
-        ({"ended": FAILED, "peak": 80_000.0}, "ended with its slice full"),
-        ({"engine": "vllm"}, "vllm fills a fixed share of any slice"),
+        ({"ended": FAILED, "peak": 80_000.0}, "filled its slice"),
+        ({"engine": "vllm"}, "vllm allocates a fixed share of any slice"),
         ({"shared": True}, "it shared its slice"),
-        ({"live": True}, "it goes on"),
+        ({"live": True}, "it is running"),
     ],
 )
 def test_what_is_not_known_is_not_guessed(use: dict[str, Any], note: str) -> None:
@@ -111,7 +111,7 @@ def test_what_is_not_known_is_not_guessed(use: dict[str, Any], note: str) -> Non
 def test_after_memory_ran_out_the_next_larger_slice_is_named() -> None:
     verdict = used("1g.10gb", None, ended=OUT_OF_MEMORY)
     assert verdict.sbatch == "sbatch --gres=mig:1g.20gb" and not verdict.findings and not verdict.judged
-    assert verdict.note == "its memory ran out, by its own word: take 1g.20gb next time"
+    assert verdict.note == "it reported out of memory: request 1g.20gb next time"
     assert used("2g.20gb", 20_000.0, ended=OUT_OF_MEMORY, count=2).sbatch == "sbatch --gres=mig:3g.40gb:2"
     whole = used(ended=OUT_OF_MEMORY)
     assert whole.sbatch == "" and "on the largest slice" in whole.note
@@ -183,7 +183,7 @@ Held:         7g.80gb for 02:00:00 (2 GPU-hours)
 Memory:       4 GiB of 79.2 GiB (5%)
 SMs:          12% in use, memory bandwidth 5%
 Wasted:       1.71 GPU-hours
-Findings:     a whole GPU where 1g.10gb would do: at most 4 of 79.2 GiB were used, with a margin 6, and 1g.10gb has \
+Findings:     a whole GPU where 1g.10gb is enough: at most 4 of 79.2 GiB were used, with a margin 6, and 1g.10gb has \
 9.75; 0.84 of 7 compute slices were busy, and 1g.10gb has 1
 Next time:    sbatch --gres=mig:1g.10gb
 Waited:       01:00:00
@@ -203,7 +203,7 @@ def test_where_too_few_waited_it_is_unknown(waste: Cli) -> None:
 
 
 def test_a_job_that_goes_on(waste: Cli) -> None:
-    assert "Note:         it goes on; memory and SMs are told at its end" in waste("30")[1]
+    assert "Note:         it is running; memory and SMs are reported at its end" in waste("30")[1]
 
 
 def test_the_worst_of_the_site_come_first(waste: Cli) -> None:
@@ -213,7 +213,7 @@ def test_the_worst_of_the_site_come_first(waste: Cli) -> None:
     assert lines[0].split()[:4] == ["JOBID", "USER", "ACCOUNT", "HELD"]
     assert [line.split()[0] for line in lines[1:-1]] == ["9", "7"], "most GPU-hours first, job 8 needs what it had"
     assert lines[-1] == (
-        "9 runs held 8.01 GPU-hours; of 8 it was seen what they did, 5.29 (66%) were wasted; shown: the worst 2"
+        "9 runs held 8.01 GPU-hours; 8 were sampled, 5.29 (66%) of these were wasted; shown: the worst 2"
     )
     assert waste("-S", "2026-10-01", "-E", "2026-11-01", "--limit", "1", "-P", "-n")[1].splitlines() == [
         "9|alice|chemistry|3g.40gb|10:00:00|12|not sampled|5.00|3.57|memory|sbatch --gres=mig:1g.10gb|00:01:00|unknown"
@@ -239,9 +239,9 @@ def test_nothing_is_no_error(waste: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("99",), 1, "no run of job 99 that held slices is in the record"),
-        (("a;b",), 2, "'a;b' is no job id"),
-        (("7", "-u", "alice"), 2, "leave -u"),
+        (("99",), 1, "the record has no run of job 99 with slices"),
+        (("a;b",), 2, "'a;b' is not a job id"),
+        (("7", "-u", "alice"), 2, "cannot be combined with -u"),
         (("-S", "never"), 1, "Invalid time specification (pos=0): never"),
     ],
 )

@@ -97,8 +97,8 @@ def test_the_document_is_followed_to_its_end():
         "On a login node, as a user",
         "Two controllers",  # test_two_controllers.py
         "On the second controller, once every slurmd was restarted",
-        "To leave",
-        "To leave, on each GPU node",
+        "Uninstall",
+        "Uninstall, on each GPU node",
     ]
 
 
@@ -161,7 +161,7 @@ def test_everything_is_installed_and_nothing_more_is_to_do(site: StockSite):
         assert site.on(host, f"{DRY} {role} --edit").endswith("nothing to do\n")
         assert site.on(host, f"{DRY} {role} --edit --apply").endswith("0 files and directories changed\n")
     # where hooks are called since slurm.conf names them, nodes say so within a minute
-    site.wait("0 to correct", lambda: "0 to correct" in site.on("ctl", f"{MIGBATCH} doctor", codes=(0, 1)))
+    site.wait("0 failed", lambda: "0 failed" in site.on("ctl", f"{MIGBATCH} doctor", codes=(0, 1)))
 
 
 def test_our_hooks_are_run_once(site: StockSite):
@@ -209,8 +209,8 @@ def test_what_the_site_changed_meanwhile_stays_and_the_rest_comes_back_to_the_by
     late = b"PartitionName=late Nodes=c1 # opened while migbatch was here\n"
     partitions.write_bytes(partitions.read_bytes() + late)
     site.wait("the end of all jobs", lambda: site.on("ctl", "squeue -h -a") == "")
-    site.follow("To leave", "ctl")
-    site.follow("To leave, on each GPU node", *GPU_NODES)
+    site.follow("Uninstall", "ctl")
+    site.follow("Uninstall, on each GPU node", *GPU_NODES)
     expected = dict(untouched)
     text, mode, owner = expected["partitions.conf"]
     expected["partitions.conf"] = text + late, mode, owner

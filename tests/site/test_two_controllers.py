@@ -74,14 +74,14 @@ def test_doctor_knows_which_of_the_two_it_is(site: PairedSite):
     until("the node's report since its hooks are called", lambda: wrong(site, "ctl") == [])
     assert wrong(site, "ctl2") == []
     said = site.on("ctl2", f"{MIGBATCH} doctor")
-    assert "migbatchd: stands by: slurmctld's primary is ctl" in said
+    assert "migbatchd: standby: slurmctld's primary is ctl" in said
     assert "this one and ctl can stand in for each other" in said
     assert "ctl2" in site.on("ctl", f"{MIGBATCH} doctor | grep 'stand in for each other'")
     said = site.on("login", f"{MIGBATCH} doctor --role login")
-    assert "query service: 10.7.1.8 port 6831: that migbatchd stands by" in said
+    assert "query service: 10.7.1.8 port 6831: that migbatchd is on standby" in said
     said = site.on("ctl2", f"{MIGBATCH} doctor --nodes", codes=(2,))
     assert re.findall("^(?:FAIL|unknown|warn).*", said, re.MULTILINE) == [
-        "unknown nodes: what they found is told to the active migbatchd"
+        "unknown nodes: nodes report to the active migbatchd"
     ]
 
 
@@ -105,5 +105,5 @@ def test_the_second_takes_over(site: PairedSite):
     until("an answer", lambda: "h1" in site.on("login", "sinfo", codes=(0, 1)))
     assert slice_of(site, "7g.80gb").startswith("MIG-")
     (found,) = wrong(site, "ctl2")
-    assert found.startswith("FAIL    controllers: migbatchd on ctl does not answer, so that it would not take over")
+    assert found.startswith("FAIL    controllers: migbatchd on ctl does not answer, so it would not take over")
     assert slice_of(site, "1g.10gb").startswith("MIG-")

@@ -41,7 +41,7 @@ def test_what_slurm_prints(text: str | None, expected: list[tuple[str, str | Non
 
 @pytest.mark.parametrize("text", ["mig:", ":1", "mig:a:b:1", "mig:1g.10gb:-1", "mig=x", "mig:a b", "mig,,gpu", "a\nb"])
 def test_what_is_no_gres(text: str) -> None:
-    with pytest.raises(GresError, match="no GRES entry"):
+    with pytest.raises(GresError, match="not a GRES entry"):
         parse(text)
 
 

@@ -118,7 +118,7 @@ def test_what_hangs_is_ended(make: Make) -> None:
     [
         ("raise ImportError('libslurmfull.so: cannot open')", "cannot open"),
         ("os._exit(1)", "exit code 1"),
-        ("del Job.gres_per_node", "does not show gres_per_node"),
+        ("del Job.gres_per_node", "does not provide gres_per_node"),
         ("class Partitions:\n    def load(): raise RPCError('Protocol version has an unexpected size')", "Protocol"),
     ],
 )

@@ -94,13 +94,13 @@ def test_the_token_and_its_user_are_sent(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ((401, "Authentication failure"), "write a new one of slurm's there"),
-        ((200, "<html>"), "no JSON"),
+        ((401, "Authentication failure"), "replace it by one of slurm"),
+        ((200, "<html>"), "invalid JSON"),
         ((200, {"errors": []}), "without a list of jobs"),
         ((200, {"jobs": [{"job_state": ["RUNNING"]}]}), "a job without an id"),
         ((500, error(1800, "Unable to contact slurm controller")), "Unable to contact slurm controller"),
         ((500, error(1001, "Authentication error")), "Authentication error"),
-        ((404, "Unable to find requested URL"), "does not know GET"),
+        ((404, "Unable to find requested URL"), "does not support GET"),
         ((500, {"jobs": []}), "with 500"),
     ],
 )
@@ -147,14 +147,14 @@ def test_a_slurmrestd_that_is_silent_or_away_is_an_error(serve: Serve, tmp_path:
     with pytest.raises(SlurmError, match="did not answer within"):
         client.jobs()
     away = SlurmrestdClient(tmp_path, address=f"unix:{tmp_path}/nowhere", user="slurm")
-    assert "cannot be asked" in away.probe()
+    assert "cannot be reached" in away.probe()
 
 
 def test_another_release_behind_the_same_socket_is_found(serve: Serve) -> None:
     client, server = serve({"jobs/": (200, {"jobs": [JOB]})})
     client.jobs()
     server.answers["partitions/"] = (404, "Unable to find requested URL")
-    with pytest.raises(SlurmError, match="does not know GET"):
+    with pytest.raises(SlurmError, match="does not support GET"):
         client.jobs()
     server.answers["partitions/"] = (200, PARTITIONS)
     before = len(server.headers)
@@ -164,7 +164,7 @@ def test_another_release_behind_the_same_socket_is_found(serve: Serve) -> None:
 
 @pytest.mark.parametrize(
     ("text", "mode", "said"),
-    [("a.b.c", 0o644, "nobody else may read"), ("", 0o600, "holds no token"), ("a b\nX-Evil: 1", 0o600, "no token")],
+    [("a.b.c", 0o644, "readable by no other"), ("", 0o600, "has no token"), ("a b\nX-Evil: 1", 0o600, "no token")],
 )
 def test_a_token_that_is_no_secret_or_no_token_is_not_sent(
     serve: Serve, tmp_path: Path, text: str, mode: int, said: str
@@ -181,7 +181,7 @@ def test_a_token_that_is_no_secret_or_no_token_is_not_sent(
     "text", ["", "unix:relative", "ftp://host:1", "http://host", "http://host:70000", "http://a/b:1"]
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no address"):
+    with pytest.raises(ValueError, match="not an address"):
         RestAddress.parse(text)
 
 

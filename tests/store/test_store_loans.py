@@ -42,10 +42,10 @@ def test_actions_are_kept_in_their_order(store: Store) -> None:
         for n in range(1, 6)
     ]
     store.save_loans([], made)
-    store.save_loans([], [{**made[0], "ts": 9.0, "dry_run": True, "outcome": "Slurm refused"}])
+    store.save_loans([], [{**made[0], "ts": 9.0, "dry_run": True, "outcome": "Slurm rejected"}])
     assert [row["ts"] for row in store.actions()] == [1, 2, 3, 4, 5, 9]
     assert [row["ts"] for row in store.actions([1], limit=2)] == [5, 9]
-    assert [(row["dry_run"], row["outcome"]) for row in store.actions(limit=1)] == [(True, "Slurm refused")]
+    assert [(row["dry_run"], row["outcome"]) for row in store.actions(limit=1)] == [(True, "Slurm rejected")]
 
 
 def test_text_from_outside_is_made_fit(store: Store) -> None:

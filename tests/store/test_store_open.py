@@ -67,7 +67,7 @@ def test_a_shared_filesystem_is_refused_with_what_to_do(url: str, monkeypatch: p
     ("url", "says"),
     [
         ("nonsense", "not a database URL"),
-        ("sqlite://", "names no absolute file"),
+        ("sqlite://", "is not an absolute path"),
         ("sqlite:///relative.db", "four slashes"),
         ("sqlite:////proc/nope/x.db", "cannot make|proc"),
         ("oracle://x", "use sqlite, mariadb or postgresql|needs the Python package"),
@@ -148,7 +148,7 @@ def test_a_reader_follows_a_living_writer(store: Store, url: str) -> None:
 
 @pytest.mark.sqlite
 def test_a_reader_needs_a_database(url: str) -> None:
-    with pytest.raises(StoreError, match=r"no database at .*migbatchd makes it"):
+    with pytest.raises(StoreError, match=r"no database at .*migbatchd creates it"):
         open_store(url, readonly=True)
     assert not Path(url.removeprefix("sqlite:///")).exists()
 

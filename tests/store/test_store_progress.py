@@ -127,7 +127,7 @@ def test_a_speed_that_the_run_was_too_short_for_is_refused(store: Store) -> None
     node = Node(store)
     node.send(node.start(100, 7), report(node, 160, items=1e6, throughput_per_s=10.0))
     assert measured(store)[:2] == (1e6, None)
-    assert "take longer than the 60 s" in facts(store)["doubts"][0]
+    assert "take longer than its run time of 60 s" in facts(store)["doubts"][0]
 
 
 def test_figures_that_are_withdrawn_go(store: Store) -> None:

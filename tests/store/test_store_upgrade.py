@@ -111,7 +111,7 @@ def test_an_upgrade_without_room_for_its_backup_changes_nothing(url: str, monkey
     before = make_old(url, 3)
     usage = os.statvfs("/").f_bavail
     monkeypatch.setattr(backup, "size_of", lambda file: (usage + 10**9) << 20)
-    with pytest.raises(StoreError, match=r"older release.*MiB left.*make room, or .*migbatch db upgrade --no-backup"):
+    with pytest.raises(StoreError, match=r"older release.*MiB left.*free space, or .*migbatch db upgrade --no-backup"):
         open_store(url)
     assert beside(url) == []
     assert all_rows(url) == before

@@ -89,7 +89,7 @@ def test_what_a_refusal_proposes_is_granted(chooser: Chooser) -> None:
 
 def test_memory_as_told_replaces_the_arithmetic(chooser: Chooser) -> None:
     told = ask(chooser, "model=llama-3.1-8b mem=20gb")
-    assert granted(told) == "1g.20gb" and "18.6 of 19.6 GiB, as told" in told.message
+    assert granted(told) == "1g.20gb" and "18.6 of 19.6 GiB, from mem=" in told.message
     curve = ask(chooser, "model=bert-large role=train batch=64 input=512 mem=20gb")
     assert "18.6 of 19.6 GiB" in curve.message
 

@@ -124,7 +124,7 @@ def test_a_vllm_run_on_3g_and_one_on_7g_leave_the_next_choice_where_it_was(
         return answer.changes["tres_per_node"], answer.message
 
     before, told = chosen("3g.40gb", "3g.40gb", "3g.40gb")
-    assert "3g.40gb" in before and "vllm takes a fixed share" in told and "not known" in told
+    assert "3g.40gb" in before and "vllm allocates a fixed share" in told and "unknown" in told
     assert chosen("3g.40gb", "3g.40gb", "3g.40gb", "3g.40gb", "7g.80gb")[0] == before
     assert chosen("3g.40gb", "7g.80gb", "7g.80gb")[0] == before
 
@@ -144,7 +144,7 @@ def test_whole_gpus_are_granted_and_advised(
     key = key_of(service, decisions)
     remember(service, key, 14, 14, 14)
     answer = submitted(shim, gres="gres/gpu")
-    assert "your last 3 runs of train.sh used at most 14 GiB: --gres=mig:1g.20gb would do" in answer.message
+    assert "your last 3 runs of train.sh used at most 14 GiB: --gres=mig:1g.20gb is enough" in answer.message
     assert "7g.80gb" in answer.changes["tres_per_node"]
     remember(service, key, 70, 70, 70)
     assert "would do" not in submitted(shim, gres="gres/gpu").message

@@ -32,7 +32,7 @@ def of_service(request: JobRequest, chooser: Chooser, policy: SubmitPolicy) -> A
     return answer
 
 
-AWAY = "cannot be sized while the submit service is away"
+AWAY = "cannot be sized while the submit service is down"
 
 
 def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: SubmitPolicy | None = None) -> Answer:

@@ -51,5 +51,5 @@ def test_other_values_are_refused(data: dict[str, object], tmp_path: Path) -> No
 def test_a_file_that_is_no_json(tmp_path: Path) -> None:
     path = tmp_path / "catalog.json"
     path.write_text("{")
-    with pytest.raises(CatalogError, match="no JSON"):
+    with pytest.raises(CatalogError, match="not JSON"):
         load(path)

@@ -1,1 +1,1 @@
-"""Decide what waiting jobs are changed to, another profile or throttle: the dispatch stage."""
+"""The dispatch stage: changes of pending jobs, another profile or throttle."""

@@ -1,18 +1,19 @@
-"""How many tasks of an elastic array may run at once: what it needs, and what there is for it.
+"""How many tasks of an elastic array may run at once: its need, and the available capacity.
 
-An array is elastic by its hints. With `items=` and `deadline=` each task does `items`, and all of them are to be done
-`deadline` after the first of them started, unless they are a job of a pipeline, whose deadline it is. With `role=serve`
-and `rate=` each task is an instance of a service, and all of them get `rate` items or requests a second. Slurm starts
-the tasks; what follows the load here is its ArrayTaskThrottle. It is the fewest with which the array ends in time
-(`decide.dispatch.elasticity.at_once`), or which carry the service's load (`decide.dispatch.instances`), after
-ElasticBatch: as few instances as the load needs, more at once where it grows. While nobody else waits for room the
-number of a deadline is lowered with reserve only, so that it does not go up and down; while others wait it is lowered
-at once. No task is ever stopped: a lower number counts as tasks end.
+An array is elastic by its hints. With `items=` and `deadline=` each task does `items`, and all of them must be done
+`deadline` after the first of them started, unless they are a job of a pipeline, which then has the deadline. With
+`role=serve` and `rate=` each task is an instance of a service, and all of them get `rate` items or requests a second.
+Slurm starts the tasks; this module sets the ArrayTaskThrottle. It is the lowest with which the array meets its deadline
+(`decide.dispatch.elasticity.at_once`), or serves the load (`decide.dispatch.instances`), after ElasticBatch: as few
+instances as the load needs, more as soon as it grows. While no other job waits for capacity the number for a deadline
+is
+lowered only with a reserve, so that it does not oscillate; while others wait it is lowered immediately. No task is ever
+stopped: a lower number takes effect as tasks end.
 
-Where the arrays of several users need more than there is, `decide.dispatch.shares` says who gets it: earliest deadlines
-first, where they can be kept, and what is left to the user who was served least (D-STACK).
+If the arrays of several users need more than there is, `decide.dispatch.shares` decides: earliest deadlines first, if
+they can be met, and the rest to the user who was served least (D-STACK).
 
-What a user set as throttle himself (`--array=...%n`, or scontrol) is never exceeded.
+A throttle set by the user (`--array=...%n`, or scontrol) is never exceeded.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from slurm_migbatch.workload.hints import SERVE
 HISTORY: Final = 10
 """Sessions (longest deadlines) over which the GPU time of users is compared."""
 SESSION_S: Final = 86_400.0
-"""The longest session: longer deadlines are taken for this one where users are compared."""
+"""The maximum session: longer deadlines count as this when users are compared."""
 START_S: Final = 2.0
-"""From the end of one task to the start of the next: Epilog, a scheduling cycle of Slurm's, Prolog."""
+"""From the end of one task to the start of the next: Epilog, a scheduling cycle of Slurm, Prolog."""
 MEASURED: Final = 32
-"""Finished tasks, the newest, whose mean length is taken for that of the next."""
+"""Number of newest finished tasks whose mean duration predicts the next."""
 OVERDUE: Final = 0.1
-"""A task that has run longer than they do is taken to need this share of their length more."""
+"""Remaining share of the mean duration assumed for a task that has exceeded it."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One run of a task by the record: unix seconds, `ended` None while it runs, `done` where it came to its end."""
+    """One run of a task in the record: unix seconds, `ended` None while it runs, `done` if it completed."""
 
     started: float
     ended: float | None = None
@@ -57,23 +58,24 @@ class Task:
 
 @dataclass(frozen=True)
 class ElasticArray:
-    """An elastic array, as Slurm lists it and as the record has it.
+    """An elastic array, from Slurm and the record.
 
     Attributes:
         array: its job id; `user` its owner.
         comment: of its tasks, with the marker.
-        profile, each: what a task asks for.
-        pending: tasks that have not started; `running`: when the others did, unix seconds.
-        throttle: what Slurm has now (None: none); of an array with one task to start Slurm does not show it, and
-            `shown` is false.
-        deadline_s, items: its hints, items those of one task; None: it is a service.
-        runs: tasks that the record knows.
-        predicted_s: what a task takes by the prediction that was counted on; None: unknown.
+        profile, each: request of a task.
+        pending: tasks that have not started; `running`: start of the others, unix seconds.
+        throttle: Slurm's current one (None: none); for an array with one pending task Slurm does not show it, and
+            `shown`
+            is false.
+        deadline_s, items: its hints, items per task; None: it is a service.
+        runs: tasks in the record.
+        predicted_s: conservative prediction of a task's duration; None: unknown.
         pool: nodes on which it may run.
-        rate, limit_ms: hints of a service, items a second of all tasks, and the longest time for a batch.
-        carries: items a second of one task by the prediction that was counted on; None: unknown.
-        load: what instances of a service do by their reports.
-        placed: tasks to start for which supply has planned room.
+        rate, limit_ms: hints of a service, items a second of all tasks, and the latency limit of a batch.
+        carries: conservative prediction of items a second of one task; None: unknown.
+        load: measured load of a service's instances.
+        placed: pending tasks for which supply has planned capacity.
     """
 
     array: int
@@ -98,12 +100,12 @@ class ElasticArray:
 
     @property
     def first(self) -> float | None:
-        """When its first task started."""
+        """Start of its first task."""
         return min((*self.running, *(run.started for run in self.runs)), default=None)
 
     @property
     def task_s(self) -> float | None:
-        """What a task takes with its start; of those that ended, where any did."""
+        """Duration of a task including its start; measured if tasks have ended."""
         lasted = [run.ended - run.started for run in self.runs if run.done and run.ended is not None][-MEASURED:]
         known = fmean(lasted) if lasted else self.predicted_s
         return None if known is None else known + START_S
@@ -115,12 +117,12 @@ class ElasticArray:
 
     @property
     def measured(self) -> bool:
-        """Whether a task of it has ended."""
+        """Whether one of its tasks has ended."""
         return any(run.done for run in self.runs)
 
 
 def elastic_arrays(jobs: Iterable[JobRow]) -> list[ElasticArray]:
-    """Return the elastic arrays of a queue that have tasks to start, without what only the record knows."""
+    """Return the elastic arrays of a queue with pending tasks, without the record's data."""
     members: dict[int, list[JobRow]] = {}
     for row in jobs:
         if row.array_job is not None and GRES in row.gres and (row.pending or row.active):
@@ -156,7 +158,7 @@ def elastic_arrays(jobs: Iterable[JobRow]) -> list[ElasticArray]:
 
 
 class ElasticHints(NamedTuple):
-    """What makes an array elastic: `deadline_s` and `items`, or, of a service, `rate` (a second) and `limit_ms`."""
+    """Parameters of an elastic array: `deadline_s` and `items`, or, for a service, `rate` (a second) and `limit_ms`."""
 
     deadline_s: int | None = None
     items: int | None = None
@@ -166,7 +168,7 @@ class ElasticHints(NamedTuple):
 
 @lru_cache(maxsize=1 << 14)
 def elastic_hints(comment: str) -> ElasticHints | None:
-    """Return what a comment's hints say of an elastic array; None where it is none, or is of training."""
+    """Return the elastic parameters in a comment's hints; None if it is not elastic, or is for training."""
     hints = hints_of(comment)
     if hints is None:
         return None
@@ -178,22 +180,22 @@ def elastic_hints(comment: str) -> ElasticHints | None:
     return ElasticHints(hints.deadline_s, hints.items)
 
 
-# -- what users set themselves -----------------------------------------------------------------------------------------
+# -- throttles of users ----------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Bounds:
-    """The throttle that each array's user set himself (None: none), told from those that were set here.
+    """The throttle that each array's user has set (None: none), distinguished from ours.
 
-    Whatever Slurm shows that was not the last set here is somebody else's word. So that this outlives a restart, what
-    is to be set is in the record before Slurm is told.
+    A value shown by Slurm that is not the last one set here was set by others. To survive a restart, a new throttle is
+    recorded before Slurm is changed.
     """
 
     asked: dict[int, int | None] = field(default_factory=dict)
     ours: dict[int, int] = field(default_factory=dict)
 
     def replay(self, actions: Iterable[Mapping[str, Any]]) -> None:
-        """Learn from the record's actions of kind throttle, oldest first."""
+        """Load from the record's actions of kind throttle, oldest first."""
         for action in actions:
             if action.get("kind") != "throttle" or action.get("dry_run") or action.get("outcome"):
                 continue
@@ -210,11 +212,11 @@ class Bounds:
         return self.asked[array]
 
     def set(self, array: int, after: int) -> None:
-        """Note the throttle that Slurm is about to be given."""
+        """Note the throttle that is about to be set."""
         self.ours[array] = after
 
     def forget_but(self, arrays: Iterable[int]) -> None:
-        """Forget all arrays but these."""
+        """Remove all arrays but these."""
         current = set(arrays)
         for known in (self.asked, self.ours):
             for array in [array for array in known if array not in current]:
@@ -222,21 +224,21 @@ class Bounds:
 
 
 def shown_throttle(throttle: int | None) -> str:
-    """Return a throttle as the record has it."""
+    """Return a throttle in the record's format."""
     return "none" if throttle is None else str(throttle)
 
 
 def read_throttle(text: object) -> int | None:
-    """Return the throttle that the record shows as this text; None for none."""
+    """Parse a throttle in the record's format; None for none."""
     return int(text) if isinstance(text, str) and text.isdigit() and int(text) > 0 else None
 
 
-# -- how many at once --------------------------------------------------------------------------------------------------
+# -- concurrency -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ArrayHistory:
-    """What is remembered of elastic arrays: what their users allow and had, and the load of services."""
+    """Memory about elastic arrays: users' limits, past service, and the load of services."""
 
     bounds: Bounds = field(default_factory=Bounds)
     served: ServedTime = field(default_factory=ServedTime)
@@ -270,14 +272,14 @@ def throttles(
 ) -> list[Throttle]:
     """Return the throttles that should change.
 
-    Arrays of which nobody knows what a task takes or carries keep theirs.
+    Arrays with tasks of unknown duration or throughput keep theirs.
 
     Args:
         now: unix seconds.
-        arrays: those that have tasks to start.
-        history: what is remembered of them.
-        space: room that nobody is meant to have, these arrays neither.
-        scarce: whether others wait for room where this array's tasks could run.
+        arrays: those with pending tasks.
+        history: memory about them.
+        space: unassigned capacity.
+        scarce: whether others wait for capacity where this array's tasks could run.
     """
     wanted: list[_Wanted] = []
     for array in arrays:
@@ -301,7 +303,7 @@ def throttles(
         array, why = requirement.array, requirement.why
         share = given.get(array.array, Share(requirement.claim.need))
         if share.why:
-            why += f"; {share.tasks} is the share of {array.user}, who with others needs more than there is: "
+            why += f"; {share.tasks} is the share of {array.user}, as users need more than there is: "
             why += share.why
         every = array.pending + len(array.running)
         if min(share.tasks, every) != min(array.throttle or every, every):
@@ -310,7 +312,7 @@ def throttles(
 
 
 def _of_deadline(now: float, array: ElasticArray, asked: int | None, current: int | None) -> _Wanted | None:
-    """Return what an array with a deadline needs; None where nobody knows how long its tasks take."""
+    """Return the need of an array with a deadline; None if the duration of its tasks is unknown."""
     task_s = array.task_s
     if task_s is None or array.deadline_s is None:
         return None
@@ -338,7 +340,7 @@ def _of_deadline(now: float, array: ElasticArray, asked: int | None, current: in
 def _of_service(
     now: float, array: ElasticArray, rate: float, asked: int | None, history: ArrayHistory
 ) -> _Wanted | None:
-    """Return what a service needs; None where nobody knows what an instance of it carries."""
+    """Return the need of a service; None if the throughput of an instance is unknown."""
     enough = instances(rate, len(array.running), array.carries, array.load)
     instance_rate = carried(array.carries, array.load)
     if enough is None or instance_rate is None:
@@ -350,26 +352,26 @@ def _of_service(
         load = f"{array.load.each * len(array.running):.3g} items/s measured"
     why = f"{load}, {instance_rate:.3g} items/s of each instance: "
     if enough < need:
-        why += f"{enough} would do, more were needed in the last {HOLD_S:.0f} s: "
+        why += f"{enough} are enough, more were needed in the last {HOLD_S:.0f} s: "
     claim = Claim(array.array, array.user, array.units, need, array.task_s or LOAD_S, session_s([array]))
     return _Wanted(array, claim, why + _at_once(need, asked))
 
 
 def _most(array: ElasticArray, asked: int | None) -> int:
-    """Return how many tasks may run at once: those that there are, and no more than the user allows."""
+    """Return how many tasks may run at once: all there are, but no more than the user allows."""
     every = array.pending + len(array.running)
     return every if asked is None else min(every, asked)
 
 
 def _at_once(need: int, asked: int | None) -> str:
     text = f"{need} at once"
-    return text if asked is None or need < asked else f"{text}, which is all that its user allows"
+    return text if asked is None or need < asked else f"{text}, the limit set by its user"
 
 
 def _shares(
     now: float, wanted: Sequence[_Wanted], space: FreeCapacity, served: Mapping[str, float]
 ) -> dict[int, Share]:
-    """Return the tasks at once of the arrays that compete, by array; all others are left out."""
+    """Return the concurrent tasks of the arrays that compete, by array; others are omitted."""
     pools: dict[frozenset[str], list[_Wanted]] = {}
     for requirement in wanted:
         pools.setdefault(requirement.array.pool, []).append(requirement)
@@ -391,18 +393,18 @@ def _shares(
     return share_of
 
 
-# -- what is known of it -----------------------------------------------------------------------------------------------
+# -- data about arrays -------------------------------------------------------------------------------------------------
 
 
 def known(array: ElasticArray, runs: Sequence[Task], rate: float | None, pool: frozenset[str]) -> ElasticArray:
-    """Return the array with what the record, predictor and site know; `rate`: items a second of one slice."""
+    """Return the array with data of the record, predictor and site; `rate`: items a second of one slice."""
     task_rate = rate * array.each if rate else None
     predicted_s = array.items / task_rate if task_rate and array.items is not None else None
     return replace(array, runs=tuple(runs), predicted_s=predicted_s, carries=task_rate, pool=pool)
 
 
 def in_use(jobs: Iterable[JobRow]) -> dict[int, tuple[str, int]]:
-    """Return the user of each elastic array of a queue, and the compute slices of its tasks that run."""
+    """Return the user of each elastic array of a queue, and the compute slices of its running tasks."""
     units_of: dict[int, tuple[str, int]] = {}
     for row in jobs:
         if row.array_job is None or GRES not in row.gres or elastic_hints(row.comment) is None:
@@ -413,7 +415,7 @@ def in_use(jobs: Iterable[JobRow]) -> dict[int, tuple[str, int]]:
 
 
 def instance_starts(jobs: Iterable[JobRow]) -> dict[int, dict[Run, float]]:
-    """Return when the running instances of each service of a queue began (unix seconds)."""
+    """Return the start of the running instances of each service of a queue (unix seconds)."""
     starts: dict[int, dict[Run, float]] = {}
     for row in jobs:
         hints = elastic_hints(row.comment) if row.array_job is not None and GRES in row.gres else None
@@ -426,11 +428,11 @@ def instance_starts(jobs: Iterable[JobRow]) -> dict[int, dict[Run, float]]:
 
 
 def session_s(arrays: Iterable[ElasticArray]) -> float:
-    """Return the longest session of some arrays, at most `SESSION_S`; of a service that is `LOAD_S`."""
+    """Return the longest session of some arrays, at most `SESSION_S`; for a service `LOAD_S`."""
     return max((min(array.deadline_s or LOAD_S, SESSION_S) for array in arrays), default=0.0)
 
 
 def had(array: ElasticArray, since: float, now: float) -> float:
-    """Return the compute-slice seconds that an array had since that moment, by the record of its runs."""
+    """Return the compute-slice seconds that an array had since that time, from the record of its runs."""
     ends = ((run.started, now if run.ended is None else run.ended) for run in array.runs)
     return sum(max(end - max(start, since), 0.0) for start, end in ends) * array.units

@@ -1,8 +1,7 @@
-"""How many tasks of a job array run at once, so that it ends by its deadline on as few slices as can be.
+"""Number of concurrent tasks with which a job array meets its deadline on the fewest slices.
 
-ElasticBatch (Xiao et al., IEEE TPDS 35(10), 2024) makes the instances of batch inference elastic. Its text is not
-public beyond the abstract, so this is a reconstruction. Slurm starts the tasks of an array, and only their number at
-once can be chosen.
+ElasticBatch (Xiao et al., IEEE TPDS 35(10), 2024) makes the instances of batch inference elastic. Only its abstract is
+public, so this is a reconstruction. Slurm starts the tasks of an array; only their number can be chosen.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ _TOLERANCE: Final = 1e-9
 
 @dataclass(frozen=True)
 class Array:
-    """A job array on slices of one kind, to be done by a deadline.
+    """A job array on slices of one profile, with a deadline.
 
-    `pending` tasks have not begun, each of which takes `task_s` seconds with its start; `running` holds, for each that
-    has, the seconds it still needs.
+    `pending` tasks have not begun, each of which takes `task_s` seconds including its start; `running` has the
+    remaining
+    seconds of each that has.
     """
 
     pending: int
@@ -29,15 +29,16 @@ class Array:
 
 
 def at_once(array: Array, now: float, max_tasks: int, *, current: int | None = None, spare: float = 0.1) -> int:
-    """Return the fewest tasks at once, from 1 to `max_tasks`, with which the array ends in time, else `max_tasks`.
+    """Return the fewest concurrent tasks, from 1 to `max_tasks`, with which the array meets its deadline, else
+    `max_tasks`.
 
-    Tasks cannot be stopped: with fewer at once than are running, none starts until enough have ended, so the slots that
-    stay are those that are busy the longest. `spare` is the share by which tasks may turn out slower than told. A
-    number below `current` is only given where it would still do with twice the spare time, so that the number does not
-    go up and down.
+    Tasks cannot be stopped: with fewer than are running, none starts until enough have ended, so the slots that remain
+    are
+    those that are busy the longest. `spare` is the share by which tasks may be slower than expected. A number below
+    `current` is only returned if it would be enough with twice the spare time, so that the number does not oscillate.
     """
     if max_tasks < 1:
-        raise ValueError(f"an array needs at least one task at once, not {max_tasks}")
+        raise ValueError(f"an array needs at least one concurrent task, not {max_tasks}")
     if not array.pending:
         return 1
     count = _fewest(array, now, max_tasks, spare) or max_tasks
@@ -47,12 +48,12 @@ def at_once(array: Array, now: float, max_tasks: int, *, current: int | None = N
 
 
 def ends_in_time(array: Array, now: float, max_tasks: int, *, spare: float = 0.1) -> bool:
-    """Return whether an array can end by its deadline with at most so many tasks at once; see `at_once`."""
+    """Return whether an array can meet its deadline with at most so many concurrent tasks; see `at_once`."""
     return not array.pending or _fewest(array, now, max_tasks, spare) is not None
 
 
 def work_s(array: Array, *, spare: float = 0.1) -> float:
-    """Return the seconds of tasks that are left, one after the other; see `at_once`."""
+    """Return the remaining seconds of tasks, in sequence; see `at_once`."""
     return (array.pending * array.task_s + sum(array.running)) * (1 + spare)
 
 
@@ -72,5 +73,5 @@ def _fewest(array: Array, now: float, max_tasks: int, spare: float) -> int | Non
 
 
 def _tasks(seconds: float, task_s: float) -> int:
-    """Return how many tasks one after the other end within so many seconds."""
+    """Return how many tasks in sequence end within so many seconds."""
     return max(math.floor(seconds / task_s * (1 + _TOLERANCE)), 0) if task_s > 0 else 1 << 30

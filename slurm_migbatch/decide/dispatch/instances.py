@@ -1,19 +1,21 @@
-"""How many instances of a service run at once: the fewest that carry its load within its latency limit.
+"""Number of concurrent instances of a service: the fewest that serve its load within its latency limit.
 
-A service is a job array whose hints hold `role=serve` and `rate=` (items or requests a second of all tasks together),
-and a latency limit if it has one; each task is one instance on one slice. Its number follows the load, as ElasticBatch
-(Xiao et al., IEEE TPDS 35(10), 2024) makes the instances of batch inference follow it; the text is not public beyond
-the abstract, so all of this is a reconstruction.
+A service is a job array with the hints `role=serve` and `rate=` (items or requests a second of all tasks together), and
+optionally a latency limit; each task is one instance on one slice. Its number follows the load, as in ElasticBatch
+(Xiao
+et al., IEEE TPDS 35(10), 2024) for batch inference; only the abstract is public, so all of this is a reconstruction.
 
-- One instance carries what is predicted of its slice within the limit, or more where one of them was seen to do more
-  and still kept the limit. Where their reports say that batches take longer than the limit, it is what they do now.
-- The load is `rate`; where instances report their items, it is what all of them got in the last minutes (the mean of
-  those that reported, times those that run), and `RESERVE` more.
-- A higher number counts at once. A lower one counts when no higher one was needed for `HOLD_S`, which is how
-  Kubernetes' HorizontalPodAutoscaler scales down (stabilization window).
+- One instance serves what is predicted for its slice within the limit, or more if one was measured to do more within
+  the
+  limit. If reports show batches above the limit, it is the current throughput.
+- The load is `rate`; if instances report their items, it is the measured load of the last minutes (the mean of those
+  that
+  reported, times those that run), plus `RESERVE`.
+- A higher number takes effect immediately, a lower one when no higher one was needed for `HOLD_S`, as in Kubernetes'
+  HorizontalPodAutoscaler (stabilization window).
 
-Reports are the job's own words. Who overstates his load gets more instances only where nobody else needs the room: what
-is scarce is shared by what users had (`decide.dispatch.shares`).
+Reports come from the job. A user who overstates his load gets more instances only if no other job needs the capacity:
+scarce capacity is shared according to past use (`decide.dispatch.shares`).
 """
 
 from __future__ import annotations
@@ -29,28 +31,28 @@ from slurm_migbatch.decide.snapshot import Report, Run
 LOAD_S: Final = 600.0
 """Seconds over which the load is measured. By default nodes report every 120."""
 HOLD_S: Final = 300.0
-"""Seconds after which a number that is no longer needed is lowered; that of Kubernetes."""
+"""Seconds after which a number that is no longer needed is lowered; as in Kubernetes."""
 RESERVE: Final = 0.25
-"""Share of the measured load that is carried beside it: requests come unevenly, and an instance takes time to start."""
+"""Additional share of the measured load: requests arrive unevenly, and an instance takes time to start."""
 LEAST_S: Final = 10.0
-"""Seconds below which two reports tell no speed."""
+"""Minimum seconds between two reports to derive a throughput."""
 TOLERANCE: Final = 1e-9
-"""Relative shortfall of a rate that counts as none: rounding."""
+"""Relative shortfall of a rate that is ignored: rounding."""
 
 
 def fewest(rate: float, instance_rate: float) -> int:
-    """Return how many instances, at least one, carry `rate` where one carries `instance_rate` (both a second)."""
+    """Return how many instances, at least one, serve `rate` if one serves `instance_rate` (both a second)."""
     return max(math.ceil(rate / instance_rate * (1 - TOLERANCE)), 1)
 
 
 @dataclass(frozen=True)
 class InstanceLoad:
-    """What instances of a service do by their reports, in items a second.
+    """Measured load of a service's instances, in items a second.
 
     Attributes:
-        each: one of them in the mean, in the last minutes.
-        most: the most that one was seen to do while the limit was kept; 0: none was.
-        slow: whether their batches take longer than the limit.
+        each: mean of one instance, in the last minutes.
+        most: the maximum that one reached within the limit; 0: none.
+        slow: whether their batches exceed the limit.
     """
 
     each: float
@@ -59,7 +61,7 @@ class InstanceLoad:
 
 
 def carried(predicted: float | None, load: InstanceLoad | None) -> float | None:
-    """Return what one instance carries within the limit, a second; None where nobody knows."""
+    """Return the throughput of one instance within the limit, a second; None if unknown."""
     if load is None:
         return predicted
     if load.slow and load.each > 0:
@@ -68,13 +70,13 @@ def carried(predicted: float | None, load: InstanceLoad | None) -> float | None:
 
 
 def instances(rate: float, running: int, predicted: float | None, load: InstanceLoad | None) -> int | None:
-    """Return the fewest instances that carry the load; None where nobody knows what one carries.
+    """Return the fewest instances that serve the load; None if the throughput of one is unknown.
 
     Args:
-        rate: what the service is told to get, a second, all instances together.
-        running: instances that run now.
-        predicted: what one carries by the prediction that can be counted on; None: unknown.
-        load: what they do; None: they have not told.
+        rate: expected load, a second, all instances together.
+        running: number of running instances.
+        predicted: conservative prediction of one instance's throughput; None: unknown.
+        load: measured load; None: not reported.
     """
     instance_rate = carried(predicted, load)
     if instance_rate is None:
@@ -83,13 +85,13 @@ def instances(rate: float, running: int, predicted: float | None, load: Instance
 
 
 class LoadHistory:
-    """What instances reported, and how many were needed lately; for as long as Slurm lists the arrays.
+    """Reports of instances, and recent numbers needed; as long as Slurm lists the arrays.
 
     Attributes:
-        counts: of each run, when (unix s) it had done how many items, oldest first.
-        latency: of each run, its usual time for a batch in ms.
-        most: of each array, the most items a second that one instance did within the limit.
-        needs: of each array, when how many instances were needed; each number less than the one before.
+        counts: of each run, times (unix s) and items done, oldest first.
+        latency: of each run, its typical batch time in ms.
+        most: of each array, the maximum items a second that one instance reached within the limit.
+        needs: of each array, times and numbers of instances needed; each number lower than the one before.
     """
 
     def __init__(self) -> None:
@@ -99,14 +101,14 @@ class LoadHistory:
         self.needs: dict[int, tuple[tuple[float, int], ...]] = {}
 
     def hear(self, run: Run, started: float, report: Report, now: float) -> None:
-        """Take in what a run of an instance said, which began at `started` (unix seconds)."""
+        """Add a report of an instance's run, which began at `started` (unix seconds)."""
         if report.latency_ms is not None:
             self.latency[run] = report.latency_ms
         if report.items is None:
             return
         at = now if report.at is None else min(report.at, now)
         counts = self.counts.get(run, ((started, 0.0),))
-        if report.items < counts[-1][1]:  # it counts anew
+        if report.items < counts[-1][1]:  # its counter was reset
             counts = ()
         if not counts or at - counts[-1][0] >= LEAST_S:
             counts = (*counts, (at, report.items))
@@ -115,7 +117,7 @@ class LoadHistory:
         self.counts[run] = counts
 
     def load(self, array: int, runs: Collection[Run], limit_ms: float | None, now: float) -> InstanceLoad | None:
-        """Return what an array's running instances do; None where none of them has told lately."""
+        """Return the measured load of an array's running instances; None if none of them has reported recently."""
         rates = [rate for run in runs if (rate := self._rate(run, now)) is not None]
         if not rates:
             return None
@@ -133,9 +135,9 @@ class LoadHistory:
         return (items - before) / (at - since)
 
     def held(self, array: int, need: int, throttle: int | None, now: float) -> int:
-        """Return the number to run at once: the highest that was needed in the last `HOLD_S`.
+        """Return the number to run: the maximum needed in the last `HOLD_S`.
 
-        `throttle`: the one that was set here before; nothing else is known of the past after a restart.
+        `throttle`: the previous one; after a restart nothing else is known of the past.
         """
         known = self.needs.get(array, () if throttle is None else ((now, throttle),))
         lately = [(at, number) for at, number in known if at > now - HOLD_S and number > need]
@@ -143,7 +145,7 @@ class LoadHistory:
         return self.needs[array][0][1]
 
     def forget_but(self, starts: Mapping[int, Mapping[Run, float]]) -> None:
-        """Forget all but these arrays and their running instances."""
+        """Remove all but these arrays and their running instances."""
         runs = {run for of_array in starts.values() for run in of_array}
         self.counts = {run: counts for run, counts in self.counts.items() if run in runs}
         self.latency = {run: took for run, took in self.latency.items() if run in runs}

@@ -1,18 +1,20 @@
-"""Jobs tied by --dependency with one deadline: which profile each gets, so that the whole ends in time at least price.
+"""Pipelines, jobs connected by --dependency with one deadline: profiles that meet it at the lowest cost.
 
-The jobs of a pipeline are those of one user that name it in their hints (`pipeline=`), pending or running, in the order
-of Slurm's dependencies. Its deadline counts from the submission of its first job. The submit filter sees one job at a
-time and grants each the smallest slice that keeps the whole deadline alone; here, once the others are in the queue,
-`decide.dispatch.split` divides what is left of it over the jobs that have not started, by predicted seconds and GPU
-equivalents times seconds (ESG: Hui et al., HPDC 2024; one job here is a stage of a workflow there). It is divided again
-whenever a job starts, ends or comes, and as soon as what is predicted does not fit any more; so what a job really took
-counts from its end on.
+The jobs of a pipeline belong to one user and name it in their hints (`pipeline=`), pending or running, in the order of
+Slurm's dependencies. Its deadline counts from the submission of its first job. The submit filter sees one job at a time
+and grants each the smallest slice that alone meets the whole deadline; here, once the others are in the queue,
+`decide.dispatch.split` divides the remaining time over the jobs that have not started, by predicted seconds and cost in
+GPU equivalents times seconds (ESG: Hui et al., HPDC 2024; a job here is a stage of a workflow there). It is divided
+again
+whenever a job starts, ends or is added, and when the predictions no longer fit; so a job's actual duration counts once
+it
+has ended.
 
-A job that waits for others alone has its profile from here only. One that waits for room may be moved by
-`decide.dispatch.retype` as well, among profiles with which the split still keeps the deadline (`Plan.limits`), and
-never in a round in which it was moved here.
+A job that only waits for other jobs gets its profile only here. One that waits for capacity may also be re-typed by
+`decide.dispatch.retype`, among profiles with which the split still meets the deadline (`Plan.limits`), but never in a
+round in which it was changed here.
 
-Slurm up to 23.02 does not forget what a pending job asked for before, so there nothing is re-typed.
+Slurm up to 23.02 keeps a pending job's former request, so there nothing is re-typed.
 """
 
 from __future__ import annotations
@@ -42,40 +44,41 @@ from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import forgets
 
 PipelineKey = tuple[int, str]
-"""A user's number and the name of his pipeline."""
+"""A user id and the name of his pipeline."""
 Promises = Callable[[Pending], "ServiceGuarantee | None"]
 Rates = Callable[[Hints, str], Mapping[Profile, float]]
 Equivalent = Callable[[Profile], float]
 
 START_S: Final = 10.0
-"""From the end of one job to the start of the next, where there is room: Epilog, migbatchd's plan, Slurm's scheduling
-cycle, Prolog."""
+"""From the end of one job to the start of the next, if there is capacity: Epilog, migbatchd's plan, Slurm's scheduling
+cycle, Prolog.
+"""
 LATE: Final = 1.5
-"""Where the deadline is lost, a job that waits for room may go where it takes so many times as long."""
+"""If the deadline is lost, a job that waits for capacity may use a slice on which it takes so many times as long."""
 MOST_JOBS: Final = 64
-"""A pipeline with more jobs that have not ended is left as it is."""
+"""A pipeline with more unfinished jobs is not changed."""
 MOST_WEIGHED: Final = 1024
-"""Jobs of pipelines that are looked at in one round, those that were looked at longest ago first."""
+"""Jobs of pipelines examined in one round, least recently examined first."""
 MOST_SPLIT: Final = 16
 """Pipelines that are split in one round."""
 WORTH: Final = 0.03
-"""Jobs are not re-typed for a lower price where less than this share of it is saved."""
+"""Jobs are not re-typed for a lower cost that saves less than this share."""
 _HINT: Final = "pipeline="
 
 
 @dataclass(frozen=True)
 class KnownPipeline:
-    """What is remembered of a pipeline while any job of it is in the queue. Times in unix seconds.
+    """Memory about a pipeline while any job of it is in the queue. Times in unix seconds.
 
     Attributes:
-        begin: when its first job was submitted.
-        deadline_s: the shortest that any of its jobs told; None: none did.
-        at: when it was last looked at.
-        split_for: for which jobs it was last split: each with whether it had started, and from how many profiles there
-            was to choose; empty: it was not.
-        jobs: those that had not ended then, in the order of their dependencies.
-        seconds, left_s: what they take at most as predicted, and what was left of the deadline.
-        why_not: why it was not split; empty where it was.
+        begin: submission of its first job.
+        deadline_s: the shortest given by any of its jobs; None: none.
+        at: when it was last examined.
+        split_for: the jobs of the last split: each with whether it had started, and its number of possible profiles;
+            empty: none.
+        jobs: its unfinished jobs then, in the order of their dependencies.
+        seconds, left_s: their predicted maximum duration, and the remaining time.
+        why_not: why it was not split; empty if it was.
     """
 
     begin: float
@@ -90,11 +93,11 @@ class KnownPipeline:
 
 @dataclass(frozen=True)
 class Plan:
-    """What follows for the jobs of pipelines.
+    """Result for the jobs of pipelines.
 
     Attributes:
         changes: jobs that get another profile.
-        limits: the seconds that a job of a pipeline may take where it is moved for want of room, by job id.
+        limits: maximum seconds of a job of a pipeline when it is re-typed for lack of capacity, by job id.
     """
 
     changes: tuple[Retype, ...] = ()
@@ -103,15 +106,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Job:
-    """A job or an array of a pipeline, and what it may become.
+    """A job or an array of a pipeline, and its possible profiles.
 
     Attributes:
         job: its id, an array's own.
-        rows: of it; one but for arrays.
+        rows: of it; one except for arrays.
         pending: what is re-typed; None: nothing.
-        start_s: of each choice's seconds those before it can start.
-        open: from how many profiles there is to choose, also while it has to keep what it was given last.
-        profiles: what it may have, at least one; those of `choices`. `now`: which it has.
+        start_s: part of each choice's seconds before it can start.
+        open: number of possible profiles, also while it must keep the last one.
+        profiles: the possible ones, at least one; those of `choices`. `now`: the current one.
     """
 
     job: int
@@ -129,7 +132,7 @@ class _Job:
 
 
 def pipeline_of(row: JobRow) -> PipelineKey | None:
-    """Return the pipeline that a waiting or running job names; None where it names none."""
+    """Return the pipeline of a pending or running job; None if it has none."""
     if _HINT not in row.comment or not (row.pending or row.active):
         return None
     hints = hints_of(row.comment)
@@ -150,11 +153,11 @@ def plan_pipelines(
     Args:
         now: unix seconds.
         queue: all of it.
-        promises: what each job may become; None for nothing, or not known yet.
-        rates: items a second that can be counted on, by profile.
-        turns: what was re-typed before.
-        known: what is remembered of each pipeline; brought up to the queue.
-        equivalent: how much of a GPU a slice is.
+        promises: the alternatives of each job; None for nothing, or unknown.
+        rates: conservative items a second, by profile.
+        turns: previous re-types.
+        known: memory about each pipeline; updated from the queue.
+        equivalent: GPU equivalent of a slice.
     """
     found: dict[PipelineKey, list[JobRow]] = {}
     for row in queue:
@@ -172,7 +175,7 @@ def plan_pipelines(
 
 
 def _noted(before: KnownPipeline | None, rows: Sequence[JobRow]) -> KnownPipeline:
-    """Return what is known of a pipeline with what its jobs tell now."""
+    """Return what is known of a pipeline including its current jobs."""
     begin = min(row.submit for row in rows)
     told = [hints.deadline_s for row in rows if (hints := hints_of(row.comment)) and hints.deadline_s is not None]
     if before is None:
@@ -194,14 +197,14 @@ class _Round:
         self.limits: dict[int, float] = {}
 
     def look(self, known: KnownPipeline, rows: Sequence[JobRow]) -> KnownPipeline:
-        """Look at one pipeline; returns what is known of it then."""
+        """Examine one pipeline; returns the new state of it."""
         if known.deadline_s is None:
-            return replace(known, jobs=(), why_not="none of its jobs tells a deadline")
+            return replace(known, jobs=(), why_not="none of its jobs has a deadline")
         by_job: dict[int, list[JobRow]] = {}
         for row in rows:
             by_job.setdefault(row.job_id if row.array_job is None else row.array_job, []).append(row)
         if len(by_job) > MOST_JOBS:
-            why = f"it has {len(by_job)} jobs that have not ended, and at most {MOST_JOBS} are weighed together"
+            why = f"it has {len(by_job)} unfinished jobs, and at most {MOST_JOBS} are supported"
             return replace(known, jobs=(), why_not=why)
         if self._weighed + len(by_job) > MOST_WEIGHED:
             return known
@@ -210,7 +213,7 @@ class _Round:
         for number in after:
             job = self._job(number, by_job[number])
             if job is None:
-                why = f"nobody knows how long job {number} takes: add items= or --time"
+                why = f"the duration of job {number} is unknown: add items= or --time"
                 return replace(known, at=self._now, jobs=(), why_not=why)
             jobs.append(job)
         return self._weigh(known, jobs, list(after.values()))
@@ -227,7 +230,7 @@ class _Round:
             if self._splits == MOST_SPLIT or len(self.changes) >= MOST:
                 return known
             best = split(stages, left_s)
-            self._splits += best.kept  # that no split keeps the deadline is seen at once
+            self._splits += best.kept  # if no split meets the deadline this is found immediately
             known = replace(known, split_for=split_for)
             if _better(best, current):
                 chosen = best
@@ -242,19 +245,19 @@ class _Round:
         return replace(found, seconds=chosen.seconds, left_s=left_s)
 
     def _retype(self, known: KnownPipeline, jobs: Sequence[_Job], best: Split, left_s: float) -> None:
-        kept = "keeps" if best.kept else "comes nearest to"
+        kept = "meets" if best.kept else "comes closest to"
         for job, number in zip(jobs, best.chosen, strict=True):
             if job.pending is not None and number != job.now:
                 why = (
-                    f"{job.choices[number].seconds:.3g} s of it are this job's share of {left_s:.0f} s that its "
-                    f"pipeline has left; {best.seconds:.0f} s in all {kept} deadline={known.deadline_s}s"
+                    f"this job's share is {job.choices[number].seconds:.3g} s of the {left_s:.0f} s left to its "
+                    f"pipeline; {best.seconds:.0f} s in total {kept} deadline={known.deadline_s}s"
                 )
                 self.changes.append(Retype(job.pending, (), job.profiles[number], why))
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def _job(self, number: int, rows: Sequence[JobRow]) -> _Job | None:
-        """Return a job with what it may become; None where nobody knows how long it takes."""
+        """Return a job with its possible profiles; None if its duration is unknown."""
         waiting = [row for row in rows if row.pending]
         if not waiting:
             left = [self._rest_s(row) for row in rows]
@@ -291,9 +294,9 @@ class _Round:
         return _Job(number, tuple(rows), choices, pending, profiles, profiles.index(pending.profile), start_s, opened)
 
     def _movable(self, row: JobRow) -> tuple[Pending, tuple[Option, ...], int] | None:
-        """Return what may be re-typed of a job, and what it may become; None for nothing."""
+        """Return what can be re-typed of a job, and its possible profiles; None for nothing."""
         grant = marked(row.comment)
-        # nodes that a job may have by name, feature or reservation need not have what others of its partition have
+        # nodes that a job selects by name, feature or reservation may lack profiles of its partition
         chosen_nodes = row.requested_nodes or row.features or row.reservation
         if row.num_nodes != 1 or row.het_job is not None or chosen_nodes:
             return None
@@ -304,44 +307,45 @@ class _Round:
         if promise is None or promise.items is None:
             return None
         barred = self._turns.barred.get(name_of(row), frozenset())
-        # what runs again because its slice was too small asks for what holds it
+        # a job retried because its slice was too small requests one that holds it
         least = pending.profile.memory_gb if promise.retry and row.restarts else 0
         options = tuple(o for o in promise.options if o.profile not in barred and o.profile.memory_gb >= least)
         return (pending, options, promise.items) if pending.profile in {o.profile for o in options} else None
 
     def _whole_s(self, row: JobRow) -> float | None:
-        """Return what a job takes on what it has, at most: as predicted, else its time limit; None: nobody knows."""
+        """Return the maximum duration of a job on its profile: predicted, else its time limit; None: unknown."""
         hints, has = hints_of(row.comment), slices(row.gres)
         if hints is not None and hints.items is not None and len(has) == 1:
             ((profile, count),) = has.items()
-            rate = self._rates(replace(hints, pipeline=None), row.partition).get(profile)  # its name changes no answer
+            # the name of the pipeline does not change the answer
+            rate = self._rates(replace(hints, pipeline=None), row.partition).get(profile)
             if rate:
                 return hints.items / (rate * count)
         return None if row.time_limit_s is None else float(row.time_limit_s)
 
     def _rest_s(self, row: JobRow) -> float | None:
-        """Return what a job that has started still takes."""
+        """Return the remaining duration of a job that has started."""
         if row.state == "COMPLETING":
             return 0.0
         whole_s = self._whole_s(row)
         if whole_s is None:
             return None
-        # one that is late is taken to become as late once more
+        # a late one is assumed to be late by as much again
         return abs(whole_s - (self._now - (row.start or self._now)))
 
 
 def _better(best: Split, current: Split) -> bool:
-    """Return whether jobs are to be re-typed for a split."""
+    """Return whether jobs should be re-typed for a split."""
     if current.kept:
         return best.price < (1 - WORTH) * current.price
     return best.kept or best.seconds < (1 - WORTH) * current.seconds
 
 
 def _order(by_job: Mapping[int, Sequence[JobRow]]) -> dict[int, tuple[int, ...]]:
-    """Return the jobs, each behind those it waits for, with the places of these.
+    """Return the jobs, each behind those it waits for, with the positions of these.
 
-    Jobs that are not of the pipeline, or have ended, count as ended. Slurm refuses circles; where rows show one all the
-    same, a dependency that closes it is left out.
+    Jobs that are not in the pipeline, or have ended, count as ended. Slurm refuses cycles; if rows show one anyway, a
+    dependency that closes it is ignored.
     """
     waits = {
         job: {before for row in rows if row.pending for before in row.after if before in by_job and before != job}
@@ -361,7 +365,7 @@ def _order(by_job: Mapping[int, Sequence[JobRow]]) -> dict[int, tuple[int, ...]]
 
 
 def why_pipeline(row: JobRow, known: Mapping[PipelineKey, KnownPipeline]) -> str:
-    """Say what becomes of the pipeline of a job; empty where it is in none."""
+    """Describe the state of a job's pipeline; empty if it has none."""
     key = pipeline_of(row)
     pipeline = None if key is None else known.get(key)
     if key is None or pipeline is None:
@@ -372,10 +376,10 @@ def why_pipeline(row: JobRow, known: Mapping[PipelineKey, KnownPipeline]) -> str
     if not pipeline.jobs:
         return ""
     seconds = format_clock(round(pipeline.seconds))
-    takes = f"{len(pipeline.jobs)} of its jobs have not ended and are predicted to take {seconds} at most"
+    takes = f"{len(pipeline.jobs)} unfinished jobs are predicted to take {seconds} at most"
     if pipeline.left_s <= 0:
         return f"the deadline of {head} has passed by {format_clock(round(-pipeline.left_s))}: {takes}"
-    until = f"of {format_clock(round(pipeline.left_s))} until its deadline"
+    until = f"with {format_clock(round(pipeline.left_s))} left until its deadline"
     if pipeline.seconds <= pipeline.left_s:
         return f"{head}: {takes}, {until}"
-    return f"the deadline of {head} cannot be kept on any slices, so these are fast ones: {takes}, {until}"
+    return f"the deadline of {head} cannot be met on any slices, so fast ones were chosen: {takes}, {until}"

@@ -1,18 +1,20 @@
-"""Which pending `auto` job is given another profile, because its own has no room and that one is idle.
+"""Re-type pending `auto` jobs whose profile has no capacity to another profile that is idle.
 
-ELSA's two ideas (Kim et al., DAC 2022; `decide.paris_elsa.assignment`): the cheapest slice first, and a dearer one as
-soon as the slack of the cheap one is used up or nobody else wants it. Slurm keeps the order of jobs and starts them;
-what changes here is only the type that a job asks for, and only within what its decision promised: profiles that keep
-its memory need, its latency limit, its deadline, its min and max, with at least the memory of the one first granted
-(what the job was told of batch and copies was for that), and not slower than it where nothing else was promised.
+ELSA's two ideas (Kim et al., DAC 2022; `decide.paris_elsa.assignment`): the cheapest slice first, and a more expensive
+one as soon as the slack of the cheap one is used up or no other job wants it. Slurm keeps the order of jobs and starts
+them; only the requested type changes here, and only within what the decision promised: profiles that meet its memory
+need, its latency limit, its deadline, its min and max, with at least the memory of the first one (for which batch and
+copies were recommended), and not slower than it if nothing else was promised.
 
-Limits of the policy are from a job's submission, its promise from its start. A job with a deadline is wanted done that
-long after its submission; one without in `PATIENCE` times what it takes. That decides who goes first and never what a
-job may become.
+Limits of the policy count from a job's submission, its promise from its start. A job with a deadline should be done
+that
+long after its submission; one without in `PATIENCE` times its duration. This decides the order and never the possible
+profiles.
 
-Slurm up to 23.02 does not forget what a pending job asked for before (`workload.loans`), so there nothing is re-typed.
-Left alone are jobs whose user named the profile, that have found a place, of several nodes, of several profiles,
-components of heterogeneous jobs, and those that wait for anything but room.
+Slurm up to 23.02 keeps a pending job's former request (`workload.loans`), so there nothing is re-typed. Not changed are
+jobs with an explicit profile, jobs with a place, with several nodes or several profiles, components of heterogeneous
+jobs,
+and those that wait for anything but capacity.
 """
 
 from __future__ import annotations
@@ -37,27 +39,28 @@ from slurm_migbatch.workload.excluded import user_text
 from slurm_migbatch.workload.loans import LOAN, forgets
 
 PATIENCE: Final = 2.0
-"""A job without a deadline is wanted done within so many times what it takes where it was granted."""
+"""A job without a deadline should be done within so many times its duration on the granted slice."""
 USUAL_S: Final = 600.0
-"""What a job is taken to last whose items nobody told and that has no time limit."""
+"""Assumed duration of a job without items and time limit."""
 MOST: Final = 256
-"""Jobs that are weighed in one round, the first in Slurm's order that could go elsewhere."""
+"""Jobs considered in one round, the first in Slurm's order with alternatives."""
 CHOSEN: Final = frozenset({"fits", "batch_chosen", "by_memory", "unknown_model", "no_hints", "runs_few"})
-"""Reasons of decisions (`predict.selection.REASONS`, `predict.recurring.SENTENCES`) that kept what they promised with a
-profile that nobody named."""
+"""Reasons of decisions (`predict.selection.REASONS`, `predict.recurring.SENTENCES`) that met the request with a profile
+that the user did not name.
+"""
 UNNAMED: Final = "auto"
-"""The decision's name where the compiled table chose: there is no record of it."""
+"""The decision's name if the compiled table chose: it has no record."""
 SLURM_LIMIT: Final = 1024
-"""Bytes that Slurm takes in one string of a job."""
+"""Maximum bytes of one string of a job in Slurm."""
 LONGEST_LIST: Final = 2000
-"""Characters of a list of tasks that is handed to scontrol."""
+"""Maximum characters of a list of tasks passed to scontrol."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 =._:/+-]*")
-"""What hints are written in. A comment with anything else is its user's own and stays untouched."""
+"""Characters of hints. A comment with anything else belongs to the user and is not changed."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A profile that a job may have; `rate` is what can be counted on of one slice, items a second, None: unknown."""
+    """A profile that a job can have; `rate` is the conservative items a second of one slice, None: unknown."""
 
     profile: Profile
     rate: float | None = None
@@ -65,10 +68,11 @@ class Option:
 
 @dataclass(frozen=True)
 class ServiceGuarantee:
-    """What a decision leaves open: the profile first granted and all that keep what was promised, it included.
+    """The alternatives of a decision: the first profile and all that meet the request, including it.
 
-    `items` of the whole job (None: not told), `deadline_s` from its start; `terms` says in words what is kept. `retry`:
-    it may be run again on a larger slice (retry=oom).
+    `items` of the whole job (None: unknown), `deadline_s` from its start; `terms` describes the request. `retry`: it
+    may be
+    retried on a larger slice (retry=oom).
     """
 
     granted: Profile
@@ -79,7 +83,7 @@ class ServiceGuarantee:
     retry: bool = False
 
     def seconds(self, profile: Profile, slice_count: int = 1) -> float | None:
-        """Return what the job takes on `slice_count` slices of a profile, at most; None where nobody can say."""
+        """Return the maximum duration on `slice_count` slices of a profile; None if unknown."""
         rate = next((option.rate for option in self.options if option.profile == profile), None)
         return None if not rate or self.items is None else self.items / (rate * slice_count)
 
@@ -92,7 +96,7 @@ class ServiceGuarantee:
 def promise_of(
     granted: Profile, candidates: Iterable[WeighedProfile], items: int | None, deadline_s: int | None, terms: str = ""
 ) -> ServiceGuarantee | None:
-    """Return what else a job may have that was granted this profile; None where there is nothing."""
+    """Return the alternatives of a job that was granted this profile; None if there are none."""
     listed = list(candidates)
     granted_candidate = next((c for c in listed if c.profile == granted), None)
     if granted_candidate is None or not granted_candidate.ok:
@@ -110,7 +114,7 @@ def promise_of(
 
 
 def promise_from_record(row: Mapping[str, Any]) -> ServiceGuarantee | None:
-    """Return the promise of a decision as the store keeps it (`Store.decision`); None where it leaves nothing open."""
+    """Return the promise of a decision in the store's format (`Store.decision`); None if it has no alternatives."""
     facts, hints = row.get("facts"), row.get("hints")
     facts, hints = (part if isinstance(part, dict) else {} for part in (facts, hints))
     if facts.get("reason") not in CHOSEN:
@@ -126,7 +130,7 @@ def promise_from_record(row: Mapping[str, Any]) -> ServiceGuarantee | None:
             candidates.append(
                 WeighedProfile(profile, memory, float(bounds[0]) if bounds else None, bool(candidate["ok"]))
             )
-        except (KeyError, TypeError, ValueError, IndexError):  # a record from before, or by hand
+        except (KeyError, TypeError, ValueError, IndexError):  # an old record, or created by hand
             return None
     made = promise_of(next(iter(counts)), candidates, hints.get("items"), hints.get("deadline_s"), _terms(hints))
     return made and replace(made, retry=hints.get("retry") == "oom")
@@ -146,14 +150,14 @@ def _terms(hints: Mapping[str, Any]) -> str:
     return " ".join(terms)
 
 
-# -- who waits ---------------------------------------------------------------------------------------------------------
+# -- pending jobs ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Pending:
     """A pending job, or tasks of an array, without a place.
 
-    `copies` tasks of it have none; `slice_count` slices of `profile` are what one asks for.
+    `copies` tasks of it have none; each requests `slice_count` slices of `profile`.
     """
 
     row: JobRow
@@ -163,29 +167,29 @@ class Pending:
 
     @property
     def profile(self) -> Profile:
-        """What it asks for now."""
+        """The requested profile."""
         return self.grant.parts[0][0]
 
     @property
     def slice_count(self) -> int:
-        """Return how many slices of it one asks for."""
+        """Return how many slices of it a task requests."""
         return self.grant.parts[0][1]
 
     @property
     def arrived(self) -> float:
-        """Since when it could have started, unix seconds."""
+        """Since when it has been eligible, unix seconds."""
         return max(self.row.submit, self.row.eligible or 0.0)
 
 
 def without_place(
     demands: Iterable[Demand], jobs: Mapping[int, JobRow], placed: Mapping[int, int]
 ) -> Iterator[Pending]:
-    """Yield the pending jobs that may be re-typed, as far as Slurm's rows tell, in Slurm's order.
+    """Yield the pending jobs that may be re-typed, according to Slurm's rows, in Slurm's order.
 
     Args:
-        demands: what could start if there were supply.
+        demands: jobs that could start with enough supply.
         jobs: the queue by job id.
-        placed: how many tasks of a job have found room.
+        placed: how many tasks of a job have a place.
     """
     for demand in demands:
         copies = demand.copies - placed.get(demand.job, 0)
@@ -200,9 +204,9 @@ def without_place(
 
 @lru_cache(maxsize=1 << 15)
 def marked(comment: str) -> Grant | None:
-    """Return what the filter granted a job whose profile may be its choice.
+    """Return the filter's grant of a job whose profile may have been its choice.
 
-    None for every other job, and where the text before the marker holds more than hints do.
+    None for every other job, and if the text before the marker has more than hints.
     """
     try:
         grant = parse_comment(comment)
@@ -213,12 +217,13 @@ def marked(comment: str) -> Grant | None:
     return grant if _PLAIN.fullmatch(user_text(comment)) else None
 
 
-# -- what is done about it ---------------------------------------------------------------------------------------------
+# -- updates ---------------------------------------------------------------------------------------------------------
 
 
 def regranted(row: JobRow, grant: Grant) -> dict[str, str] | None:
-    """Return the fields of `scontrol update` that give a waiting job another grant: the GRES, other GRES of the job
-    kept, and the marker; None where its comment has no room for that."""
+    """Return the fields of `scontrol update` that give a pending job another grant: the GRES, keeping other GRES of the
+    job, and the marker; None if its comment has no space for that.
+    """
     entries = [gres_list.prefix_of(entry)[1] for entry in gres_list.split(row.gres)]
     others = [entry for entry in entries if re.split("[:=]", entry)[0] not in (GRES, "")]
     comment = grant.attach(strip(row.comment))
@@ -229,7 +234,7 @@ def regranted(row: JobRow, grant: Grant) -> dict[str, str] | None:
 
 @dataclass(frozen=True)
 class Retype:
-    """Another profile for a job, or for `tasks` of an array (all that have not started where empty)."""
+    """Another profile for a job, or for `tasks` of an array (all that have not started if empty)."""
 
     pending: Pending
     tasks: tuple[int, ...]
@@ -240,9 +245,11 @@ class Retype:
     def targets(self) -> tuple[str, ...]:
         """The job as scontrol takes it: 12, 12_3, 12_[3,5-9] for all tasks that have not started.
 
-        Of an array either all of these are named together or single tasks one by one: where a list names some of them
-        Slurm gives the new GRES to the first alone, and the new comment to all (24.11, 26.05). An array's own id would
-        write the comment of tasks that run, too.
+        For an array either all of these are named together or single tasks one by one: if a list names some of them
+        Slurm gives
+        the new GRES to the first alone, and the new comment to all (24.11, 26.05). An array's own id would also write
+        the
+        comment of running tasks.
         """
         row = self.pending.row
         if row.array_job is None or row.array_task is None:
@@ -253,7 +260,7 @@ class Retype:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names by `name_of` of the rows from now on: a task that was a part of an array has its own."""
+        """Names by `name_of` of the rows from now on: a task split from an array has its own."""
         row = self.pending.row
         if self.tasks:
             return tuple(f"{row.array_job}_{task}" for task in self.tasks)
@@ -264,16 +271,17 @@ class Retype:
         return regranted(self.pending.row, Grant([(self.after, self.pending.slice_count)], self.pending.grant.decision))
 
     def profile_text(self, profile: Profile) -> str:
-        """Return a profile as the record of runs spells what a job got."""
+        """Return a profile as the record of runs spells an allocation."""
         return profile.name if self.pending.slice_count == 1 else f"{profile.name}:{self.pending.slice_count}"
 
 
 @dataclass
 class RetypeHistory:
-    """When each job was last re-typed, and which profiles it may not get again, so that none flaps.
+    """When each job was last re-typed, and which profiles it must not get again, to avoid flapping.
 
-    `hold_s` is how long a job keeps what it was given. What Slurm refused, or what a limit of the user then kept from
-    starting, is barred for that job. Jobs are known by `name_of`.
+    `hold_s` is how long a job keeps a new profile. A profile that Slurm refused, or with which a limit of the user
+    prevented
+    the start, is excluded for that job. Jobs are identified by `name_of`.
     """
 
     hold_s: float = 60.0
@@ -296,7 +304,7 @@ class RetypeHistory:
             self.barred[name] = self.barred.get(name, frozenset()) | {change.after}
 
     def forget_but(self, jobs: Iterable[JobRow]) -> None:
-        """Forget all jobs but these."""
+        """Remove all jobs but these."""
         present = {name_of(row) for row in jobs}
         for known in (self.last, self.barred):
             for name in [name for name in known if name not in present]:
@@ -304,9 +312,9 @@ class RetypeHistory:
 
 
 def name_of(row: JobRow) -> str:
-    """Return the name that a job is known by.
+    """Return the name of a job.
 
-    12 of a job, and of the common row of an array's tasks; 12_3 of a task that has a row of its own.
+    12 for a job, and for the common row of an array's tasks; 12_3 for a task with its own row.
     """
     if row.array_job is not None and row.array_task is not None and row.array_task.isdigit():
         return f"{row.array_job}_{row.array_task}"
@@ -326,10 +334,10 @@ def retypes(
     Args:
         now: unix seconds.
         waiting: jobs without a place, in Slurm's order.
-        promises: what each may become; None for nothing, or not known yet.
-        space: room that nobody is meant to have.
-        turns: what was done before.
-        max_weighed: of the jobs that could go elsewhere this many are weighed.
+        promises: the alternatives of each; None for nothing, or unknown.
+        space: unassigned capacity.
+        turns: previous re-types.
+        max_weighed: number of jobs with alternatives to consider.
     """
     groups: dict[tuple[frozenset[str], int], list[tuple[Pending, ServiceGuarantee]]] = {}
     idle: dict[tuple[frozenset[str], int], frozenset[Profile]] = {}
@@ -347,7 +355,7 @@ def retypes(
         if promise is None:
             continue
         barred = turns.barred.get(name_of(pending.row), frozenset())
-        # what runs again because its slice was too small asks for what holds it
+        # a job retried because its slice was too small requests one that holds it
         least = pending.profile.memory_gb if promise.retry and pending.row.restarts else 0
         options = (o for o in promise.options if o.profile not in barred and o.profile.memory_gb >= least)
         promise = replace(promise, options=tuple(options))
@@ -390,7 +398,7 @@ def _of_pool(
         row = pending.row
         tasks: tuple[int, ...] = ()
         if row.array_task is not None:
-            # Slurm starts tasks in their order, so that those without a place are the last
+            # Slurm starts tasks in order, so those without a place are the last
             open_tasks = tasks_left.setdefault(number, list(tasks_of(row.array_task)))
             if len(nodes) < row.tasks or (row.tasks > 1 and len(ranges(open_tasks)) > LONGEST_LIST):
                 tasks = tuple(open_tasks[len(open_tasks) - len(nodes) :])
@@ -400,7 +408,7 @@ def _of_pool(
 
 
 def _work(pending: Pending, promise: ServiceGuarantee, kinds: Sequence[Profile]) -> WorkClass:
-    """Return a job as the policy sees it; it takes for ever on kinds on which it may not run."""
+    """Return a job as the policy sees it; infinite duration on profiles on which it may not run."""
     granted_rate = next((option.rate for option in promise.options if option.profile == promise.granted), None)
     known = promise.seconds(promise.granted, pending.slice_count)
     usual = known or float(pending.row.time_limit_s or USUAL_S)
@@ -412,7 +420,7 @@ def _work(pending: Pending, promise: ServiceGuarantee, kinds: Sequence[Profile])
         for kind in kinds
     ]
     limit = float(promise.deadline_s) if promise.deadline_s is not None else PATIENCE * usual
-    # kinds that keep the promise count as in time, whatever rounding makes of them
+    # profiles that meet the promise count as in time, despite rounding
     return WorkClass(1.0, limit, tuple(min(t, limit) if t < math.inf else t for t in times))
 
 
@@ -422,13 +430,13 @@ def _why(pending: Pending, promise: ServiceGuarantee, profile: Profile, nodes: S
     seconds = promise.seconds(profile, pending.slice_count)
     if seconds is not None and promise.deadline_s is not None:
         return f"{text}; {seconds:.3g} s at most of deadline={promise.deadline_s}s"
-    return f"{text}; it keeps {promise.terms}" if promise.terms else text
+    return f"{text}; it meets {promise.terms}" if promise.terms else text
 
 
 def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
-    """Return the re-types to undo: of jobs that a limit of their user keeps from starting since.
+    """Return the re-types to undo: of jobs that a limit of their user prevents from starting since.
 
-    None gets the same profile once more. (Slurm refuses no update because of such a limit; the job gets
+    None gets the same profile again. (Slurm does not refuse the update because of such a limit; the job gets
     QOSMaxGRESPerUser.)
     """
     changes = []
@@ -440,15 +448,16 @@ def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
         if grant is not None and grant.parts[0][0] != known[1] and dict(grant.parts) == dict(slices(row.gres)):
             pending = Pending(row, grant, frozenset(), row.tasks)
             turns.bar(Retype(pending, (), grant.parts[0][0], ""))
-            changes.append(Retype(pending, (), known[1], f"a limit of its user keeps it from starting ({row.reason})"))
+            changes.append(Retype(pending, (), known[1], f"a limit prevents it from starting ({row.reason})"))
     return changes
 
 
 def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[str, str]]:
     """Return the updates for tasks of these arrays whose marker differs from their GRES.
 
-    A task that starts while its array is re-typed keeps its GRES and gets the array's new comment; run again it would
-    be given slices that Slurm has not allocated to it.
+    A task that starts while its array is re-typed keeps its GRES but gets the array's new comment; after a requeue it
+    would
+    be given slices that Slurm did not allocate to it.
     """
     fields_of = {}
     for row in jobs:

@@ -1,25 +1,28 @@
-"""Who gets how many tasks at once where the elastic arrays of several users need more than there is.
+"""Shares of concurrent tasks when the elastic arrays of several users need more than there is.
 
-D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) places earliest deadlines first and gives gaps to who was served least
-over the last sessions. Its text is not public beyond the abstracts; this is a reconstruction for job arrays:
+D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) places earliest deadlines first and gives gaps to the user who was
+served
+least over the last sessions. Only its abstracts are public; this is a reconstruction for job arrays:
 
-1. Every array has one task (Slurm knows no throttle of none).
-2. Earliest deadline first, each array gets the fewest tasks at once with which it ends in time. Instances of services
-   come before all of them: what they are for is due now.
-3. What is left goes task by task to the user who was served least.
+1. Every array has one task (Slurm has no throttle of zero).
+2. Earliest deadline first, each array gets the fewest concurrent tasks with which it meets its deadline. Instances of
+   services come before all of them: their work is due now.
+3. The rest goes task by task to the user who was served least.
 
-Step 2 protects an array only where its deadline can be kept, where its user was not served too much, and where all who
-are protected can be kept together: by each deadline the work that is due by then has to fit into what there is until
-then. Arrays are taken into that set in the order of what their users were served, least first. So deadlines that cannot
-all be kept are lost by who was served most, and a user who tells shorter deadlines than he has is ahead until he was
-served more than the others by his part of one session: for an array of `deadline` seconds, what there is, times the
-deadline, divided by the users. A shorter deadline makes that lead smaller, and no new
-array brings it back, only time, as what was served fades. Until others have caught up, step 3 is all that he gets
-beside one task.
+Step 2 protects an array only if its deadline can be met, if its user was not served too much, and if all protected
+arrays
+can be met together: by each deadline the work due by then has to fit into the capacity until then. Arrays are added to
+that set in the order of their users' past service, least first. So if not all deadlines can be met, the users who were
+served most lose, and a user who gives false short deadlines is ahead until he was served more than the others by his
+part
+of one session: for an array of `deadline` seconds, the capacity, times the deadline, divided by the users. A shorter
+deadline reduces that lead, and no new array restores it, only time, as past service decays. Until others have caught
+up,
+step 3 is all that he gets besides one task.
 
-Served means compute slices times seconds, by elastic arrays. What was served fades (`ServedTime`), as in Slurm's own
-fairshare, in about ten sessions (D-STACK's number); a session is the longest deadline here, a day at most, so that
-nobody makes others' past count for ever.
+Service means compute slices times seconds, by elastic arrays. Past service decays (`ServedTime`), as in Slurm's own
+fairshare, over about ten sessions (D-STACK's number); a session is the longest deadline here, a day at most, so that
+nobody makes others' past count forever.
 """
 
 from __future__ import annotations
@@ -32,26 +35,26 @@ from typing import Final, NamedTuple
 _GRAIN: Final = 1e-9
 """Relative rounding of sums."""
 _NOTHING: Final = 1e-3
-"""Compute-slice seconds that are forgotten."""
-LATE: Final = "its deadline cannot be kept"
-AHEAD: Final = "its user was served more than a fair share lately"
-CROWDED: Final = "not all deadlines can be kept, and those of users who were served less come first"
-LATER: Final = "earlier deadlines come first, and its own can still be kept"
+"""Compute-slice seconds that are ignored."""
+LATE: Final = "its deadline cannot be met"
+AHEAD: Final = "its user recently got more than a fair share"
+CROWDED: Final = "not all deadlines can be met, and users who got less come first"
+LATER: Final = "earlier deadlines come first, and its own can still be met"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What an array needs of slices that are scarce.
+    """Need of an array for scarce slices.
 
     Attributes:
         array: its job id; `user` its owner.
         units: compute slices of a task.
-        need: tasks at once.
-        task_s: seconds for which another task will have its slices.
-        session_s: how long its user gave it: the deadline as he told it.
-        due: its deadline, unix seconds; None: it is due now and at any time (a service).
+        need: concurrent tasks.
+        task_s: seconds for which another task will hold its slices.
+        session_s: the deadline given by its user.
+        due: its deadline, unix seconds; None: due now and at any time (a service).
         work: compute-slice seconds that have to be done by then.
-        kept: whether `need` keeps the deadline.
+        kept: whether `need` meets the deadline.
     """
 
     array: int
@@ -66,7 +69,7 @@ class Claim:
 
 
 class Share(NamedTuple):
-    """Tasks at once, and why they are not more (empty where they are what is needed)."""
+    """Concurrent tasks, and why they are not more (empty if they are what is needed)."""
 
     tasks: int
     why: str = ""
@@ -75,14 +78,15 @@ class Share(NamedTuple):
 def shares(now: float, claims: Sequence[Claim], total: int, served: Mapping[str, float]) -> dict[int, Share]:
     """Divide `total` compute slices among the claims; see the module.
 
-    One task more than there is room for is let through, so that arrays keep their place in Slurm's own order for what
-    falls free; but not where it could take a slice from an array that is protected.
+    One more task than fits is allowed, so that arrays keep their position in Slurm's own order for freed slices; but
+    not if
+    it could take a slice from a protected array.
 
     Args:
         now: unix seconds.
         claims: of the arrays that compete.
         total: compute slices that they have or could have.
-        served: compute-slice seconds that each user had lately.
+        served: recent compute-slice seconds of each user.
     """
     protected, lost = _protected(now, claims, total, served)
     counts = {claim.array: 1 for claim in claims}
@@ -109,7 +113,7 @@ def shares(now: float, claims: Sequence[Claim], total: int, served: Mapping[str,
 def _to_least_served(
     claims: Sequence[Claim], counts: dict[int, int], spent: dict[str, float], units_left: int, *, strict: bool
 ) -> None:
-    """Give what is left, task by task; `strict`: nothing beyond it."""
+    """Give the rest, task by task; `strict`: nothing beyond it."""
     while units_left >= 0:
         open_claims = [c for c in claims if counts[c.array] < c.need and (not strict or c.units <= units_left)]
         if not open_claims:
@@ -123,11 +127,11 @@ def _to_least_served(
 def _protected(
     now: float, claims: Sequence[Claim], total: int, served: Mapping[str, float]
 ) -> tuple[list[Claim], dict[int, str]]:
-    """Return the claims that come before others, earliest deadline first, and why others do not."""
+    """Return the protected claims, earliest deadline first, and why others are not."""
     users = {claim.user for claim in claims}
     mean = sum(served.get(user, 0.0) for user in users) / len(users)
     protected: list[Claim] = []
-    others = sum(claim.units for claim in claims)  # slices of one task of each claim that is not protected
+    others = sum(claim.units for claim in claims)  # slices of one task of each unprotected claim
     lost: dict[int, str] = {}
     for claim in sorted(claims, key=lambda c: (served.get(c.user, 0.0), _due(c))):
         if not claim.kept:
@@ -147,12 +151,12 @@ def _due(claim: Claim) -> tuple[float, int]:
 
 
 def _fits(now: float, chosen: Sequence[Claim], room: int) -> bool:
-    """Return whether these can all be kept, with one task for each other claim.
+    """Return whether these can all be met, with one task for each other claim.
 
-    By every deadline, the work that is due has room.
+    By every deadline, the work that is due has capacity.
 
-    Work is taken to be divisible, so this is necessary; tasks that are long for their deadlines may still be late.
-    `room`: compute slices beside those of the others.
+    Work is assumed to be divisible, so this is necessary; tasks that are long for their deadlines may still be late.
+    `room`: compute slices besides those of the others.
     """
     room -= sum(claim.need * claim.units for claim in chosen if claim.due is None)
     if room < 0:
@@ -167,13 +171,13 @@ def _fits(now: float, chosen: Sequence[Claim], room: int) -> bool:
 
 
 class ServedTime:
-    """Compute-slice seconds that elastic arrays of each user had, fading with time.
+    """Compute-slice seconds of elastic arrays of each user, decaying with time.
 
     Attributes:
         spent: by user.
-        at: when that was, unix seconds; None: nothing was counted yet.
-        fade_s: seconds in which it falls to 1/e.
-        seen: arrays whose past is in it.
+        at: time of these values, unix seconds; None: nothing counted yet.
+        fade_s: seconds in which it decays to 1/e.
+        seen: arrays whose past is included.
     """
 
     def __init__(self) -> None:
@@ -183,12 +187,12 @@ class ServedTime:
         self.seen: set[int] = set()
 
     def count(self, now: float, running: Mapping[int, tuple[str, int]], fade_s: float) -> None:
-        """Count what arrays had since the last time.
+        """Add what arrays had since the last time.
 
         Args:
             now: unix seconds.
             running: of each elastic array in the queue its user, and the compute slices of its running tasks.
-            fade_s: see the class; 0: as before.
+            fade_s: see the class; 0: unchanged.
         """
         self.fade_s = fade_s or self.fade_s
         passed = 0.0 if self.at is None else max(now - self.at, 0.0)
@@ -201,7 +205,7 @@ class ServedTime:
                 self.spent[user] = self.spent.get(user, 0.0) + passed * units
 
     def learn(self, array: int, user: str, spent: float) -> None:
-        """Count what an array had before it was first seen here, once."""
+        """Add what an array had before it was first seen here, once."""
         if array not in self.seen:
             self.seen.add(array)
             self.spent[user] = self.spent.get(user, 0.0) + spent

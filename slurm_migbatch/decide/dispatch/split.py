@@ -1,16 +1,19 @@
-"""Split the time that a pipeline has left over its stages, so that they cost the least.
+"""Split the remaining time of a pipeline over its stages at the lowest cost.
 
-Each stage has one of several choices (a profile: predicted seconds, and a price). What is looked for is the cheapest
-choice for each with which the longest path through the stages takes at most the time left: ESG's problem for one queue
-(Hui et al., HPDC 2024, section 3), which ESG solves by A* over the stages with pruning from both sides. Here, a
-reconstruction, it is solved by dynamic programming over Pareto fronts of (seconds, price), which for a chain finds the
-same optimum: of all choices for the first k stages those are kept that no other undercuts in both, and that leave the
-rest time to end in.
+Each stage has several choices (a profile: predicted seconds, and a cost). The result is the cheapest choice for each
+with
+which the longest path through the stages takes at most the remaining time: ESG's problem for one queue (Hui et al.,
+HPDC
+2024, section 3), which ESG solves by A* over the stages with pruning from both sides. Here, a reconstruction, it is
+solved
+by dynamic programming over Pareto fronts of (seconds, cost), which for a chain finds the same optimum: of all choices
+for
+the first k stages those are kept that are not dominated, and that leave the rest enough time.
 
-Parallel stages are joined by level, the number of stages before one on the longest way to it: a level takes as long as
-its slowest stage and costs what all of them cost. The levels' seconds add up to no less than any path, so a split keeps
-the time; where paths are uneven it may leave some, which `_relaxed` then gives to stages that become cheaper by it.
-(ESG divides large graphs by dominators instead.)
+Parallel stages are joined by level, the number of stages before one on the longest path to it: a level takes as long as
+its slowest stage and costs the sum of all. The levels' seconds add up to no less than any path, so a split meets the
+time; with uneven paths it may leave some, which `_relaxed` then gives to stages that become cheaper by it. (ESG divides
+large graphs by dominators instead.)
 """
 
 from __future__ import annotations
@@ -23,15 +26,15 @@ from typing import Any, Final, NamedTuple, TypeVar
 T = TypeVar("T")
 
 MOST_KEPT: Final = 256
-"""Points of a front that are kept: above that some are left out, and the split may cost a little more."""
+"""Maximum points of a front: above that some are dropped, and the split may cost a little more."""
 MOST_OF_LEVEL: Final = 32
 """The same for one level of parallel stages."""
 SENSIBLE: Final = 1.1
-"""Where the time left is too short anyway, a stage gets the cheapest choice within so many times its fastest."""
+"""If the remaining time is too short anyway, a stage gets the cheapest choice within so many times its fastest."""
 
 
 class Choice(NamedTuple):
-    """One way to run a stage: predicted seconds, and what they cost."""
+    """One choice for a stage: predicted seconds, and cost."""
 
     seconds: float
     price: float
@@ -39,7 +42,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage: its choices, at least one, and the positions of stages that end before it begins, all before its own."""
+    """A stage: its choices, at least one, and the positions of the stages before it, all lower than its own."""
 
     choices: tuple[Choice, ...]
     after: tuple[int, ...] = ()
@@ -47,12 +50,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Split:
-    """The choice of each stage by its position among the choices.
+    """The choice of each stage by its index.
 
     Attributes:
         seconds: of the longest path.
         price: of all stages.
-        kept: whether the longest path takes at most the time left.
+        kept: whether the longest path takes at most the remaining time.
     """
 
     chosen: tuple[int, ...]
@@ -62,14 +65,14 @@ class Split:
 
     @classmethod
     def of(cls, stages: Sequence[Stage], chosen: Sequence[int], left_s: float) -> Split:
-        """Return what these choices come to."""
+        """Return the time and cost of these choices."""
         seconds = path_s(stages, chosen)
         price = sum(stage.choices[number].price for stage, number in zip(stages, chosen, strict=True))
         return cls(tuple(chosen), seconds, price, seconds <= left_s)
 
 
 class _Point(NamedTuple):
-    """A point of a front; `of` leads back to how it came about."""
+    """A point of a front; `of` leads back to its origin."""
 
     seconds: float
     price: float
@@ -77,11 +80,11 @@ class _Point(NamedTuple):
 
 
 def split(stages: Sequence[Stage], left_s: float) -> Split:
-    """Return the cheapest choices that keep the time left, or fast ones where none do.
+    """Return the cheapest choices that meet the remaining time, or fast ones if none do.
 
     Args:
-        stages: in an order in which each stands behind those it waits for.
-        left_s: seconds until the last has to have ended.
+        stages: in an order in which each comes after those it waits for.
+        left_s: seconds until the end of the last.
     """
     fastest = tuple(_first(stage.choices, key=lambda c: (c.seconds, c.price)) for stage in stages)
     if path_s(stages, fastest) > left_s:
@@ -125,7 +128,7 @@ def _levels(stages: Sequence[Stage]) -> list[list[int]]:
 
 
 def _by_fronts(stages: Sequence[Stage], levels: Sequence[Sequence[int]], left_s: float) -> tuple[int, ...] | None:
-    """Return the cheapest choices with which the levels' seconds add up to the time left; None where none do."""
+    """Return the cheapest choices with which the levels' seconds add up to the remaining time; None if none."""
     fronts = [_front_of_level([stages[number].choices for number in level]) for level in levels]
     rest_s = sum(front[0].seconds for front in fronts)  # fronts ascend in seconds
     front = [_Point(0.0, 0.0, (None, ()))]
@@ -146,7 +149,7 @@ def _by_fronts(stages: Sequence[Stage], levels: Sequence[Sequence[int]], left_s:
 
 
 def _added(front: Sequence[_Point], level: Sequence[_Point], most_s: float) -> list[_Point]:
-    # a path that exactly fits must not be lost by the order in which seconds are added up
+    # a path that exactly fits must not be lost through the order of summation
     most_s += 1e-9 * max(1.0, abs(most_s))
     ends = [point.seconds for point in front]
     added = []
@@ -160,7 +163,7 @@ def _added(front: Sequence[_Point], level: Sequence[_Point], most_s: float) -> l
 
 
 def _front_of_level(members: Sequence[Sequence[Choice]]) -> list[_Point]:
-    """Return what a level can take and cost: for each time the cheapest choices that are not slower."""
+    """Return the possible times and costs of a level: for each time the cheapest choices that are not slower."""
     fronts = [
         _undercut(_Point(*choice, (None, (number,))) for number, choice in enumerate(choices)) for choices in members
     ]
@@ -178,7 +181,7 @@ def _front_of_level(members: Sequence[Sequence[Choice]]) -> list[_Point]:
 
 
 def _undercut(points: Iterable[_Point]) -> list[_Point]:
-    """Return the points that no other undercuts, ascending in seconds and descending in price."""
+    """Return the points that are not dominated, ascending in seconds and descending in cost."""
     front: list[_Point] = []
     for point in sorted(points, key=lambda p: (p.seconds, p.price)):
         if not front or point.price < front[-1].price:
@@ -187,14 +190,14 @@ def _undercut(points: Iterable[_Point]) -> list[_Point]:
 
 
 def _spread(ordered: Sequence[T], most: int) -> list[T]:
-    """Return at most so many of them, the first and the last included."""
+    """Return at most so many of them, including the first and the last."""
     if len(ordered) <= most:
         return list(ordered)
     return [ordered[round(number * (len(ordered) - 1) / (most - 1))] for number in range(most)]
 
 
 def _relaxed(stages: Sequence[Stage], chosen: tuple[int, ...], left_s: float) -> tuple[int, ...]:
-    """Return the choices with those made cheaper that the time left allows, the greatest saving first."""
+    """Return the choices with those made cheaper that the remaining time allows, the greatest saving first."""
     found = list(chosen)
     savings = sorted(
         (

@@ -1,9 +1,10 @@
-"""Decide what waiting jobs are changed to: another profile, or another throttle of an array: the dispatch stage.
+"""The dispatch stage: changes of pending jobs, another profile, or another throttle of an array.
 
-`decide.dispatch.retype` chooses profiles and `decide.dispatch.arrays` throttles, both from room that supply's plan
-leaves; `decide.dispatch.pipelines` chooses profiles of jobs that have a deadline together, whatever room there is now.
-What a job may become is known from the submit filter's decision on it, which the record holds: what is not known yet is
-asked for (`Questions`), and the job waits as it is until the answer comes.
+`decide.dispatch.retype` chooses profiles and `decide.dispatch.arrays` throttles, both from capacity that supply's plan
+leaves; `decide.dispatch.pipelines` chooses profiles of jobs with a common deadline, regardless of capacity. The
+alternatives of a job come from the submit filter's decision in the record: an unknown decision is queried
+(`Questions`),
+and the job is not changed until the answer comes.
 """
 
 from __future__ import annotations
@@ -57,26 +58,26 @@ from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.excluded import user_text
 
 _ABSENT_S: Final = (1.0, 60.0)
-"""A decision that the record does not hold may be on its way: it is asked for again so soon, then ever later."""
+"""A decision missing from the record may be on its way: it is queried again after this time, then less often."""
 _LOOKED_AFTER_S: Final = 60.0
-"""For so long tasks of an array that was re-typed may turn out to have started in that moment."""
+"""How long tasks of a re-typed array may turn out to have started at that moment."""
 _REMEMBERED: Final = 100_000
-"""Decisions kept in memory."""
+"""Maximum number of decisions kept in memory."""
 _COMPUTE_SLICES: Final = 7
-"""Of most GPUs that have MIG."""
+"""Typical of GPUs with MIG."""
 _AT_ONCE: Final = 256
-"""Decisions asked for at a time."""
+"""Decisions queried at a time."""
 
 
 @dataclass(frozen=True)
 class DispatchSettings:
-    """How waiting jobs follow supply; see `config.schema.DispatchConfig`.
+    """Settings of dispatch; see `config.schema.DispatchConfig`.
 
     Attributes:
-        every_s: least seconds between two decisions.
-        hold_s: seconds for which a job keeps the profile that it was given.
+        every_s: minimum seconds between two decisions.
+        hold_s: seconds for which a job keeps its new profile.
         arrays: whether throttles of elastic arrays follow their deadlines.
-        dry_run: changes are only told, never made.
+        dry_run: changes are only reported, never made.
     """
 
     every_s: float = 5.0
@@ -87,22 +88,22 @@ class DispatchSettings:
 
 @dataclass
 class DispatchMemory:
-    """What dispatch remembers from one decision to the next.
+    """Memory of dispatch from one decision to the next.
 
     Attributes:
-        turns: when each job was last re-typed, and what it may not become.
-        bounds: the throttles that users set themselves.
-        served: what users of elastic arrays had lately.
-        loads: what instances of services reported, and how many were needed.
-        promises: what jobs may become, by the name of the filter's decision on them.
-        absent: decisions that the record did not hold: when to ask again, and how long that was put off.
-        runs: how tasks of elastic arrays went.
-        replayed: arrays of which it is known what throttles were set before.
-        looked_after: arrays that were re-typed, and until when their tasks are looked after.
-        unsure: changes of which Slurm did not say whether it made them, with its words.
-        pipelines: what is known of each pipeline that has jobs in the queue.
-        refused: arrays whose new throttle Slurm refused, and until when it is not tried again.
-        last: when it was last decided.
+        turns: when each job was last re-typed, and its excluded profiles.
+        bounds: the throttles that users set.
+        served: recent service of users of elastic arrays.
+        loads: reports of services' instances, and recent numbers needed.
+        promises: alternatives of jobs, by the name of the filter's decision.
+        absent: decisions missing from the record: when to query again, and the current delay.
+        runs: runs of tasks of elastic arrays.
+        replayed: arrays whose former throttles are known.
+        looked_after: re-typed arrays, and until when their tasks are checked.
+        unsure: changes that Slurm did not confirm, with its message.
+        pipelines: state of each pipeline that has jobs in the queue.
+        refused: arrays whose new throttle Slurm refused, and until when it is not retried.
+        last: time of the last decision.
     """
 
     turns: RetypeHistory
@@ -123,14 +124,15 @@ class DispatchMemory:
 
 @dataclass(frozen=True)
 class DispatchDecision:
-    """What follows for waiting jobs.
+    """Result for pending jobs.
 
     Attributes:
         retypes: jobs, or tasks of arrays, that get another profile.
-        throttles: arrays that get another throttle; to be recorded before Slurm is told.
-        repairs: markers of tasks that started while their array was re-typed, put right (name -> fields of an update).
-        unknown: ids of the filter's decisions that would have to be known.
-        settled: changes of which Slurm had not said what became of them, and what did (empty: it made them).
+        throttles: arrays that get another throttle; to be recorded before Slurm is changed.
+        repairs: corrections of markers of tasks that started while their array was re-typed (name -> fields of an
+            update).
+        unknown: ids of the filter's decisions that are needed.
+        settled: formerly unconfirmed changes, and their results (empty: applied).
     """
 
     retypes: tuple[Retype, ...] = ()
@@ -145,13 +147,13 @@ class DispatchDecision:
 
 @dataclass(frozen=True)
 class DispatchOutcome:
-    """What became of a change.
+    """Result of a change.
 
     Attributes:
         at: unix seconds.
-        error: what Slurm objected; empty where it did not.
+        error: Slurm's error; empty if none.
         applied: whether Slurm was called.
-        unsure: Slurm did not say whether it made the change; the next snapshot shows.
+        unsure: Slurm did not confirm the change; the next snapshot shows it.
     """
 
     change: Retype | Throttle
@@ -163,11 +165,11 @@ class DispatchOutcome:
 
 @dataclass
 class _View:
-    """A snapshot made ready for dispatch.
+    """A snapshot prepared for dispatch.
 
     Attributes:
-        placed: how many tasks of a job have found room.
-        crowded: pools in which jobs have no place, and which jobs.
+        placed: how many tasks of a job have a place.
+        crowded: pools in which jobs have no place, and these jobs.
         members: job ids of the tasks of each array; `waiting`: a pending one of them.
     """
 
@@ -184,7 +186,7 @@ class _View:
 
 
 def needed_arrays(snapshot: ClusterSnapshot, memory: DispatchMemory, settings: DispatchSettings) -> frozenset[int]:
-    """Return the elastic arrays of which it has to be known how their tasks went."""
+    """Return the elastic arrays whose task runs have to be known."""
     if not settings.arrays or not _is_due(snapshot, memory, settings):
         return frozenset()
     return frozenset(array.array for array in elastic_arrays(snapshot.jobs))
@@ -199,7 +201,7 @@ def _is_due(snapshot: ClusterSnapshot, memory: DispatchMemory, settings: Dispatc
 def plan_dispatch(
     snapshot: ClusterSnapshot, supply: SupplyDecision | None, memory: DispatchMemory, settings: DispatchSettings
 ) -> DispatchDecision:
-    """Decide on waiting jobs after supply has planned for this snapshot (None: Slurm's counts are what there is)."""
+    """Decide on pending jobs after supply has planned for this snapshot (None: use Slurm's counts)."""
     due = _is_due(snapshot, memory, settings)
     _learn(snapshot.answers, memory, snapshot.now)
     if settings.arrays:
@@ -222,7 +224,7 @@ def plan_dispatch(
     limits = throttles(view.now, placeable, history, view.space, _crowd(view))
     memory.refused = {array: until for array, until in memory.refused.items() if until > view.now}
     limits = [limit for limit in limits if limit.array.array not in memory.refused]
-    # how many tasks of these arrays are to run is being settled: what has no place now may have none to need
+    # how many tasks of these arrays run is decided here: those without a place may not need one
     unsettled = {limit.array.array for limit in limits} | unknown_arrays
     waiting = (
         pending
@@ -258,7 +260,7 @@ def _retypes(
 
 
 def _shares(snapshot: ClusterSnapshot) -> Callable[[Profile], float]:
-    """Return how much of a GPU a slice is, the largest share where kinds of GPUs differ; by its name where none has it.
+    """Return the GPU equivalent of a slice, the maximum if GPU types differ; from its name if no GPU has it.
 
     The larger of its shares of compute and of memory slices.
     """
@@ -276,7 +278,7 @@ def _shares(snapshot: ClusterSnapshot) -> Callable[[Profile], float]:
 
 
 def _note(change: Retype, memory: DispatchMemory, now: float) -> bool:
-    """Note that a job is about to be re-typed; false where its comment has no room for the marker."""
+    """Note that a job is about to be re-typed; false if its comment has no space for the marker."""
     if change.fields() is None:
         memory.turns.bar(change)
         return False
@@ -295,7 +297,7 @@ def _repairs(
     return {name: fields for name, fields in repairs.items() if name not in changed}
 
 
-# -- what there is -----------------------------------------------------------------------------------------------------
+# -- capacity --------------------------------------------------------------------------------------------------------
 
 
 def _view(snapshot: ClusterSnapshot, supply: SupplyDecision | None) -> _View:
@@ -332,14 +334,14 @@ def _crowd(view: _View) -> Callable[[ElasticArray], bool]:
 
 
 class _Promises:
-    """What each waiting job may become; `missing` are decisions that would have to be known for that."""
+    """The alternatives of each pending job; `missing` are decisions needed for that."""
 
     def __init__(self, memory: DispatchMemory, predictions: Predictions, now: float) -> None:
         self._memory, self._predictions, self._now = memory, predictions, now
         self.missing: dict[str, None] = {}
 
     def of(self, pending: Pending) -> ServiceGuarantee | None:
-        """Return what a job may become; None for nothing, or not known yet."""
+        """Return the alternatives of a job; None for nothing, or unknown."""
         name, known = pending.grant.decided, self._memory.promises
         key = f"{user_text(pending.row.comment)}@{pending.row.partition}" if name == UNNAMED else name
         if key in known:
@@ -351,9 +353,9 @@ class _Promises:
         return _keep(self._memory, key, self._chosen_again(pending.row))
 
     def _chosen_again(self, row: JobRow) -> ServiceGuarantee | None:
-        """Return what the compiled table's choice left open; the table answers as the service does."""
+        """Return the alternatives to the compiled table's choice; the table answers as the service does."""
         hints = hints_of(row.comment)
-        # the name of a pipeline changes no answer
+        # the name of a pipeline does not change the answer
         asked = None if hints is None else replace(hints, pipeline=None)
         choice = None if asked is None else self._predictions.candidates(asked, row.partition)
         if hints is None or choice is None:
@@ -369,7 +371,7 @@ def _keep(memory: DispatchMemory, key: str, promise: ServiceGuarantee | None) ->
 
 
 def _learn(answers: Answers, memory: DispatchMemory, now: float) -> None:
-    """Take in decisions and runs of arrays that were asked for."""
+    """Process queried decisions and runs of arrays."""
     for name, row in answers.decisions.items():
         if row is None:
             wait = min(2 * memory.absent[name][1], _ABSENT_S[1]) if name in memory.absent else _ABSENT_S[0]
@@ -405,7 +407,7 @@ def _elastic(snapshot: ClusterSnapshot, memory: DispatchMemory) -> tuple[list[El
 def _placeable(
     view: _View, waiting_arrays: Sequence[ElasticArray], memory: DispatchMemory, predictions: Predictions
 ) -> list[ElasticArray]:
-    """Return the arrays with the prediction and the nodes of their tasks, whatever keeps these from starting now."""
+    """Return the arrays with the prediction and the nodes of their tasks, whatever prevents these from starting now."""
     rows = [replace(view.waiting[array.array], reason="", throttle=None) for array in waiting_arrays]
     pools = {demand.job: demand.pool for demand in demands(rows, view.snapshot.nodes, view.managed, view.now)}
     starts = instance_starts(view.snapshot.jobs)
@@ -426,7 +428,7 @@ def _placeable(
 
 
 def _hear(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
-    """Take in what instances of services reported since the last snapshot."""
+    """Process reports of services' instances since the last snapshot."""
     if not snapshot.reports:
         return
     reporting = {run[0] for run, _ in snapshot.reports}
@@ -438,24 +440,24 @@ def _hear(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
 
 
 def _count_served(view: _View, arrays: Sequence[ElasticArray], memory: DispatchMemory) -> None:
-    """Count what users had since the last decision, and of new arrays what they had before."""
+    """Add what users had since the last decision, and for new arrays what they had before."""
     running, now = in_use(view.jobs.values()), view.now
     window_s = HISTORY * session_s(arrays)
     memory.served.count(now, running, window_s)
     for array in arrays:
         memory.served.learn(array.array, array.user, had(array, now - window_s, now))
     for number, (user, _) in running.items():
-        if number not in view.waiting:  # all of its tasks have started, so the record is not asked
+        if number not in view.waiting:  # all of its tasks have started, so the record is not queried
             memory.served.learn(number, user, 0.0)
 
 
-# -- what became of it -------------------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------------------------
 
 
 def settle_dispatch(
     outcomes: Iterable[DispatchOutcome], memory: DispatchMemory, settings: DispatchSettings
 ) -> tuple[DispatchOutcome, ...]:
-    """Draw the consequences of what Slurm did or refused; returns the outcomes that are certain."""
+    """Process what Slurm did or refused; returns the confirmed results."""
     certain = []
     for outcome in outcomes:
         change = outcome.change
@@ -481,7 +483,7 @@ def _refused(change: Retype | Throttle, at: float, memory: DispatchMemory, hold_
 
 
 def _verify(view: _View, memory: DispatchMemory) -> tuple[DispatchOutcome, ...]:
-    """See what became of changes that Slurm did not confirm."""
+    """Check the results of changes that Slurm did not confirm."""
     unsure, memory.unsure = memory.unsure, []
     present = {name_of(row): row for row in view.jobs.values()} if unsure else {}
     outcomes = []
@@ -499,7 +501,7 @@ def _verify(view: _View, memory: DispatchMemory) -> tuple[DispatchOutcome, ...]:
 
 
 def action_row(change: Retype | Throttle, at: float, outcome: str = "", *, dry_run: bool = False) -> dict[str, Any]:
-    """Return a change and its outcome as the record keeps it."""
+    """Return a change and its result in the record's format."""
     row: dict[str, Any] = {"ts": at, "restart": 0, "why": change.why, "dry_run": dry_run, "outcome": outcome or None}
     if isinstance(change, Throttle):
         before, after = shown_throttle(change.array.throttle), shown_throttle(change.after)

@@ -195,7 +195,7 @@ class Ledger:
                 continue
             before = self.open.get(loan.job_id)
             if before is not None:
-                self._close(before, loan.decided, Cause.LEFT, "a later release of this job is in the record")
+                self._close(before, loan.decided, Cause.LEFT, "the record has a later release of this job")
             self.open[loan.job_id] = loan
 
     def unsaved(self) -> list[Loan]:
@@ -240,7 +240,7 @@ class Ledger:
             if job in unread:
                 continue
             if job_view is None:
-                ended.append(self._close(loan, now, Cause.LEFT, "the job has left Slurm's list"))
+                ended.append(self._close(loan, now, Cause.LEFT, "the job is no longer in Slurm"))
             elif job_view.row.restarts > loan.restart or (job_view.row.pending and loan.started is not None):
                 ended.append(self._came_back(loan, job_view.row, now))
             elif job_view.row.pending:
@@ -279,9 +279,9 @@ class Ledger:
         if loan.state is State.REQUEUED:
             ended = self._close(replace(loan, requeued=loan.requeued or now), now, loan.cause, loan.why_ended)
         else:
-            why = "Slurm put it back into the queue (preemption, a node that died, scontrol requeue)"
+            why = "Slurm requeued it (preemption, node failure, scontrol requeue)"
             if loan.started is None:
-                why = "it started and came straight back to the queue; the node's log tells why"
+                why = "it was requeued right after its start; see the node's log"
             ended = self._close(loan, now, Cause.SLURM, why)
         if loan.node and row.pending and row.eligible is not None and now < row.eligible < now + REQUEUE_DELAY_S:
             self.ran_on[loan.job_id][loan.node] = row.eligible + SCAN_S  # Slurm's own delay is as long as it takes
@@ -295,8 +295,8 @@ class Ledger:
         if loan.state is State.WITHDRAWN:
             return [self._close(loan, now, loan.cause, loan.why_ended)]
         if loan.released is None:
-            return [self._close(loan, now, Cause.REFUSED, "Slurm was not told of it")]
-        return [self._close(loan, now, Cause.SLURM, "somebody gave the job another GRES")]
+            return [self._close(loan, now, Cause.REFUSED, "Slurm was not updated")]
+        return [self._close(loan, now, Cause.SLURM, "the job's GRES was changed by others")]
 
     def _runs(self, loan: Loan, row: JobRow, place: Place | None, checkpoint: float | None, now: float) -> None:
         changes: dict[str, Any] = {}
@@ -328,7 +328,7 @@ class Ledger:
         row = job_view.row
         began = row.start or now
         node, gpu = (place[0], place[1]) if place is not None else (row.nodes[0] if row.nodes else "", "")
-        loan = _new(row, profile, began, "found running; the record did not know of it")
+        loan = _new(row, profile, began, "found running without a record of it")
         self._put(replace(loan, state=State.RUNNING, released=began, started=began, node=node, gpu=gpu))
 
     # -- what we intend, and what became of it ---------------------------------------------------------------------

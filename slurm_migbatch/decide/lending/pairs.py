@@ -377,9 +377,9 @@ class _Group:
         alone, slow = self._alone_s(host, guest), self._slow(host, guest)
         sooner = apart(*alone) - together(*alone, *slow)
         benefit = (
-            f"the two end {sooner:.0f} s sooner on average than one after the other"
+            f"both end {sooner:.0f} s sooner on average than one after the other"
             if sooner > 0
-            else f"its user's {len(self.queue)} waiting jobs end sooner on average than each on a slice of its own"
+            else f"its user's {len(self.queue)} pending jobs end sooner on average than on separate slices"
         )
         return (
             f"beside job {host.sharer.job} on its {host.profile}: {benefit} "

@@ -61,7 +61,7 @@ def due(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
             and not job_view.hints.guest
             and job_view.hints.slice is not None
         ):
-            why = "it is back in the queue and waits for another slice"
+            why = "it is requeued and waits for another slice"
             orders.append(LoanOrder(Kind.RETYPE, job, job_view.row.restarts, why))
     return orders
 
@@ -196,7 +196,7 @@ def _signal(view: LendingView, job: int) -> str:
 
 
 def _after(written: bool, rules: LendingRules) -> str:
-    return "its checkpoint is written" if written else f"it wrote no checkpoint within {rules.grace_s:g} s"
+    return "its checkpoint is written" if written else f"it reported no checkpoint within {rules.grace_s:g} s"
 
 
 def _loan(elastic_job: ElasticJob, rules: LendingRules, now: float) -> ReclaimCandidate[SlotReference]:

@@ -23,13 +23,13 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import forgets
 
 LACKING: Final[Mapping[str, str]] = {
-    "profile": "no GPU that it may use has a profile between its min and max with memory enough",
-    "quota": "its account has as many slices on loan as it may ([lending] quota)",
-    "round": "others come first; no more are released in one round ([lending] most_releases)",
-    "reserve": "inference is expected to need the room that is free ([lending] horizon_s and sure)",
-    "idle": "what is free has not been idle long enough, or was reclaimed lately ([lending] min_idle_s, rest_s)",
+    "profile": "no GPU that it can use has a profile between its min and max with enough memory",
+    "quota": "its account has reached its quota of loans ([lending] quota)",
+    "round": "other jobs come first in this round ([lending] most_releases)",
+    "reserve": "inference is expected to need the free space ([lending] horizon_s and sure)",
+    "idle": "the free slices have not been idle long enough, or were reclaimed recently ([lending] min_idle_s, rest_s)",
     "room": "no GPU has room for a slice between its min and max",
-    "turn": "jobs that have run before come back one after the other with this release of Slurm",
+    "turn": "with this release of Slurm requeued jobs restart one at a time",
     "blackout": "nothing is lent at this time of day ([lending] blackout)",
 }
 
@@ -82,7 +82,7 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
         for division in lending.divisions:
             targets |= {int(str(job)): (profile, division.node) for job, profile in division.profiles.items()}
     else:
-        reason = LACKING["blackout"] if view.blackout else "inference that waits is served first"
+        reason = LACKING["blackout"] if view.blackout else "pending inference jobs come first"
         lacking.update({int(str(grant.job)): reason for grant in lending.grants})
     return Round(tuple(orders), lacking, targets)
 

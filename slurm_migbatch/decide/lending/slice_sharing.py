@@ -126,7 +126,7 @@ class SliceSharing:
         shared = [self._sharer(view, job) for job, loan in running.items() if (job, loan.restart) in self.shared]
         ended = set(renewals(shared, self.runs.rules, rules.grace_s + LEAD_S))
         for job in sorted(ended):
-            yield stop(view, rules, job, Cause.LIMIT, "it comes to its time limit, and has shared its slice")
+            yield stop(view, rules, job, Cause.LIMIT, "it reaches its time limit because it shared its slice")
         stay = running.keys() - ended
         hosts = [host for host in self._slices(view, busy | ended) if host.guest is not None and host.guest.job in stay]
         restart_s = max((elastic_job.costs.full for elastic_job in view.elastic_jobs), default=0.0)
@@ -161,10 +161,10 @@ class SliceSharing:
                 continue
             loan = view.loans.get(job)
             if loan is None:
-                why = "it is back in the queue and waits for a slice again"
+                why = "it is requeued and waits for a slice again"
                 yield LoanOrder(Kind.RETYPE, job, job_view.row.restarts, why)
             else:
-                why = loan.why_ended or "the job with which it was to share has left, or it did not start in time"
+                why = loan.why_ended or "the job to share with has ended, or it did not start in time"
                 yield LoanOrder(Kind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE)
 
     def _starts(self, view: LendingView, offered: Mapping[int, str], busy: set[int]) -> Iterator[LoanOrder]:

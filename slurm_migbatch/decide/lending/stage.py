@@ -319,7 +319,7 @@ def why_not_lent(job: int, memory: LendingMemory, now: float) -> str | None:
         return None
     loan = memory.ledger.open.get(job)
     if loan is not None:
-        return f"it may start on {loan.profile} since {max(0, int(now - loan.decided))} s ({loan.why})"
+        return f"it has been released to start on {loan.profile} for {max(0, int(now - loan.decided))} s ({loan.why})"
     if not job_view.hints.waiting:
-        return "it is being put back to waiting for a slice"
-    return memory.round.lacking.get(job, "Slurm does not let it start yet, see its reason in squeue")
+        return "its release is being withdrawn"
+    return memory.round.lacking.get(job, "Slurm holds it, see its reason in squeue")

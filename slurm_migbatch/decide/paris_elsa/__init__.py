@@ -1,1 +1,1 @@
-"""PARIS and ELSA (Kim et al., DAC 2022): what free GPUs are cut into, and which slice each work goes to."""
+"""PARIS and ELSA (Kim et al., DAC 2022): partitioning of free GPUs, and assignment of work to slices."""

@@ -1,19 +1,21 @@
-"""Which stocked slice a pending job goes to.
+"""Assign pending jobs to stocked slices.
 
-ELSA (Kim et al., DAC 2022, arXiv 2202.13481, the scheduler beside PARIS) estimates for every partition when it would
-finish a query, and gives the query to the smallest one that leaves slack before its deadline
-(`lab.papers.pariselsa.elsa`, a reconstruction). It binds a query to a partition at once, so on equal partitions it
-stacks queries on the first that has slack while others idle.
+ELSA (Kim et al., DAC 2022, arXiv 2202.13481, the scheduler of PARIS) estimates for every partition when it would finish
+a
+query, and gives the query to the smallest one that leaves slack before its deadline (`lab.papers.pariselsa.elsa`, a
+reconstruction). It binds a query to a partition at once, so on equal partitions it stacks queries on the first that has
+slack while others idle.
 
 `Central` is ours and keeps ELSA's two ideas, slack and the cheapest slice first, but binds late: work waits in one
-place until a slice is idle.
+queue
+until a slice is idle.
 
-- Work that comes takes the idle slice on which it is cheapest and keeps its limit. Cost is seconds times price; the
-  price of a slice is its compute slices unless the caller knows better. The cheapest kind of slice is the work's
-  **home**.
-- A slice that falls idle takes, of all work that it can still finish in time: first what has no slack left for its
-  home, then its own (those whose home it is) by least slack, then anyone else's, the smallest loss of cost first. So
-  work that is postponed moves to a larger slice exactly when waiting for the smaller one would break its limit.
+- New work takes the idle slice on which it is cheapest and meets its limit. Cost is seconds times price; the price of a
+  slice is its compute slices unless the caller knows better. The cheapest kind of slice is the work's **home**.
+- A slice that becomes idle takes, of all work that it can still finish in time: first work without slack for its home,
+  then its own (whose home it is) by least slack, then other work, the smallest increase of cost first. So postponed
+  work
+  moves to a larger slice exactly when waiting for the smaller one would break its limit.
 - It never idles while some work that it can finish in time waits.
 - Work that can no longer be in time yields to work that can, but only for `PATIENCE` of its limits; then it goes first.
 
@@ -32,23 +34,25 @@ from typing import Final, NamedTuple
 PATIENCE: Final = 2.0
 """After this many limits, late work goes before all other."""
 _GRAIN_S: Final = 1e-9
-"""Rounding of clocks: less slack than this is none lost."""
+"""Rounding of clocks: a smaller loss of slack is ignored."""
 _SAME: Final = 1e-6
 """Costs that differ by less are equal: such work is at home on both."""
 _URGENT: Final = 0.1
-"""Ranks: urgent work lies at 0 to 0.1 per unit of relative loss, own work at its share of slack left, others' at 1 and
-more. Own work with nearly no slack so comes before others' that would cost far more here."""
+"""Ranks: urgent work is at 0 to 0.1 per unit of relative loss, own work at its share of remaining slack, other work at
+1
+and more. Own work with nearly no slack so comes before other work that would cost far more here.
+"""
 
 
 @dataclass(frozen=True)
 class WorkClass:
-    """A class of work: all its jobs take equally long.
+    """A class of work: all its jobs have the same duration.
 
     Attributes:
-        share: of all jobs that come, how many are of this class; only ratios matter.
+        share: share of arriving jobs of this class; only ratios matter.
         limit_s: seconds from arrival within which a job has to be finished.
-        seconds: what a job takes on each kind of slice; infinite where it does not fit.
-        group: whose jobs count together when the share that was late is looked at (a model).
+        seconds: duration of a job on each kind of slice; infinite if it does not fit.
+        group: classes whose late jobs are counted together (a model).
     """
 
     share: float
@@ -58,7 +62,7 @@ class WorkClass:
 
 
 class Waiting(NamedTuple):
-    """A job that waits: when it came, its class, and what the caller knows it by."""
+    """A pending job: its arrival, its class, and the caller's name of it."""
 
     arrived: float
     work: int
@@ -66,9 +70,9 @@ class Waiting(NamedTuple):
 
 
 class StockCosts:
-    """What can be known before any work comes: costs and homes, for given stocks of each kind.
+    """Costs and homes for given stocks of each kind, independent of arrivals.
 
-    `prices` are the worth of one second of each kind of slice, above 0. Kinds without stock are no one's home.
+    `prices` are the worth of one second of each kind of slice, above 0. Kinds without stock are not a home.
     """
 
     def __init__(self, works: Sequence[WorkClass], prices: Sequence[float], stock: Sequence[int]) -> None:
@@ -77,7 +81,7 @@ class StockCosts:
         kinds = [k for k, count in enumerate(stock) if count]
         self.fastest = [min((work.seconds[k] for k in kinds), default=math.inf) for work in works]
         self.allowed: list[list[int]] = []
-        """Kinds that keep the limit of each class, the cheapest first."""
+        """Kinds that meet the limit of each class, cheapest first."""
         rows: list[list[tuple[float, float, float, float] | None]] = [[] for _ in stock]
         for work in works:
             cost = {k: prices[k] * work.seconds[k] for k in kinds if work.seconds[k] <= work.limit_s}
@@ -94,26 +98,26 @@ class StockCosts:
         self.rows = rows
 
     def home(self, work: int) -> int | None:
-        """Return the kind on which this class is cheapest within its limit; None where no stocked kind keeps it."""
+        """Return the kind on which this class is cheapest within its limit; None if no stocked kind meets it."""
         return next(iter(self.allowed[work]), None)
 
 
 class Central:
-    """Work that waits and the idle slices; see the module. One instance follows one stream of events in time order."""
+    """Pending work and the idle slices; see the module. One instance follows one stream of events in time order."""
 
     def __init__(self, board: StockCosts, idle: Sequence[int] | None = None) -> None:
-        """`idle` slices of each kind to begin with; all of the stock where not given."""
+        """`idle` slices of each kind at the start; default: all of the stock."""
         self.board = board
         self.idle = list(board.stock if idle is None else idle)
         self.late: list[Waiting] = []
-        """What can no longer be in time, those first that came first."""
+        """Work that can no longer be in time, oldest first."""
         self._queues: dict[int, deque[Waiting]] = {}
 
     def __len__(self) -> int:
         return len(self.late) + sum(len(queue) for queue in self._queues.values())
 
     def arrive(self, job: Waiting) -> int | None:
-        """Take in a job; return the kind of idle slice that it starts on at once, or None where it waits."""
+        """Add a job; return the kind of idle slice on which it starts immediately, or None if it waits."""
         for kind in self.board.allowed[job.work]:
             if self.idle[kind]:
                 self.idle[kind] -= 1
@@ -122,7 +126,7 @@ class Central:
         return None
 
     def wait(self, job: Waiting) -> None:
-        """Put a job with those that wait; of one class, those that came first must come first."""
+        """Add a job to the pending ones; within a class, in order of arrival."""
         queue = self._queues.get(job.work)
         if queue is None:
             self._queues[job.work] = deque((job,))
@@ -130,14 +134,14 @@ class Central:
             queue.append(job)
 
     def release(self, now: float, kind: int) -> Waiting | None:
-        """Return the job that starts on a slice that falls idle; None where the slice stays idle."""
+        """Return the job that starts on a slice that becomes idle; None if the slice stays idle."""
         job = self._take(now, kind)
         if job is None:
             self.idle[kind] += 1
         return job
 
     def start_idle(self, now: float) -> list[tuple[Waiting, int]]:
-        """Start jobs on slices that are idle already, the cheapest kinds first; return which on which kind."""
+        """Start jobs on idle slices, cheapest kinds first; return which on which kind."""
         started: list[tuple[Waiting, int]] = []
         for kind, count in enumerate(self.idle):
             for _ in range(count):
@@ -165,7 +169,7 @@ class Central:
                 continue
             latest, home_latest, loss, limit = cell
             place, waited = 0, now - queue[0].arrived
-            if waited > latest + _GRAIN_S:  # too late here, but perhaps not for those that came after
+            if waited > latest + _GRAIN_S:  # too late here, but perhaps not for later arrivals
                 behind = next((i for i, p in enumerate(queue) if now - p.arrived <= latest + _GRAIN_S), None)
                 if behind is None:
                     continue
@@ -184,7 +188,7 @@ class Central:
         return job
 
     def _give_up(self, now: float) -> None:
-        """Move what can be in time nowhere any more to the late."""
+        """Move work that can no longer be in time anywhere to the late queue."""
         works, fastest = self.board.works, self.board.fastest
         emptied = []
         for work, queue in self._queues.items():
@@ -206,11 +210,11 @@ class Central:
 
 
 def assign(now: float, waiting: Sequence[Waiting], idle: Sequence[int], board: StockCosts) -> list[tuple[Waiting, int]]:
-    """Return which jobs start on which kinds now, as a live dispatcher asks in each round.
+    """Return which jobs start on which kinds now, for a live dispatcher's rounds.
 
     Args:
         now: the time.
-        waiting: jobs in any order, each with a name of its own.
+        waiting: jobs in any order, each with a unique name.
         idle: idle slices of each kind; the stock of the board counts the busy ones too.
         board: costs and homes.
     """

@@ -1,16 +1,19 @@
-"""Into which slices the GPUs of a stock are cut.
+"""Partition the GPUs of a stock into slices.
 
 PARIS (Kim et al., DAC 2022, arXiv 2202.13481) gives a multi-GPU inference server partitions of several sizes, each for
-the batches that fill it: partition k owns the batches between the knee of the next smaller one and its own, and there
-are as many partitions of each size as the load of its batches asks for. `lab.papers.pariselsa` reconstructs that, since
-the text behind the abstract was not available.
+the batches that fill it: partition k has the batches between the knee of the next smaller one and its own, and there
+are
+as many partitions of each size as the load of its batches needs. `lab.papers.pariselsa` reconstructs that, because the
+full text was not available.
 
-`partition` is ours. Three things in PARIS lose capacity: knees split the batches by filling, not by what each size is
-worth; rounding comes after the optimum; and placement comes after rounding. Instead one integer programme over what
-one GPU can hold (`capacity.bundles`) finds the cut of all GPUs with the highest flow of work that keeps its limits
-(`flow`). A flow knows no bursts, so short trials of random arrivals (`trial.bounded_rate`, the same stream for all)
-then judge: the cut of the programme and every homogeneous cut, and from the best of them GPU by GPU to its neighbours
-as long as that helps. So it is never worse than the best homogeneous cut in the trials that it was chosen by.
+`partition` is ours. Three steps in PARIS lose capacity: knees split the batches by filling, not by the value of each
+size; rounding comes after the optimum; and placement comes after rounding. Instead one integer program over what one
+GPU
+can hold (`capacity.bundles`) finds the partitioning of all GPUs with the highest flow of work that meets its limits
+(`flow`). A flow has no bursts, so short trials of random arrivals (`trial.bounded_rate`, the same stream for all) then
+evaluate the program's partitioning and every homogeneous one, and from the best of them GPU by GPU its neighbours as
+long
+as that helps. So it is never worse than the best homogeneous one in the trials used for the choice.
 """
 
 from __future__ import annotations
@@ -33,12 +36,14 @@ from slurm_migbatch.mig.profile import Profile
 TRIAL_JOBS: Final = 2000
 """Jobs in a trial while searching."""
 MARGIN: Final = 0.8
-"""Of the work that may be late only this part may be so in trials: a cut that just keeps the bound on one short stream
-breaks it on another."""
+"""Share of the allowed late work that may be late in trials: a partitioning that just meets the bound on one short
+stream
+breaks it on another.
+"""
 NEIGHBOURS: Final = 24
-"""Trials of neighbours at most: each costs a few milliseconds when it fails, ten times as much when it helps."""
+"""Maximum trials of neighbours: each costs a few milliseconds when it fails, ten times as much when it helps."""
 GAIN: Final = 1.005
-"""A neighbour has to be better by more than this."""
+"""Minimum improvement of a neighbour."""
 _GAP: Final = 0.005
 _TIME_LIMIT_S: Final = 10.0
 
@@ -47,13 +52,13 @@ Counts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Cut:
-    """GPUs cut into slices.
+    """GPUs partitioned into slices.
 
     Attributes:
-        kinds: the profiles that counts speak of.
+        kinds: the profiles of the counts.
         gpus: for each GPU, how many slices of each kind.
-        rate: the latency-bounded rate that the trials found, in jobs a second; 0 where not tried.
-        origin: which candidate it came from.
+        rate: the latency-bounded rate found by trials, in jobs a second; 0 if not tried.
+        origin: the candidate it came from.
     """
 
     kinds: tuple[Profile, ...]
@@ -67,7 +72,7 @@ class Cut:
         return total(self.gpus, len(self.kinds))
 
     def layouts(self, geometry: Geometry) -> tuple[Layout, ...]:
-        """Return legal places for the slices of each GPU."""
+        """Return legal placements for the slices of each GPU."""
         return tuple(
             plan_free(geometry, EMPTY, [k for k, n in zip(self.kinds, counts, strict=True) for _ in range(n)])
             for counts in self.gpus
@@ -84,12 +89,12 @@ def total(gpus: Iterable[Counts], kinds: int) -> Counts:
 
 
 def ways(geometry: Geometry, kinds: Sequence[Profile]) -> tuple[Counts, ...]:
-    """Return every way to fill one GPU, as counts in the order of `kinds`; no slice could be added to any."""
+    """Return every maximal way to fill one GPU, as counts in the order of `kinds`."""
     return bundles(geometry, tuple(kinds))
 
 
 def homogeneous(geometry: Geometry, kinds: Sequence[Profile], gpus: int) -> list[Cut]:
-    """Return one cut for each kind, with as many slices of it as each GPU can hold and nothing else."""
+    """Return one partitioning for each kind, with as many slices of it as each GPU can hold and nothing else."""
     cuts = []
     for k, kind in enumerate(kinds):
         n = max(n for n in range(geometry.info(kind).max_instances + 1) if holds(geometry, [kind] * n))
@@ -100,28 +105,28 @@ def homogeneous(geometry: Geometry, kinds: Sequence[Profile], gpus: int) -> list
 
 @dataclass(frozen=True)
 class Flow:
-    """The highest rate of work that a cut can carry if arrivals were even: `rate` jobs a second, ways by number."""
+    """The highest rate of work for even arrivals: `rate` jobs a second, ways by number."""
 
     rate: float
     ways: tuple[float, ...]
 
 
 def flow(works: Sequence[WorkClass], ways: Sequence[Counts], gpus: int, *, whole: bool, late: float = 0.0) -> Flow:
-    """Return the best flow over all ways to cut the GPUs.
+    """Return the best flow over all ways to partition the GPUs.
 
         maximise   r
         such that  sum_k x_ck + z_ck = r share_c                     for each class c
                    sum_c seconds_ck (x_ck + z_ck) <= sum_w n_w way_wk   for each kind k
                    sum of z over a group <= late * r * its share,   sum_w n_w <= gpus
 
-    with x_ck the rate of class c on kind k where it keeps its limit, z_ck where it does not. A class that keeps its
+    with x_ck the rate of class c on kind k where it meets its limit, z_ck where it does not. A class that meets its
     limit nowhere may run anywhere.
 
     Args:
         works: the classes.
         ways: counts of each kind on one GPU, `ways()` or a part of them.
         gpus: how many GPUs.
-        whole: GPUs in whole numbers (an integer programme); else in parts, which is an upper bound.
+        whole: whole numbers of GPUs (an integer program); else fractions, which give an upper bound.
         late: the share of each group's work that may be late.
     """
     from scipy import sparse  # slow to import, and migbatchd starts without
@@ -139,7 +144,7 @@ def flow(works: Sequence[WorkClass], ways: Sequence[Counts], gpus: int, *, whole
     cells = [*timely, *tardy]
     if {c for c, _ in timely} != set(range(len(works))):
         return Flow(0.0, (0.0,) * len(ways))
-    unit = sum(work.share / total_share * min(work.seconds) for work in works)  # so that all numbers are near 1
+    unit = sum(work.share / total_share * min(work.seconds) for work in works)  # scale numbers to about 1
     n, groups = len(cells), 1 + max(work.group for work in works)
     size = n + 1 + len(ways)
     share = [0.0] * groups
@@ -187,7 +192,7 @@ def partition(
     job_count: int = TRIAL_JOBS,
     neighbours: int = NEIGHBOURS,
 ) -> Cut:
-    """Return the cut of the GPUs with the highest latency-bounded rate that the search finds; see the module.
+    """Return the partitioning with the highest latency-bounded rate that the search finds; see the module.
 
     Args:
         geometry: of every GPU.
@@ -196,7 +201,7 @@ def partition(
         gpus: how many GPUs; the search is meant for up to a few dozen that serve the same models.
         seed: of the arrivals in the trials.
         job_count: jobs in one trial.
-        neighbours: most neighbours that are tried.
+        neighbours: maximum number of neighbours tried.
     """
     possible = ways(geometry, kinds)
     prices = [float(kind.compute) for kind in kinds]
@@ -211,7 +216,7 @@ def partition(
             candidates.append(Cut(tuple(kinds), tuple(chosen), origin=origin))
     bound = flow(works, possible, gpus, whole=False, late=ALLOWED).rate
     tried: dict[Counts, float] = {}
-    best_cut = Cut(tuple(kinds), candidates[0].gpus, 0.0, "nothing serves this work within its limits")
+    best_cut = Cut(tuple(kinds), candidates[0].gpus, 0.0, "no partition serves this work within its limits")
     for cut in reversed(candidates):
         rate = judge.rate(cut.stock, best_cut.rate or 0.8 * bound, must_beat=best_cut.rate)
         tried[cut.stock] = rate
@@ -227,7 +232,7 @@ class _Judge:
         self.works, self.prices, self.arrivals = works, prices, arrivals
 
     def rate(self, stock: Counts, guess: float, must_beat: float) -> float:
-        """Return the latency-bounded rate, or 0 where it is clearly no better than `must_beat`."""
+        """Return the latency-bounded rate, or 0 if it is clearly no better than `must_beat`."""
         board = StockCosts(self.works, self.prices, stock)
         if must_beat and central(board, self.arrivals, must_beat * GAIN) is None:
             return 0.0
@@ -235,7 +240,7 @@ class _Judge:
 
 
 def _climb(cut: Cut, possible: Sequence[Counts], judge: _Judge, tried: dict[Counts, float], most: int) -> Cut:
-    """Change one GPU at a time as long as that helps, the changes that the last success points at first."""
+    """Change one GPU at a time as long as that helps, starting with the changes of the last success."""
     steps = _moves(possible)
     left, position = most, 0
     since = 0

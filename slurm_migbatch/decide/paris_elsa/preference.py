@@ -1,13 +1,13 @@
-"""What free space is best offered as, by what was asked for lately and what waits now: PARIS for a live site.
+"""How to offer free space, from recent requests and pending jobs: PARIS for a live site.
 
-PARIS gives every size of slice the batches that fill it, and cuts GPUs by how much of each comes (Kim et al., DAC 2022;
-`decide.paris_elsa.partition` has what is ours). Here the submit filter says which slice a job's bucket belongs to, and
-the history how many jobs of it come and how long they run. Supply wants one order of profiles in which it fills the
-free space of every GPU, again and again until nothing fits; so of the cut that the policy finds only the mix counts.
-Orders that follow it, or one of its GPUs, are tried on one stream of arrivals, filled by the placement rules of the
-GPU, and the best of them is taken.
+PARIS gives every size of slice the batches that fill it, and partitions GPUs by the load of each (Kim et al., DAC 2022;
+`decide.paris_elsa.partition` describes what is ours). Here the submit filter assigns a slice to a job's bucket, and the
+history gives arrivals and run times. Supply needs one order of profiles in which it fills the free space of every GPU,
+repeatedly until nothing fits; so only the mix of the computed partitioning matters. Orders that follow it, or one of
+its
+GPUs, are tried on one stream of arrivals, filled by the placement rules of the GPU, and the best of them is used.
 
-An order is a guess about what nobody has asked for yet. A pending job gets room whatever stands here.
+An order is a guess about future requests. A pending job gets capacity regardless of it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
 HORIZON_S: Final = 600.0
-"""Seconds of the usual arrivals that weigh as much as what waits now."""
+"""Seconds of usual arrivals that weigh as much as the pending jobs."""
 PATIENCE: Final = 2.0
-"""Work is wanted done within so many times what it takes where it takes longest."""
+"""Work should be done within so many times its longest duration."""
 GPUS: Final = 8
-"""GPUs for which the mix is sought; more of a kind are cut in the same way."""
+"""Number of GPUs for which the mix is computed; more GPUs of a type are partitioned in the same way."""
 TRIAL_JOBS: Final = 400
 NEIGHBOURS: Final = 8
 MOST_KINDS: Final = 6
-"""Profiles of one kind of GPU among which the mix is sought, those with most work."""
+"""Number of profiles of one GPU type in the mix, those with most work."""
 LONGEST: Final = 16
-"""Entries of an order at most; supply repeats it."""
+"""Maximum entries of an order; supply repeats it."""
 
 
 @dataclass(frozen=True)
 class Class:
-    """Jobs alike: how many slices they asked for, of which profile, and how many seconds they hold one."""
+    """Equal jobs: their number of slices, the profile, and the seconds they hold one."""
 
     count: float
     seconds: float
@@ -51,11 +51,11 @@ class Class:
 
 
 def preference(gpus: Mapping[Geometry, int], classes: Sequence[Class], *, seed: int = 0) -> tuple[Profile, ...]:
-    """Return the order in which free space is best filled; empty where these GPUs could serve nothing known.
+    """Return the order in which to fill free space; empty if these GPUs could serve no known work.
 
     Args:
-        gpus: how many of each kind there are; profiles of one kind mean nothing to another.
-        classes: what came lately and what waits.
+        gpus: how many of each type there are; profiles of one type mean nothing to another.
+        classes: recent arrivals and pending work.
         seed: of the arrivals in the trials.
     """
     kinds = sorted(((geometry.name, geometry, min(n, GPUS)) for geometry, n in gpus.items() if n), key=lambda k: k[0])
@@ -91,7 +91,7 @@ def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int) -
 
 
 def _kinds(classes: Sequence[Class]) -> list[Profile]:
-    """Return the profiles on which there is most work, ascending."""
+    """Return the profiles with the most work, ascending."""
     load: dict[Profile, float] = {}
     for job_class in classes:
         load[job_class.profile] = (
@@ -110,7 +110,7 @@ def _candidates(cut: Cut, works: Sequence[WorkClass]) -> list[tuple[Profile, ...
 
 
 def _sequence(kinds: Sequence[Profile], mix: Sequence[float]) -> tuple[Profile, ...]:
-    """Return profiles in turn, each as often as the mix says.
+    """Return profiles in turn, in proportion to the mix.
 
     By the method of highest averages; of equals the larger first.
     """

@@ -1,9 +1,9 @@
-"""Short trials of a stream of work on a stock of slices: who judges partitions, and what the experiment measures.
+"""Short trials of a stream of work on a stock of slices: used to evaluate partitionings and by the experiment.
 
-A stream is drawn once, with gaps of mean 1, and squeezed to any rate, so that every stock and every rate meets the same
-jobs. The **latency-bounded rate** is the highest at which no group of work has more than its allowed share of
-jobs late (`ALLOWED` keeps the 95th percentile of latency within the limit) and no job takes more than `WORST`
-limits (nobody is starved to reach it).
+A stream is drawn once, with gaps of mean 1, and scaled to any rate, so that every stock and every rate gets the same
+jobs. The **latency-bounded rate** is the highest at which no group of work has more than its allowed share of late jobs
+(`ALLOWED` keeps the 95th percentile of latency within the limit) and no job takes more than `WORST` limits (nobody is
+starved to reach it).
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from slurm_migbatch.decide.paris_elsa.assignment import Central, StockCosts, Wai
 ALLOWED: Final = 0.05
 WORST: Final = 10.0
 LARGEST_STEP: Final = 1e4
-"""A rate so many times smaller than the last that failed is not looked for."""
+"""Rates so many times smaller than the last failure are not searched."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Jobs in the order of arrival: cumulated gaps of mean 1, and classes. Of each group the jobs that may
-    be late."""
+    """Jobs in the order of arrival: cumulated gaps of mean 1, and classes. For each group the jobs that may
+    be late.
+    """
 
     times: tuple[float, ...]
     works: tuple[int, ...]
@@ -51,9 +52,9 @@ def stream(
     Args:
         works: the classes.
         job_count: how many jobs.
-        chance: where gaps and classes come from.
+        chance: source of gaps and classes.
         allowed: the share of each group's jobs that may be late.
-        exact: each class comes as often as its share says, in random order, so that a short stream has the right mix.
+        exact: each class appears exactly in its share, in random order, so that a short stream has the right mix.
     """
     shares = np.array([work.share for work in works], dtype=np.float64)
     shares /= shares.sum()
@@ -76,7 +77,7 @@ class Trial(Protocol):
 
 
 class Latencies:
-    """Latencies so far, and whether the bounds can still hold."""
+    """Latencies so far, and whether the bounds can still be met."""
 
     def __init__(self, stream: Stream) -> None:
         self.latencies = [math.inf] * len(stream.times)
@@ -84,7 +85,7 @@ class Latencies:
         self.lost = False
 
     def note(self, index: int, work: WorkClass, latency: float) -> None:
-        """Note that a job is done, so many seconds after it came."""
+        """Note that a job is done, so many seconds after its arrival."""
         relative = latency / work.limit_s
         self.latencies[index] = relative
         if relative > 1 + 1e-9:
@@ -93,12 +94,12 @@ class Latencies:
                 self.lost = True
 
     def result(self) -> list[float] | None:
-        """Return latency over limit of each job; None where the bounds do not hold."""
+        """Return latency over limit of each job; None if the bounds are not met."""
         return None if self.lost or math.inf in self.latencies else self.latencies
 
 
 def central(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
-    """Play the arrivals with `assignment.Central`; see `Trial`."""
+    """Run the arrivals with `assignment.Central`; see `Trial`."""
     works, ledger, queue = board.works, Latencies(stream), Central(board)
     busy: list[tuple[float, int]] = []
 
@@ -131,9 +132,10 @@ def central(board: StockCosts, stream: Stream, rate: float) -> list[float] | Non
 
 
 def bounded_rate(trial: Trial, board: StockCosts, stream: Stream, guess: float, precision: float = 0.005) -> float:
-    """Return the latency-bounded rate in jobs a second, by bisection from a guess; 0 where none is found.
+    """Return the latency-bounded rate in jobs a second, by bisection from a guess; 0 if none is found.
 
-    Sampled lateness is not quite monotonous in the rate: what is returned is a rate that holds, next to one (larger by
+    Sampled lateness is not quite monotonic in the rate: the result is a rate that meets the bounds, next to one (larger
+    by
     the precision at most) that does not.
     """
 

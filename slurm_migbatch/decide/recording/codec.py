@@ -144,7 +144,7 @@ class Codec:
             return self._mapping(args[0], args[1], OrderedDict if origin is OrderedDict else dict)
         if origin is Counter:
             return self._mapping(args[0], int, Counter)
-        raise TypeError(f"no way is known to write {_shown(hint)}")
+        raise TypeError(f"cannot encode {_shown(hint)}")
 
     def _class(self, kind: type) -> Codes:
         if issubclass(kind, Enum):
@@ -153,7 +153,7 @@ class Codec:
             return self._named_tuple(kind)
         if dataclasses.is_dataclass(kind):
             return self._dataclass(kind)
-        raise TypeError(f"no way is known to write {_shown(kind)}")
+        raise TypeError(f"cannot encode {_shown(kind)}")
 
     def _value(self, kind: type) -> Codes:
         """Return the codes of layouts and grants, which check what they are made of."""

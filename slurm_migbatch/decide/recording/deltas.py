@@ -76,7 +76,7 @@ class Delta(Generic[K]):
         try:
             self._last = self._read(delta)
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise CodecError(f"a change cannot be followed: {error}") from error
+            raise CodecError(f"cannot apply a change: {error}") from error
         return self._last
 
     def _read(self, delta: Mapping[str, Any]) -> dict[K, Any]:

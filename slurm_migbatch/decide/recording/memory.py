@@ -223,7 +223,7 @@ def restore(data: Json, memory: DecisionMemory, codec: Codec) -> None:
 
 def _restore(data: Json, remembered: Any, codec: Codec) -> None:
     if not isinstance(data, dict):
-        raise CodecError("what was remembered is missing")
+        raise CodecError("the memory is missing")
     data = current(data)
     for name, hint in REMEMBERED[type(remembered)].items():
         if name not in data:

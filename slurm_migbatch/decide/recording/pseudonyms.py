@@ -124,7 +124,7 @@ def without_names(entries: Iterable[Json], names: Names) -> Iterator[Json]:
             state = None if reader.segment.memory is None else memory_state.take(reader.memory(settings))
             yield writer.begin(mask.settings(settings), None if state is None else mask.memory(state))
         elif reader is None:
-            raise CodecError("no recording of decisions: it does not begin with a segment")
+            raise CodecError("not a recording of decisions: it does not begin with a segment")
         else:
             yield writer.recorded(mask.round(reader.round(entry)), reader.asked(entry))
 
@@ -240,7 +240,7 @@ class _Mask:
     def order_key(self, key: Json) -> Json:
         """Replace the host in what an order asks for."""
         if not isinstance(key, list) or len(key) <= _HOST_IN_ORDER:
-            raise CodecError("an order that is none")
+            raise CodecError("not an order")
         away = sorted(self.host(str(name)) for name in key[_HOST_IN_ORDER + 1 :])
         return [*key[:_HOST_IN_ORDER], self.host(str(key[_HOST_IN_ORDER])), *away]
 

@@ -87,7 +87,7 @@ def replay(
             settings = change(reader.segment.settings)
             memory = reader.memory(settings)
         elif reader is None:
-            raise CodecError("no recording of decisions: it does not begin with a segment")
+            raise CodecError("not a recording of decisions: it does not begin with a segment")
         else:
             number += 1
             known = reader.round(entry)

@@ -400,7 +400,7 @@ class SegmentReader:
 
     def __init__(self, entry: Json) -> None:
         if not begins_segment(entry) or entry["format"] != FORMAT:
-            raise CodecError("no recording of decisions, or one of another version of migbatch")
+            raise CodecError("not a recording of decisions, or one of another version of migbatch")
         self._tables = tables = _Tables()
         tables.learn_geometries(entry)
         self.segment = Segment(tables.codec.decode(entry["settings"], Settings), entry["memory"])
@@ -425,7 +425,7 @@ class SegmentReader:
         """
         tables = self._tables
         if not isinstance(entry, dict) or "seen" not in entry:
-            raise CodecError("an entry without what was seen")
+            raise CodecError("an entry without a snapshot")
         tables.learn_geometries(entry)
         self._answers(entry.get("asked", {}))
         seen = tables.codec.decode(entry["seen"], ClusterSnapshot)
@@ -456,7 +456,7 @@ class SegmentReader:
     def _decoded(self, data: Json) -> list[tuple[str, Any, str, Any]]:
         found = self._tables.codec.decode(data.get("answers", []), list[tuple[str, Any, str, Any]])
         if any(kind not in _QUESTIONS for kind, _, _, _ in found):
-            raise CodecError("a question that is not known")
+            raise CodecError("an unknown query")
         return [(k, h, p, self._tables.codec.decode(answer, _QUESTIONS[k][1])) for k, h, p, answer in found]
 
     def _answers(self, data: Json) -> None:

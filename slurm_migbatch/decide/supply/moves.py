@@ -167,7 +167,7 @@ class MoveMemory:
     def begin(self, planned: Sequence[PlannedMove], queue: JobQueue) -> None:
         """Begin what the planner has found."""
         for move in planned:
-            why = f"job {move.waiting} needs a larger slice, which fits where this one is; it starts again elsewhere"
+            why = f"job {move.waiting} needs a larger slice that fits in its place; it restarts elsewhere"
             self.moves[move.job] = Move(move.job, queue.rows[move.job].restarts, move.waiting, why)
 
 
@@ -258,4 +258,4 @@ def _end(until: float | None) -> float:
 def why_moved(job: int, memory: MoveMemory) -> str:
     """Say which training makes way for a job that waits; empty for none."""
     found = next((move.job for move in memory.moves.values() if move.waiting == job), None)
-    return "" if found is None else f"job {found}, a training that can be restarted, makes way for it"
+    return "" if found is None else f"job {found}, a restartable training job, is moved for it"

@@ -117,12 +117,12 @@ def _look(
 ) -> _KnownNode:
     """Make a node for the planner."""
     if not sum(row.gres.values()):
-        idle = f"{name} has MIG GPUs, but slurm.conf gives it no gres mig, so nothing can be offered"
+        idle = f"{name} has MIG GPUs but no gres mig in slurm.conf, so nothing can be offered"
         return _KnownNode(facts, row, status, None, (idle,) if facts.gpus else ())
     notes = []
     if row.invalid:
         notes.append(
-            f"Slurm holds {name} for invalid ({row.reason or 'no reason'}): the sum of its mig counts in "
+            f"Slurm considers {name} invalid ({row.reason or 'no reason'}): the sum of its mig counts in "
             f"slurm.conf and gres.conf must be the same; then scontrol update NodeName={name} State=RESUME"
         )
     runs = [run for gpu in facts.gpus for _, run in (*gpu.leases, *gpu.guests)]
@@ -136,7 +136,7 @@ def _look(
             ends[job] = held.end
     known_gpus = _gpus(facts, status, ends, queue.guests, now, before.gpus if before is not None else {})
     problems = [
-        f"{name}: what it says of GPU {uuid} cannot be ({known.contradiction}); the node is left as it is"
+        f"{name}: its report of GPU {uuid} is inconsistent ({known.contradiction}); the node is left unchanged"
         for uuid, known in known_gpus.items()
         if known.gpu is None
     ]

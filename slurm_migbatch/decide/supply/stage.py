@@ -242,8 +242,8 @@ def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNo
 
 def _unexplained(plan: ClusterPlan) -> list[str]:
     return [
-        f"Slurm counts {', '.join(f'{n} x {p}' for p, n in counts.items())} on {name} that neither the node nor "
-        "its plan accounts for; the node's offer is left alone until it reports"
+        f"Slurm counts {', '.join(f'{n} x {p}' for p, n in counts.items())} on {name} that are neither on the node "
+        "nor in its plan; its offer is left unchanged until it reports"
         for name, counts in plan.unexplained.items()
     ]
 
@@ -265,5 +265,5 @@ def _reasons(plan: ClusterPlan) -> dict[str, str]:
         found[node] = ["for job " + listed]
     for node, kept in reserved.items():
         listed = ", ".join(str(job) for job in list(kept)[:5])
-        found.setdefault(node, []).append("kept free for job " + listed)
+        found.setdefault(node, []).append("reserved for job " + listed)
     return {node: "; ".join(parts) for node, parts in found.items()}

@@ -126,7 +126,7 @@ def bars_of(figures: Mapping[str, Any]) -> list[Bar]:
     bars = [
         Bar("jobs that ended well", figures["completed"], figures["jobs"], at_least=True),
         Bar("misfits", figures["misfits"], 0),
-        Bar("starts beside the plan", figures["unplanned_starts"], 0),
+        Bar("starts outside the plan", figures["unplanned_starts"], 0),
         Bar("nodes drained or down", len(figures["drained_nodes"]), 0),
         Bar("things left over", len(figures["leftovers"]), 0),
         Bar("slices seen where they should not be", len(figures["problems"]), 0),

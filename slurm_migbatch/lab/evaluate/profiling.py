@@ -4,7 +4,7 @@ For each service of each scenario slices, batches and processes are chosen by wh
 cells that the rule chose to measure, predicted ones of the rest, from a predictor that never saw the model. Then the
 choice is replayed on the measured table. A limit is broken where a chosen cell takes longer than it may. A service is
 short where its instances serve less than its rate; then instances are added until they do, and those slices count. A
-service for which no cell seems to keep the limit gets the cell that comes nearest to it.
+service for which no cell seems to keep the limit gets the cell that comes closest to it.
 """
 
 from __future__ import annotations

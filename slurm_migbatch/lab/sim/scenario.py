@@ -176,7 +176,7 @@ def _parse(path: Path) -> tuple[dict[str, Any], Mapping[tuple[str, ...], int]]:
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"\(at line (\d+), column \d+\)", str(error))
         line = int(match[1]) if match else len(text.splitlines())
-        raise ConfigError(str(path), [Problem(line, f"is not TOML here: {str(error).split(' (at ')[0]}")]) from None
+        raise ConfigError(str(path), [Problem(line, f"is not valid TOML: {str(error).split(' (at ')[0]}")]) from None
 
 
 def _policy(values: object, where: Mapping[tuple[str, ...], int], problems: list[Problem]) -> tuple[str, Any]:

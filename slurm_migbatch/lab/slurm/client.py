@@ -176,7 +176,7 @@ class SimulatedSlurm(Slurmctld):
         self._asked("requeue_ended")
         row = self.queue.get(job_id)
         if row is not None:
-            raise SlurmError(f"job {job_id} waits or runs again already")
+            raise SlurmError(f"job {job_id} is already pending or running again")
         row = self.taken_back(job_id)
         name = str(job_id) if row.array_job is None else f"{row.array_job}_{row.array_task}"
         try:

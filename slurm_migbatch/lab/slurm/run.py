@@ -140,7 +140,7 @@ class WorkloadOutcome:
         submissions: the job id of each submission, in their order; None where it was refused.
         refusals: the sentence with which a submission was refused, by its place in that order.
         begin: unix seconds of the submission time 0.
-        misfits: jobs that found no slice; `unplanned`: those that found one beside the plan.
+        misfits: jobs that found no slice; `unplanned`: those that found one outside the plan.
         rounds: calls of the controller; `calls`: of Slurm, by method.
     """
 

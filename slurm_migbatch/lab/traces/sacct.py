@@ -91,7 +91,7 @@ def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
     try:
         parsed = gres.parse(entries)
     except gres.GresError as error:
-        raise line.wrong(f"AllocTRES is not understood: {error}") from None
+        raise line.wrong(f"AllocTRES cannot be parsed: {error}") from None
     slices: Counter[Profile] = Counter()
     gpus: Counter[bool] = Counter()
     for tres in parsed:

@@ -18,10 +18,10 @@ from slurm_migbatch.mig.driver import (
 
 _ERRORS: dict[int, tuple[type[DriverError], str]] = {
     pynvml.NVML_ERROR_UNINITIALIZED: (DriverMissing, "the NVIDIA library is not open"),
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: (InvalidRequest, "the driver does not know what was asked for"),
-    pynvml.NVML_ERROR_NOT_SUPPORTED: (NotMig, "not supported: MIG is off or this GPU does not have it"),
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: (InvalidRequest, "the driver does not know this object"),
+    pynvml.NVML_ERROR_NOT_SUPPORTED: (NotMig, "not supported: MIG is off or not available on this GPU"),
     pynvml.NVML_ERROR_NO_PERMISSION: (NoPermission, "permission denied: this needs root"),
-    pynvml.NVML_ERROR_NOT_FOUND: (NotFound, "it does not exist (any more)"),
+    pynvml.NVML_ERROR_NOT_FOUND: (NotFound, "it does not exist (or no longer exists)"),
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (DriverMissing, "the NVIDIA kernel module is not loaded"),
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (DriverMissing, "libnvidia-ml.so.1 was not found: install the NVIDIA driver"),
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (DriverMissing, "the NVIDIA driver is too old for this"),
@@ -32,7 +32,7 @@ _ERRORS: dict[int, tuple[type[DriverError], str]] = {
         "the NVIDIA library and kernel module are of different versions: reload the module or reboot",
     ),
     pynvml.NVML_ERROR_IN_USE: (Busy, "still in use"),
-    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (NoRoom, "no room for it"),
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (NoRoom, "insufficient resources"),
     pynvml.NVML_ERROR_NOT_READY: (Busy, "the driver is not ready yet"),
 }
 

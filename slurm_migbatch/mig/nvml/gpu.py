@@ -156,7 +156,7 @@ class NvmlGpu:
             self._remove(gi, int(info.profileId), str(instance))
         except Busy as error:
             users = ", ".join(str(holder) for holder in self._holders_or_none(instance))
-            by = f"by {users}" if users else "though no process shows (DCGM or a dying process may hold it)"
+            by = f"by {users}" if users else "though no process is listed (possibly DCGM or an exiting process)"
             raise Busy(error.code, f"{self!r}: {instance} is still in use {by}") from None
 
     def processes(self, instance: Instance) -> tuple[int, ...]:
@@ -266,7 +266,7 @@ class NvmlGpu:
         info = self._info(gi)
         if self._slot(info) != instance.slot:
             raise NotFound(
-                pynvml.NVML_ERROR_NOT_FOUND, f"{self!r}: {instance} is gone; its id is now {self._slot(info)}"
+                pynvml.NVML_ERROR_NOT_FOUND, f"{self!r}: {instance} no longer exists; its id is now {self._slot(info)}"
             )
         return gi, info
 
@@ -360,7 +360,7 @@ class NvmlGpu:
         except DriverError as error:
             raise DriverError(
                 error.code,
-                f"{cause.message}. Its GPU instance could not be taken back and stays, maybe without a compute "
+                f"{cause.message}. Its GPU instance could not be destroyed and remains, possibly without a compute "
                 f"instance: {error.message}",
             ) from None
 
@@ -370,7 +370,7 @@ class NvmlGpu:
         if same is not None:
             return AlreadyThere(error.code, f"{self!r}: {same} exists already", same)
         taken = Layout(instance.slot for instance in existing)
-        reason = self.geometry().why_not(taken, slot) or f"the driver has no room for it beside {taken}"
+        reason = self.geometry().why_not(taken, slot) or f"the driver has no room for it next to {taken}"
         return NoRoom(error.code, f"{self!r}: {slot} cannot be created: {reason}")
 
     def _holders_or_none(self, instance: Instance) -> tuple[Holder, ...]:

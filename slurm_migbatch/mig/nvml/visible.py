@@ -111,7 +111,7 @@ class VisibleDevice:
         elif name.startswith("MIG-"):
             return self._ask(name, pynvml.nvmlDeviceGetHandleByUUID, os.fsencode(name))
         else:
-            raise NotFound(0, f"'{name}' names no GPU: write an index, GPU-<uuid> or MIG-<uuid>, as nvidia-smi -L does")
+            raise NotFound(0, f"'{name}' is not a GPU: write an index, GPU-<uuid> or MIG-<uuid>, as in nvidia-smi -L")
         try:
             on = bool(self._ask("its MIG mode", pynvml.nvmlDeviceGetMigMode, handle)[0])
         except _UNKNOWN:
@@ -120,7 +120,7 @@ class VisibleDevice:
             return handle
         first = next(self._mig_devices(handle), None)
         if first is None:
-            raise NotFound(0, f"GPU {name} is in MIG mode and has no slice: ask Slurm for one, --gres=mig:<profile>")
+            raise NotFound(0, f"GPU {name} is in MIG mode and has no slice: request one with --gres=mig:<profile>")
         return first
 
     def _by_beginning(self, name: str) -> Any:
@@ -129,7 +129,7 @@ class VisibleDevice:
             handle = self._ask(f"GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
             if str(self._ask("its UUID", pynvml.nvmlDeviceGetUUID, handle)).startswith(name):
                 return handle
-        raise NotFound(0, f"there is no {name} among the {count} GPUs here")
+        raise NotFound(0, f"no {name} among the {count} GPUs of this host")
 
     def _mig_devices(self, gpu: Any) -> Iterator[Any]:
         for index in range(self._ask("its slices", pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu)):

@@ -30,7 +30,7 @@ OVERHEAD: Final = 1.05
 """What tensor parallelism needs beside its share of the model, on each GPU."""
 FITS: Final = "the smallest slice that serves %s"
 HOLDS: Final = "the smallest slice that holds %s"
-SLOW: Final = "no slice is predicted to be fast enough for %s, so the fastest is used"
+SLOW: Final = "no slice is predicted to be fast enough for %s; using the fastest"
 HOW: Final = {"near": "taken for %s; ", "size": "only the size of %s is known; ", "public": ""}
 
 
@@ -217,7 +217,7 @@ def explanation(
     names = {"fits": FITS if workload.serving is not None else HOLDS, "time_short": SLOW}
     text = HOW[workload.model.how].replace("%s", workload.model.name) + names[reason] % workload.label
     if mem_mib is not None:
-        text += f" in {gib(mem_mib)} of {gib(offer.memory_mib)} GiB, as told"
+        text += f" in {gib(mem_mib)} of {gib(offer.memory_mib)} GiB, from mem="
     else:
         need = need_of(workload, offer.memory_mib)
         text += f": {gib(need.slice_mib)} of {gib(offer.memory_mib)} GiB ({need.parts})"

@@ -108,9 +108,9 @@ def read_arch(text: str) -> Architecture:
     for pair in text.split("+"):
         name, _, value = pair.partition(":")
         if name not in LIMITS:
-            raise ArchError(f"{name} is no part of it")
+            raise ArchError(f"{name} is an unknown part")
         if name in numbers:
-            raise ArchError(f"{name} stands twice")
+            raise ArchError(f"{name} appears twice")
         numbers[name] = int(value) if len(value) <= 15 else LIMITS[name] + 1
     return build(numbers)
 
@@ -171,15 +171,15 @@ def describe(path: Path) -> Described:
         with file.open("rb") as stream:
             text = stream.read(MOST_BYTES + 1)
     except OSError as error:
-        raise DescribeError(f"{file} cannot be read ({error.strerror}): name a folder with a config.json") from None
+        raise DescribeError(f"{file} cannot be read ({error.strerror}): give a directory with a config.json") from None
     if len(text) > MOST_BYTES:
-        raise DescribeError(f"{file} is larger than {MOST_BYTES} bytes: name a model's config.json")
+        raise DescribeError(f"{file} is larger than {MOST_BYTES} bytes: give a model's config.json")
     try:
         config = json.loads(text)
     except (ValueError, RecursionError):
-        raise DescribeError(f"{file} is no JSON: name a model's config.json") from None
+        raise DescribeError(f"{file} is not JSON: give a model's config.json") from None
     if not isinstance(config, dict):
-        raise DescribeError(f"{file} is no configuration: name a model's config.json")
+        raise DescribeError(f"{file} is not a configuration: give a model's config.json")
     found = of_config(config, _name(file.resolve().parent.name))
     return _with_files(found, file.parent)
 
@@ -206,7 +206,9 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     try:
         build(found.numbers)
     except ArchError as error:
-        raise DescribeError(f"the configuration of {name} describes no language model ({error}): add mem=") from None
+        raise DescribeError(
+            f"the configuration of {name} does not describe a language model ({error}): add mem="
+        ) from None
     return found
 
 

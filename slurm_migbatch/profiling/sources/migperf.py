@@ -84,12 +84,14 @@ def _read(root: Path, files: Sequence[Path], problems: Problems) -> Reading:
             continue
         taken += [point for _, point in read(path, problems, partial(_row, place))]
     notices = [
-        f"{len(names)} files of MIGPerf are left out ({', '.join(names[:3])}{', ...' if names[3:] else ''}): {why}"
+        f"{len(names)} files of MIGPerf are skipped ({', '.join(names[:3])}{', ...' if names[3:] else ''}): {why}"
         for why, names in unplaced.items()
     ]
     varying = {_measured(point) for point in taken if not point.steady}
     if varying:
-        notices.append(f"{len(varying)} points of MIGPerf are left out: their texts were shorter than the column says")
+        notices.append(
+            f"{len(varying)} points of MIGPerf are skipped: their texts were shorter than stated in the column"
+        )
     return Reading(_copies_joined(point for point in taken if point.steady), notices)
 
 
@@ -98,7 +100,7 @@ def _place(path: Path) -> _Place | str:
     parts = [part.lower() for part in path.resolve().parts]
     cards = [i for i, part in enumerate(parts[:-1]) if _FOLDER.fullmatch(part)]
     if not cards:
-        return "no folder above is named A100-40g or A100-80g"
+        return "no parent directory is named A100-40g or A100-80g"
     match = _FOLDER.fullmatch(parts[cards[-1]])
     assert match is not None
     inside = parts[cards[-1] + 1 :]
@@ -107,7 +109,7 @@ def _place(path: Path) -> _Place | str:
     elif any("infer" in part for part in inside[:-1]):
         kind = "infer"
     else:
-        return "no folder above says infer, train or finetune"
+        return "no parent directory is named infer, train or finetune"
     return _Place(match[1], kind, _profile_in(inside[-1], match[1]))
 
 
@@ -173,9 +175,9 @@ def _profile(place: _Place, cells: dict[str, str]) -> str:
             text = _by(profiles, gigabytes=whole(cells, column)) or cells[column].strip()
     profile = text or place.profile
     if profile is None:
-        raise LineError("neither a column (mig_profile, instance_memory, mig) nor the file's name says which slice")
+        raise LineError("neither a column (mig_profile, instance_memory, mig) nor the file name gives the slice")
     if profile not in profiles:
-        raise LineError(f"'{show(profile)}' is no slice of an A100 {place.card}GB: {', '.join(profiles)}")
+        raise LineError(f"'{show(profile)}' is not a slice of an A100 {place.card}GB: {', '.join(profiles)}")
     return profile
 
 

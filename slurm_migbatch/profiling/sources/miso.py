@@ -75,7 +75,7 @@ def _read(_root: Path, files: Sequence[Path], problems: Problems) -> Reading:
         else:
             memory |= {(use.model, use.batch): use.mib for _, use in read(path, problems, _use)}
     if not anchors:
-        return Reading([], ["resources of MISO without its step times are left out"])
+        return Reading([], ["resources of MISO without its step times are skipped"])
     fits = _fits(anchors, problems)
     ran = {(step.profile, step.model, step.batch) for step in steps}
     rows = [_point(step.profile, step.model, step.batch, step, _need(memory, step, ran)) for step in steps]
@@ -84,9 +84,9 @@ def _read(_root: Path, files: Sequence[Path], problems: Problems) -> Reading:
     if kept := sum(row.memory_mib is not None for row in rows):
         unproven -= kept
     if unproven:
-        notices.append(f"{unproven} memory figures of MISO are left out: the same training ran in a smaller slice")
+        notices.append(f"{unproven} memory figures of MISO are skipped: the same training ran in a smaller slice")
     if not fits:
-        notices.append("without MISO's lists of what fits (configs/1g_5gb.json) no point is known not to have run")
+        notices.append("without MISO's lists of what fits (configs/1g_5gb.json) points that did not run are unknown")
     offered = {(model, batch) for batches in fits.values() for model, batch in batches}
     for profile, batches in fits.items():
         rows += [
@@ -133,13 +133,13 @@ def _fits(anchors: Iterable[Path], problems: Problems) -> dict[str, set[tuple[st
             lists = json.loads(path.read_text(encoding="utf-8"))
             found.setdefault(profile, set()).update((name.lower(), batch) for name, batch in _batches(lists))
         except ValueError as error:
-            problems.add(path, 0, f"is no list of batches: {error}")
+            problems.add(path, 0, f"is not a list of batches: {error}")
     return found
 
 
 def _batches(lists: Any) -> Iterable[tuple[str, int]]:
     if not isinstance(lists, dict):
-        raise LineError("it must hold one object")
+        raise LineError("it must contain one object")
     for name, batches in lists.items():
         if not isinstance(batches, list) or not all(type(batch) is int and batch > 0 for batch in batches):
             raise LineError(f"'{show(name)}' must have a list of whole numbers")

@@ -44,8 +44,8 @@ def _read(_root: Path, files: Sequence[Path], problems: Problems) -> Reading:
     notices = []
     if idle:
         notices.append(
-            f"{len(idle)} points of ParvaGPU that did not run are left out: they ran without no_grad and are no limits "
-            "of inference"
+            f"{len(idle)} points of ParvaGPU that did not run are skipped: they ran without no_grad and do not limit "
+            "inference"
         )
     return Reading(rows, notices)
 
@@ -58,7 +58,7 @@ def _row(model: str | None, cells: dict[str, str]) -> Measurement:
     cells = {_RAW.get(name, name): text for name, text in cells.items()}
     name = (cells["model"] if model is None else model).strip().lower()
     if not _NAME.fullmatch(name):
-        raise LineError(f"'{show(name)}' is no name of a model")
+        raise LineError(f"'{show(name)}' is not a model name")
     gpc, batch, procs = (whole(cells, column) for column in ("gpc", "batch", "procs"))
     if gpc not in _BY_SLICES:
         raise LineError(f"gpc must be one of {', '.join(map(str, _BY_SLICES))}, not {gpc}")

@@ -1,4 +1,4 @@
-"""Bins of time, and how much of something was held in each of them."""
+"""Time bins, and how much of something was held in each of them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _WIDTHS_S: Final = (60, 300, 900, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 864
 
 @dataclass(frozen=True)
 class TimeBins:
-    """Bins of one width that cover a window; the first and the last are cut off where the window is.
+    """Bins of one width that cover a window; the first and the last are cut at its ends.
 
     Attributes:
         start, end: the window, unix seconds; start < end.
         width: seconds.
-        origin: where the first bin would begin were it not cut off.
+        origin: where the first bin would begin without the cut.
     """
 
     start: float
@@ -43,22 +43,22 @@ class TimeBins:
 
     @cached_property
     def edges(self) -> Reals:
-        """One more moment than there are bins, within the window."""
+        """The edges, one more than bins, within the window."""
         count = max(1, int(np.ceil((self.end - self.origin) / self.width)))
         return np.clip(self.origin + self.width * np.arange(count + 1), self.start, self.end)
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of bins."""
         return len(self.edges) - 1
 
     @property
     def lengths(self) -> Reals:
-        """Seconds of each bin; those that lie outside of the window have none."""
+        """Seconds of each bin within the window."""
         return np.diff(self.edges)
 
     def of(self, moments: Reals) -> Codes:
-        """Return the numbers of the bins in which moments of the window lie."""
+        """Return the bin numbers of times in the window."""
         numbers = np.floor((moments - self.origin) / self.width).astype(np.int64)
         return np.clip(numbers, 0, self.count - 1)
 
@@ -66,10 +66,9 @@ class TimeBins:
         """Return weight x seconds in each bin by group, shape (groups, bins).
 
         Args:
-            since, until: when each thing began and ended to be held, unix seconds; what lies outside of the window
-                does not count.
-            weight: how much each counts.
-            group: number of each thing's group, below `groups`.
+            since, until: begin and end of each interval, unix seconds; only the part inside the window counts.
+            weight: weight of each interval.
+            group: group number of each interval, below `groups`.
         """
         since, until = np.clip(since, self.start, self.end), np.clip(until, self.start, self.end)
         counts = until > since
@@ -78,7 +77,7 @@ class TimeBins:
         bins = self.count
         at_first, at_last = group * bins + first, group * bins + last
         size = groups * bins
-        # what was held from its begin until the end of the window, less the same from its end on
+        # from begin to the end of the window, minus from its end on
         edges = self.edges
         part = np.bincount(at_first, weight * (edges[first + 1] - since), size)
         part -= np.bincount(at_last, weight * (edges[last + 1] - until), size)

@@ -1,4 +1,4 @@
-"""Charts as values: what Plotly draws, with a legend, a table of the same figures and a sentence, for each picture."""
+"""Charts as values: Plotly data, a legend, a table of the same figures and a sentence for each chart."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from slurm_migbatch.report.pictures.sums import WAITS, Agreement, LayoutOverTime
 from slurm_migbatch.report.pictures.words import amount, axis_moment, in_chart, moment, percent, plural, seconds
 
 BLUE, ORANGE, GREY = COLOURS[0], COLOURS[4], COLOURS[6]
-#: from short to long, for waits: cividis, whose order is seen with any colour vision
+#: from short to long, for waits: cividis, whose order is visible with any colour vision
 _ORDERED: Final = ("#00224e", "#2a3f6d", "#575d6d", "#7d7c78", "#a59c74", "#d2c060", "#fee838")
 _OUTLINE: Final = {"color": "#808080", "width": 1}
-#: hatching of the colours that come a second time
+#: hatching of repeated colours
 _HATCH: Final = ("", "/", "x", "-", "|", "+", ".")
 _ACTIVITY: Final = (("busy", BLUE, ""), ("idle", ORANGE, "/"), ("not sampled", GREY, "."))
 _CAUSES: Final = {
-    "reclaim": "called back: inference waits",
-    "forecast": "called back: inference was expected",
+    "reclaim": "reclaimed: inference waits",
+    "forecast": "reclaimed: inference was expected",
     "grow": "moved to a larger slice",
     "late": "it did not start in time",
     "slurm": "ended by Slurm",
     "left": "its job left the queue",
     "refused": "Slurm refused it",
-    "parted": "two on its slice did less than one alone",
-    "limit": "its time limit was due, as it had shared",
-    "ended": "no cause is recorded",
+    "parted": "two jobs on its slice did less than one alone",
+    "limit": "it reached its time limit because of sharing",
+    "ended": "no recorded cause",
 }
 _ROW, _AROUND = 66, 70
 
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """What one colour (with a hatching) of a chart means; `series`: the traces of that name can be hidden."""
+    """Meaning of one colour (with a hatching) of a chart; `series`: the traces of that name can be hidden."""
 
     name: str
     colour: str
@@ -55,7 +55,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture.
+    """One chart.
 
     Attributes:
         id: of its element.
@@ -63,7 +63,7 @@ class Chart:
         answer: the main figure in one sentence.
         data, layout: for Plotly; colours of texts and grids are the page's.
         height: pixels.
-        cells: what the cells of a layout are called, see `layout`.
+        cells: labels of the cells of a layout, see `layout`.
         wide: whether it takes the width of the page.
     """
 
@@ -80,12 +80,12 @@ class Chart:
     wide: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the page's script draws from."""
+        """Return the input of the page's script."""
         return {"id": self.id, "data": self.data, "layout": self.layout, "height": self.height, "cells": self.cells}
 
 
 def use_by_account(uses: Sequence[Use], limit: int) -> Chart:
-    """Draw GPU hours of accounts that were busy, idle and not sampled; those behind the first `limit` in one bar."""
+    """Draw busy, idle and unsampled GPU hours of accounts; those beyond the first `limit` in one bar."""
     shown = list(uses[:limit])
     if rest := uses[limit:]:
         sums = (sum(getattr(use, part) for use in rest) for part in ("busy", "idle", "unknown"))
@@ -107,15 +107,15 @@ def use_by_account(uses: Sequence[Use], limit: int) -> Chart:
         "xaxis": {"title": {"text": "GPU hours"}, "rangemode": "tozero", "showgrid": False},
     }  # fmt: skip
     table = Table(
-        ("Account", "GPU hours", "busy", "idle", "not sampled", "idle, of what was sampled"),
+        ("Account", "GPU hours", "busy", "idle", "not sampled", "idle, of the sampled time"),
         [
             (use.name, amount(use.total), amount(use.busy), amount(use.idle), amount(use.unknown), _idle(use))
             for use in uses
         ],
     )
     about = (
-        "GPU hours: hours on slices, each as the share of a GPU that it takes. Idle is the part of them in which no SM "
-        "was active, where the node samples that."
+        "GPU hours: hours on slices, weighted by their share of a GPU. Idle is the part in which no SM was active, if "
+        "the node samples it."
     )
     answer = (
         f"{plural(len(uses), 'account')}: {_said(everything)}"
@@ -141,7 +141,7 @@ def _idle(use: Use) -> str:
 
 
 def use_over_time(hours: Reals, bins: TimeBins) -> Chart:
-    """Draw GPU hours in each bin that were busy, idle and not sampled; `hours` as `sums.use_over_time` returns them."""
+    """Draw busy, idle and unsampled GPU hours per bin; `hours` as returned by `sums.use_over_time`."""
     middles = [axis_moment(at) for at in bins.edges[:-1] + bins.lengths / 2]
     data = [
         {
@@ -160,14 +160,14 @@ def use_over_time(hours: Reals, bins: TimeBins) -> Chart:
     layout = {"barmode": "stack", "xaxis": _time_axis(bins), "yaxis": {"title": {"text": "GPU hours"}}}
     width = _width(bins)
     return Chart(
-        "activity", "Use over time: busy and idle", f"The same GPU hours by when they were used, each bar {width}.",
-        f"Most in one bar: {amount(largest.total, 'GPU hours')}, from {largest.name}.", data, layout, 300, table,
+        "activity", "Use over time: busy and idle", f"GPU hours by time, each bar {width}.",
+        f"Maximum: {amount(largest.total, 'GPU hours')}, from {largest.name}.", data, layout, 300, table,
         [LegendEntry(*entry) for entry in _ACTIVITY],
     )  # fmt: skip
 
 
 def profiles_over_time(gpus: Reals, profiles: Sequence[str], bins: TimeBins, known: int) -> Chart:
-    """Draw how many GPUs the slices of each profile took, on each other; `known` GPUs are there now (0: not said)."""
+    """Draw the GPUs used by slices of each profile, stacked; `known` GPUs are present now (0: not stated)."""
     times = [axis_moment(at) for at in bins.edges]
     data: list[dict[str, Any]] = []
     for number, (profile, row) in enumerate(zip(profiles, gpus, strict=True)):
@@ -192,18 +192,18 @@ def profiles_over_time(gpus: Reals, profiles: Sequence[str], bins: TimeBins, kno
             for profile, mean, row in zip(profiles, means, gpus, strict=True)
         ],
     )
-    of = f" of the {known} that are there now (dashed)" if known else ""
+    of = f" of {known} present now (dashed)" if known else ""
     return Chart(
         "profiles", "Utilisation by profile over time",
-        "GPUs that slices of each profile took, on each other, each slice as the share of a GPU that it takes; "
-        f"means of {_width(bins)}.",
-        f"On average slices took {amount(float(means.sum()))} GPUs{of}.", data, layout, 340, table,
+        "GPUs used by slices of each profile, stacked, weighted by their share of a GPU; means "
+        f"of {_width(bins)}.",
+        f"On average slices used {amount(float(means.sum()))} GPUs{of}.", data, layout, 340, table,
         [LegendEntry(profile, _colour(number), _hatch(number)) for number, profile in enumerate(profiles)],
     )  # fmt: skip
 
 
 def layout(usage: LayoutOverTime, profiles: Sequence[str], bins: TimeBins) -> Chart:
-    """Draw what lay on each memory slice of GPUs."""
+    """Draw which profile held each memory slice of GPUs."""
     shown = len(profiles)
     rows: list[list[int | None]] = []
     shares: list[list[int]] = []
@@ -232,10 +232,10 @@ def layout(usage: LayoutOverTime, profiles: Sequence[str], bins: TimeBins) -> Ch
         ("GPU", "memory slices held on average"),
         [(name, percent(float((share @ parts).mean()))) for name, share in zip(usage.gpus, held, strict=True)],
     )
-    cut = f" The first {len(usage.gpus)} GPUs; -N chooses others than these of {usage.left_out + len(usage.gpus)}."
+    cut = f" The first {len(usage.gpus)} GPUs of {usage.left_out + len(usage.gpus)}."
     return Chart(
-        "layout", "What lay on the GPUs",
-        "A band for each GPU, in it a line for each memory slice: the profile that held it for most of the time, means "
+        "layout", "GPU layouts",
+        "One band per GPU with one line per memory slice: the profile that held it most of the time, means "
         f"of {_width(bins)}. Empty: held for less than half of it.{cut if usage.left_out else ''}",
         f"{plural(len(usage.gpus), 'GPU')}, {plural(shown, 'profile')}.", data,
         {"xaxis": {**_time_axis(bins), "showgrid": False}, "yaxis": {**axis, "automargin": True}},
@@ -276,8 +276,8 @@ def waits(by_profile: Sequence[Waits]) -> Chart:
         [(entry.profile, f"{entry.total:,}", *(f"{runs:,}" for runs in entry.runs)) for entry in by_profile],
     )
     return Chart(
-        "waits", "How long runs waited",
-        "From submission to start, runs that started within the window, by what they got.",
+        "waits", "Wait times",
+        "From submission to start, for runs that started within the window, by profile.",
         f"{percent(quick / total)} of {plural(total, 'run')} waited under 1 min.", data, layout,
         _AROUND + _ROW * len(by_profile), table,
         [LegendEntry(name, colour) for (_, name), colour in zip(WAITS, _ORDERED, strict=True)],
@@ -285,7 +285,7 @@ def waits(by_profile: Sequence[Waits]) -> Chart:
 
 
 def agreement(comparison: Agreement, figure: str, unit: str) -> Chart:
-    """Draw one figure of runs, predicted over measured; the colour of a cell says how many runs it holds."""
+    """Draw one figure of runs, predicted over measured; the colour of a cell is its number of runs."""
     middles = (comparison.edges[:-1] + comparison.edges[1:]) / 2
     low, high = float(comparison.edges[0]), float(comparison.edges[-1])
     values, texts = _log_ticks(low, high)
@@ -317,16 +317,16 @@ def agreement(comparison: Agreement, figure: str, unit: str) -> Chart:
     )
     return Chart(
         f"predicted-{figure.split()[0].lower()}", f"{figure}: predicted against measured",
-        "Runs by what was measured (to the right) and what was predicted at submission (up). On the solid line both "
-        "are the same, between the dotted ones the prediction is off by less than 25 %.",
-        f"{percent(quarter)} of {plural(comparison.runs, 'run')} within 25 % of what was measured.", data, layout,
+        "Runs by measured (x) and predicted at submission (y) value. On the solid line both are equal, between the "
+        "dotted lines the prediction is off by less than 25 %.",
+        f"{percent(quarter)} of {plural(comparison.runs, 'run')} within 25 % of the measured value.", data, layout,
         340, table,
-        [LegendEntry("as measured; dotted: 25 % more and less", ORANGE, series=False)],
+        [LegendEntry("measured; dotted: 25 % more and less", ORANGE, series=False)],
     )  # fmt: skip
 
 
 def loans(summary: Loans, bins: TimeBins) -> Chart:
-    """Draw loans that began above those that ended, by what ended them."""
+    """Draw started loans above ended ones, by cause."""
     middles = [axis_moment(at) for at in bins.edges[:-1] + bins.lengths / 2]
     width = [1000 * length for length in bins.lengths]
     series = [("begun", "y", summary.started.tolist(), BLUE, "")]
@@ -364,9 +364,9 @@ def loans(summary: Loans, bins: TimeBins) -> Chart:
     )
     quick = "" if summary.leaving_s is None else f", half of them within {seconds(summary.leaving_s)}"
     return Chart(
-        "loans", "Loans of idle slices to training, and what ended them", f"Counts in bars of {_width(bins)}.",
-        f"{plural(int(summary.started.sum()), 'loan')} begun, {amount(summary.hours, 'GPU hours')} on loan; "
-        f"{called:,} called back{quick}.", data, layout, 320, table,
+        "loans", "Loans of idle slices to training, and their ends", f"Counts per bar of {_width(bins)}.",
+        f"{plural(int(summary.started.sum()), 'loan')} started, {amount(summary.hours, 'GPU hours')} on loan; "
+        f"{called:,} reclaimed{quick}.", data, layout, 320, table,
         [LegendEntry(name, colour, hatch) for name, _, _, colour, hatch in series],
     )  # fmt: skip
 
@@ -418,7 +418,7 @@ def _width(bins: TimeBins) -> str:
 
 
 def _log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Return places and texts of ticks on an axis of log10: decades, and 2 and 5 times them if those are few."""
+    """Return positions and texts of ticks on a log10 axis: decades, and 2 and 5 times them if those are few."""
     steps = (1, 2, 5) if high - low < 2.5 else (1,)
     values = [step * 10.0**power for power in range(int(np.floor(low)), int(np.ceil(high)) + 1) for step in steps]
     shown = [value for value in values if low <= np.log10(value) <= high]

@@ -1,4 +1,4 @@
-"""One HTML file with all charts: it holds the chart library, loads nothing, and allows no script but its own two."""
+"""One HTML file with all charts: it includes the chart library, loads nothing, and allows no script but its own two."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def render(title: str, about: str, charts: Sequence[Chart], made: str, notes: Se
     """Return the document.
 
     Args:
-        title, about: what it is about, as text.
-        charts: in the order in which they are shown.
-        made: when and of what it was made.
-        notes: what people should know besides.
+        title, about: heading and description, as text.
+        charts: in display order.
+        made: creation time and source.
+        notes: additional remarks.
     """
     script = text_of("page.js")
     hashes = " ".join(f"'sha256-{_digest(part)}'" for part in (library(), script))

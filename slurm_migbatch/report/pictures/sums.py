@@ -1,4 +1,4 @@
-"""Sums that pictures show: use, waits, predictions, loans, layouts, from rows of the record. No input or output."""
+"""Sums for charts: use, waits, predictions, loans, layouts, from rows of the record. No input or output."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from slurm_migbatch.report.equivalents import gpu_equivalent
 from slurm_migbatch.report.pictures.bins import Codes, Reals, TimeBins
 
 HOUR_S: Final = 3600.0
-#: classes of waits: seconds below which, and what they are called
+#: classes of waits: upper bounds in seconds, and their labels
 WAITS: Final = (
     (1.0, "under 1 s"), (10.0, "1 to 10 s"), (60.0, "10 s to 1 min"), (600.0, "1 to 10 min"),
     (3600.0, "10 min to 1 h"), (6 * 3600.0, "1 to 6 h"), (math.inf, "6 h and more"),
 )  # fmt: skip
-#: shares of a GPU's memory slices whose profiles are drawn: below, the place counts as empty
+#: minimum share of a bin for which a memory slice must be held to be drawn as held
 _MOSTLY: Final = 0.5
 #: above the memory slices of any GPU
 _MOST_SLICES: Final = 64
@@ -32,7 +32,7 @@ _NO_ACCOUNT: Final = "(no account)"
 
 @dataclass(frozen=True)
 class Use:
-    """GPU hours: of slices that were busy and idle by their SM activity, and of slices that were not sampled."""
+    """GPU hours: busy and idle by SM activity, and not sampled."""
 
     name: str
     busy: float
@@ -46,21 +46,21 @@ class Use:
 
     @property
     def idle_share(self) -> float | None:
-        """Idle part of what was sampled; None where nothing was."""
+        """Idle part of the sampled hours; None if nothing was sampled."""
         sampled = self.busy + self.idle
         return self.idle / sampled if sampled > 0 else None
 
 
 @dataclass(frozen=True)
 class Held:
-    """Slices held in a window, as columns of one length.
+    """Slices held in a window, as columns of equal length.
 
     Attributes:
-        gpu, profile, account: numbers into `gpus`, `profiles` and `accounts`.
+        gpu, profile, account: indices into `gpus`, `profiles` and `accounts`.
         start, size: memory slices.
-        since, until: unix seconds; `until` of what is still held is the end of the window.
-        sm: mean SM activity, nan where it was not sampled.
-        gpus: (node, index where known, UUID); `profiles`: by size.
+        since, until: unix seconds; `until` is the end of the window for slices still held.
+        sm: mean SM activity, nan if not sampled.
+        gpus: (node, index if known, UUID); `profiles`: by size.
     """
 
     gpu: Codes
@@ -82,7 +82,7 @@ class Held:
         Args:
             rows: of the record.
             end: of the window, unix seconds.
-            named: False where names of accounts may not be told.
+            named: False if names of accounts must be hidden.
         """
         columns = list(zip(*rows, strict=True)) or [()] * 10
         node, gpu, index, profile, start, size, since, until, account, sm = columns
@@ -119,7 +119,7 @@ class Held:
 
 
 def _coded(values: Iterable[Any], order: Any) -> tuple[Codes, list[Any]]:
-    """Return the number of each value in the list of different values, which is in order."""
+    """Return the index of each value in the sorted list of distinct values."""
     found: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
     as_found = np.fromiter(map(found.__getitem__, values), np.int64)
     known = sorted(found, key=order)
@@ -134,7 +134,7 @@ def _gpu_order(gpu: tuple[str, int | None, str]) -> tuple[str, int, str]:
 
 
 def profile_order(text: str) -> tuple[tuple[int, int, str], str]:
-    """Order profiles by size; what a run of several slices got comes behind its first, other texts come last."""
+    """Order profiles by size; runs with several slices come after their first profile, other texts last."""
     try:
         profile = Profile.parse(text.split(",")[0].split(":")[0])
     except ProfileError:
@@ -159,21 +159,21 @@ def use_over_time(held: Held, bins: TimeBins) -> Reals:
 
 
 def profiles_over_time(held: Held, bins: TimeBins) -> Reals:
-    """Return the mean number of GPUs that the slices of each profile took in each bin, shape (profiles, bins)."""
+    """Return the mean number of GPUs used by slices of each profile in each bin, shape (profiles, bins)."""
     sums = bins.held(held.since, held.until, held.weight, held.profile, len(held.profiles))
     return np.divide(sums, bins.lengths, out=np.zeros_like(sums), where=bins.lengths > 0)
 
 
 @dataclass(frozen=True)
 class LayoutOverTime:
-    """What lay on GPUs: a row for each memory slice of each GPU, from slice 0 of the first GPU on.
+    """Layouts of GPUs over time: a row for each memory slice of each GPU, from slice 0 of the first GPU on.
 
     Attributes:
         gpus: names of the GPUs; `slices`: memory slices of each.
-        profile: number of the profile that held the memory slice for most of the bin; -1 where it was held for less
-            than half of it. Shape (gpus x slices, bins).
+        profile: index of the profile that held the memory slice for most of the bin; -1 if it was held for less than
+            half of it. Shape (gpus x slices, bins).
         share: part of the bin for which it was held, 0 to 1, of the same shape.
-        left_out: GPUs that are not among them.
+        left_out: number of GPUs not included.
     """
 
     gpus: Sequence[str]
@@ -186,13 +186,13 @@ class LayoutOverTime:
 def layout_over_time(
     held: Held, bins: TimeBins, known: Iterable[tuple[str, int | None, str]], max_gpus: int
 ) -> LayoutOverTime:
-    """Return what lay on the first `max_gpus` GPUs by node and index.
+    """Return the layouts of the first `max_gpus` GPUs by node and index.
 
     Args:
         held: slices held.
         bins: of time.
         known: (node, index, UUID) of further GPUs, which may have held nothing.
-        max_gpus: GPUs that are shown.
+        max_gpus: maximum number of GPUs.
     """
     every = {gpu[2]: gpu for gpu in (*held.gpus, *known)}
     ordered = sorted(every.values(), key=_gpu_order)
@@ -239,8 +239,8 @@ def waits_by_profile(rows: Iterable[tuple[str, int, int]], max_profiles: int) ->
     """Return the waits of the profiles with most runs, by size; those of the others in one, which comes last.
 
     Args:
-        rows: (what runs got, class, runs).
-        max_profiles: profiles that are told apart.
+        rows: (profile of the run, class, runs).
+        max_profiles: maximum number of separate profiles.
     """
     counts: dict[str, list[int]] = {}
     for profile, number, runs in rows:
@@ -259,7 +259,7 @@ class Agreement:
     Attributes:
         runs: how many have both.
         counts: runs by bin of the measured and the predicted value, shape (bins, bins); `edges` of both, in log10.
-        within: share of runs whose prediction is off by at most 10, 25 and 50 % of what was measured.
+        within: share of runs whose prediction is off by at most 10, 25 and 50 % of the measured value.
         middle: median of predicted over measured.
     """
 
@@ -271,7 +271,7 @@ class Agreement:
 
 
 def agreement(predicted: Reals, measured: Reals, bins: int = 40) -> Agreement | None:
-    """Compare predicted with measured values; pairs of which one is unknown (nan) or not positive do not count."""
+    """Compare predicted with measured values; pairs with an unknown (nan) or non-positive value are ignored."""
     with np.errstate(invalid="ignore"):
         both = (predicted > 0) & (measured > 0)
     predicted, measured = predicted[both], measured[both]
@@ -293,10 +293,10 @@ class Loans:
     """Loans over time.
 
     Attributes:
-        started: in each bin.
-        ended: cause -> how many ended for it in each bin.
+        started: per bin.
+        ended: cause -> number per bin.
         hours: GPU hours on loan within the window.
-        leaving_s: median seconds from the signal to the requeue of those that were called back; None without any.
+        leaving_s: median seconds from the signal to the requeue of reclaimed loans; None without any.
     """
 
     started: Codes

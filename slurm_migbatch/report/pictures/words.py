@@ -1,4 +1,4 @@
-"""Numbers, moments and names as texts of a page: no more digits than the figures deserve."""
+"""Numbers, times and names as texts of a page, with meaningful precision."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def amount(value: float, unit: str = "") -> str:
 
 
 def percent(share: float) -> str:
-    """Write a share, 0 to 1, as whole percents; what is neither nothing nor all does not look like it."""
+    """Format a share, 0 to 1, as whole percents; only 0 and 1 become 0 % and 100 %."""
     if 0 < share < 0.005:
         return "under 1 %"
     if 0.995 <= share < 1:
@@ -45,22 +45,22 @@ def seconds(value: float) -> str:
 
 
 def moment(at: float) -> str:
-    """Write a moment (unix seconds) in local time, to the minute."""
+    """Format a time (unix seconds) in local time, to the minute."""
     return f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M}"
 
 
 def axis_moment(at: float) -> str:
-    """Write a moment (unix seconds) as a date axis takes it, in local time."""
+    """Format a time (unix seconds) for a date axis, in local time."""
     return datetime.fromtimestamp(at).isoformat(timespec="seconds")
 
 
 def zone(at: float) -> str:
-    """Return the name of the local time zone at a moment."""
+    """Return the name of the local time zone at a time."""
     return datetime.fromtimestamp(at).astimezone().tzname() or ""
 
 
 def in_chart(text: str) -> str:
-    """Return a text of the record for a chart, cut off if long; Plotly reads some HTML and templates in texts."""
+    """Return a text of the record for a chart, truncated if long; Plotly interprets some HTML and templates."""
     short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
     visible = "".join(char if char.isprintable() else "?" for char in short)
     return escape(visible, quote=False).replace("%{", "% {")

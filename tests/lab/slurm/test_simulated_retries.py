@@ -100,7 +100,7 @@ def test_what_waits_or_runs_again_already_is_left_alone(slurm: SimulatedSlurm) -
     slurm.clock.sleep(3)
     row = ran_out(slurm, job)
     assert sent(slurm, row) == [""]
-    assert "waits or runs again" in sent(slurm, row)[0]
+    assert "pending or running again" in sent(slurm, row)[0]
     with pytest.raises(SlurmError):
         slurm.requeue_ended(999, update=lambda row: {})
 
