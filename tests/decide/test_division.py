@@ -64,9 +64,10 @@ def test_a_whole_gpu_is_divided_for_a_job_that_waits() -> None:
         runs(1, slot(ALL, 0), since=NOW - 299),
         runs(1, slot(ALL, 0), since=NOW - 599, restarts=1),
         replace(runs(1, slot(ALL, 0)), costs=RestartCosts(500.0, 500.0)),
+        replace(runs(1, slot(ALL, 0)), nodes=frozenset({"n1"})),
     ],
 )
-def test_a_job_that_began_lately_or_whose_restart_costs_too_much_is_left_alone(host: ElasticJob) -> None:
+def test_a_job_that_began_lately_or_could_not_come_back_or_pays_too_much_is_left_alone(host: ElasticJob) -> None:
     assert lend([gpu(host)], [host, waits(2)], {}, NOW, RULES).divisions == ()
 
 

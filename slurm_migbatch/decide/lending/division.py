@@ -71,7 +71,7 @@ def divide(
         before = _speed(job) * calm.loan_s
         for number, plan in enumerate(plans[:_GPUS]):
             plan = divided.get(number, plan)
-            if job.job in plan.profiles or (job.nodes is not None and plan.space.node not in job.nodes):
+            if job.job in plan.profiles or not _may_use(job, plan.space):
                 continue
             more = _with(plan, job, calm)
             if more is None:
@@ -104,11 +104,8 @@ def _plan(space: GpuCapacity, running: Mapping[Hashable, ElasticJob], now: float
     """Return a GPU whose division may change; None where no job on it may."""
     if not calm.may_lend(now, space.idle_since, space.reclaimed) and not (space.own and space.reclaimed is None):
         return None
-    jobs = [
-        running[loan.job]
-        for loan in space.lent
-        if loan.job in running and calm.may_change(now, running[loan.job].since, running[loan.job].restarts)
-    ]
+    loans = [running[loan.job] for loan in space.lent if loan.job in running]
+    jobs = [job for job in loans if _may_use(job, space) and calm.may_change(now, job.since, job.restarts)]
     if not jobs:
         return None
     profiles = {job.job: job.place.slot.profile for job in jobs if job.place is not None}
@@ -167,6 +164,11 @@ def _sizes(
     board.raise_sizes(given, move=False)
     board.exchange(given, move=False)
     return tuple(grant.profile for grant in given)
+
+
+def _may_use(job: ElasticJob, space: GpuCapacity) -> bool:
+    """Return whether a job can start on a node; up to Slurm 23.02 it cannot where it has just run."""
+    return job.nodes is None or space.node in job.nodes
 
 
 def _speed(job: ElasticJob) -> float:
