@@ -2,10 +2,9 @@
 
 The marker `[mig:2g.20gb:1,1g.10gb:2#7fq3k]` means: on each node one 2g.20gb and two 1g.10gb; `7fq3k` names the decision
 record and may be missing. Profiles are in GRES spelling. The only other form is `[mig:guest:1]`: a place next to
-another
-job of the same user, on the slice that the node's plan names. Root's hooks read this from a text that users can edit,
-so only these forms are accepted and everything else is refused: at most 8 parts, each profile once, counts 1 to 64,
-ASCII, at the very end, after a space or at the beginning, and only one marker in the whole comment.
+another job of the same user, on the slice that the node's plan names. Root's hooks read this from a text that users can
+edit, so only these forms are accepted and everything else is refused: at most 8 parts, each profile once, counts 1 to
+64, ASCII, at the very end, after a space or at the beginning, and only one marker in the whole comment.
 
 If a job update wrote the marker, the decision's name begins with `chg`: slurmctld must then be asked for the job's
 GRES.
@@ -23,8 +22,7 @@ MARKER_OPEN = "[mig:"
 GUEST = "guest"
 CHANGED = "chg"
 """Prefix of the decision name in a marker that a job update wrote. If slurmctld finally refuses the update, it keeps
-the
-new comment but not the GRES; so any reader of such a marker asks slurmctld for the job's GRES.
+the new comment but not the GRES; so any reader of such a marker asks slurmctld for the job's GRES.
 """
 MAX_PARTS = 8
 MAX_COUNT = 64

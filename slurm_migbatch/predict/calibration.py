@@ -42,13 +42,12 @@ STRANGERS: Final[Mapping[tuple[str, str], Sequence[tuple[float, float, float]]]]
     ("memory", "train"): ((1.50, 2.10, 2.45), (1.50, 3.60, 4.70), (0.67, 4.40, 4.90), (0.67, 1.28, 1.65)),
 }
 """Multiples of the standard deviation that covered 50 %, 80 % and 90 % of a stranger's points after 0 to 3 measured
-points,
-by figure and kind of work. In the tables of ParvaGPU, MIGPerf and MISO each laboratory, each family, and everything was
-held out; laboratories weigh about equally, because the coverage is stated for the next laboratory. Each kind of work
-has two laboratories, so this says little about a third: 80 % multiples from one of the two alone cover 45 % (MIGPerf)
-to 100 % (ParvaGPU) of the other's first predictions in inference, 76 % to 85 % in training.
-With two and three points, memory followed the predictions more closely than a normal distribution, but only in one
-laboratory: the normal distribution's multiples are kept, because a memory limit that is too low ends jobs.
+points, by figure and kind of work. In the tables of ParvaGPU, MIGPerf and MISO each laboratory, each family, and
+everything was held out; laboratories weigh about equally, because the coverage is stated for the next laboratory. Each
+kind of work has two laboratories, so this says little about a third: 80 % multiples from one of the two alone cover 45
+% (MIGPerf) to 100 % (ParvaGPU) of the other's first predictions in inference, 76 % to 85 % in training. With two and
+three points, memory followed the predictions more closely than a normal distribution, but only in one laboratory: the
+normal distribution's multiples are kept, because a memory limit that is too low ends jobs.
 """
 
 
@@ -70,8 +69,7 @@ class Calibration:
     """Multiples of the standard deviation for each of LEVELS, by group.
 
     A group is a number of measured points and a letter: `h` and `d` (limited by host or device) with at least MANY
-    models,
-    `a` for both (one process alone), `s` for processes that share the slice, `*` for all, `x` for strangers.
+    models, `a` for both (one process alone), `s` for processes that share the slice, `*` for all, `x` for strangers.
     """
 
     factors: Mapping[str, tuple[float, ...]]
@@ -114,8 +112,7 @@ def _between(known: Sequence[float]) -> tuple[float, ...]:
     """Return the multiple for each of LEVELS from those of _QUANTILES.
 
     Between the quantiles it is linear in the logarithms of the multiple and of a normal distribution's multiple, beyond
-    the
-    last it continues the last segment, and below the first it follows a normal distribution.
+    the last it continues the last segment, and below the first it follows a normal distribution.
     """
     at, values = np.log([_normal(level) for level in _QUANTILES]), np.log(known)
     wanted = np.log([_normal(level) for level in LEVELS])
@@ -144,8 +141,7 @@ def _factors(models: Sequence[Array]) -> tuple[float, ...]:
     """Return the score that covers each of LEVELS for a held-out model, from the sorted scores of each model.
 
     The quantile is found by holding the models out once more: each is compared with the quantile of the others. With
-    few
-    models, one of which is unlike the rest, the quantile at the level itself would cover more than stated.
+    few models, one of which is unlike the rest, the quantile at the level itself would cover more than stated.
     """
     tried = np.concatenate([np.arange(0.02, 0.9, 0.02), np.arange(0.9, 1.0, 0.005), [1.0]])
     held = np.zeros(len(tried))

@@ -74,8 +74,7 @@ class Figures:
     @property
     def rate(self) -> int:
         """Conservative throughput: the lower bound in whole thousandths of items per second, rounded down to a
-        preferred
-        number.
+        preferred number.
         """
         return preferred(math.floor(self.throughput_per_s.low * 1e3), ceiling=False)
 

@@ -29,8 +29,7 @@ class Known:
     `kernels`: launches of one forward pass. `flops`: operations for one item. `traffic_mib`: MiB of activations that
     pass through memory for one item. `params`: parameters. `weight_mib`: weights in memory. `alive_mib`: activations
     alive at once for one item. `quadratic`: share of the operations that grows with the square of the input
-    (attention).
-    `doubt`: 0 if everything is known, 1 if only operations or parameters are, 2 if nothing is.
+    (attention). `doubt`: 0 if everything is known, 1 if only operations or parameters are, 2 if nothing is.
     """
 
     family: str

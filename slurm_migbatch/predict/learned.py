@@ -54,8 +54,7 @@ class LearnedPredictor:
         self, learned: Learned | None = None, facts: Iterable[ModelFacts] = BUILT_IN, *, confidence: float = CONFIDENCE
     ) -> None:
         """`facts`: public specifications of models, later ones replace earlier ones of the same name. `confidence`: 0.5
-        to
-        0.99.
+        to 0.99.
         """
         self.learned = learned or Learned()
         self.knowledge = ModelKnowledge(facts)
@@ -131,8 +130,7 @@ class LearnedPredictor:
         self, model: str, role: str, gpu: GpuSpec, batches: Sequence[int], inputs: Sequence[int]
     ) -> Array:
         """Return the computed MiB of training, by batch and within it by input size; 0 if it was measured, and for
-        models
-        of unknown architecture.
+        models of unknown architecture.
         """
         size = len(batches) * len(inputs)
         public = public_model(model) if role == "train" else None

@@ -37,9 +37,8 @@ variances of the physical prior.
 """
 PRECISION: Final = 2.0
 """Upper limit of the same for the effect of a stack's precision on matrix products: one transformer differs by a factor
-of
-up to eight on an A100 (PyTorch computes products in fp32 since 1.12, convolutions in tf32; containers differ). It is a
-property of the stack, so one model determines it if it lies further off than models do by chance.
+of up to eight on an A100 (PyTorch computes products in fp32 since 1.12, convolutions in tf32; containers differ). It is
+a property of the stack, so one model determines it if it lies further off than models do by chance.
 """
 CONTEXT: Final = 2.0
 """The same for memory that a stack's software takes for any model (contexts, libraries, their workspaces)."""
@@ -57,8 +56,7 @@ specifications is beyond 38; times that are wrong by a factor of ten are beyond 
 """
 MISFIT: Final = 0.05
 """Standard deviation of measured logarithms around an acceptable curve; the square of a unit's over this one is added
-to
-the squared distance.
+to the squared distance.
 """
 TAIL: Final = 8.0
 """Degrees of freedom of the spread: an outlying model counts less."""

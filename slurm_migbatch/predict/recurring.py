@@ -245,8 +245,7 @@ SENTENCES: Final = {
     "they used; or add --comment='migbatch: model=... batch=...' or mem=...",
 }
 """Why a slice was chosen for a recurring job, for the user; the keys are reasons in addition to `selection.REASONS`.
-The
-submit shims do not have them: only the service knows the runs.
+The submit shims do not have them: only the service knows the runs.
 """
 
 

@@ -1,9 +1,8 @@
 """Choose slice and batch together for an inference job with a latency limit whose user names no batch.
 
 Chosen is the smallest slice on which some batch keeps all limits, and of those batches the smallest with nearly the
-most throughput (`NEARLY`): a larger one for little more would come closer to the limit, and exceed it if the
-prediction is optimistic. Candidates are the batches of `Grid.ladder`, with the conservative figures of the
-compiled table:
+most throughput (`NEARLY`): a larger one for little more would come closer to the limit, and exceed it if the prediction
+is optimistic. Candidates are the batches of `Grid.ladder`, with the conservative figures of the compiled table:
 `gres_templates/migbatch_core.lua.j2` has the same search, in the same order.
 
 D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) also chooses batch and GPU share together under a latency objective,

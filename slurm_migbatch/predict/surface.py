@@ -32,8 +32,7 @@ _REACH: Final = np.array([1.5, 1.0, 1.0, 1.0, 1.0])
 
 MEMORY_COMMON: Final = 8.0
 """Factor by which the common part of what physics misses is larger in memory than in time: activations are rough
-estimates.
-Chosen by leaving models out over MIGPerf's memory figures, the only ones.
+estimates. Chosen by leaving models out over MIGPerf's memory figures, the only ones.
 """
 
 
@@ -89,8 +88,7 @@ class TimeSurface:
     the whole GPU, for `batch + exp(start) * sm**start_sm` items (small batches do not fill it), divided by the slice's
     share: `sm**(scale*mix) * memory**(scale*(1-mix))`, a roofline between SMs and memory bandwidth. The device is
     shared by the processes, `procs**share`. The larger of the two counts, plus `exp(serial)` seconds an item that
-    nothing
-    overlaps (data to the device and back).
+    nothing overlaps (data to the device and back).
     """
 
     names = ("host", "item", "start", "scale", "mix", "start_sm", "serial", "share", "input")

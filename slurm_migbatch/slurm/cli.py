@@ -250,11 +250,9 @@ class CliClient:
     def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
         """Signal jobs by one `scancel --signal --state=RUNNING`, and array tasks by some more.
 
-        Without the state scancel retries a pending job for minutes ("Job can not be altered now").
-        With it, it still does so with running tasks of arrays: slurmctld sends the signal but reports that
-        the job is in transition, so scancel sends it again after 5 s, and so on. It is killed before that; this
-        requires
-        naming a task as "123_4".
+        Without the state scancel retries a pending job for minutes ("Job can not be altered now"). With it, it still
+        does so with running tasks of arrays: slurmctld sends the signal but reports that the job is in transition, so
+        scancel sends it again after 5 s, and so on. It is killed before that; this requires naming a task as "123_4".
         """
         check_signal(name)
         self.before_change()

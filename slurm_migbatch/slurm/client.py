@@ -147,9 +147,8 @@ class JobRow:
         """Return the row with the restart count of its own run, while a requeued job's run is still ending.
 
         From the moment of a requeue, also by preemption, Slurm shows COMPLETING with the count of the next run, that
-        run's
-        expected start and end, and the old submit time (22.05 to 26.05). The submit time
-        and the next run's begin time change only with PENDING. `now`: unix seconds.
+        run's expected start and end, and the old submit time (22.05 to 26.05). The submit time and the next run's begin
+        time change only with PENDING. `now`: unix seconds.
         """
         ended = self.end is not None and self.end <= now + _CLOCKS_S
         if self.state != "COMPLETING" or not self.restarts or ended:

@@ -46,13 +46,12 @@ class Architecture:
     """One architecture.
 
     `layers` of the decoder (of the encoder if there is no decoder), `width` of the residual stream, query `heads` of
-    `head` dimensions, `kv_heads`, `ffn` of a dense feed-forward, of three matrices if `gated`, else of two.
-    `tied`: the output shares the embedding; `headless`: no output over the vocabulary. `norms`: vectors of
-    normalisation in a layer, `norm_bias`: each with a bias; `head_norms`: queries and keys are normalised by head.
-    `positions`: learned ones. `context`: tokens that the model was made for; only `wide_layers` see all
-    of them, the other layers `window`. `encoder_layers`: of an encoder with the same sizes, whose output each decoder
-    layer
-    attends to. `extra`: other parameters. `item_mib`: working memory of one item of a plain model (an image, a clip).
+    `head` dimensions, `kv_heads`, `ffn` of a dense feed-forward, of three matrices if `gated`, else of two. `tied`: the
+    output shares the embedding; `headless`: no output over the vocabulary. `norms`: vectors of normalisation in a
+    layer, `norm_bias`: each with a bias; `head_norms`: queries and keys are normalised by head. `positions`: learned
+    ones. `context`: tokens that the model was made for; only `wide_layers` see all of them, the other layers `window`.
+    `encoder_layers`: of an encoder with the same sizes, whose output each decoder layer attends to. `extra`: other
+    parameters. `item_mib`: working memory of one item of a plain model (an image, a clip).
     """
 
     layers: int

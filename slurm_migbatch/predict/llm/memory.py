@@ -23,8 +23,7 @@ from slurm_migbatch.predict.llm.workload import Serving, Training, Workload
 MIB: Final = 2**20
 CONTEXT_MIB: Final = 600.0
 """CUDA's context, its libraries and an engine's own buffers: with the activations of Llama-3.1-8B they make up the 0.8
-GiB
-that vLLM reports besides weights and cache.
+GiB that vLLM reports besides weights and cache.
 """
 TRAINER_MIB: Final = 1024.0
 """The same for a trainer, with the workspaces of matrix products."""

@@ -41,9 +41,8 @@ OF_BOTH: Final = 0.15
 OF_SERIES: Final = 0.35
 OF_LOAD: Final = 0.35
 """Shares of a computed figure's variance (`speed.arithmetic_spread`), by effect. In the 92 measurements of NVIDIA's
-sample
-most of a model's error is common to its series, in time to the first token about four fifths (variances; `migbatch
-eval llm` shows the effect).
+sample most of a model's error is common to its series, in time to the first token about four fifths (variances;
+`migbatch eval llm` shows the effect).
 """
 REACH: Final = (1.0, 1.0, 1.0, 0.7)
 """Logarithms of concurrency, tokens in, tokens out and share of the GPU within which loads are similar."""

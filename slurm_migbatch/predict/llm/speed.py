@@ -47,8 +47,7 @@ class Efficiencies:
 
 DEFAULT: Final = Efficiencies()
 """From the fit that `migbatch eval llm` makes on the 92 measurements of TensorRT-LLM, SGLang and vLLM on a whole H100
-in
-NVIDIA's aiconfigurator-core 0.12.0 (Apache-2.0, systems/silicon_sample.csv).
+in NVIDIA's aiconfigurator-core 0.12.0 (Apache-2.0, systems/silicon_sample.csv).
 """
 EIGHT_BITS: Final = frozenset({"fp8", "fp8-dynamic", "fbgemm-fp8", "modelopt", "w8a8", "w8a8-fp8", "smoothquant"})
 """Quantisations whose products are computed in 8 bits."""

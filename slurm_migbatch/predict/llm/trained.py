@@ -42,15 +42,13 @@ OF_NETWORK: Final = 0.20
 OF_WAY: Final = 0.25
 OF_LOAD: Final = 0.30
 """Shares of a computed figure's variance, by effect. There are no published measurements for them; these are our
-estimates,
-based on those of servers.
+estimates, based on those of servers.
 """
 LIKE: Final = 0.5
 """Logarithms of layers, width, active and all parameters within which networks are similar."""
 REACH: Final = (1.0, 1.0, 0.7)
 """Logarithms of tokens in a step, tokens of a sequence and share of the GPU within which loads are similar; for memory
-the
-share does not matter.
+the share does not matter.
 """
 BESIDE_SPREAD: Final = 0.4
 """Standard deviation of the logarithm of the estimated part of training memory."""
@@ -58,8 +56,7 @@ DOUBTED: Final = 0.34
 """Unit of the distance from the computed value: a factor of ten is beyond `pooling.LIMIT`."""
 DOUBTED_LESS: Final = 0.2
 """The same for less memory than computed, where a factor of four is: the row more likely omits how it was trained, and
-a
-slice that is too small ends the job.
+a slice that is too small ends the job.
 """
 LEAST: Final = 0.06
 """Standard deviation of logarithms that no number of measurements removes."""

@@ -230,8 +230,7 @@ def _serving(hints: Hints, found: Found) -> Workload:
 
 def _usual_length(engine: str, architecture: Architecture, concurrency: int) -> int:
     """Return the length that is assumed if none is specified: all sequences at once share a cache of as many tokens as
-    the
-    usual number of usual sequences, but each has room for a usual request.
+    the usual number of usual sequences, but each has room for a usual request.
     """
     if architecture.kind == "encoder":
         return architecture.context
