@@ -105,7 +105,7 @@ class EndedRun(Protocol):
 
 @dataclass(frozen=True)
 class Observation:
-    """Observation from one run: a row of the neutral table under the site's short name of the GPU, with user and time.
+    """Observation from one run: a row of the common table under the site's short name of the GPU, with user and time.
 
     `short`: it failed with its slice full, so its memory is less than it needs.
     """
