@@ -319,6 +319,12 @@ class LendingConfig:
         "Seconds within which a larger slice must compensate for the restart that it costs.",
         between(1, 7 * 86400),
     )
+    settle_s: float = key(
+        300.0,
+        "Seconds after its start for which a job is not restarted for another slice; twice as long with each restart, "
+        "an hour at most.",
+        between(0, 3600),
+    )
     forecast_days: int = key(14, "Days of history used by the forecast of inference.", between(1, 366))
     day_s: float = key(
         86400.0, "Length of such a day in seconds; less only if a day is replayed in less time.", between(60, 86400)
@@ -333,8 +339,8 @@ class LendingConfig:
     most_releases: int = key(8, "Maximum number of jobs released in one round.", between(1, 1000))
     max_restarts: int = key(
         3,
-        "Number of restarts for a larger slice after which a job is not restarted for one again, and number of all "
-        "restarts after which a job is reclaimed only if no other loan is enough.",
+        "Number of restarts for another slice after which a job is restarted for one only once an hour, and number of "
+        "all restarts after which a job is reclaimed only if no other loan is enough.",
         between(0, 1000),
     )
     quota: Mapping[str, int] = table(

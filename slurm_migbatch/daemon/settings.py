@@ -64,7 +64,7 @@ def lending_settings(config: LendingConfig) -> LendingSettings:
 
 def rules_of(config: LendingConfig) -> LendingRules:
     """Return the configured rules."""
-    calm = Hysteresis(loan_s=config.payback_s, idle_s=config.min_idle_s, rest_s=config.rest_s)
+    calm = Hysteresis(first_s=config.settle_s, loan_s=config.payback_s, idle_s=config.min_idle_s, rest_s=config.rest_s)
     return LendingRules(
         calm=calm,
         grace_s=config.grace_s,

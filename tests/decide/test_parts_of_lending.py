@@ -19,6 +19,7 @@ from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, LoanHistory, State
 from slurm_migbatch.decide.lending.model import Kind, LendingRules
 from slurm_migbatch.decide.lending.round import decide
+from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, delayed, job_views_of, view_of
 from slurm_migbatch.decide.snapshot import Report
 from slurm_migbatch.decide.supply.planner import Planner
@@ -391,15 +392,62 @@ def test_a_node_that_is_closed_or_contradicts_itself_lends_nothing() -> None:
     assert look(replace(one, facts={"n1": NodeFacts((facts,))})).spaces == ()
 
 
-@pytest.mark.parametrize(("restarts", "hits", "grows"), [(5, 5, True), (5, 3, True), (5, 2, False), (3, 0, False)])
-def test_a_job_that_was_called_back_often_grows_again(restarts: int, hits: int, grows: bool) -> None:
-    """max_restarts bounds what is done for the sake of a larger slice, not what inference made necessary."""
-    row = elastic(5, "1g.10gb", state="RUNNING", nodes=("n1",), start=NOW - 10_000, restarts=restarts)
+@pytest.mark.parametrize(
+    ("restarts", "hits", "ran_s", "grows"),
+    [(5, 5, 3599, True), (5, 3, 3599, True), (5, 2, 3599, False), (3, 0, 3599, False), (3, 0, 3600, True)],
+)
+def test_a_job_that_was_reclaimed_often_grows_again(restarts: int, hits: int, ran_s: float, grows: bool) -> None:
+    """max_restarts bounds what is done for the sake of a larger slice, not what inference made necessary.
+
+    A run that has lasted an hour may grow all the same.
+    """
+    row = elastic(5, "1g.10gb", state="RUNNING", nodes=("n1",), start=NOW - ran_s, restarts=restarts)
     ledger, one = Ledger(), scene([row], ("1g.10gb", 0, (5, restarts)))
     ledger.follow({5: job_view(row)}, {}, {}, NOW)
     ledger.past[5] = LoanHistory(hits)
-    orders = decide(look(one, ledger), LendingRules(calm=Hysteresis(idle_s=0, rest_s=0))).orders
+    orders = decide(look(one, ledger), LendingRules(calm=Hysteresis(first_s=1, idle_s=0, rest_s=0))).orders
     assert [order.cause for order in orders] == ([Cause.GROW] if grows else [])
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_job_grows_on_nodes_of_its_partition_only(reachable: bool) -> None:
+    """Else it would be stopped for a slice that Slurm cannot give it, and again an hour later."""
+    row = elastic(5, "1g.10gb", state="RUNNING", nodes=("n1",), start=NOW - 10_000)
+    inference_runs = [JobRow(job, partition="gpu", state="RUNNING", nodes=("n1",)) for job in (7, 8, 9)]
+    leases = [("1g.10gb", 0, (5, 0)), ("1g.10gb", 1, (7, 0)), ("2g.20gb", 2, (8, 0)), ("3g.40gb", 4, (9, 0))]
+    one = scene([row, *inference_runs], *leases, empty=("n2",))
+    partitions = ("gpu", "train") if reachable else ("gpu",)
+    one = replace(one, nodes=[one.nodes[0], replace(one.nodes[1], partitions=partitions)])
+    ledger = Ledger()
+    ledger.follow({5: job_view(row)}, {}, {}, NOW)
+    found = decide(look(one, ledger), LendingRules(calm=Hysteresis(idle_s=0, rest_s=0)))
+    assert [(order.cause, order.job) for order in found.orders] == [(Cause.GROW, 5)] * reachable
+    assert found.targets == ({5: (ALL, "n2")} if reachable else {})
+
+
+def test_what_a_job_was_stopped_for_is_kept_until_it_is_released() -> None:
+    row = elastic(5, "1g.10gb", state="RUNNING", nodes=("n1",), start=NOW - 10_000)
+    ledger = Ledger()
+    ledger.follow({5: job_view(row)}, {}, {}, NOW)
+    ledger.requeue(5, Cause.GROW, "larger")
+    ledger.targets[5] = Target(ALL, "n2", NOW + 100)
+    leaving = scene([row], ("1g.10gb", 0, (5, 0)), empty=("n2",))
+    ledger.follow({5: job_view(row)}, {}, {}, NOW)
+    assert [(loan.profile, loan.nodes) for loan in look(leaving, ledger).promises] == [(ALL, {"n2"})]
+    waiting = back(5, prefix="gres/")
+    ledger.follow({5: job_view(waiting)}, {}, {}, NOW + 1)
+    earlier = elastic(4, reason="Resources")
+    one = scene([earlier, waiting], empty=("n2",))
+    (held,) = [job for job in look(one, ledger).elastic_jobs if job.job == 5]
+    assert held.target == Target(ALL, "n2", NOW + 100)
+    orders = decide(look(one, ledger), LendingRules()).orders
+    assert next(order.profile for order in orders if order.job == 5) == ALL
+    ledger.release(waiting, ALL, "idle", NOW + 2)
+    assert not ledger.targets
+    ledger.targets[5] = Target(ALL, "n2", NOW + 3)
+    ledger.refused(5, "busy", NOW + 2)
+    ledger.follow({5: job_view(waiting)}, {}, {}, NOW + 3)
+    assert not ledger.targets, "too late"
 
 
 @pytest.mark.parametrize(("prefix", "at_once"), [("gres:", 1), ("gres/", 3)])

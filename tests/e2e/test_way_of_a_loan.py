@@ -135,6 +135,30 @@ def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
     settled(bed)
 
 
+def test_two_trainings_divide_a_gpu_and_the_one_that_stays_gets_all_of_it_back(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    """Up to Slurm 23.02 a job cannot come back at once to the node where it ran, so the second one waits there."""
+    settings = {**LENDING, "payback_s": 100.0, "settle_s": 15.0, "checkpoint_s": 1.0}
+    bed = new_cluster(migbatch="all", nodes=1, gpus=1, config={"lending": settings})
+    first = train(bed, "signal=usr1 min=1g.10gb")
+    until("the loan of the whole GPU", lambda: running(bed) == {first: "7g.80gb"})
+    until("some steps", lambda: begun(bed, first) == [0])
+    second = train(bed, "signal=usr1 min=1g.10gb", steps=100)
+    if not forgets(bed.run(["squeue", "-h", "-j", str(second), "-o", "%b"]).stdout.strip()):
+        more_rounds(bed, "lending", 20)
+        assert running(bed) == {first: "7g.80gb"}
+        return
+    until("two loans", lambda: sorted(running(bed).values()) == ["3g.40gb", "4g.40gb"], 60)
+    until("the return of the first", lambda: len(begun(bed, first)) == 2)
+    assert begun(bed, first)[1] > 0, "it wrote a checkpoint before it was stopped"
+    assert [row["kind"] for row in actions(bed, first)] == ["release", "signal", "requeue", "retype", "release"]
+    assert [loan["cause"] for loan in ended(bed) if loan["job"] == first] == ["divide"]
+    assert bed.wait_job(second, timeout=PATIENCE_S) == "COMPLETED"
+    until("the whole GPU again", lambda: running(bed) == {first: "7g.80gb"}, 90)
+    assert len(begun(bed, first)) == 3
+
+
 def test_nothing_is_lent_on_nodes_that_a_training_excludes(new_cluster: Callable[..., Cluster]) -> None:
     """What it excludes may change while it waits."""
     bed = new_cluster(migbatch="all", nodes=3, gpus=1, config={"lending": LENDING})

@@ -10,7 +10,7 @@ import pytest
 from slurm_migbatch.config import loads, render, text_of
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable
-from slurm_migbatch.lab.experiments import lending, lendruns, lendslices
+from slurm_migbatch.lab.experiments import lendbound, lending, lendruns, lendslices
 from slurm_migbatch.lab.experiments.lending import Load
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import SimulatedJob
@@ -49,7 +49,10 @@ def test_every_way_is_measured_and_repeats_itself(data, moments):
     (result,) = lendruns.measure(found, moments, 2, [TINY], window_s=600.0)
     assert [result] == lendruns.measure(found, moments, 2, [TINY], window_s=600.0, processes=2)
     ways = result["ways"]
-    assert set(ways) == {"half", "idle", "servers", "ours", "not preempted", "free"}
+    assert set(ways) == {"Slurm alone", "half", "idle", "servers", "ours", "not preempted", "free"}
+    assert ways["Slurm alone"]["restarts"] == 0
+    least = min(way["jct_ratio"][0] for way in ways.values())
+    assert 0 < result["bound"]["alone_ratio"] <= result["bound"]["jct_ratio"] < least
     assert ways["half"]["reclaimed"] == ways["half"]["preempted"] == 0
     assert ways["free"]["jct_s"] <= ways["ours"]["jct_s"] < ways["half"]["jct_s"]
     assert ways["not preempted"]["preempted"] == 0
@@ -57,6 +60,21 @@ def test_every_way_is_measured_and_repeats_itself(data, moments):
     assert result["decides"] == "slurm_migbatch.decide.core.decide"
     assert len(lendruns.bars(result)) == 4
     assert len(lendruns.bars({**result, "load": "slices, large"})) == 5
+
+
+def test_no_schedule_is_faster_than_the_bound(data):
+    found = lendslices.miso(data)
+    full = geometry(lendslices.GPU).full.profile
+    jobs = [SimulatedJob(n, f"train{n}", 0.0, 600.0, app="bert-base", batch=8, profile=full) for n in range(4)]
+    assert lendbound.alone_jct_s(jobs) == 600.0
+    at_once = lendbound.least_jct_s(jobs, [], found, 4)
+    assert at_once == pytest.approx(600.0, abs=lendbound.STEP_S * lendbound.LATER)
+    assert at_once <= 600.0
+    queued = lendbound.least_jct_s(jobs, [], found, 1)
+    assert 1100.0 < queued <= (600 + 1200 + 1800 + 2400) / 4, "one after the other is the best that one GPU can do"
+    small = [Profile.parse("3g.40gb")] * 2
+    requests = [SimulatedJob(9 + n, "infer", 0.0, 5000.0, "infer", profile=p) for n, p in enumerate(small)]
+    assert lendbound.least_jct_s(jobs, requests, found, 4) > at_once + 60.0, "inference has one of four GPUs"
 
 
 def test_whole_servers_come_back_for_inference_as_a_whole(data, moments):

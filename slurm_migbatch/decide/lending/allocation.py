@@ -47,7 +47,7 @@ class Hysteresis:
     loan_s: float = 600.0
     idle_s: float = 120.0
     rest_s: float = 900.0
-    gain: float = 1.35
+    gain: float = 1.25
 
     def may_change(self, now: float, changed: float, restarts: int) -> bool:
         """Return whether a job that was started or changed at that moment may be changed again."""

@@ -131,6 +131,10 @@ class LendingCapacity:
                 return room, profile
         return None
 
+    def vacated(self, node: str) -> bool:
+        """Return whether jobs are still leaving a GPU of this node."""
+        return any(room.space.node == node and room.space.reclaimed == math.inf for room in self.rooms)
+
     def reason(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> Reason:
         """Return why there is no room for a job."""
         if not useful:

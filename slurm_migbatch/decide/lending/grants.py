@@ -24,16 +24,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Final
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.capacity import Given, Grown, LendingCapacity
+from slurm_migbatch.decide.lending.division import divide
 from slurm_migbatch.decide.lending.values import (
+    Division,
     ElasticJob,
     GpuCapacity,
     Lending,
     Reason,
 )
 from slurm_migbatch.mig.profile import Profile
+
+_NO_ROOM: Final = ("room", "idle", "reserve")
+"""Reasons of jobs that would run if there were more room."""
 
 
 def lend(
@@ -60,8 +66,13 @@ def lend(
     given: list[Given] = []
     lacking: dict[Hashable, Reason] = {}
     hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
+    given += _resume(board, elastic_jobs, limit)
+    resumed = {grant.elastic_job.job for grant in given}
     for elastic_job in elastic_jobs:
-        if elastic_job.place is not None:
+        if elastic_job.place is not None or elastic_job.job in resumed:
+            continue
+        if elastic_job.target is not None and board.vacated(elastic_job.target.node):
+            lacking[elastic_job.job] = "idle"
             continue
         if len(given) >= limit:
             lacking[elastic_job.job] = "round"
@@ -76,10 +87,32 @@ def lend(
             continue
         given.append(Given(elastic_job, board.worths(elastic_job, useful), room[1], room[0]))
         board.put(room[0], room[1])
-    enough = not any(reason in ("room", "idle", "reserve") for reason in lacking.values())
+    enough = not any(reason in _NO_ROOM for reason in lacking.values())
     board.raise_sizes(given, move=enough)  # what a move leaves behind is for those that wait for room
     board.exchange(given, move=enough)
     grown: list[Grown] = []
     if enough:
         grown = board.grow(elastic_jobs, int(min(limit - len(given), len(elastic_jobs))))
-    return Lending(*board.placed(given, grown), lacking, short)
+    grants, grows = board.placed(given, grown)
+    divisions: Sequence[Division] = ()
+    if not grows:
+        touched = {(grant.place.node, grant.place.gpu) for grant in grants}
+        untouched = [space for space in spaces if (space.node, space.gpu) not in touched]
+        waiting = [job for job in elastic_jobs if lacking.get(job.job) in _NO_ROOM and job.target is None]
+        divisions = divide(untouched, elastic_jobs, waiting, now, calm, int(min(limit, len(elastic_jobs))))
+    return Lending(grants, grows, tuple(divisions), lacking, short)
+
+
+def _resume(board: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit: float) -> list[Given]:
+    """Give jobs that were stopped to grow the slices for which they were stopped, as far as there is room."""
+    given: list[Given] = []
+    for elastic_job in elastic_jobs:
+        target = elastic_job.target
+        if elastic_job.place is not None or target is None or len(given) >= limit:
+            continue
+        useful = board.useful(elastic_job)
+        room = board.smallest(elastic_job, (target.profile,)) if target.profile in useful else None
+        if room is not None:
+            given.append(Given(elastic_job, board.worths(elastic_job, useful), room[1], room[0]))
+            board.put(*room)
+    return given

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from typing import Any, Final
 
+from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm.client import JobRow
@@ -66,6 +67,7 @@ class Cause(str, Enum):
     RECLAIM = "reclaim"
     FORECAST = "forecast"
     GROW = "grow"
+    DIVIDE = "divide"
     LATE = "late"
     SLURM = "slurm"
     LEFT = "left"
@@ -172,6 +174,8 @@ class Ledger:
     def __init__(self) -> None:
         self.open: dict[int, Loan] = {}
         self.past: dict[int, LoanHistory] = {}
+        #: what jobs get that were stopped for another slice, until they are released
+        self.targets: dict[int, Target] = {}
         #: runs (job, restart count) that are or were loans and may still hold a slice
         self.runs: set[tuple[int, int]] = set()
         #: when a loan was last reclaimed from a GPU, by its UUID
@@ -250,12 +254,17 @@ class Ledger:
         self.runs = {(loan.job_id, loan.restart) for loan in self.open.values()} | (self.runs & places.keys())
         for job in [job for job, past in self.past.items() if job not in job_views and now - past.ended > STALE_S]:
             del self.past[job]
+        self.targets = {job: target for job, target in self.targets.items() if self._due(job, target, job_views, now)}
         self.ran_on = {
             job: current
             for job, nodes in self.ran_on.items()
             if job in job_views and (current := {node: until for node, until in nodes.items() if until > now})
         }
         return ended
+
+    def _due(self, job: int, target: Target, job_views: Mapping[int, JobView], now: float) -> bool:
+        loan = self.open.get(job)
+        return job in job_views and now < target.until and (loan is None or loan.leaving)
 
     def taken_for_last(self, job: int) -> frozenset[str]:
         """Return the nodes that would take the next run of a job for its last one, see `decide.lending.view`."""
@@ -326,6 +335,7 @@ class Ledger:
 
     def release(self, row: JobRow, profile: Profile, why: str, now: float) -> None:
         """Note that a job, or the first array task of the row, is about to be given that profile."""
+        self.targets.pop(row.job_id, None)
         task = first_task(row)
         if row.tasks > 1 and task is not None:
             self._expected[row.array_job or 0, task] = _new(row, profile, now, why)

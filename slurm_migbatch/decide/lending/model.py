@@ -140,10 +140,16 @@ class LoanOrder:
 
 @dataclass(frozen=True)
 class Round:
-    """What is decided on a view: orders, and why each job that still waits does (a sentence)."""
+    """What is decided on a view.
+
+    Attributes:
+        lacking: why each job that still waits does (a sentence).
+        targets: the profile that a job is to get when it can be released, and the node that has room for it then.
+    """
 
     orders: tuple[LoanOrder, ...] = ()
     lacking: Mapping[int, str] = field(default_factory=dict)
+    targets: Mapping[int, tuple[Profile, str]] = field(default_factory=dict)
 
 
 class RoundCapacity:

@@ -17,8 +17,9 @@ from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.ledger import Cause
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round, RoundCapacity
 from slurm_migbatch.decide.lending.reclaim import due, reclaim_loans, stop
-from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, Grow, LentSlot
+from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity, Grow, LentSlot
 from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import forgets
 
 LACKING: Final[Mapping[str, str]] = {
@@ -54,6 +55,7 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
     lacking.update(dict.fromkeys(_without_quota(view, rules) - waiting, LACKING["quota"]))
     quota_left = view.quota_left(rules)
     accounts = {int(str(elastic_job.job)): elastic_job.account for elastic_job in view.elastic_jobs}
+    targets: dict[int, tuple[Profile, str]] = {}
     if not ended and not view.blackout:
         later = not _may_return(view, rules)
         for grant in lending.grants:
@@ -74,10 +76,15 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
             away = tuple(sorted(view.away.get(job, ())))
             orders.append(LoanOrder(Kind.RELEASE, job, row.restarts, why, profile=grant.profile, away=away))
         orders += [_grow(view, rules, grow) for grow in lending.grows if int(str(grow.job)) not in busy]
+        for division in lending.divisions:
+            orders += _divide(view, rules, division)
+        targets = {int(str(grow.job)): (grow.profile, grow.place.node) for grow in lending.grows}
+        for division in lending.divisions:
+            targets |= {int(str(job)): (profile, division.node) for job, profile in division.profiles.items()}
     else:
         reason = LACKING["blackout"] if view.blackout else "pending inference jobs come first"
         lacking.update({int(str(grant.job)): reason for grant in lending.grants})
-    return Round(tuple(orders), lacking)
+    return Round(tuple(orders), lacking, targets)
 
 
 def _may_return(view: LendingView, rules: LendingRules) -> bool:
@@ -148,10 +155,15 @@ def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> lis
             )
         if has is not None:
             loan = view.loans.get(job)
-            stays = job in busy or loan is None or loan.leaving or elastic_job.changes >= rules.max_restarts
+            stays = job in busy or loan is None or loan.leaving or _stopped_often(elastic_job, rules, view.now)
             elastic_job = replace(elastic_job, since=view.now) if stays else elastic_job
         elastic_jobs.append(elastic_job)
     return elastic_jobs
+
+
+def _stopped_often(elastic_job: ElasticJob, rules: LendingRules, now: float) -> bool:
+    """Return whether a running job was stopped for larger slices as often as it may be, and lately."""
+    return elastic_job.changes >= rules.max_restarts and now - elastic_job.since < rules.calm.most_s
 
 
 def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
@@ -170,3 +182,11 @@ def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
 def _grow(view: LendingView, rules: LendingRules, grow: Grow) -> LoanOrder:
     why = f"{grow.profile} instead of {grow.before} makes it {grow.faster:.1f} times faster"
     return stop(view, rules, int(str(grow.job)), Cause.GROW, why)
+
+
+def _divide(view: LendingView, rules: LendingRules, division: Division) -> list[LoanOrder]:
+    """Return the orders that stop the jobs that are to get other slices; those that wait are released later."""
+    why = f"GPU {division.gpu} of {division.node} does more work if divided anew among {division.jobs} jobs"
+    running = {int(str(job.job)) for job in view.elastic_jobs if job.place is not None}
+    jobs = [job for name in division.profiles if (job := int(str(name))) in running]
+    return [stop(view, rules, job, Cause.DIVIDE, why) for job in jobs]

@@ -19,6 +19,7 @@ from slurm_migbatch.decide.lending.model import Kind, LendingRules, LoanOrder, R
 from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
+from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import (
     Idleness,
     LendingInputs,
@@ -178,6 +179,8 @@ def plan_lending(
             orders = [order for order in orders if order.kind not in GIVING]
         for order in orders:
             _intend(memory.ledger, order, job_views[order.job], now)
+        until = now + settings.rules.grace_s + 2 * settings.rules.start_s
+        memory.ledger.targets |= {job: Target(*target, until) for job, target in decided.targets.items()}
     return LendingDecision(tuple(orders), job_views, tuple(ended), tuple(memory.ledger.unsaved()))
 
 

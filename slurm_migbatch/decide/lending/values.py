@@ -67,6 +67,20 @@ class GpuCapacity:
 
 
 @dataclass(frozen=True)
+class Target:
+    """The slice that a job is to get when it is back in the queue, because it was stopped for that.
+
+    Attributes:
+        node: where there was room for it.
+        until: after this moment (unix seconds) the job is served like any other.
+    """
+
+    profile: Profile
+    node: str
+    until: float
+
+
+@dataclass(frozen=True)
 class ElasticJob:
     """A training job.
 
@@ -79,6 +93,7 @@ class ElasticJob:
         left_s: seconds that it would still need on the whole GPU; infinite where that is not known.
         needs_s: the same by what it said of itself; None: it did not.
         reported: whether its present run has reported anything.
+        target: the slice that it is to get next; None: any.
     """
 
     job: Hashable
@@ -93,6 +108,7 @@ class ElasticJob:
     left_s: float = math.inf
     needs_s: float | None = None
     reported: bool = False
+    target: Target | None = None
 
     @property
     def changes(self) -> int:
@@ -128,11 +144,29 @@ class Grow:
 
 
 @dataclass(frozen=True)
+class Division:
+    """How a GPU is to be divided anew.
+
+    Attributes:
+        profiles: what each job is to get there that does not keep its slice.
+        jobs: how many jobs are on it then.
+        gain: how much more work is done then, in whole GPUs, restarts paid.
+    """
+
+    node: str
+    gpu: int
+    profiles: Mapping[Hashable, Profile]
+    jobs: int
+    gain: float
+
+
+@dataclass(frozen=True)
 class Lending:
     """One round's decisions. `short`: what of the reserve has no room even if nothing more is lent."""
 
     grants: tuple[Release, ...]
     grows: tuple[Grow, ...]
+    divisions: tuple[Division, ...]
     lacking: Mapping[Hashable, Reason]
     short: Mapping[Profile, int]
 

@@ -133,13 +133,14 @@ def view_of(
     """
     spaces, passing, places = _spaces(inputs, job_views, ledger, idle)
     pools = pools_of(inputs, job_views, ledger)
+    regions = {job: pool.nodes for job, pool in pools.items()} | growth_nodes(inputs, job_views, ledger)
     return LendingView(
         now=inputs.now,
         spaces=tuple(spaces),
         passing=passing,
         starts=tuple(_starts(inputs, job_views)),
-        elastic_jobs=tuple(_elastic_jobs(job_views, ledger, knowledge, places, pools, barred)),
-        promises=tuple(_promises(inputs, job_views, ledger, places)),
+        elastic_jobs=tuple(_elastic_jobs(job_views, ledger, knowledge, places, regions, barred)),
+        promises=(*_promises(inputs, job_views, ledger, places), *_held_to_grow(ledger, pools)),
         loans=dict(ledger.open),
         job_views=job_views,
         lent=_lent(ledger),
@@ -313,6 +314,21 @@ def _pool(row: JobRow, nodes: frozenset[str], ledger: Ledger, *, early: bool) ->
     return LoanPool(nodes, early=True) if row.restarts == 1 else None
 
 
+def growth_nodes(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, frozenset[str]]:
+    """Return on which nodes each running loan may go on when it is stopped to grow; see `pools_of` for its own node."""
+    rows = [
+        replace(job_views[job].row, state="PENDING", reason="None", nodes=(), gres=_ANY, array_job=None)
+        for job, loan in ledger.open.items()
+        if loan.state is State.RUNNING and job in job_views
+    ]
+    regions = {}
+    for demand in demands(rows, inputs.nodes, inputs.facts.keys(), inputs.now):
+        row = job_views[demand.job].row
+        others = demand.pool if forgets(row.gres) else demand.pool.difference(row.nodes)
+        regions[demand.job] = others or (demand.pool if not row.restarts else others)
+    return regions
+
+
 def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:
     """Return whether nothing but Slurm's delay after a requeue keeps a job from starting."""
     if row.eligible is None or past is None or past.restart != row.restarts - 1:
@@ -325,13 +341,13 @@ def _elastic_jobs(
     ledger: Ledger,
     knowledge: LendingKnowledge,
     places: Mapping[int, SlotReference],
-    pools: Mapping[int, LoanPool],
+    regions: Mapping[int, frozenset[str]],
     barred: Collection[int],
 ) -> list[ElasticJob]:
     elastic_jobs = []
     for job, job_view in job_views.items():
         loan, place = ledger.open.get(job), places.get(job)
-        if loan is None and (job not in pools or job in barred):
+        if loan is None and (job not in regions or job in barred):
             continue
         if loan is not None and (place is None or loan.state is State.RELEASED):
             continue
@@ -342,7 +358,7 @@ def _elastic_jobs(
                 job,
                 knowledge.speeds(job_view),
                 account=job_view.row.account,
-                nodes=pools[job].nodes if job in pools else None,
+                nodes=regions.get(job),
                 place=place,
                 since=(loan.started or loan.decided) if loan is not None else 0.0,
                 restarts=job_view.row.restarts,
@@ -351,6 +367,7 @@ def _elastic_jobs(
                 left_s=knowledge.left_s(job_view),
                 needs_s=knowledge.needs_s(job_view),
                 reported=costs.reported,
+                target=ledger.targets.get(job),
             )
         )
     return elastic_jobs
@@ -369,6 +386,15 @@ def _promises(
         nodes = frozenset(job_views[job].row.nodes) or pools.get(job)
         pending_loans.append(PendingLoan(job, loan.slice, nodes))
     return pending_loans
+
+
+def _held_to_grow(ledger: Ledger, pools: Mapping[int, LoanPool]) -> list[PendingLoan]:
+    """Return the slices of jobs that were stopped for them and cannot be released yet."""
+    return [
+        PendingLoan(job, target.profile, frozenset([target.node]))
+        for job, target in ledger.targets.items()
+        if job not in pools
+    ]
 
 
 def _lent(ledger: Ledger) -> dict[str, int]:

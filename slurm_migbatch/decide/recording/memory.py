@@ -31,6 +31,7 @@ from slurm_migbatch.decide.lending.shared_runs import SharedRuns
 from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
 from slurm_migbatch.decide.lending.stage import LendingMemory, Refusals
 from slurm_migbatch.decide.lending.training_speed import Heard
+from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import Idleness
 from slurm_migbatch.decide.recording.codec import Codec, CodecError, Json
 from slurm_migbatch.decide.snapshot import Report, Run
@@ -96,6 +97,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "past": dict[int, LoanHistory],
         "runs": set[Run],
         "reclaimed": dict[str, float],
+        "targets": dict[int, Target],
         "ran_on": dict[int, dict[str, float]],
         "_unsaved": dict[tuple[int, int, float], Loan],
         "_expected": dict[tuple[int, int], Loan],

@@ -79,6 +79,12 @@ def lending(data: Path, seeds: int, study: bool, processes: int, wrong: bool, pl
                 for name, way in entry["ways"].items()
             ],
         )
+        if "bound" in entry:
+            bound = entry["bound"]
+            click.echo(
+                f"no schedule is below {bound['jct_ratio']:.3f} of half; a whole GPU for each job at once would be "
+                f"{bound['alone_ratio']:.3f}"
+            )
     print_bars(result)
 
 

@@ -9,13 +9,18 @@ A run takes the training jobs that come within `WINDOW_S`, and the inference of 
 later with every seed, so that ten of them see the whole day. It goes on until the last job has ended; what is left when
 the window is over finds no inference any more, in every way alike.
 
-- *half*: training on slices of its own half. *ours*: as shipped. *not preempted*: the same where migbatchd alone ends
-  loans (PreemptMode=OFF for training's partition).
+- *Slurm alone*: every training job has a whole GPU of its own half, in the order of submission, until it ends.
+- *half*: training on slices of its own half, which migbatchd divides as everywhere.
+- *ours*: as shipped. *not preempted*: the same where migbatchd alone ends loans (PreemptMode=OFF for training's
+  partition).
 - *idle*: the same with `horizon_s` 0: nothing is kept for inference that is expected, so whatever is idle is lent.
 - *servers*: whole nodes that are free of inference are lent, and called back as a whole (Lyra's loans; a
   reconstruction, `WholeServers`).
-- Not a way to run a cluster: *free* is *idle* where checkpoints and restarts cost training nothing. It stands for a
-  bound; sizes, places and loans that end are decided as for the others.
+- Not a way to run a cluster: *free* is *idle* where checkpoints and restarts cost training nothing; sizes, places and
+  loans that end are decided as for the others.
+
+Beside them stands a bound for any schedule (`lendbound`), and the mean completion time if every training job had a
+whole GPU to itself at once.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any, Final
 
 from slurm_migbatch.config import Config
@@ -32,7 +38,7 @@ from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.decide.lending.ledger import Cause
 from slurm_migbatch.decide.snapshot import LendingPast, NoPredictions, Predictions
 from slurm_migbatch.lab.bars import Bar
-from slurm_migbatch.lab.experiments import lending, lendslices
+from slurm_migbatch.lab.experiments import lendbound, lending, lendslices
 from slurm_migbatch.lab.experiments.lending import Load
 from slurm_migbatch.lab.experiments.lendslices import LOADS, PROMISE_S, TRAINING
 from slurm_migbatch.lab.say import Say, silent
@@ -80,6 +86,7 @@ class Way:
         lend: whether they are.
         forecast: whether what inference is expected to need is kept.
         servers: only whole nodes without inference are.
+        rigid: whether training jobs have whole GPUs and keep them.
         restarts_cost: whether training pays for checkpoints and restarts.
         preempts: whether Slurm itself may preempt training, which frees slices while migbatchd is away.
     """
@@ -87,11 +94,13 @@ class Way:
     lend: bool = True
     forecast: bool = True
     servers: bool = False
+    rigid: bool = False
     restarts_cost: bool = True
     preempts: bool = True
 
 
 WAYS: Final[Mapping[str, Way]] = {
+    "Slurm alone": Way(lend=False, rigid=True),
     "half": Way(lend=False),
     "idle": Way(forecast=False),
     "servers": Way(forecast=False, servers=True),
@@ -265,6 +274,8 @@ def play(
     """
     speeds = lendslices.speeds_of(found)
     trainings = case.training
+    if way.rigid:
+        trainings = [replace(job, profile=geometry(lendslices.GPU).full.profile) for job in trainings]
     if not way.restarts_cost:
         trainings = [replace(job, costs=JobCosts(cold_start_s=job.costs.cold_start_s)) for job in trainings]
     jobs = sorted([*trainings, *case.inference], key=lambda job: (job.arrival, job.id))
@@ -323,15 +334,43 @@ def measure(
             for seed in range(seeds)
             for name, way in ways.items()
         }
+        bounds = {
+            (load.name, seed): submit(_bounds, load, moments, found, seed, window_s)
+            for load in loads
+            for seed in range(seeds)
+        }
         figures = {}
         for (load_name, seed, name), run in runs.items():
             say(f"{load_name}: seed {seed}, {name}", len(runs))
             figures[load_name, seed, name] = run()
+        least = {key: run() for key, run in bounds.items()}
     results = []
     for load in loads:
         of = {name: [figures[load.name, seed, name] for seed in range(seeds)] for name in ways}
-        results.append({**lending.summary(load, of), **settings(), "promise_s": PROMISE_S, "window_s": window_s})
+        bound = _bound_over_half([least[load.name, seed] for seed in range(seeds)], of["half"])
+        row = {**lending.summary(load, of), **settings(), "promise_s": PROMISE_S, "window_s": window_s, "bound": bound}
+        results.append(row)
     return results
+
+
+def _bounds(
+    load: Load, moments: lendslices.Moments, found: lendslices.Miso, seed: int, window_s: float
+) -> dict[str, float]:
+    case, gpus = PlayedLoad.of(load, moments, found, seed, window_s), lendslices.NODES * lendslices.PER_NODE
+    alone_s = lendbound.alone_jct_s(case.training)
+    return {
+        "jct_s": max(alone_s, lendbound.least_jct_s(case.training, case.inference, found, gpus)),
+        "alone_s": alone_s,
+    }
+
+
+def _bound_over_half(bounds: Sequence[Mapping[str, float]], half: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return mean ratios to *half* by seed: what no schedule is below, and a whole GPU for each job at once."""
+    pairs = list(zip(bounds, half, strict=True))
+    return {
+        "jct_ratio": round(fmean(bound["jct_s"] / run["jct_s"] for bound, run in pairs), 4),
+        "alone_ratio": round(fmean(bound["alone_s"] / run["jct_s"] for bound, run in pairs), 4),
+    }
 
 
 def _case(

@@ -1,0 +1,175 @@
+"""Divide GPUs anew for training that has no room, or runs on a slice much too small for it.
+
+Speed grows less than the slice does, so more jobs on a GPU mostly get more work done in all: a job on a whole GPU is
+stopped for two on half of it each. A restart costs time, so a division must earn its restarts back within `loan_s`, and
+every job is left alone for as long as `Hysteresis` says. DeepBoot (section IV) scales jobs down for others in the same
+sense, on whole GPUs; the search over slices is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from slurm_migbatch.decide.capacity.spare import by_size, fits, ordered
+from slurm_migbatch.decide.lending.allocation import Hysteresis
+from slurm_migbatch.decide.lending.capacity import Given, LendingCapacity
+from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout
+from slurm_migbatch.mig.profile import Profile
+
+MARGIN: Final = 0.1
+"""A division must do so much more work than the former one, in whole GPUs."""
+_GPUS: Final = 8
+"""GPUs that are tried for one job, those first whose jobs have the largest slices."""
+_JOBS: Final = 4
+"""Jobs for which a division is sought in one round."""
+_AT_ONCE: Final = Hysteresis(idle_s=0.0, rest_s=0.0)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A GPU with the jobs that may change there: what each has, and work done in `loan_s`, in seconds of a GPU."""
+
+    space: GpuCapacity
+    jobs: tuple[ElasticJob, ...]
+    profiles: Mapping[Hashable, Profile]
+    work: float
+    changed: frozenset[Hashable] = frozenset()
+
+
+def divide(
+    spaces: Sequence[GpuCapacity],
+    elastic_jobs: Sequence[ElasticJob],
+    waiting: Sequence[ElasticJob],
+    now: float,
+    calm: Hysteresis,
+    most: int,
+) -> list[Division]:
+    """Return the GPUs that are worth dividing anew for jobs that wait for room, or have much too small slices.
+
+    Args:
+        spaces: GPUs that may lend.
+        elastic_jobs: all jobs; those that run may be stopped if `calm` lets them.
+        waiting: jobs that wait for want of room, in Slurm's order.
+        most: at most so many jobs are stopped.
+    """
+    running = {job.job: job for job in elastic_jobs if job.place is not None}
+    plans = [plan for space in spaces if (plan := _plan(space, running, now, calm)) is not None]
+    plans.sort(key=lambda plan: -max(by_size(profile)[0] for profile in plan.profiles.values()))
+    divided: dict[int, _Plan] = {}
+    gains: dict[int, float] = {}
+    stopped = 0
+    movable = {job.job for plan in plans for job in plan.jobs}
+    poor = sorted((job for job in running.values() if job.job in movable), key=_speed)
+    for job in (*waiting[:_JOBS], *(poor[:_JOBS] if not waiting else ())):
+        best: tuple[float, int, _Plan] | None = None
+        before = _speed(job) * calm.loan_s
+        for number, plan in enumerate(plans[:_GPUS]):
+            plan = divided.get(number, plan)
+            if job.job in plan.profiles or not _may_use(job, plan.space):
+                continue
+            more = _with(plan, job, calm)
+            if more is None:
+                continue
+            gain = more.work - plan.work - before
+            if gain > MARGIN * calm.loan_s and (best is None or gain > best[0]):
+                best = gain, number, more
+        if best is None:
+            continue
+        gain, number, more = best
+        stops = len(more.changed - divided.get(number, plans[number]).changed)
+        if stopped + stops > most:
+            break
+        stopped += stops
+        divided[number] = more
+        gains[number] = gains.get(number, 0.0) + gain
+    return [
+        Division(
+            plan.space.node,
+            plan.space.gpu,
+            {job: plan.profiles[job] for job in plan.changed},
+            len(plan.jobs),
+            gains[number] / calm.loan_s,
+        )
+        for number, plan in divided.items()
+    ]
+
+
+def _plan(space: GpuCapacity, running: Mapping[Hashable, ElasticJob], now: float, calm: Hysteresis) -> _Plan | None:
+    """Return a GPU whose division may change; None where no job on it may."""
+    if not calm.may_lend(now, space.idle_since, space.reclaimed) and not (space.own and space.reclaimed is None):
+        return None
+    loans = [running[loan.job] for loan in space.lent if loan.job in running]
+    jobs = [job for job in loans if _may_use(job, space) and calm.may_change(now, job.since, job.restarts)]
+    if not jobs:
+        return None
+    profiles = {job.job: job.place.slot.profile for job in jobs if job.place is not None}
+    return _Plan(space, tuple(jobs), profiles, math.fsum(_speed(job) for job in jobs) * calm.loan_s)
+
+
+def _with(plan: _Plan, job: ElasticJob, calm: Hysteresis) -> _Plan | None:
+    """Return the best division of a GPU with one job more; None where it has no room."""
+    everyone = frozenset(held.job for held in plan.jobs)
+    groups = dict.fromkeys([*(plan.changed | {held.job} for held in plan.jobs), everyone])
+    found = [more for group in groups if (more := _divided(plan, job, group, calm)) is not None]
+    return max(found, key=lambda more: more.work, default=None)
+
+
+def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], calm: Hysteresis) -> _Plan | None:
+    """Return a GPU on which a group of its jobs and one more divide what they have and what is free."""
+    space = plan.space
+    slots = {loan.job: loan.slot for loan in space.lent}
+    used = Layout((*space.taken, *(slot for name, slot in slots.items() if name not in group)))
+    sharing = [*(held for held in plan.jobs if held.job in group), job]
+    sizes = _sizes(space.geometry, used, tuple(tuple(held.speeds.items()) for held in sharing))
+    if sizes is None:
+        return None
+    profiles = {**plan.profiles, **{held.job: profile for held, profile in zip(sharing, sizes, strict=True)}}
+    jobs = (*plan.jobs, job)
+    kept = {name: slot for name, slot in slots.items() if name in group and profiles[name] == slot.profile}
+    others = ordered(profiles[held.job] for held in sharing if held.job not in kept)
+    if kept and not fits(space.geometry, used.union(Layout(kept.values())), others):
+        kept = {}
+    changed = frozenset(held.job for held in sharing if held.job not in kept)
+    work = math.fsum(
+        held.speeds[profiles[held.job]] * (calm.loan_s - (held.costs.full if held.job in changed else 0.0))
+        for held in jobs
+    )
+    return _Plan(space, jobs, profiles, work, changed)
+
+
+@lru_cache(maxsize=1 << 14)
+def _sizes(
+    geometry: Geometry, used: Layout, speeds: tuple[tuple[tuple[Profile, float], ...], ...]
+) -> tuple[Profile, ...] | None:
+    """Return what jobs with these speeds get on an empty GPU beside what is used; None where one gets nothing.
+
+    Remembered, because rounds ask the same again until a job comes or ends.
+    """
+    jobs = [ElasticJob(number, dict(items)) for number, items in enumerate(speeds)]
+    board = LendingCapacity([GpuCapacity("", 0, geometry, used.slots)], jobs, 0.0, _AT_ONCE)
+    given = []
+    for job in jobs:
+        useful = board.useful(job)
+        room = board.smallest(job, useful)
+        if room is None:
+            return None
+        given.append(Given(job, board.worths(job, useful), room[1], room[0]))
+        board.put(*room)
+    board.raise_sizes(given, move=False)
+    board.exchange(given, move=False)
+    return tuple(grant.profile for grant in given)
+
+
+def _may_use(job: ElasticJob, space: GpuCapacity) -> bool:
+    """Return whether a job can start on a node; up to Slurm 23.02 it cannot where it has just run."""
+    return job.nodes is None or space.node in job.nodes
+
+
+def _speed(job: ElasticJob) -> float:
+    return job.speeds.get(job.place.slot.profile, 0.0) if job.place is not None else 0.0
