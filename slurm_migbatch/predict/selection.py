@@ -33,7 +33,7 @@ from slurm_migbatch.workload.catalog import Partition, ProfileOffer
 from slurm_migbatch.workload.hints import SERVE, Hints
 from slurm_migbatch.workload.refusal import Refusal, show
 
-#: largest difference in length between a name and the known one that is suggested for it
+#: how many letters longer or shorter a name may be than the known one that is perhaps meant
 _LETTERS_OFF: Final = 3
 
 REASONS: Final = {
@@ -122,7 +122,8 @@ def canonical(name: str, grids: Mapping[str, Grid], aliases: Mapping[str, str]) 
 
 
 class Chooser:
-    """Rank and choose slices with any predictor. Figures are cached by cell, so a second request of a cell is free."""
+    """Ranks and chooses slices with any predictor. Figures are kept by cell, so a second request of a cell costs
+    nothing."""
 
     def __init__(self, predictor: Predictor, *, refuse_misses: bool = False, remember: int = 100_000) -> None:
         """`refuse_misses`: refuse a job that no slice is predicted to serve in time, instead of giving it the
@@ -246,7 +247,7 @@ class Chooser:
             return self._choose_for_tokens(workload, hints, partition, limits, allowed)
         leaves_batch = told and bucket is not None and _leaves_batch(hints)
         if bucket is not None and leaves_batch:
-            self._ladder(bucket, partition)  # which the next figures are part of
+            self._ladder(bucket, partition)  # of which the next figures are a part
         figures = {} if bucket is None else self.figures(bucket, partition)
         usable = [offer for offer in allowed if offer.profile.gres_type in figures]
         if bucket is None or not usable:
@@ -280,8 +281,8 @@ class Chooser:
 
         Args:
             bucket: of the usual batch.
-            offers: the slices up to the one for the usual batch.
-            reason: why that one is chosen.
+            offers: the slices up to the one that the usual batch is given.
+            reason: why that is given it.
         """
         assert bucket.slo_us is not None
         limits, usual = limits_of(hints, partition), offers[-1]

@@ -306,7 +306,7 @@ class SlurmClient(Protocol):
         """Undo `hold`."""
 
     def cancel(self, job_id: int) -> None:
-        """Cancel a job; one that has already ended is no error."""
+        """End a job for good; one that has gone already is no error."""
 
     def diag(self) -> Diag:
         """Return slurmctld's counts of remote procedure calls."""

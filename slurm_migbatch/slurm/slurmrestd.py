@@ -164,7 +164,7 @@ class SlurmrestdClient(CliClient):
         self._change_or_raise(f"job/{int(job_id)}", {"hold": False})
 
     def cancel(self, job_id: int) -> None:
-        """Cancel a job; one that has already ended is no error."""
+        """End a job for good; one that has gone already is no error."""
         self._signal({"jobs": [str(int(job_id))], "signal": "KILL"})
 
     # -- requests ----------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ class Workload:
 
 
 def asks(hints: Hints) -> bool:
-    """Return whether hints are those of a language model, whatever its name. Any service may have a rate."""
+    """Return whether hints are of a language model, whatever its name. Any service may have a rate."""
     told = replace(hints.llm, rate=None) if hints.role == SERVE else hints.llm
     return told != LlmHints()
 
