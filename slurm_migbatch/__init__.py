@@ -1,1 +1,1 @@
-"""Dynamic NVIDIA MIG for Slurm: Slurm schedules, migbatch shapes the supply, the node makes the slice."""
+"""Dynamic NVIDIA MIG for Slurm: Slurm schedules, migbatch shapes the supply, the node creates the slice."""

@@ -136,8 +136,7 @@ def rollback(config: Config, version: int | None) -> None:
     """Go back to an earlier version [default: the last one before the current], or 0 for physics alone.
 
     The current version is rejected: it is not used again unless it is given here. migbatchd waits for new runs before
-    it
-    learns again; [learning] enabled = false disables learning.
+    it learns again; [learning] enabled = false disables learning.
     """
     from slurm_migbatch.daemon.facts import known_models
     from slurm_migbatch.daemon.refit import seen_of

@@ -63,12 +63,10 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
 
     Everything is checked before anything is written, and either all is written or nothing. An existing point (the same
     GPU, model, kind, profile, batch, input size, processes and source, and the same serving or training method) gets
-    the
-    new values; importing the same file again changes nothing.
+    the new values; importing the same file again changes nothing.
 
     A point that no GPU can reach (faster than its slice computes or reads, less memory than the weights) rejects the
-    whole
-    import, by file and line. A possible point far from all other data is imported and listed.
+    whole import, by file and line. A possible point far from all other data is imported and listed.
     """
     from slurm_migbatch.daemon.facts import known_models, models_of
     from slurm_migbatch.predict.bounds import impossible

@@ -101,12 +101,10 @@ def progress(done: bool, oom: bool, **facts: str | None) -> None:
 
     Reports improve predictions for later jobs of the same model, and migacct shows them. Numbers count from the job's
     start; call it as often as you like (every few seconds is enough), the last report of each task counts. Outside a
-    job
-    with a slice it does nothing. A program can append the line itself: items=5000 seconds=12.5
+    job with a slice it does nothing. A program can append the line itself: items=5000 seconds=12.5
 
     A training job that was signalled to save (USR1) answers with --checkpoint once the file is complete; then its slice
-    can
-    be reclaimed without loss.
+    can be reclaimed without loss.
     """
     if not (done or oom) and all(facts[name] is None for name in _ACHIEVED):
         raise click.UsageError("nothing to report; give at least --items N, --latency-ms L, --checkpoint or --done")

@@ -63,10 +63,8 @@ def usage(config: str | None, db: str | None, **options: Any) -> int:
 
     Each run counts from its start to its end within the window, as in sreport; a slice counts as its share of a GPU
     (3g.40gb is half of one). Percent refers to the time of all present MIG GPUs, or, if the record does not cover the
-    whole
-    window, to the used time. %IDLE is the share of SM time without work, of the sampled time (%SAMPLED). A slice shared
-    by
-    two training jobs counts for each.
+    whole window, to the used time. %IDLE is the share of SM time without work, of the sampled time (%SAMPLED). A slice
+    shared by two training jobs counts for each.
     """
     question = UsageQuestion(
         by=options["by"],

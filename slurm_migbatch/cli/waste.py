@@ -28,9 +28,8 @@ def waste(job: str, config: str | None, db: str | None, **options: Any) -> int:
 
     Held but idle: SMs were in use for less than a tenth of the time. Whole GPU, memory, SMs: a smaller slice would have
     been enough for the memory that the run used, with a margin, and for its SMs if they were sampled. Each finding has
-    the
-    option to submit with next time, and how long runs with that slice waited around that time (median and nine of ten).
-    WASTED is in GPU-hours. Users see their own jobs, operators all.
+    the option to submit with next time, and how long runs with that slice waited around that time (median and nine of
+    ten). WASTED is in GPU-hours. Users see their own jobs, operators all.
     """
     chosen = filters(options)
     if job and not is_job(job):

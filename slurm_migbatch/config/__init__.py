@@ -1,4 +1,4 @@
-"""The controller's configuration: one commented TOML file, checked before anything acts on it."""
+"""Load the controller's configuration: one commented TOML file, validated before use."""
 
 from slurm_migbatch.config.reader import DEFAULT_PATH, ConfigError, Problem, load, loads
 from slurm_migbatch.config.schema import (

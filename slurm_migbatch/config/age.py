@@ -1,4 +1,4 @@
-"""How old records may become, as an administrator writes it: `400d`, `60w`, `3y`, `forever`."""
+"""Parse the age limit of records: `400d`, `60w`, `3y`, `forever`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 import re
 from typing import Final
 
-#: dispatch looks back two weeks; what people look back is more
+#: dispatch looks back two weeks; users look back further
 LEAST_AGE_S: Final = 30 * 86400
 _UNITS: Final = {"d": 86400.0, "w": 7 * 86400.0, "y": 366 * 86400.0}
 _AGE = re.compile(r"([0-9]{1,5})\s*([dwy])")
 
 
 class AgeError(ValueError):
-    """A text that names no length of time; the message says so."""
+    """A text that is not a length of time; the message says so."""
 
 
 def parse_age(text: str) -> float:

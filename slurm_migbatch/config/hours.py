@@ -1,4 +1,4 @@
-"""Hours of the week as an administrator writes them: `08:00-18:00`, `Mon-Fri 22:00-06:00`, `Sat,Sun 00:00-24:00`."""
+"""Parse hours of the week: `08:00-18:00`, `Mon-Fri 22:00-06:00`, `Sat,Sun 00:00-24:00`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SPAN = re.compile(r"([0-9]{1,2}):([0-9]{2})-([0-9]{1,2}):([0-9]{2})")
 
 
 class HoursError(ValueError):
-    """A text that names no hours; the message says what is wrong with it."""
+    """A text that is not a list of hours; the message says what is wrong."""
 
 
 @dataclass(frozen=True)
 class Hours:
     """A span of the day on some days of the week (0 is Monday), in minutes after midnight of local time.
 
-    `start` belongs to it and `end` does not. Where it ends before it starts it lasts until then of the next day, and
+    `start` is included and `end` is not. If it ends before it starts it lasts until then of the next day, and
     `days` are those on which it begins.
     """
 
@@ -44,7 +44,7 @@ class Hours:
         return cls(_days(parts[0]) if len(parts) == 2 else frozenset(range(7)), start, end)
 
     def covers(self, when: datetime) -> bool:
-        """Return whether a moment of local time lies in it."""
+        """Return whether a local time is inside."""
         day, minute = when.weekday(), when.hour * 60 + when.minute
         if self.start < self.end:
             return day in self.days and self.start <= minute < self.end

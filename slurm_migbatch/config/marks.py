@@ -1,4 +1,4 @@
-"""Marks of a configuration, by which two hosts tell whether they have the same one without saying what it holds."""
+"""Compute marks of a configuration, which let two hosts compare theirs without revealing them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _OWN: Final[Mapping[str, frozenset[str]]] = {
     "cluster": frozenset({"slurm_bin", "slurm_conf", "backend", "pyslurm_python"}),
     "node_api": frozenset({"listen", "munge_socket"}),
     "query": frozenset({"listen", "munge_socket"}),
-    "store": frozenset({"url"}),  # one database may be named in several ways: its identity is the key
+    "store": frozenset({"url"}),  # one database may have several URLs: its identity is the key
     "daemon": frozenset({"run_dir", "log_level"}),
 }
 """Keys by section that may differ between hosts."""
 
 
 def marks(config: Config, identity: str) -> dict[str, str]:
-    """Return a mark for each section and for the release; equal where the contents and the database are.
+    """Return a mark for each section and for the release; equal for equal contents and the same database.
 
     Args:
         config: of one host.
-        identity: of its database, which nobody else knows; so what a section holds cannot be guessed by its mark.
+        identity: of its database; it is secret, so a section's contents cannot be guessed from its mark.
     """
     texts: dict[str, Any] = {name: values for name, values in dataclasses.asdict(config).items() if name != "path"}
     for section, own in _OWN.items():

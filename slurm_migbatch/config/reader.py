@@ -1,4 +1,4 @@
-"""Reads migbatch.toml into `Config`, or says on which line what is wrong and what to write instead."""
+"""Read migbatch.toml into `Config`, or report each error with its line and the correction."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _TABLE = "Mapping[str, int]"
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One thing wrong with the file. `line` counts from 1; 0 means the file as a whole."""
+    """One error in the file. `line` counts from 1; 0 means the file as a whole."""
 
     line: int
     text: str
 
 
 class ConfigError(ValueError):
-    """The file cannot be used; `problems` lists everything found, str() is one `path:line: text` each."""
+    """The file is invalid; `problems` lists all errors, str() is one `path:line: text` each."""
 
     def __init__(self, path: str, problems: typing.Sequence[Problem]) -> None:
         self.path = path
@@ -63,7 +63,7 @@ def load(path: str | Path = DEFAULT_PATH) -> Config:
     """Read and check the file at `path`.
 
     Raises:
-        ConfigError: it cannot be read, is not TOML, or holds a key or value that means nothing.
+        ConfigError: it cannot be read, is not TOML, or has an unknown key or invalid value.
     """
     try:
         text = Path(path).read_bytes().decode()
@@ -123,7 +123,7 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
 def _together(
     lending: LendingConfig | None, cluster: ClusterConfig | None, lines: Mapping[tuple[str, ...], int]
 ) -> Iterator[Problem]:
-    """Yield errors that only a combination of keys shows."""
+    """Yield errors in combinations of keys."""
     if lending is None or not lending.enabled:
         return
     if not lending.partitions:
@@ -147,7 +147,7 @@ def _training_only(lending: LendingConfig | None, lines: Mapping[tuple[str, ...]
 
 
 def _forecast(lending: LendingConfig, store: StoreConfig, lines: Mapping[tuple[str, ...], int]) -> Iterator[Problem]:
-    """Yield that the record is kept for less time than lending looks back."""
+    """Yield an error if the record is kept for less time than lending looks back."""
     if lending.enabled and store.keep_s < lending.forecast_days * lending.day_s:
         line = lines.get(("store", "keep"), lines.get(("lending", "forecast_days"), 0))
         text = f"is shorter than the {lending.forecast_days} days of lending.forecast_days"
@@ -200,7 +200,7 @@ def _table(
     line: int,
     problems: list[Problem],
 ) -> dict[str, int]:
-    """Return a table of whole numbers, entry by entry."""
+    """Return a table of integers, with each entry checked."""
     name, found = ".".join((*where, field.name)), {}
     if not isinstance(values, dict):
         problems.append(Problem(line, f"{name} must be a table, [{name}] with one line per entry"))
@@ -231,14 +231,14 @@ def _convert(kind: str, value: Any) -> tuple[bool, Any]:
 
 
 def unknown_name(kind: str, name: str, known: typing.Iterable[str]) -> str:
-    """Say that a word is unknown, with the one that was perhaps meant."""
+    """Report an unknown word, with the most similar known one."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1)
     return f"unknown {kind} {name!r}" + (f", did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})")
 
 
 def lines_of(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the line of every section header and key. tomllib does not tell; the text is known to be valid TOML."""
+    """Yield the line of every section header and key. tomllib does not report lines; the text is valid TOML."""
     section: tuple[str, ...] = ()
     quote = ""
     for number, line in enumerate(text.splitlines(), 1):

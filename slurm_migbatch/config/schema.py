@@ -1,7 +1,7 @@
-"""What may stand in migbatch.toml: sections, keys, defaults, meaning and bounds, in one place.
+"""Define migbatch.toml: sections, keys, defaults, meanings and bounds, in one place.
 
 The reader checks files against these dataclasses and the writer prints the commented default file from them,
-so that documentation, defaults and validation cannot drift apart.
+so that documentation, defaults and validation are always the same.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from slurm_migbatch.config.hours import Hours, HoursError
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm.restaddress import RestAddress
 
-#: A check returns what is wrong with a value as the end of a sentence ("must be ..."), or None.
+#: A check returns the error of a value as the end of a sentence ("must be ..."), or None.
 Check = Callable[[Any], str | None]
 
 
 def key(default: Any, doc: str, check: Check | None = None) -> Any:
-    """Declare a configuration key: its default, what it means (shown in the default file) and its bounds."""
+    """Declare a configuration key: its default, its meaning (shown in the default file) and its bounds."""
     return field(default=default, metadata={"doc": doc, "check": check})
 
 
 def required(doc: str, check: Check | None = None) -> Any:
-    """Declare a key without a default, for tables that exist only where somebody writes them."""
+    """Declare a key without a default, for tables that exist only if written."""
     return field(metadata={"doc": doc, "check": check})
 
 
 def table(doc: str, check: Check | None = None) -> Any:
-    """Declare a table of whole numbers with the site's own words as keys, empty by default; `check` gets each entry."""
+    """Declare a table of integers with the site's own names as keys, empty by default; `check` gets each entry."""
     return field(default_factory=dict, metadata={"doc": doc, "check": check})
 
 
@@ -45,7 +45,7 @@ def between(low: float, high: float) -> Check:
 
 
 def one_of(*choices: str) -> Check:
-    """Accept one of a few words."""
+    """Accept one of some words."""
 
     def check(value: str) -> str | None:
         return None if value in choices else f"must be one of {', '.join(repr(c) for c in choices)}"
@@ -54,7 +54,7 @@ def one_of(*choices: str) -> Check:
 
 
 def absolute(value: str) -> str | None:
-    """Accept an absolute path, since services have no useful working directory."""
+    """Accept an absolute path, because services have no useful working directory."""
     return None if value.startswith("/") else "must be an absolute path"
 
 
@@ -64,14 +64,14 @@ def absolute_or_empty(value: str) -> str | None:
 
 
 def program_or_empty(value: str) -> str | None:
-    """Accept the path of a program that a shell takes as it is, or empty."""
+    """Accept the path of a program that needs no shell quoting, or empty."""
     if not value or re.fullmatch(r"/[A-Za-z0-9._/-]+", value):
         return None
     return "must be an absolute path of letters, digits and . _ / -"
 
 
 def rest_address(value: str) -> str | None:
-    """Accept where slurmrestd listens."""
+    """Accept an address of slurmrestd."""
     try:
         RestAddress.parse(value)
     except ValueError:
@@ -87,7 +87,7 @@ def database_url(value: str) -> str | None:
 
 
 def name(value: str) -> str | None:
-    """Accept a word that may stand in Slurm's configuration."""
+    """Accept a word that is valid in Slurm's configuration."""
     return None if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", value) else "must be a plain name (letters, digits, _ . -)"
 
 
@@ -129,7 +129,7 @@ def hours(values: tuple[str, ...]) -> str | None:
 
 
 def age(value: str) -> str | None:
-    """Accept how old something may become: a length of time that no reader of the record looks further back than."""
+    """Accept an age limit: at least as long as any reader of the record looks back."""
     try:
         seconds = parse_age(value)
     except AgeError as error:
@@ -138,7 +138,7 @@ def age(value: str) -> str | None:
 
 
 def share_of(entry: Mapping[str, int]) -> str | None:
-    """Accept how much one account may have."""
+    """Accept an account's limit."""
     for account, value in entry.items():
         if name(account):
             return "must be the plain name of an account (letters, digits, _ . -)"
@@ -552,7 +552,7 @@ class DaemonConfig:
 
     @property
     def api_socket(self) -> str:
-        """The unix socket on which commands of this host ask."""
+        """The unix socket for commands on this host."""
         return f"{self.run_dir}/api.sock"
 
 
@@ -602,5 +602,5 @@ class Config:
     daemon: DaemonConfig = DaemonConfig()
     gpus: Mapping[str, GpuConfig] = field(default_factory=dict)
     models: Mapping[str, ModelConfig] = field(default_factory=dict)
-    #: the file this came from, "" for defaults
+    #: path of the file, "" for defaults
     path: str = ""

@@ -1,4 +1,4 @@
-"""Writes migbatch.toml: every key with its meaning; defaults as comments, chosen values in the open."""
+"""Write migbatch.toml: every key with its meaning; defaults commented out, chosen values active."""
 
 from __future__ import annotations
 

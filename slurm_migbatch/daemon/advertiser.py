@@ -19,14 +19,12 @@ after the Epilog the slot can be used again.
 
 The filler type keeps the sum over all types equal to what Slurm has registered; otherwise the next registration of
 slurmd would set the node INVAL and drain it. A restart of slurmctld or slurmd or `scontrol reconfigure` resets the
-counts
-to slurm.conf's; this is detected as a difference from the wanted counts and advertised again, without a new plan. The
-same is done on nodes that are down or drained, so that their counts are right when they return; their state is never
-changed.
+counts to slurm.conf's; this is detected as a difference from the wanted counts and advertised again, without a new
+plan. The same is done on nodes that are down or drained, so that their counts are right when they return; their state
+is never changed.
 
 That sum is learned once and then kept (`Advertiser.total`): on 22.05 a restart of slurmd resets only the types whose
-count
-in gres.conf is not 0 and leaves the others as we set them, so Slurm's counts then add up to more.
+count in gres.conf is not 0 and leaves the others as we set them, so Slurm's counts then add up to more.
 
 Every step is idempotent: if nothing differs nothing is called. All updates of a phase are sent in one command.
 """
@@ -129,10 +127,8 @@ class Advertiser:
         """Return the constant sum of a node's mig counts, as in slurm.conf.
 
         Slurm's counts may add up differently for two reasons: slurm.conf was changed, or a registration reset some
-        types and
-        left the others as they were set. In the second case the types that differ from what was sent are those of
-        slurm.conf,
-        so they alone add up to no more than the known sum.
+        types and left the others as they were set. In the second case the types that differ from what was sent are
+        those of slurm.conf, so they alone add up to no more than the known sum.
         """
         shown = sum(row.gres.values()) - row.gres.get(LOAN, 0)
         known = self._totals.get(row.name, shown)

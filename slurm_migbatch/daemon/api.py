@@ -1,10 +1,8 @@
 """HTTP service of migbatchd: for nodes, for the commands on this host, and for monitoring.
 
 Nodes use TCP: signed headers give the length of the body and its digest, so that no body of an unauthenticated client
-is
-read. Commands use a unix socket, where the kernel identifies the user. /healthz is for everyone who can connect,
-/metrics
-for this host and holders of its token (see `scraping`); neither contains anything about jobs.
+is read. Commands use a unix socket, where the kernel identifies the user. /healthz is for everyone who can connect,
+/metrics for this host and holders of its token (see `scraping`); neither contains anything about jobs.
 """
 
 from __future__ import annotations

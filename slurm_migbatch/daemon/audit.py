@@ -6,8 +6,7 @@ protects; should anything bypass it, the node's slices are compared here with th
 the job is cancelled and the record has the reason.
 
 A run whose Epilog died is ended by its node (`node/liveness.py`), which has the GPU and sees the steps. If the node
-does
-not do that in time, it is reported here; nothing is ended from here on slurmctld's state alone.
+does not do that in time, it is reported here; nothing is ended from here on slurmctld's state alone.
 """
 
 from __future__ import annotations
@@ -46,10 +45,8 @@ def audit(facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess
     """Return jobs that are active in Slurm and hold more than their allocation.
 
     Jobs that Slurm no longer lists are not included: their Epilog has not reported yet. For a job whose row cannot be
-    parsed
-    the allocation is unknown. A guest may hold one slice of any profile: that of its host. A report of a job that Slurm
-    has
-    on another node is not an excess of the job: `orphans` finds it.
+    parsed the allocation is unknown. A guest may hold one slice of any profile: that of its host. A report of a job
+    that Slurm has on another node is not an excess of the job: `orphans` finds it.
     """
     jobs = list(jobs)
     sharing = guests(jobs)
@@ -86,8 +83,7 @@ def orphans(held: Iterable[tuple[str, int, int]], jobs: Iterable[JobRow]) -> set
     """Return runs that hold slices (node, job, restart count) but have no active job in Slurm on a node of that name.
 
     Each run is one briefly at its end, until its node has reported it. The restart count of a job in COMPLETING is
-    already
-    that of the next run. A job whose row cannot be parsed may be anywhere.
+    already that of the next run. A job whose row cannot be parsed may be anywhere.
     """
     listed: dict[int, JobRow] = {row.job_id: row for row in jobs if row.active or row.unread}
     found = set()

@@ -1,8 +1,7 @@
 """The basis of answers to requests: catalog, predictor and policy, kept up to date with the nodes and on disk.
 
 The catalog file is used by `migbatch explain`, rendering, and the first seconds after a start; the compiled table is
-used
-by slurmctld when the service does not answer. Both are rewritten when, and only when, their content changes.
+used by slurmctld when the service does not answer. Both are rewritten when, and only when, their content changes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Learning loop: looks for new runs, lets a child process refit, applies the result.
 
 The work is done by `daemon.refit` in a separate process: learning computes for seconds to minutes, and neither the
-event
-loop nor submissions may wait for it. Here only the index of the models is checked, once a second, so that a version
-created or rolled back by `migbatch model` takes effect immediately too.
+event loop nor submissions may wait for it. Here only the index of the models is checked, once a second, so that a
+version created or rolled back by `migbatch model` takes effect immediately too.
 """
 
 from __future__ import annotations

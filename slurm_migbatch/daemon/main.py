@@ -1,8 +1,7 @@
 """Serve until SIGTERM, and with another configuration after SIGHUP: the program `migbatchd`.
 
 It runs as root or as SlurmUser: `scontrol update NodeName=` needs either, slurmctld (as SlurmUser) must reach the
-submit
-socket, and munge accepts node messages for either. It drops no privileges; the unit file selects the user.
+submit socket, and munge accepts node messages for either. It drops no privileges; the unit file selects the user.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ async def serve(
     """Run one service after the other, or the standby, according to the term.
 
     A reload ends a service cleanly and starts the next with the new configuration. Submissions are answered meanwhile:
-    the
-    process of the old service continues until that of the next one is ready.
+    the process of the old service continues until that of the next one is ready.
     """
     keeper = keeper_for(config)
     control = _Control(asyncio.get_running_loop())

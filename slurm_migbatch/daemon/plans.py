@@ -45,10 +45,8 @@ class PlanBoard:
     """Plans per node. Publishing and waiting for acknowledgements may happen in any thread, polling in one event loop.
 
     Versions are milliseconds of the wall clock, raised above every version that the node has shown, so they increase
-    over
-    restarts of the service without a file, also after the clock was set back. A version further in the future than any
-    clock
-    error is invalid, and counts as none.
+    over restarts of the service without a file, also after the clock was set back. A version further in the future than
+    any clock error is invalid, and counts as none.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic) -> None:

@@ -36,8 +36,7 @@ class Poller:
     """Queries Slurm in a thread and calls `act` after each query; slows down while Slurm does not answer.
 
     A nudge requests an early query. The pause between queries grows with their cost, so that neither a busy cluster nor
-    a
-    slow slurmctld is queried more often than it can handle.
+    a slow slurmctld is queried more often than it can handle.
     """
 
     def __init__(self, client: SlurmClient, interval_s: float, act: Callable[[SlurmView], Awaitable[bool]]) -> None:

@@ -58,8 +58,7 @@ class Material:
 
     `observations`: of the newest runs that have any; `learnable`: the plausible ones; `table`: the imported points;
     `fresh`: those imported since the current model was learned; `impossible`: why imported points that no GPU can reach
-    are
-    excluded.
+    are excluded.
     """
 
     reach: Learnable

@@ -1,8 +1,7 @@
 """Jobs with the hint retry=oom that ran out of memory: retried once, on a larger slice.
 
 A job, and each task of an array, is requeued once: only a first run counts. It keeps its id and its environment. Its
-new
-slice follows from its runs (`predict.recurring`), within its own min and max. Pending tasks of its array keep their
+new slice follows from its runs (`predict.recurring`), within its own min and max. Pending tasks of its array keep their
 slice. Heterogeneous jobs and jobs of several slices are left alone. Slurm up to 23.02 keeps a job's former request
 (`workload.loans`): there only the next submission gets more.
 """

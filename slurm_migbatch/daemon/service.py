@@ -1,8 +1,7 @@
 """migbatchd between one start and the next reload: its concurrent components, and the order in which they stop.
 
 The cluster survives without it: jobs start and end, submissions fall back to the compiled table, nodes keep their
-events.
-After a crash everything is read again from the database, from Slurm and from the nodes.
+events. After a crash everything is read again from the database, from Slurm and from the nodes.
 """
 
 from __future__ import annotations

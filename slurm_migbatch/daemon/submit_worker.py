@@ -2,16 +2,12 @@
 
 It is a child of migbatchd. Lines of JSON come in on stdin, first `{"config": "<migbatch.toml>", "level": ...,
 "catalog": {...}}`, then `{"catalog": {...}}` whenever the site changes, `{"model": <version>}` when another learned
-model
-becomes current, which is read from its file, and `{"recurring": {key: [run, ...]}}` when runs of recurring jobs have
-ended
-(`predict.recurring.PastRun.to_list`); the process exits at the end of stdin.
-Lines go out on stdout: `{"decision": {...}}` for the record, `{"statistics": {...}}` about every second while there are
-answers.
+model becomes current, which is read from its file, and `{"recurring": {key: [run, ...]}}` when runs of recurring jobs
+have ended (`predict.recurring.PastRun.to_list`); the process exits at the end of stdin. Lines go out on stdout:
+`{"decision": {...}}` for the record, `{"statistics": {...}}` about every second while there are answers.
 
 One thread answers and, between answers, does small parts of other work: a second busy thread would hold the
-interpreter.
-Nothing that it does can block.
+interpreter. Nothing that it does can block.
 """
 
 from __future__ import annotations

@@ -2,14 +2,11 @@
 
 With several SlurmctldHost migbatchd follows slurmctld: `scontrol ping` shows which of them answer, in order, and the
 first that does is the primary or about to be (tested on 22.05, 24.11 and 26.05: a returning primary requests control,
-and
-`scontrol takeover` ends the previous one). A primary also answers requests, unlike one that still waits. slurmctld's
-own
-programs (SlurmctldPrimaryOnProg, SlurmctldPrimaryOffProg) speed this up.
+and `scontrol takeover` ends the previous one). A primary also answers requests, unlike one that still waits.
+slurmctld's own programs (SlurmctldPrimaryOnProg, SlurmctldPrimaryOffProg) speed this up.
 
 Either may be wrong for a while, so nothing is done without a term (`store.terms`) that has not expired by this host's
-own
-clock, counted from before the database was queried. The database fences writes; commands to Slurm are blocked by
+own clock, counted from before the database was queried. The database fences writes; commands to Slurm are blocked by
 `TermKeeper.check`.
 
 With one SlurmctldHost there is nothing to follow. SQLite supports one host: with several SlurmctldHost the first of

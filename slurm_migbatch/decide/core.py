@@ -1,13 +1,11 @@
 """Decide all actions on the cluster: one pure step from a snapshot and a memory to actions.
 
 The stages run in order on one snapshot. Supply plans what every node offers; dispatch changes pending jobs that the
-plan
-has no place for; lending gives slices that inference does not need to training jobs, and reclaims them. If dispatch
-changes the queue, lending waits for the next snapshot, which shows the changes.
+plan has no place for; lending gives slices that inference does not need to training jobs, and reclaims them. If
+dispatch changes the queue, lending waits for the next snapshot, which shows the changes.
 
 `decide` updates `memory` from the snapshot and returns it in its decision: callers keep what is returned. After
-applying
-the actions `settle` gets the results, before the next `decide`.
+applying the actions `settle` gets the results, before the next `decide`.
 
 A stage that raises decides nothing, and does not prevent the others from deciding: offers must not depend on loans.
 """

@@ -1,5 +1,5 @@
-"""What `migbatch doctor` looks at on a controller, a node and a login node. Nothing here changes anything.
+"""Check a controller, a node and a login node for `migbatch doctor`. Nothing here changes anything.
 
-A check gets facts and yields findings; `controller`, `node` and `login` read the facts of their host. What nodes and
-login nodes run (see the contract `doctor-anywhere`) imports no more than these have.
+A check gets facts and yields findings; `controller`, `node` and `login` read the facts of their host. Modules that run
+on nodes and login nodes (see the contract `doctor-anywhere`) import only the packages installed there.
 """

@@ -1,4 +1,4 @@
-"""Whether the catalog's lines in slurm.conf let every request wait that some node could serve."""
+"""Check that the catalog's lines in slurm.conf allow every request to pend that some node could serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of the host that runs migbatchd and slurmctld."""
+"""Check the host that runs migbatchd and slurmctld."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ from slurm_migbatch.store.models import Node
 
 
 def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = False) -> Iterator[Finding]:
-    """Yield all findings, from the ground up.
+    """Yield all findings, dependencies first.
 
     Args:
         config: of migbatchd.
         rendering: renders the Lua scripts.
-        everywhere: tell all that the nodes found; without it how much that is.
+        everywhere: include all findings of the nodes; otherwise only their number.
     """
     yield from _packages()
     if not config.path:
@@ -85,7 +85,7 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
 
 
 def _daemon(config: Config) -> Reader | None:
-    """Return who migbatchd runs as, by its socket."""
+    """Return the user of migbatchd, by its socket."""
     try:
         return reader(Path(config.daemon.api_socket).stat().st_uid)
     except OSError:
@@ -104,7 +104,7 @@ def _disks(config: Config) -> Iterator[Finding]:
 
 
 def needed() -> Iterator[str]:
-    """Yield the packages that the extra `controller` brings, as this installation's own metadata names them."""
+    """Yield the packages of the extra `controller`, as this installation's metadata names them."""
     for line in requires("slurm-migbatch") or ():
         found = re.match(r"[\w.-]+", line)
         if found and 'extra == "controller"' in line and "python_version" not in line:
@@ -128,7 +128,7 @@ def _slurm(
     reports: Mapping[str, HeardReport] | None,
     everywhere: bool,
 ) -> Iterator[Finding]:
-    """Check what Slurm says, and what it reads; `reports`: of the nodes, None where they tell another migbatchd."""
+    """Check Slurm's state and configuration; `reports`: of the nodes, None if they report to another migbatchd."""
     client = QuerySite(config).slurm()
     try:
         number = client.version()
@@ -195,7 +195,7 @@ def _files(
     *,
     active: bool,
 ) -> Iterator[Finding]:
-    """Check the files of Slurm's on this host; `active`: whether its migbatchd knows the site as it is now."""
+    """Check Slurm's files on this host; `active`: whether its migbatchd knows the current site."""
     mig = nodes.mig_nodes(rows, config)
     yield from check_catalog(conf, config.cluster.catalog_nodes, mig)
     yield from slurmfiles.check_autodetect(slurmfiles.beside(conf, "gres.conf"), mig)
@@ -210,7 +210,7 @@ def _files(
 
 
 def _release(config: Config, conf: Mapping[str, str], untyped: Sequence[str]) -> Iterator[Finding]:
-    release_text = conf.get("slurm_version")  # slurmctld's own; the commands may be of another
+    release_text = conf.get("slurm_version")  # slurmctld's own; the commands may be of another release
     try:
         release = parse_release(f"slurm {release_text}" if release_text else _scontrol(config, "version"))
     except SlurmError as error:
@@ -220,7 +220,7 @@ def _release(config: Config, conf: Mapping[str, str], untyped: Sequence[str]) ->
 
 
 def leaving(config: Config) -> Iterator[Finding]:
-    """Yield which jobs keep mig from being taken out of slurm.conf."""
+    """Yield the jobs that prevent the removal of mig from slurm.conf."""
     try:
         jobs = QuerySite(config).slurm().jobs()
     except SlurmError as error:

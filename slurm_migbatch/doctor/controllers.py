@@ -1,4 +1,4 @@
-"""Whether the migbatchd of two controllers can stand in for each other."""
+"""Check that the migbatchd of two controllers can replace each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
 
 _SUBJECT: Final = "controllers"
 _BEAT_S: Final = 120.0
-"""Seconds after which slurmctld's primary must have written its sign of life again; it does so every few."""
+"""Seconds within which slurmctld's primary must renew its heartbeat file; it does so every few seconds."""
 
 
 def others(conf: Mapping[str, str], host: str) -> dict[str, str]:
@@ -32,8 +32,8 @@ def check_controllers(
     Args:
         config: of this host.
         conf: `scontrol show config`, keys in lower case.
-        here: what migbatchd of this host says.
-        there: what those of the others say, by host; empty where there are none.
+        here: health of this host's migbatchd.
+        there: health of the others, by host; empty if there are none.
     """
     if not there:
         return
@@ -82,7 +82,7 @@ def _other(host: str, here: DaemonState, there: DaemonState) -> Iterator[Finding
         yield Finding(BAD, _SUBJECT, text, f"on {host}: systemctl status migbatchd; and the firewall between the two")
         return
     if here.silent:
-        return  # its own checks say so
+        return  # reported by its own checks
     if bool(here.standby) == bool(there.standby):
         both = "both are on standby" if here.standby else "both are active"
         text = f"migbatchd of this host and of {host}: {both}"

@@ -1,4 +1,4 @@
-"""Whether migbatchd can write the record: an SQLite file, or the tables on a server."""
+"""Check that migbatchd can write the record: an SQLite file, or the tables on a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slurm_migbatch.store.models import Node
 
 _SUBJECT: Final = "database"
 _READ_ONLY: Final = frozenset({1290, 1792, 1836, "25006"})
-"""Errors of MariaDB and states of PostgreSQL that say so."""
+"""Errors of MariaDB and states of PostgreSQL that mean read-only."""
 _WRITABLE_POSTGRESQL: Final = (
     "name the primary in [store] url, or set default_transaction_read_only = off for its server, database and user"
 )
@@ -26,11 +26,11 @@ _WRITABLE_MARIADB: Final = "name the primary in [store] url, or SET GLOBAL read_
 
 
 def check_file(path: str, writer: Reader | None) -> Iterator[Finding]:
-    """Check that an SQLite file can be written; it is opened, and nothing is written.
+    """Check that an SQLite file can be written; it is opened, but nothing is written.
 
     Args:
-        path: of the file, which is there.
-        writer: who migbatchd runs as; None where that is not known.
+        path: of the existing file.
+        writer: user of migbatchd; None if unknown.
     """
     folder = str(Path(path).parent)
     if os.geteuid() != 0:
@@ -54,9 +54,9 @@ def check_file(path: str, writer: Reader | None) -> Iterator[Finding]:
 
 
 def check_server(url: str) -> Iterator[Finding]:
-    """Check that the tables on a server can be written: statements that concern no row are made and taken back.
+    """Check that the tables on a server can be written: statements that match no row are run and rolled back.
 
-    Nothing is said of a server without them; migbatchd makes them. `url`: `[store] url`, of MariaDB or PostgreSQL.
+    A server without the tables is not checked; migbatchd creates them. `url`: `[store] url`, of MariaDB or PostgreSQL.
     """
     shown = make_url(url).render_as_string(hide_password=True)
     try:
@@ -88,7 +88,7 @@ def check_server(url: str) -> Iterator[Finding]:
 
 
 def _refusal(connection: Connection) -> DBAPIError | None:
-    """Return what the server answers to statements that would write no row; None where it takes them."""
+    """Return the server's error for statements that would write no row; None if it accepts them."""
     columns = list(Node.__table__.columns)
     none = select(*columns).where(false())
     statements = (
@@ -113,7 +113,7 @@ def _codes(error: DBAPIError) -> set[object]:
 
 
 def _words(error: SQLAlchemyError) -> str:
-    """Return what the server said, in one line."""
+    """Return the server's message in one line."""
     origin = error.orig if isinstance(error, DBAPIError) else error
     said = origin.args[-1] if origin is not None and origin.args else origin
     return " ".join(str(said).split())

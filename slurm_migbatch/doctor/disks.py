@@ -1,4 +1,4 @@
-"""Room on the disks that journal, spool, hand-offs and record need."""
+"""Check the free space for journal, spool, hand-offs and record."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _INODES = 100
 
 @dataclass(frozen=True)
 class DiskRoom:
-    """One directory: what lies there, how much it needs, and what its file system has left.
+    """One directory: its contents, the space it needs, and the free space of its file system.
 
     Attributes:
-        what: for a reader.
-        path: the directory, or the nearest one above it that is there.
+        what: its contents, for messages.
+        path: the directory, or its nearest existing parent.
         needed: bytes.
         free: bytes for root.
-        inodes: that are left; None where the file system does not count them.
+        inodes: free ones; None if the file system does not count them.
         readonly: mounted read-only.
     """
 
@@ -35,7 +35,7 @@ class DiskRoom:
 
 
 def look(what: str, path: str, needed_mib: int) -> DiskRoom:
-    """Read the room below a path. Raises OSError."""
+    """Read the space of a path. Raises OSError."""
     place = next(place for place in (Path(path), *Path(path).parents) if place.exists())
     disk = os.statvfs(place)
     inodes = disk.f_ffree if disk.f_files else None
@@ -44,7 +44,7 @@ def look(what: str, path: str, needed_mib: int) -> DiskRoom:
 
 
 def check_disks(disks: Iterable[DiskRoom]) -> Iterator[Finding]:
-    """Check that each can be written, with room for what it has to keep."""
+    """Check that each directory is writable, with enough space."""
     for disk in disks:
         wrong = ""
         if disk.readonly:

@@ -1,4 +1,4 @@
-"""Whether Slurm has drained a node because of a hook, and what that hook said."""
+"""Check whether Slurm has drained a node because of a hook, and show the hook's message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BY_HOOK: Final = re.compile(r"migbatch:|.*\b(?:pro|epi)log\b", re.IGNORECASE)
 
 
 def by_hook(reason: str) -> bool:
-    """Return whether a node's Reason= is that of a hook, or of slurmd about one."""
+    """Return whether a node's Reason= was set by a hook, or by slurmd about one."""
     return _BY_HOOK.match(reason) is not None
 
 
@@ -31,7 +31,7 @@ def check_drained(node: str, state: str, reason: str, failure: str) -> Iterator[
         node: its name.
         state: such as `IDLE+DRAIN`.
         reason: Slurm's.
-        failure: what the last hook that failed there said; empty where none did.
+        failure: message of the last hook that failed there; empty if none did.
     """
     words = set(re.findall(r"[A-Z_]+", state.upper()))
     if not words & {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL"}:

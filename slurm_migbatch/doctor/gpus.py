@@ -1,4 +1,4 @@
-"""GPUs of a node: whether they are cut, and which processes keep them from it."""
+"""Check the GPUs of a node: is MIG on, and if not, which processes prevent it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CURES: Final = {
     "Xorg": "stop the display server",
     **dict.fromkeys(SLURM, "add Environment=HWLOC_COMPONENTS=-opencl to [Service] of slurmd and restart it"),
 }
-"""What to do about a process by its name, of which the kernel keeps 15 characters."""
+"""Advice for a process by its name, of which the kernel keeps 15 characters."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class CheckedGpu:
     """One GPU.
 
     Attributes:
-        uuid, index, name: as NVML has them.
+        uuid, index, name: by NVML.
         device: its device file.
-        managed: whether node.conf's Gpus= leaves it to migbatch.
-        capable: whether it knows MIG at all.
+        managed: whether node.conf's Gpus= includes it.
+        capable: whether it supports MIG.
         on, later: MIG now, and after the next reset.
         problem: the driver's error instead of all this.
     """
@@ -49,7 +49,7 @@ class CheckedGpu:
 
     @property
     def cut(self) -> bool:
-        """Whether jobs get slices of it."""
+        """Whether migbatch creates slices on it."""
         return self.managed and self.capable
 
     def __str__(self) -> str:
@@ -89,12 +89,12 @@ def _gather(gpu: Gpu, config: NodeConfig) -> CheckedGpu:
 
 
 def holders(devices: Iterable[str], names: Sequence[str] = (), proc: str = "/proc") -> Iterator[DeviceHolder]:
-    """Yield processes of this host that have one of these devices open; ours are left out.
+    """Yield processes of this host that have one of these devices open; migbatch's own are left out.
 
     Args:
         devices: device files.
-        names: look at root's processes of these names only; empty: at all.
-        proc: where the kernel shows processes.
+        names: only root's processes of these names; empty: all.
+        proc: directory of /proc.
     """
     wanted = {}
     for device in devices:
@@ -107,7 +107,7 @@ def holders(devices: Iterable[str], names: Sequence[str] = (), proc: str = "/pro
             continue
         try:
             name = (place / "comm").read_text(errors="replace").strip()
-            # by name root's alone: anybody may call a process slurmd, and have it open as many files as he likes
+            # by name only root's: any user may name a process slurmd and let it open many files
             if (names and (name not in names or place.stat().st_uid != 0)) or _is_ours(place):
                 continue
             for device in {wanted[key] for entry in (place / "fd").iterdir() if (key := _open(entry)) in wanted}:
@@ -117,7 +117,7 @@ def holders(devices: Iterable[str], names: Sequence[str] = (), proc: str = "/pro
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:
-    """Return what a device file is: its numbers, whatever it is called, or of a plain file where it lies."""
+    """Return the identity of a device file: its device numbers, or for a plain file its location."""
     return (0, 0, status.st_rdev) if status.st_rdev else (status.st_dev, status.st_ino, 0)
 
 
@@ -134,7 +134,7 @@ def _is_ours(place: Path) -> bool:
 
 
 def check_gpus(gpus: Sequence[CheckedGpu], holding: Sequence[DeviceHolder]) -> Iterator[Finding]:
-    """Check that MIG is on where slices are to be made, and name what blocks it."""
+    """Check that MIG is on where slices are created, and name what blocks it."""
     if not any(gpu.managed for gpu in gpus):
         text = "the driver has no GPU that node.conf assigns to migbatch"
         yield Finding(BAD, "GPUs", text, "check nvidia-smi -L, and Gpus= in node.conf")
@@ -180,7 +180,7 @@ def _freed(holding: Sequence[DeviceHolder], then: str) -> str:
 
 
 def check_helper(path: str) -> Iterator[Finding]:
-    """Check that users cannot have nvidia-modprobe reset the owners of devices; `path`: of a setuid one, or empty."""
+    """Check that users cannot make nvidia-modprobe reset the owners of devices; `path`: of a setuid one, or empty."""
     if path:
         text = f"{path} is setuid: users can make it open devices of other users' slices"
         yield Finding(BAD, "nvidia-modprobe", text, f"chmod u-s {path}")

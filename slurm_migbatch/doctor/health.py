@@ -1,4 +1,4 @@
-"""What a migbatchd says of itself: one question, on this host or on another controller."""
+"""Query the health of a migbatchd on this host or on another controller."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MOST: Final = 1 << 20
 
 @dataclass(frozen=True)
 class DaemonState:
-    """What a migbatchd says of itself.
+    """Health of a migbatchd.
 
     Attributes:
-        silent: why it says nothing; empty where it does.
-        stranger: another program answers, which is why it says nothing.
-        standby: why it stands by; empty where it is the active one.
+        silent: why there is no answer; empty if there is one.
+        stranger: another program answers instead.
+        standby: why it is on standby; empty if it is the active one.
         marks: of its configuration.
-        checks: its parts, each with "ok" or what is wrong.
+        checks: its components, each with "ok" or the error.
     """
 
     silent: str = ""
@@ -37,18 +37,18 @@ class DaemonState:
 
 
 def url_of(listen: str, port: int, path: str = "") -> str:
-    """Return the URL of a service of migbatchd: on another host, or on this one where it listens everywhere."""
+    """Return the URL of a service of migbatchd: on another host, or on this one if it listens on all addresses."""
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)  # noqa: S104
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
 
 
 def health_url(config: Config) -> str:
-    """Return where migbatchd of this host is asked for its health."""
+    """Return the URL of the health of this host's migbatchd."""
     return url_of(config.node_api.listen, config.node_api.port, _PATH)
 
 
 def ask(url: str) -> DaemonState:
-    """Ask the migbatchd at a `url_of` for its health, past any proxy that the environment names."""
+    """Query the health of the migbatchd at a `url_of`, without any proxy from the environment."""
     parts = urlsplit(url)
     try:
         with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S)) as connection:
@@ -68,5 +68,5 @@ def _texts(said: Any) -> dict[str, str]:
 
 
 def this_one(config: Config) -> DaemonState:
-    """Ask the migbatchd of this host."""
+    """Query the migbatchd of this host."""
     return ask(health_url(config))

@@ -1,4 +1,4 @@
-"""Prolog, Epilog and TaskProlog of a node: whether slurmd runs ours, and whether only root can change them."""
+"""Check Prolog, Epilog and TaskProlog of a node: slurmd runs migbatch's, and only root can change them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class HookFacts:
 
     Attributes:
         key: of slurm.conf.
-        values: what slurm.conf has for it, and slurmd runs.
-        programs: what these are on this host.
-        hook: ours, by the path that one of the programs names, else by the directory of hooks.
-        broken: what it loads and is not there.
-        several: whether Slurm runs all of several values, so that the controller adds ours.
+        values: its values in slurm.conf.
+        programs: their programs on this host.
+        hook: migbatch's hook, by the path that one of the programs names, else by the directory of hooks.
+        broken: a file that it loads and that does not exist.
+        several: whether Slurm runs all of several values, so that the controller adds migbatch's.
     """
 
     key: str
@@ -66,7 +66,7 @@ def _gather(conf: Conf, key: str, usual: str, several: bool) -> HookFacts:
 
 
 def is_ours(program: HostProgram) -> bool:
-    """Return whether a program is one of our hooks."""
+    """Return whether a program is one of migbatch's hooks."""
     return program.text is not None and _OURS.search(program.text) is not None
 
 
@@ -79,7 +79,7 @@ def _broken(hook: HostProgram) -> str:
 
 
 def check_hooks(facts: Sequence[HookFacts]) -> Iterator[Finding]:
-    """Check that slurmd runs our hooks, and that these can run."""
+    """Check that slurmd runs migbatch's hooks, and that they can run."""
     for hook in facts:
         wrong = [*_called(hook), *_sound(hook)]
         yield from wrong or [Finding(GOOD, hook.key, f"runs {hook.hook.path}")]
@@ -110,7 +110,7 @@ def _called(facts: HookFacts) -> Iterator[Finding]:
 
 
 def _gone(key: str, path: str) -> Finding:
-    """Name a program of slurm.conf that this host lacks."""
+    """Name a program of slurm.conf that does not exist on this host."""
     effect = "jobs do not see their slices" if key == "TaskProlog" else "slurmd drains the node at the next job"
     advice = f"install it, or run {_INSTALL}"
     if Path(path).name.startswith("migbatch-"):

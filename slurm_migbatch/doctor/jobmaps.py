@@ -13,7 +13,7 @@ SUBJECT: Final = "job maps"
 
 
 def check_job_maps(config: NodeConfig) -> Iterator[Finding]:
-    """Yield what keeps JobMapDir and GpustatDir from being used; nothing where neither is configured."""
+    """Yield problems of JobMapDir and GpustatDir; nothing if neither is configured."""
     configured = [path for path in (config.job_map_dir, config.gpustat_dir) if path]
     found = problems(config)
     for text in found:

@@ -1,4 +1,4 @@
-"""Whether mig may be taken out of slurm.conf."""
+"""Check whether mig can be removed from slurm.conf."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slurm_migbatch.slurm.client import JobRow
 
 
 def check_leaving(jobs: Sequence[JobRow]) -> Iterator[Finding]:
-    """Check for jobs that ask for or hold slices, so that mig cannot be removed from slurm.conf yet."""
+    """Check for jobs that request or hold slices, so that mig cannot be removed from slurm.conf yet."""
     odd = [str(row.job_id) for row in jobs if row.unread]
     waiting = [_named(row) for row in jobs if row.pending and _needs_mig(row)]
     running = [_named(row) for row in jobs if not row.pending and _needs_mig(row)]

@@ -1,4 +1,4 @@
-"""What `migbatch doctor` looks at where [lending] is enabled."""
+"""Check the settings that [lending] requires."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_lending(
     partitions: Mapping[str, Mapping[str, str]],
     version: tuple[int, int],
 ) -> Iterator[Finding]:
-    """Check that training jobs can wait, be requeued, and be preempted by Slurm itself.
+    """Check that training jobs can pend, be requeued, and be preempted by Slurm itself.
 
     Args:
         conf: `scontrol show config`, keys in lower case.

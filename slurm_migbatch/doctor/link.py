@@ -1,4 +1,4 @@
-"""Whether a node and migbatchd reach and believe each other, and their clocks agree."""
+"""Check that a node and migbatchd reach and authenticate each other, and that their clocks agree."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _MOST: Final = 1 << 16
 
 @dataclass(frozen=True)
 class LinkFacts:
-    """What came of asking migbatchd.
+    """Result of a request to migbatchd.
 
     Attributes:
         url: its URL by node.conf, or several; empty: none is set.
-        silent: those of several at which nobody answers, while another does.
-        unreachable: why nothing answers there.
-        stranger: something answers that is not migbatchd.
-        signer: why no credential could be made.
-        refused: why a signed message was refused, or its answer not believed.
-        ahead: seconds that this host's clock is ahead of the controller's; None where that is not known.
+        silent: of several, those without an answer while another answers.
+        unreachable: why there is no answer.
+        stranger: another program answers.
+        signer: why no credential could be created.
+        refused: why a signed message, or its answer, was rejected.
+        ahead: seconds that this host's clock is ahead of the controller's; None if unknown.
     """
 
     url: str
@@ -46,7 +46,7 @@ class LinkFacts:
 
 
 def gather(config: NodeConfig, findings: Sequence[Finding]) -> LinkFacts:
-    """Ask migbatchd as the agent does, by telling it what was found."""
+    """Send a request to migbatchd as the agent does, with the findings."""
     if not config.controllers:
         return LinkFacts("")
     looks = [_look(url) for url in config.controllers]
@@ -84,7 +84,7 @@ def _tell(config: NodeConfig, findings: Sequence[Finding]) -> LinkFacts:
 
 
 def _is_migbatchd(url: str) -> bool:
-    """Return whether what listens is migbatchd, whatever its health. Raises OSError, HTTPException."""
+    """Return whether the listening program is migbatchd, whatever its health. Raises OSError, HTTPException."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme == "https":
@@ -105,7 +105,7 @@ def _is_migbatchd(url: str) -> bool:
 
 
 def check_link(config: NodeConfig, facts: LinkFacts) -> Iterator[Finding]:
-    """Check that events and plans go through."""
+    """Check that events and plans are transferred."""
     subject = "controller"
     place = f"{config.etc}/node.conf"
     if not facts.url:
@@ -134,7 +134,7 @@ def check_link(config: NodeConfig, facts: LinkFacts) -> Iterator[Finding]:
 
 
 def check_clock(whose: str, ahead: float) -> Iterator[Finding]:
-    """Check that a clock is the controller's within `CLOCK_S`; `ahead`: seconds."""
+    """Check that a clock equals the controller's within `CLOCK_S`; `ahead`: seconds."""
     if abs(ahead) > CLOCK_S:
         text = f"{whose} is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the controller"
         yield Finding(BAD, "clock", text, "synchronize both (systemctl status chronyd): munge and Slurm need it")

@@ -1,4 +1,4 @@
-"""The checks of a host on which users work. Standard library only, as its extra brings no more than click."""
+"""Check a host on which users work. Standard library only, because its extra installs only click."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurm_migbatch.query.login import LOGIN_CONF, LoginError, find_servers
 
 
 def examine(path: str = "", config: str = "") -> Iterator[Finding]:
-    """Yield all findings of this host; `path`: slurm.conf, `config`: login.conf, where they are elsewhere."""
+    """Yield all findings of this host; `path`: slurm.conf, `config`: login.conf, if elsewhere."""
     conf = slurm_conf(path, "" if path else os.environ.get("SLURM_CONF", ""))
     if conf is None:
         text = "not found in Slurm's default location"

@@ -1,4 +1,4 @@
-"""The scripts that slurmctld and the user commands load."""
+"""Check the scripts that slurmctld and the user commands load."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from slurm_migbatch.node.conf import insecure
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
 from slurm_migbatch.submit import shim
 
-#: (name, module): what a script of that name holds if it is rendered now
+#: (name, module): content of a script of that name as rendered now
 Rendering = Callable[[str, bool], str]
 JOB_SUBMIT: Final = shim.JOB_SUBMIT
 CLI_FILTER: Final = shim.CLI_FILTER
 BESIDE: Final[Mapping[str, str]] = {shim.JOB_SUBMIT: "migbatch_submit.lua", shim.CLI_FILTER: "migbatch_cli_filter.lua"}
-"""Where ours is where a site has a script of its own that loads it."""
+"""Path of migbatch's script if a site has a script of its own that loads it."""
 _INSTALL: Final = "migbatch install --role controller --apply"
 _KNOWN: Final = re.compile(r"^M\.BUILT_IN = .*$", re.MULTILINE)
 
@@ -32,14 +32,14 @@ class RenderingError(RuntimeError):
 def check_script(
     path: str, rendering: Rendering, slurm_user: Reader | None, *, users: bool, known: bool = True
 ) -> Iterator[Finding]:
-    """Check that a script is as this release renders it, or that the site's own loads one that is.
+    """Check that a script is this release's, or that the site's own loads one that is.
 
     Args:
         path: of job_submit.lua or cli_filter.lua.
-        rendering: renders ours.
-        slurm_user: who slurmctld runs as; None where this host does not know him.
-        users: whether every user has to read it.
-        known: whether `rendering` knows the site as it is now.
+        rendering: renders migbatch's.
+        slurm_user: user of slurmctld; None if this host does not have it.
+        users: whether every user must be able to read it.
+        known: whether `rendering` knows the current site.
     """
     name = Path(path).name
     text = read(path)
@@ -91,7 +91,7 @@ def _access(places: list[str], slurm_user: Reader | None, users: bool) -> Iterat
 
 
 def check_posix() -> Iterator[Finding]:
-    """Check that a Lua of this host reaches unix sockets."""
+    """Check that a Lua of this host can open unix sockets."""
     for lua in ("lua5.1", "lua5.3", "lua5.4", "lua"):
         try:
             done = subprocess.run(
@@ -102,7 +102,7 @@ def check_posix() -> Iterator[Finding]:
         if done.returncode == 0:
             yield Finding(GOOD, "lua-posix", f"found by {lua}")
             return
-    # slurmctld brings Lua's library alone, and a host may have no program of it
+    # slurmctld installs Lua's library alone, so a host may have no lua program
     for folder in ("/usr/share/lua", "/usr/local/share/lua"):
         for place in sorted(Path(folder).glob("5.*/posix/init.lua")):
             yield Finding(GOOD, "lua-posix", f"is in {place.parent}")

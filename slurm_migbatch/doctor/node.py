@@ -1,4 +1,4 @@
-"""The checks of a compute node. The standard library, pynvml and what hooks have: the agent runs them too."""
+"""Check a compute node. Standard library, pynvml and what hooks have: the agent runs these checks too."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _AS_ROOT: Final = "run migbatch doctor as root"
 
 @dataclass(frozen=True)
 class NodePlaces:
-    """Where things are on a node.
+    """Paths on a node.
 
     Attributes:
         etc: directory of node.conf.
         hooks: directory of the hook programs.
-        slurm_conf: slurm.conf; empty: where node.conf says, or where Slurm looks.
+        slurm_conf: slurm.conf; empty: by node.conf, or by Slurm's rules.
         name: the node's name in Slurm; empty: the host's.
     """
 
@@ -48,7 +48,7 @@ class NodePlaces:
 
 
 def examine(places: NodePlaces) -> Iterator[Finding]:
-    """Yield all findings of this node, for who works there; migbatchd is told them too."""
+    """Yield all findings of this node, for an administrator on it; migbatchd receives them too."""
     try:
         environ = {b"SLURMD_NODENAME": places.name.encode()} if places.name else dict(os.environb)
         config = load(places.etc, node_conf.node_name(environ))
@@ -68,7 +68,7 @@ def examine(places: NodePlaces) -> Iterator[Finding]:
 
 
 def examine_quietly(places: NodePlaces, config: NodeConfig, driver: Gpus) -> list[Finding]:
-    """Return all findings of this node for its agent. Slurm is asked only where a hook has failed."""
+    """Return all findings of this node for its agent. Slurm is queried only if a hook has failed."""
     found = [*_settings(config), *_local(places, config, driver)]
     return found + (list(_drained(config)) if failure.last(config.run_dir) else [])
 
@@ -103,7 +103,7 @@ def _local(places: NodePlaces, config: NodeConfig, driver: Gpus) -> Iterator[Fin
 
 
 def _gpus(config: NodeConfig, driver: Gpus, whole: list[str]) -> Iterator[Finding]:
-    """Check the GPUs; the devices of those that are not cut are added to `whole`."""
+    """Check the GPUs; the devices of those that are not in MIG mode are added to `whole`."""
     try:
         found = gpus.gather(driver.all(), config)
     except DriverError as error:

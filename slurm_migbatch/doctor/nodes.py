@@ -1,4 +1,4 @@
-"""What slurmctld says of nodes and of the catalog, beside what nodes reported."""
+"""Check slurmctld's view of nodes and the catalog against the nodes' reports."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from slurm_migbatch.slurm.nodelist import expand, fold
 from slurm_migbatch.store.queries import LeaseRow
 from slurm_migbatch.workload.catalog import NODE_FEATURE
 
-#: seconds that a run must have had its slices before Slurm's queue is held against it
+#: minimum age of a run's slices before it is compared with Slurm's queue, in seconds
 PATIENCE_S = 60.0
-#: seconds without a word of a node's agent, which says something every 20 s
+#: seconds without a message from a node's agent, which sends one every 20 s
 SILENCE_S = 60.0
 INSTALL = "migbatch install --role controller --apply --edit"
 
 
 def mig_nodes(rows: Sequence[NodeRow], config: Config) -> frozenset[str]:
-    """Return the names of the nodes that have slices, without the catalog's."""
+    """Return the names of the nodes with slices, except the catalog's."""
     catalog = expand(config.cluster.catalog_nodes)
     return frozenset(row.name for row in rows if any(kind != "none" for kind in row.gres) and row.name not in catalog)
 
@@ -40,10 +40,10 @@ def check_nodes(
     Args:
         rows: nodes as Slurm shows them.
         inventory: GPUs by node.
-        seen: when each node reported last (unix s).
-        now: this moment.
+        seen: time of each node's last report (unix s).
+        now: the current time.
         config: names the catalog.
-        causes: by node, what its last hook said that failed.
+        causes: by node, the message of its last failed hook.
     """
     catalog = expand(config.cluster.catalog_nodes)
     mig = [row for row in rows if row.name in mig_nodes(rows, config)]
@@ -88,7 +88,7 @@ def check_orphans(held: Sequence[LeaseRow], jobs: Sequence[JobRow], now: float) 
 
 
 def _foreign(known: Collection[str], seen: Mapping[str, float], now: float) -> Iterator[Finding]:
-    """Check that all who write to the record are of this cluster: job ids of two clusters would be mixed up."""
+    """Check that all nodes that report belong to this cluster: job ids of two clusters would be mixed up."""
     foreign = sorted(name for name, at in seen.items() if name not in known and now - at <= SILENCE_S)
     if foreign:
         text = f"{fold(foreign)} reported within the last {SILENCE_S:.0f} s, but this cluster has no such node"
@@ -120,7 +120,7 @@ def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iter
 
 
 def _names(rows: Sequence[NodeRow], mig: Sequence[NodeRow], catalog: Collection[str]) -> Iterator[Finding]:
-    """Check the features by which a job that names nodes waits for them."""
+    """Check the features that let a job with a node list pend for its nodes."""
     known = [row.features for row in rows if row.name in catalog]
     lacking = sorted(
         row.name for row in mig if not all(NODE_FEATURE + row.name in features for features in (row.features, *known))

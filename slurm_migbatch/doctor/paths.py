@@ -1,4 +1,4 @@
-"""Who can change or read the files that root and slurmctld act on."""
+"""Check who can change or read the files that root and slurmctld use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slurm_migbatch.node.findings import BAD, GOOD, Finding
 
 
 def check_paths(config: Config, slurm_user: Reader | None) -> Iterator[Finding]:
-    """Check that nobody else can change what root and slurmctld act on, and that SlurmUser can read it."""
+    """Check that only root and slurmctld's user can change these files, and that SlurmUser can read them."""
     for path in (config.path, config.submit.table):
         if not path or not Path(path).exists():
             continue
@@ -39,7 +39,7 @@ def _closed(config: Config, slurm_user: Reader) -> Iterator[Finding]:
 
 
 def check_metrics_token(config: Config, daemon: Reader | None) -> Iterator[Finding]:
-    """Check the token by which other hosts read the metrics; `daemon`: see `check_credentials`."""
+    """Check the token with which other hosts read the metrics; `daemon`: see `check_credentials`."""
     path = Path(config.node_api.metrics_token_file)
     if not config.node_api.metrics_token_file:
         return
@@ -57,11 +57,11 @@ def check_metrics_token(config: Config, daemon: Reader | None) -> Iterator[Findi
 
 
 def check_credentials(config: Config, daemon: Reader | None) -> Iterator[Finding]:
-    """Check that migbatchd can prove who it is, and check who a node is.
+    """Check that migbatchd can authenticate itself and nodes.
 
     Args:
-        config: says how.
-        daemon: who migbatchd runs as; None where that is not known.
+        config: its settings.
+        daemon: user of migbatchd; None if unknown.
     """
     api = config.node_api
     mend = "systemctl enable --now munge, with the cluster's /etc/munge/munge.key"

@@ -1,4 +1,4 @@
-"""Programs and files of a host as a check sees them: their text, and who may run, read and change them."""
+"""Describe programs and files of a host for checks: their text, and who may run, read and change them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class HostProgram:
     """One file that root runs.
 
     Attributes:
-        path: where it is.
-        text: what it holds; None where there is no such file, or it cannot be read.
+        path: its path.
+        text: its content; None if there is no such file, or it cannot be read.
         executable: whether root may run it.
-        insecure: why others than root could change it, as a sentence; empty where they cannot.
+        insecure: why others than root could change it, as a sentence; empty if they cannot.
     """
 
     path: str
@@ -48,7 +48,7 @@ def programs_of(value: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Reader:
-    """A user who has to read files: name, uid and groups."""
+    """A user who must be able to read files: name, uid and groups."""
 
     name: str
     uid: int
@@ -56,7 +56,7 @@ class Reader:
 
 
 def reader(user: str | int) -> Reader | None:
-    """Return a user of this host by name or uid; None where there is none."""
+    """Return a user of this host by name or uid; None if there is none."""
     try:
         entry = pwd.getpwnam(user) if isinstance(user, str) else pwd.getpwuid(user)
     except KeyError:
@@ -66,7 +66,7 @@ def reader(user: str | int) -> Reader | None:
 
 
 def unreadable(path: str, who: Reader | None) -> str:
-    """Return which part of a path keeps a user from reading it, with its mode; empty where nothing does.
+    """Return the part of a path that a user cannot read, with its mode; empty if all can be read.
 
     Args:
         path: a file or directory.

@@ -1,4 +1,4 @@
-"""Whether the service for users' questions answers. Standard library only: login nodes ask this too."""
+"""Check that the service for user queries answers. Standard library only: login nodes run this too."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def check_answers(url: str, advice: str, stranger: str) -> Iterator[Finding]:
 
     Args:
         url: such as http://ctl1:6831.
-        advice: what to do where nobody answers.
-        stranger: what to do where another program does.
+        advice: what to do if there is no answer.
+        stranger: what to do if another program answers.
     """
     parts = urlsplit(url)
     make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection

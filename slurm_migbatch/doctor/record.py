@@ -1,4 +1,4 @@
-"""Whether the record is whole, of this release's schema, and has room: what `migbatch db check` looks at."""
+"""Check that the record is intact, of this release's schema, and has free space: for `migbatch db check`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RESTORE = "restore a backup (migbatch db restore), or rebuild the file: sqlite3
 
 
 def check_record(url: str, keep_s: float = math.inf, *, live: bool = True) -> Iterator[Finding]:
-    """Read the database at `url` through. `live`: it is migbatchd's own, not a backup; `keep_s`: [store] keep."""
+    """Read the whole database at `url`. `live`: it is migbatchd's own, not a backup; `keep_s`: [store] keep."""
     try:
         engine = make_engine(url, readonly=True)
     except StoreError as error:

@@ -1,8 +1,8 @@
-"""Slurm releases with faults that break what migbatch does, and when: for `migbatch doctor`.
+"""List Slurm releases with bugs that break migbatch, and their conditions: for `migbatch doctor`.
 
-Where each is told of: 25.05.0, Slurm's own notes on 25.05.1; 25.11 with metrics, SlinkyProject/slurm-operator issue 90
-(26.05 answers without the lock on nodes, and is tried in tests/e2e/test_releases.py); takeover by a backup
-controller, Slurm's own notes on 25.05.
+Sources: 25.05.0, Slurm's release notes of 25.05.1; 25.11 with metrics, SlinkyProject/slurm-operator issue 90
+(26.05 answers without the lock on nodes, and is tested in tests/e2e/test_releases.py); takeover by a backup
+controller, Slurm's release notes of 25.05.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SUBJECT: Final = "Slurm release"
 
 @dataclass(frozen=True)
 class SiteTraits:
-    """What a fault may depend on.
+    """Conditions of a bug.
 
     Attributes:
         conf: `scontrol show config`, keys in lower case.
@@ -45,7 +45,7 @@ class SiteTraits:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong in the releases from `first` to before `fixed`, where `when` says that it matters."""
+    """A bug in the releases from `first` to before `fixed`, under the condition `when`."""
 
     first: Release
     fixed: Release
@@ -83,7 +83,7 @@ FAULTS: Final = (
 
 
 def check_release(release: Release, site: SiteTraits) -> Iterator[Finding]:
-    """Check whether slurmctld's release has a fault that matters here."""
+    """Check whether slurmctld's release has a bug that matters here."""
     shown = "{}.{:02d}.{}".format(*release)
     found = [fault for fault in FAULTS if fault.first <= release < fault.fixed and fault.when(site)]
     for fault in found:

@@ -1,4 +1,4 @@
-"""What nodes' own checks found, as their agents told migbatchd."""
+"""Show the findings of nodes' own checks, as their agents reported them to migbatchd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SILENCE_S: Final = 120.0
 
 @dataclass(frozen=True)
 class HeardReport:
-    """One node's report: its age and how far the node's clock is ahead, in seconds, and what is not in order."""
+    """One node's report: its age, how far the node's clock is ahead, in seconds, and its problems."""
 
     age: float
     ahead: float
@@ -36,7 +36,7 @@ def read_reports(body: bytes) -> dict[str, HeardReport]:
 
 
 def causes(reports: Mapping[str, HeardReport]) -> dict[str, str]:
-    """Return what nodes say of their being drained by a hook."""
+    """Return the nodes' messages about being drained by a hook."""
     return {
         node: found.text.partition("; error of the hook: ")[2]
         for node, report in reports.items()
@@ -46,7 +46,7 @@ def causes(reports: Mapping[str, HeardReport]) -> dict[str, str]:
 
 
 def summary(reports: Mapping[str, HeardReport], nodes: Collection[str]) -> Iterator[Finding]:
-    """Yield how many things are to correct on each of these nodes."""
+    """Yield the number of problems of each of these nodes."""
     for node in sorted(nodes):
         report = reports.get(node)
         if report is None or report.age > SILENCE_S:
@@ -61,11 +61,11 @@ def summary(reports: Mapping[str, HeardReport], nodes: Collection[str]) -> Itera
 
 
 def check_reports(reports: Mapping[str, HeardReport], nodes: Collection[str]) -> Iterator[Finding]:
-    """Yield all that nodes found, and which are silent.
+    """Yield all findings of nodes, and the nodes without a report.
 
     Args:
         reports: the latest of each node.
-        nodes: the MIG nodes that Slurm knows.
+        nodes: the MIG nodes in Slurm.
     """
     for node in sorted({*nodes, *reports}):
         report = reports.get(node)

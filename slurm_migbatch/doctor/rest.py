@@ -1,4 +1,4 @@
-"""Whether migbatchd can ask slurmrestd where `[cluster] backend` names it: token, socket or URL, API version."""
+"""Check that migbatchd can use slurmrestd if `[cluster] backend` names it: token, socket or URL, API version."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _ANSWER_S: Final = 20.0
 
 
 def check_rest(config: Config, daemon: Reader | None) -> Iterator[Finding]:
-    """Check that slurmrestd answers migbatchd, by asking it as migbatchd does; nothing with another backend.
+    """Check that slurmrestd answers migbatchd, with the same requests; nothing with another backend.
 
     Args:
         config: of migbatchd.
-        daemon: who migbatchd runs as; None where that is not known.
+        daemon: user of migbatchd; None if unknown.
     """
     cluster = config.cluster
     if cluster.backend != "slurmrestd":
@@ -39,7 +39,7 @@ def check_rest(config: Config, daemon: Reader | None) -> Iterator[Finding]:
 
 
 def _token(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]:
-    """Check who can read the token; what it is worth slurmrestd says."""
+    """Check who can read the token; slurmrestd decides whether it is valid."""
     path = cluster.slurmrestd_token
     if not path:
         return
@@ -68,7 +68,7 @@ def _token(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]:
 
 
 def _socket(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]:
-    """Check who may connect to a socket; root, who asks here, always may."""
+    """Check who may connect to a socket; root, which runs this, always may."""
     path = RestAddress.parse(cluster.slurmrestd).path
     if path and daemon is not None and Path(path).exists() and (closed := closed_to(path, daemon, 0o2)):
         text = f"migbatchd's user {daemon.name} cannot connect to {path}: {closed}"

@@ -1,4 +1,4 @@
-"""What a host is to migbatch, by what is installed there."""
+"""Determine the roles of a host by what is installed there."""
 
 from __future__ import annotations
 

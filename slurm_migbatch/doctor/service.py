@@ -1,4 +1,4 @@
-"""Whether migbatchd answers: submissions, questions, nodes and monitoring."""
+"""Check that migbatchd answers: submissions, queries, nodes and monitoring."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _START: Final = "start migbatchd (systemctl start migbatchd)"
 
 
 def check_service(config: Config, here: DaemonState) -> Iterator[Finding]:
-    """Check that migbatchd answers on both sides; `here` is what it says of itself."""
+    """Check that migbatchd answers on all its interfaces; `here` is its health."""
     everybodys = Path(config.submit.socket)
     for path in (reserved(everybodys), everybodys):
         try:
@@ -25,7 +25,7 @@ def check_service(config: Config, here: DaemonState) -> Iterator[Finding]:
                 probe.settimeout(2)
                 probe.connect(str(path))
             yield Finding(GOOD, "submit socket", str(path))
-        except PermissionError:  # slurmctld's, and somebody else asks
+        except PermissionError:  # slurmctld's; another user asks
             continue
         except OSError as error:
             text = f"{path}: {error.strerror or error}"
@@ -41,7 +41,7 @@ def check_service(config: Config, here: DaemonState) -> Iterator[Finding]:
 
 
 def check_query(config: Config) -> Iterator[Finding]:
-    """Check that the service for users' questions listens, and that it is this one."""
+    """Check that the service for user queries listens, and that it is this one."""
     if not config.query.enabled:
         yield Finding(
             ODD, "query service", "is disabled ([query] enabled)", "migacct and migbatch why do not work on login nodes"

@@ -1,4 +1,4 @@
-"""What slurmctld runs with, by `scontrol show config`."""
+"""Check slurmctld's settings, by `scontrol show config`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
     for key in ("Prolog", "Epilog", "TaskProlog"):
         value = next((v for k, v in conf.items() if re.fullmatch(rf"{key.lower()}(\[\d+\])?", k) and v), "")
         if value:
-            yield Finding(GOOD, key, value)  # what it does is seen on the nodes, which have it
+            yield Finding(GOOD, key, value)  # its effect is checked on the nodes, which have it
         else:
             yield Finding(BAD, key, "is not set: no job gets a slice", f"{_EDIT}, then restart every slurmd")
     yield from _prolog_flags(conf)

@@ -1,4 +1,4 @@
-"""What gres.conf, cgroup.conf and slurm.conf say of MIG nodes, read as Slurm reads them."""
+"""Check gres.conf, cgroup.conf and slurm.conf for MIG nodes, parsed like Slurm does."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _DETECTS: Final = frozenset({"nvml", "full"})
 
 
 def beside(conf: Conf, name: str) -> Conf:
-    """Read a file beside slurm.conf; without lines where there is none."""
+    """Read a file beside slurm.conf; no lines if there is none."""
     return load(str(Path(conf.main).with_name(name)), read)
 
 
 def check_autodetect(gres: Conf, nodes: Collection[str]) -> Iterator[Finding]:
-    """Check that Slurm does not look for slices itself on MIG nodes."""
+    """Check that Slurm does not detect slices itself on MIG nodes."""
     everywhere = next(
         (line for line in reversed(gres.lines) if line.get("autodetect") and not line.get("nodename")), None
     )
@@ -58,12 +58,12 @@ def _expanded(names: str) -> tuple[str, ...]:
 
 
 def check_cgroup(conf: Conf, cgroup: Conf, whole: Collection[str]) -> Iterator[Finding]:
-    """Check who may open GPUs. Slices are fenced by the owners of their devices; whole GPUs by cgroups alone.
+    """Check who may open GPUs. Slices are protected by the owners of their devices; whole GPUs by cgroups alone.
 
     Args:
         conf: slurm.conf.
         cgroup: cgroup.conf.
-        whole: devices of GPUs of this node that are not cut.
+        whole: devices of GPUs of this node that are not in MIG mode.
     """
     plugin = "task/cgroup" in conf.value("TaskPlugin").lower().split(",") or "cgroup" in conf.value(
         "TaskPlugin"
@@ -83,7 +83,7 @@ def check_cgroup(conf: Conf, cgroup: Conf, whole: Collection[str]) -> Iterator[F
 
 
 def check_cli_filter(conf: Conf) -> Iterator[Finding]:
-    """Check that every srun of this host finds the script that slurm.conf has it load."""
+    """Check that every srun of this host finds the script that slurm.conf makes it load."""
     words = scripts.cli_filters(conf.value("CliFilterPlugins"))
     if "lua" not in words:
         return

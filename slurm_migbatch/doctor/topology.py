@@ -1,4 +1,4 @@
-"""Whether requests may wait where Slurm knows a topology: the catalog needs a place in it."""
+"""Check that requests can pend if Slurm has a topology: the catalog must be in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def names_of(partitions: Mapping[str, Mapping[str, str]], mig: Collection[str]) 
     """Return the topologies of the partitions that have MIG nodes; "" is the cluster's own.
 
     Args:
-        partitions: the words of each, by `scontrol show partition`.
+        partitions: the fields of each, by `scontrol show partition`.
         mig: names of the partitions that have MIG nodes.
     """
     return tuple(dict.fromkeys(words.get("Topology", "") for name, words in partitions.items() if name in mig)) or ("",)
@@ -27,7 +27,7 @@ def check_topology(shown: Mapping[str, str], catalog: str) -> Iterator[Finding]:
     """Check that the catalog is in a switch or block of each topology.
 
     Args:
-        shown: what `scontrol show topology` says of each, by its name; empty where that has neither.
+        shown: `scontrol show topology` of each, by its name; empty if it has neither.
         catalog: host list of the catalog.
     """
     for name, text in shown.items():

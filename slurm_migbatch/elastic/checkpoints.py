@@ -1,4 +1,4 @@
-"""Checkpoint files: complete or absent, whatever happens while one is written.
+"""Read and write checkpoint files: complete or absent, whatever happens during a write.
 
     DIRECTORY/step-000000001200.ckpt
 
@@ -6,12 +6,12 @@
     {"steps": 1200, ...}        facts, JSON, also for other programs
     ...                         the state, by pickle or torch
 
-The checksum is of all that follows the first line. A file is written beside its place, its first line last; it is
-synced, then renamed, then the directory is synced. Only then older ones go. So at any instant, SIGKILL and a power cut
-included, the newest file that is whole holds a whole state, and it is the last but one at worst.
+The checksum covers everything after the first line. A file is written under a temporary name, its first line last; it
+is synced, then renamed, then the directory is synced. Only then older ones are deleted. So at any instant, SIGKILL and
+power failure included, the newest complete file holds a complete state, and it is at worst the last but one.
 
-A file is read only where it is a regular file of the user's own that others may not write, because reading a state can
-run code. What is torn, alien or unreadable is passed over, with a sentence why, for the next older one.
+A file is read only if it is a regular file of the user that others may not write, because reading a state can
+run code. Incomplete, foreign or unreadable files are skipped, with a sentence why, and the next older one is tried.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Checkpoint(NamedTuple):
-    """One that was read: the steps done, its facts, and the state."""
+    """A checkpoint that was read: the steps done, its facts, and the state."""
 
     path: Path
     steps: int
@@ -52,14 +52,14 @@ class Checkpoint(NamedTuple):
 
 
 class Torn(Exception):
-    """This file is no checkpoint that may be used; the message says why."""
+    """This file is not a usable checkpoint; the message says why."""
 
 
 class Checkpoints:
     """The checkpoints of one training, in a directory of their own.
 
     Attributes:
-        passed_over: sentences on files that `newest` could not use.
+        passed_over: sentences about files that `newest` could not use.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Checkpoints:
         disk: Disk | None = None,
         ready: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open a directory: the `keep` newest are kept; `mark` tells this run's unfinished files from others'.
+        """Open a directory: the `keep` newest are kept; `mark` distinguishes this run's unfinished files from others'.
 
         `ready` is called before a file is put into its place, and may raise.
         """
@@ -90,10 +90,10 @@ class Checkpoints:
     # -- writing -------------------------------------------------------------------------------------------------
 
     def write(self, steps: int, facts: Mapping[str, Any], state: Any) -> float:
-        """Write one; the seconds that it took. A full disk costs the older ones before it costs this one.
+        """Write a checkpoint; return the seconds that it took. A full disk costs older checkpoints before this one.
 
         Raises:
-            OSError: it could not be written; those that were there still are, but for ones older than the newest.
+            OSError: it could not be written; the existing ones remain, except those older than the newest.
         """
         begun = time.monotonic()
         try:
@@ -102,7 +102,7 @@ class Checkpoints:
             if error.errno not in _NO_ROOM or not self._thin(1):
                 raise
             self._write(steps, facts, state)
-        with suppress(OSError):  # the new one is safe; what is left over goes next time
+        with suppress(OSError):  # the new one is safe; leftovers are deleted next time
             self._thin(self.keep)
         return time.monotonic() - begun
 
@@ -136,14 +136,14 @@ class Checkpoints:
         self._unusable.discard(name)
 
     def _thin(self, keep: int) -> int:
-        """Take away all but the newest `keep`; how many that were. Files that were passed over stay for the user."""
+        """Delete all but the newest `keep`; return how many. Files that were skipped remain for the user."""
         old = [name for name in self.names() if name not in self._unusable][keep:]
         for name in old:
             self.disk.unlink(self.directory / name)
         return len(old)
 
     def tidy(self) -> None:
-        """Take away what runs that were killed left unfinished. Only for who has the directory to himself."""
+        """Delete unfinished files of runs that were killed. Only for the holder of the directory's lock."""
         for name in os.listdir(self.directory):  # noqa: PTH208
             if _BESIDE.fullmatch(name):
                 with suppress(OSError):
@@ -152,10 +152,10 @@ class Checkpoints:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def newest(self) -> Checkpoint | None:
-        """Read the newest complete checkpoint; None where the training has not begun.
+        """Read the newest complete checkpoint; None if the training has not begun.
 
         Raises:
-            ElasticError: there are checkpoints but none can be used, or a whole one needs code that is not there.
+            ElasticError: there are checkpoints but none is usable, or a complete one needs a module that is missing.
         """
         names = self.names()
         self.passed_over.clear()
@@ -216,7 +216,7 @@ class Checkpoints:
 
 
 def _all(disk: Disk, handle: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of it; one call may take less (a signal, a disk that is nearly full)."""
+    """Write all of it; one call may write less (a signal, a disk that is nearly full)."""
     view = memoryview(data)
     while view:
         count = disk.write(handle, view, offset)
@@ -224,7 +224,7 @@ def _all(disk: Disk, handle: int, data: bytes | memoryview, offset: int) -> None
 
 
 class _Sink(io.RawIOBase):
-    """Takes bytes one after the other, and their checksum."""
+    """A file-like writer that computes the checksum."""
 
     def __init__(self, disk: Disk, handle: int, offset: int) -> None:
         self.offset = offset
@@ -245,7 +245,7 @@ class _Sink(io.RawIOBase):
 
 
 class _Section(io.RawIOBase):
-    """A part of a file, as if it were one of its own."""
+    """A file-like reader of one part of a file."""
 
     def __init__(self, file: io.BufferedReader, begin: int, size: int) -> None:
         self._file, self._begin, self._size, self._at = file, begin, size, 0
@@ -259,13 +259,13 @@ class _Section(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Do as files do."""
+        """Read as files do."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = max(0, base + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Do as files do."""
+        """Read as files do."""
         view = memoryview(buffer).cast("B")[: max(0, self._size - self._at)]
         self._file.seek(self._begin + self._at)
         count = self._file.readinto(view)

@@ -1,4 +1,4 @@
-"""The effects of saving a checkpoint on a file system, one method each: tests end the process at each of them."""
+"""Wrap the file system calls of saving a checkpoint, one method each: tests end the process at each of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Disk:
-    """The real one. All methods raise OSError."""
+    """The real file system. All methods raise OSError."""
 
     def create(self, path: Path) -> int:
         """Create a file for writing that belongs to the user."""
@@ -22,11 +22,11 @@ class Disk:
         os.fsync(handle)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Put a file in its place, in one step."""
+        """Rename a file into its place atomically."""
         os.rename(old, new)  # noqa: PTH104
 
     def unlink(self, path: Path) -> None:
-        """Take a file away."""
+        """Delete a file."""
         os.unlink(path)  # noqa: PTH108
 
     def sync_directory(self, path: Path) -> None:

@@ -1,8 +1,8 @@
-"""One run at a time in a checkpoint directory.
+"""Lock a checkpoint directory for one run at a time.
 
-A requeued job may begin while its former self still writes its last checkpoint, on the same node or on another one. The
-lock is flock(2), which Linux carries over NFS too. Where the file system has no locks, and after one was lost (an NFS
-server that was away), the name in the lock file decides: the run that wrote it last goes on, and the other one notices
+A requeued job may start while its previous run still writes its last checkpoint, on the same node or on another one.
+The lock is flock(2), which Linux supports over NFS too. If the file system has no locks, or one was lost (an NFS
+server was down), the name in the lock file decides: the run that wrote it last continues, and the other one notices
 before it puts a checkpoint in its place.
 """
 
@@ -39,8 +39,8 @@ class Lock:
         """Take the lock or wait for it; `waiting` is called with the seconds to wait, and may raise.
 
         Raises:
-            ElasticError: somebody else still has it after that time.
-            OSError: the file cannot be made.
+            ElasticError: another process still holds it after that time.
+            OSError: the file cannot be created.
         """
         self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         end = time.monotonic() + patience_s
@@ -73,15 +73,15 @@ class Lock:
         return self._handle >= 0
 
     def check(self) -> None:
-        """Raise Superseded where another run has taken the directory over."""
+        """Raise Superseded if another run has taken over the directory."""
         holder = self._holder()
         if holder != self._name:
             raise Superseded(f"{self._path.parent} was taken over by {holder or 'another run'}; this run stops")
 
     def give(self) -> None:
-        """Let the next run have it."""
+        """Release the lock."""
         if self._handle >= 0:
-            with suppress(OSError):  # a worker that this process has forked may hold the file open still
+            with suppress(OSError):  # a worker that this process has forked may still hold the file open
                 fcntl.flock(self._handle, fcntl.LOCK_UN)
             os.close(self._handle)
             self._handle = -1

@@ -1,7 +1,7 @@
 """Split the batch of one optimizer step into micro-batches whose gradients are accumulated.
 
-SJF-BSBF (arXiv 2407.13088) lets a job go on in less memory that way: the batch that the optimizer sees stays, so
-convergence stays. The rule for the parts is ours.
+SJF-BSBF (arXiv 2407.13088) lets a job continue in less memory this way: the optimizer's batch stays the same, and so
+does convergence. The rule for the parts is ours.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from slurm_migbatch.elastic.errors import ElasticError
 
 
 def even(size: int, most: int) -> tuple[int, ...]:
-    """Split `size` items into the fewest parts of at most `most`, equal but for one item, the larger ones first."""
+    """Split `size` items into the fewest parts of at most `most`, equal to within one item, the larger ones first."""
     parts = -(-size // most)
     small, larger = divmod(size, parts)
     return (small + 1,) * larger + (small,) * (parts - larger)
 
 
 def fixed(size: int, micro: int) -> tuple[int, ...]:
-    """Split `size` items into parts of `micro` items and one with the rest."""
+    """Split `size` items into parts of `micro` items and one with the remainder."""
     full, rest = divmod(size, micro)
     return (micro,) * full + ((rest,) if rest else ())
 
 
 @dataclass(frozen=True)
 class Micro:
-    """One pass forward and backward.
+    """One forward and backward pass.
 
     Attributes:
         indices: the items, in their order.
@@ -45,12 +45,12 @@ class Micro:
 
 
 class Step:
-    """One step of the optimizer: iterate over its micro-batches, add up their weighted gradients, then update.
+    """One optimizer step: iterate over its micro-batches, sum their weighted gradients, then update.
 
     Attributes:
         number: steps done before this one, over the job's whole life. Learning rates are functions of it.
         epoch, position: where in the data the step begins.
-        seed: for what is drawn at random in this step, the same in every run.
+        seed: for random numbers in this step, the same in every run.
         size: items of all micro-batches together.
         micro: most items in one of them.
     """
@@ -75,9 +75,9 @@ class Step:
         return len(self._sizes)
 
     def halve(self) -> None:
-        """Repeat the step with micro-batches of half the size, since these were too large for the memory.
+        """Repeat the step with micro-batches of half the size, because these were too large for the memory.
 
-        Call it instead of the update, with the gradients set back, and go on with the loop.
+        Call it instead of the update, with the gradients reset, and continue the loop.
 
         Raises:
             ElasticError: they have one item already.

@@ -1,6 +1,6 @@
-"""Lines for the file that MIGBATCH_PROGRESS names; `node/progress.py` has their form.
+"""Write lines to the file that MIGBATCH_PROGRESS names; `node/progress.py` has the format.
 
-What cannot be reported is no reason to fail: a job trains without being watched.
+A failed report is no reason to fail: the job trains without reports.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 VARIABLE = "MIGBATCH_PROGRESS"
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Slurm numbers the batch, extern and interactive steps from here up, or below zero."""
+"""Slurm's ids of the batch, extern and interactive steps start here, or are below zero."""
 
 
 def line(environ: Mapping[str, str], values: Mapping[str, str | float | int | None]) -> str:
@@ -27,14 +27,14 @@ def _text(value: str | float) -> str:
 
 
 def own_task(environ: Mapping[str, str]) -> str | None:
-    """Return the task that this runs in; None in batch scripts and shells, which report for the whole job."""
+    """Return the task of this process; None in batch scripts and shells, which report for the whole job."""
     step, rank = environ.get("SLURM_STEP_ID", ""), environ.get("SLURM_PROCID", "")
     in_step = step.isdigit() and int(step) < FIRST_SPECIAL_STEP
     return rank if in_step and rank.isdigit() else None
 
 
 def append(path: str, text: str) -> None:
-    """Add a line in one write, which others' lines do not mix with. Raises OSError."""
+    """Append a line in one write, so that lines do not mix. Raises OSError."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.write(handle, f"{text}\n".encode())

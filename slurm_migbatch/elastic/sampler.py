@@ -1,8 +1,8 @@
-"""Choose the items that an optimizer step trains on, as a function of the step's number alone.
+"""Choose the items of an optimizer step as a function of the step's number alone.
 
-Neither the slice nor an interruption has a say in it, so a resumed run needs to know the number of steps done and no
-more. An epoch's order is a Fisher-Yates shuffle by `random.Random.random`, whose sequence for a seed Python promises to
-keep in all its versions (which it does not of `random.shuffle`).
+Neither the slice nor an interruption affects them, so a resumed run needs only the number of steps done. An epoch's
+order is a Fisher-Yates shuffle by `random.Random.random`, whose sequence for a seed Python guarantees to
+keep in all its versions (unlike that of `random.shuffle`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slurm_migbatch.elastic.errors import ElasticError
 
 
 class StepPosition(NamedTuple):
-    """The position of a step in the data: its epoch, the items of that epoch before it, and how many it takes."""
+    """The position of a step in the data: its epoch, the items of that epoch before it, and its number of items."""
 
     epoch: int
     position: int
@@ -27,7 +27,7 @@ class StepPosition(NamedTuple):
 class Sampler:
     """The order of a data set of `items` in batches of `batch`.
 
-    An epoch takes every item once. Its last batch holds what is left, or with `drop_last` is left out. With `items`
+    An epoch takes every item once. Its last batch holds the remainder, or is dropped with `drop_last`. With `items`
     None the data has no end: step k takes the numbers k * batch to (k + 1) * batch - 1, unshuffled, of one endless
     epoch.
     """
@@ -35,7 +35,7 @@ class Sampler:
     def __init__(
         self, items: int | None, batch: int, *, seed: int = 0, shuffle: bool = True, drop_last: bool = False
     ) -> None:
-        """Set up the sampler. Raises ElasticError where no step could be made."""
+        """Set up the sampler. Raises ElasticError if no step is possible."""
         if batch < 1 or (items is not None and items < 1):
             raise ElasticError(f"{items} items in batches of {batch} are invalid; both must be 1 or more")
         if items is not None and drop_last and items < batch:
@@ -46,7 +46,7 @@ class Sampler:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Optimizer steps of one epoch; None where the data has no end."""
+        """Optimizer steps of one epoch; None if the data has no end."""
         if self.items is None:
             return None
         return self.items // self.batch if self.drop_last else -(-self.items // self.batch)
@@ -76,7 +76,7 @@ class Sampler:
 
 def shuffled(items: int, seed: str) -> Sequence[int]:
     """Shuffle the numbers below `items` by a seed."""
-    uniform = random.Random(seed).random  # noqa: S311 - an order, no secret
+    uniform = random.Random(seed).random  # noqa: S311 - an order, not a secret
     order = array("Q", range(items))
     for last in range(items - 1, 0, -1):
         other = int(uniform() * (last + 1))

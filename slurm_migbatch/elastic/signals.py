@@ -1,7 +1,7 @@
-"""Record signals, which are acted on at the boundary of a step: pause (USR1, USR2) and leave (TERM).
+"""Record signals, which take effect at the end of a step: pause (USR1, USR2) and leave (TERM).
 
-Slurm sends USR1 by `scancel --signal=USR1`, `--signal=USR1@60`, or when migbatch asks for a slice back; TERM before
-KILL when a job is requeued, cancelled or out of time. A handler takes a note and returns, so a step is never cut.
+Slurm sends USR1 by `scancel --signal=USR1`, `--signal=USR1@60`, or when migbatch reclaims a slice; TERM before
+KILL when a job is requeued, cancelled or out of time. A handler only sets a flag, so a step is never interrupted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SignalFlags:
     """The signal handlers of this process, from `open` to `close`, and what they recorded.
 
     Attributes:
-        pause: told to save and to stand still.
+        pause: told to save and pause.
         leave_since: when it was told to leave (time.monotonic), else None.
     """
 
@@ -44,7 +44,7 @@ class SignalFlags:
             raise ElasticError("signals reach the main thread only: create the Trainer there")
         self._process = os.getpid()
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # Python runs handlers between its own instructions: a signal that comes right before `select` is told by this
+        # Python runs handlers between its instructions: a signal right before `select` wakes it through this descriptor
         self._previous_wakeup_fd = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         for number in (*self._pausing, signal.SIGTERM):
             self._previous_handlers[number] = signal.signal(number, self._handle)
@@ -67,7 +67,7 @@ class SignalFlags:
             os.read(self._wakeup_read, 4096)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a data loader's worker, say, which inherited this
+        if os.getpid() != self._process:  # a data loader's worker, for example, which inherited this
             if number == signal.SIGTERM:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)

@@ -1,6 +1,6 @@
-"""The slice that this process has, from TaskProlog's environment, and the largest micro-batch that fits into it.
+"""Read this process's slice from TaskProlog's environment, and compute the largest micro-batch that fits.
 
-`MIGBATCH_BATCH` is not asked: it is advice for the profile of the submission, and an elastic job runs on others.
+`MIGBATCH_BATCH` is not used: it is advice for the profile at submission, and an elastic job runs on others.
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ class Memory:
             )
 
     def __call__(self, mig_slice: Slice) -> int | None:
-        """Return how many items fit; None where the memory is not known."""
+        """Return how many items fit; None if the memory is unknown."""
         if mig_slice.memory_mib is None:
             return None
         return int((mig_slice.memory_mib * MIB * (1.0 - self.headroom) - self.fixed_bytes) // self.bytes_per_item)
 
 
 Fits = int | Mapping[str, int] | Memory | Callable[[Slice], int | None] | None
-"""How large a micro-batch may be: the same everywhere, a table by profile, by memory, or a function of the slice."""
+"""Limit of a micro-batch: a number, a table by profile, a memory model, or a function of the slice."""
 
 
 def largest(fits: Fits, mig_slice: Slice, batch: int) -> int:
     """Return the largest micro-batch for this slice, at most the whole `batch`.
 
-    Outside a job with a slice (a trial at a desk), and with `fits` None, that is the whole batch; a table may have an
-    entry "" for it.
+    Outside a job with a slice (a test on a workstation), and with `fits` None, that is the whole batch; a table may
+    have an entry "" for it.
 
     Raises:
-        ElasticError: not even one item fits, or the table does not know the profile.
+        ElasticError: not even one item fits, or the table lacks the profile.
     """
     if fits is None:
         return batch

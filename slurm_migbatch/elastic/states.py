@@ -1,6 +1,6 @@
-"""Serialize a training's state: by pickle, or by torch where it holds tensors.
+"""Serialize a training's state: by pickle, or by torch if it holds tensors.
 
-torch is never imported here unless the state that was handed over, or the checkpoint that is read, needs it.
+torch is imported here only if the given state, or the checkpoint that is read, needs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _DEPTH = 8
 
 
 def form_of(state: Any) -> str:
-    """Return which of both forms a state needs."""
+    """Return the form that a state needs."""
     torch = sys.modules.get("torch")
     return TORCH if torch is not None and _holds(state, torch.Tensor, _DEPTH) else PICKLE
 
@@ -31,7 +31,7 @@ def _holds(state: Any, kind: type, depth: int) -> bool:
 
 
 def dump(state: Any, form: str, file: IO[bytes]) -> None:
-    """Write a state from the file's position on. Raises what writing to the file does, and pickle's errors."""
+    """Write a state from the file's position on. Raises errors of the file and of pickle."""
     if form == TORCH:
         sys.modules["torch"].save(state, file)
     else:
@@ -39,9 +39,9 @@ def dump(state: Any, form: str, file: IO[bytes]) -> None:
 
 
 def load(form: str, file: IO[bytes]) -> Any:
-    """Read a state back; tensors lie in main memory, whatever device they came from.
+    """Read a state back; tensors are placed in main memory, whatever device they came from.
 
-    Only for files whose owner and checksum were seen to be right: reading either form can run code.
+    Only for files whose owner and checksum were verified: reading either form can run code.
     """
     if form == TORCH:
         return importlib.import_module("torch").load(file, map_location="cpu", weights_only=False)

@@ -1,4 +1,4 @@
-"""One training that may be interrupted at any step, and resumed on a slice of another size."""
+"""Run a training that may be interrupted at any step, and resumed on a slice of another size."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from slurm_migbatch.elastic.signals import PAUSE, SignalFlags
 from slurm_migbatch.elastic.slices import Fits, Slice, largest
 
 LEFT = 128 + 15
-"""Exit code of a run that ended because it was told to, as a shell tells it."""
+"""Exit code of a run that ended on SIGTERM, as a shell reports it."""
 
 CHECKPOINT_SHARE = 20.0
-"""A checkpoint that takes t seconds is followed by at least this many times t of training, unless it was asked for."""
+"""After a checkpoint of t seconds at least this many times t of training follow, unless one is requested."""
 
 AGAIN_S = 5.0
-"""Seconds of training after which a checkpoint that failed is tried again."""
+"""Seconds of training until a failed checkpoint is retried."""
 
 log = logging.getLogger("migbatch.elastic")
 
 
 @dataclass(frozen=True)
 class Care:
-    """How often and how long, in seconds.
+    """Intervals and limits, in seconds.
 
     Attributes:
-        every_s: training between two checkpoints that nobody asked for.
-        keep: checkpoints that are kept.
-        idle_s: after USR1 the run stands still for so long, and then goes on if nothing has come.
-        leave_s: time between TERM and KILL (Slurm's KillWait is 30 s); a checkpoint that is known to take longer than
-            what is left of it is not begun.
-        lock_s: a former self that still ends is waited for so long.
-        report_s: between two reports of progress.
-        pausing: names of the signals that ask for a checkpoint.
+        every_s: training between two unrequested checkpoints.
+        keep: number of checkpoints to keep.
+        idle_s: pause after USR1, after which the run continues if TERM has not come.
+        leave_s: time between TERM and KILL (Slurm's KillWait is 30 s); a checkpoint that would take longer than
+            what is left of it is not started.
+        lock_s: how long to wait for a previous run that is still ending.
+        report_s: between two progress reports.
+        pausing: names of the signals that request a checkpoint.
     """
 
     every_s: float = 600.0
@@ -61,9 +61,9 @@ class Trainer:
     """See the package. Use it as a context, in the main thread; call `restore`, then loop over `steps`.
 
     Attributes:
-        slice: what this process has to train on.
+        slice: the slice of this process.
         micro: the largest micro-batch.
-        done: steps of the optimizer that are done, over the job's whole life.
+        done: optimizer steps done, over the job's whole life.
     """
 
     def __init__(  # noqa: PLR0913 - the public interface, keywords only
@@ -81,20 +81,20 @@ class Trainer:
         environ: Mapping[str, str] | None = None,
         disk: Disk | None = None,
     ) -> None:
-        """Set up a training in `directory`, which is made where it is missing and must hold no other training.
+        """Set up a training in `directory`, which is created if missing and must hold no other training.
 
         Args:
-            effective_batch: items of one step of the optimizer.
-            items: size of the data set; None for data without an end.
-            fits: how large a micro-batch this slice can take: a number, a table by profile, `Memory`, or a function of
+            effective_batch: items of one optimizer step.
+            items: size of the data set; None for endless data.
+            fits: largest micro-batch for this slice: a number, a table by profile, `Memory`, or a function of
                 the `Slice`. None: the whole batch.
-            micro: always split into micro-batches of this size, if it fits. Then sums are made in the same order on
-                every slice, and so is what depends on the micro-batch, as batch normalisation does.
+            micro: always split into micro-batches of this size, if it fits. Then sums have the same order on
+                every slice, and so does everything that depends on the micro-batch, such as batch normalisation.
             seed, shuffle, drop_last: of the order of the data, see `Sampler`.
             environ: in place of os.environ.
 
         Raises:
-            ElasticError: no step can be made of this, or it does not fit on this slice.
+            ElasticError: no step is possible, or it does not fit on this slice.
         """
         self._environ = os.environ if environ is None else environ
         self.slice = Slice.of(self._environ)
@@ -140,10 +140,10 @@ class Trainer:
         self._lock.give()
 
     def restore(self) -> Any:
-        """Read the state of the newest complete checkpoint; None where the training begins.
+        """Read the state of the newest complete checkpoint; None if the training begins.
 
         Raises:
-            ElasticError: no checkpoint can be used, or it belongs to a training with another batch or data.
+            ElasticError: no checkpoint is usable, or it belongs to a training with another batch or data.
             OSError: the directory cannot be read.
         """
         if not self._lock.held:
@@ -170,14 +170,14 @@ class Trainer:
         return found.state
 
     def steps(self, total: int, save: Callable[[], Any]) -> Iterator[Step]:
-        """Iterate over the optimizer steps still to do, up to `total` in the training's whole life.
+        """Iterate over the remaining optimizer steps, up to `total` in the training's whole life.
 
-        A step counts as done when the loop comes back for the next one. In between, and only there, `save()` is called
-        for the state that a checkpoint holds: model, optimizer, learning-rate schedule, whatever else changes.
+        A step counts as done when the loop requests the next one. In between, and only there, `save()` is called
+        for the state that a checkpoint holds: model, optimizer, learning-rate schedule, and anything else that changes.
 
         Raises:
             Leave: told to end (in the loop, as SystemExit).
-            Superseded: another run has taken the directory.
+            Superseded: another run has taken over the directory.
             ElasticError: `restore` was not called.
         """
         if not self._restored:
@@ -258,11 +258,11 @@ class Trainer:
         self._failing = reason
 
     def _pause(self, save: Callable[[], Any]) -> None:
-        """Save, then do nothing until TERM comes, or for idle_s; another USR1 is answered as the first was."""
+        """Save, then wait until TERM comes, or for idle_s; another USR1 is handled like the first."""
         while self._signals.pause:
             self._signals.pause = False
             if not self._checkpoint(save):
-                self._signals.pause = True  # it stays asked for
+                self._signals.pause = True  # it remains requested
                 return
             log.info("step %d is saved; waiting for the next signal", self.done)
             end = time.monotonic() + self._care.idle_s
@@ -271,7 +271,7 @@ class Trainer:
         log.info("no signal in %.0f s; training continues", self._care.idle_s)
 
     def _wait(self, seconds: float) -> None:
-        """Sleep; raise Leave where TERM has come and nothing is to be saved."""
+        """Sleep; raise Leave if TERM has come and nothing is to be saved."""
         if self._signals.leave_since is None:
             self._signals.wait(seconds)
         if self._signals.leave_since is not None:
@@ -285,7 +285,7 @@ class Trainer:
         log.info("terminating after step %d; step %s is saved", self.done, self._saved)
         raise Leave(LEFT)
 
-    # -- what is told --------------------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------------
 
     def _facts(self) -> dict[str, Any]:
         sampler = self.sampler

@@ -1,1 +1,1 @@
-"""MIG geometry as values: profiles, placements, layouts, slot planning, and the NVML adapter."""
+"""Model MIG geometry as values: profiles, placements, layouts, slot planning, and the NVML adapter."""

@@ -1,4 +1,4 @@
-"""The base of the hand-written value classes.
+"""Provide the base of the hand-written value classes.
 
 Small values here are named tuples and the larger ones derive from `Frozen`; neither is a dataclass, because
 importing `dataclasses` costs more than starting the interpreter and root's hooks import this package.

@@ -1,6 +1,6 @@
-"""What the rest of migbatch sees of a GPU driver: GPUs, the instances on them, and errors with a meaning.
+"""Define the interface to a GPU driver: GPUs, the instances on them, and typed errors.
 
-`mig/nvml/` implements the protocols with NVML. Return codes of the driver never leave it bare: each failure is a
+`mig/nvml/` implements the protocols with NVML. Driver return codes are never exposed: each failure is a
 DriverError, or the subclass that says what the caller can do about it.
 """
 
@@ -17,7 +17,7 @@ from slurm_migbatch.mig.profile import Profile
 
 
 class DriverError(RuntimeError):
-    """The driver refused or failed. `code` is its return code (0 where it gave none), `message` says what happened."""
+    """The driver refused or failed. `code` is its return code (0 if none), `message` says what happened."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class DriverError(RuntimeError):
 
 
 class Busy(DriverError):
-    """Something still uses the instance or the GPU; worth trying again."""
+    """The instance or the GPU is still in use; try again."""
 
 
 class NoRoom(DriverError):
@@ -34,7 +34,7 @@ class NoRoom(DriverError):
 
 
 class AlreadyThere(NoRoom):
-    """The very slot exists already; `instance` is what holds it."""
+    """Exactly this slot exists already; `instance` is what holds it."""
 
     def __init__(self, code: int, message: str, instance: Instance) -> None:
         super().__init__(code, message)
@@ -42,15 +42,15 @@ class AlreadyThere(NoRoom):
 
 
 class NoPermission(DriverError):
-    """The driver wants root (or the mig/config capability)."""
+    """The driver requires root (or the mig/config capability)."""
 
 
 class NotFound(DriverError):
-    """The instance or GPU does not exist, or no longer."""
+    """The instance or GPU does not exist, or no longer exists."""
 
 
 class NotMig(DriverError):
-    """MIG is off, or the GPU cannot do it, or this is a guest that may not."""
+    """MIG is off, not supported by the GPU, or not available in this guest."""
 
 
 class GpuLost(DriverError):
@@ -58,26 +58,26 @@ class GpuLost(DriverError):
 
 
 class DriverMissing(DriverError):
-    """The driver's library or kernel module is not there, or too old."""
+    """The driver's library or kernel module is missing or too old."""
 
 
 class InvalidRequest(DriverError):
-    """The request makes no sense to this driver: an unknown profile or placement."""
+    """The driver does not know the profile or placement of the request."""
 
 
 class Activation(enum.Enum):
-    """What became of a change of the MIG mode."""
+    """Result of a change of the MIG mode."""
 
     DONE = "done"
-    IN_USE = "in use"  # something holds the GPU; the change is pending
+    IN_USE = "in use"  # the GPU is in use; the change is pending
     RESET_REQUIRED = "reset required"  # the change is pending until the GPU is reset (Ampere)
     REFUSED = "refused"  # the driver could not apply it for another reason
 
 
 class Instance(NamedTuple):
-    """A GPU instance that exists, with its compute instance.
+    """An existing GPU instance with its compute instance.
 
-    `gi_id` and `ci_id` are opaque and reused by the driver. `ci_id` and `mig_uuid` are None where the GPU instance has
+    `gi_id` and `ci_id` are opaque and reused by the driver. `ci_id` and `mig_uuid` are None if the GPU instance has
     no compute instance: it then takes space but no program can use it.
     """
 
@@ -89,7 +89,7 @@ class Instance(NamedTuple):
 
     @property
     def slot(self) -> Slot:
-        """The profile and placement it takes."""
+        """Its profile and placement."""
         return Slot(self.profile, self.placement)
 
     @property
@@ -102,7 +102,7 @@ class Instance(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A process on an instance. `name` is its command as /proc shows it, empty where it cannot be seen."""
+    """A process on an instance. `name` is its command as /proc shows it, empty if it is not visible."""
 
     pid: int
     name: str
@@ -112,8 +112,9 @@ class Holder(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What an instance did for some seconds: shares (0 to 1) of its SMs, of its tensor cores and of its memory
-    bandwidth in use, on average."""
+    """Activity of an instance over some seconds: shares (0 to 1) of its SMs, of its tensor cores and of its memory
+    bandwidth in use, on average.
+    """
 
     seconds: float
     sm: float
@@ -141,7 +142,7 @@ class Gpu(Protocol):
         """The model's name as NVML gives it."""
 
     def geometry(self) -> Geometry:
-        """Return the profiles and placements of this GPU; raises NotMig where it has none. MIG may be off."""
+        """Return the profiles and placements of this GPU; raises NotMig if it has none. MIG may be off."""
 
     def facts(self) -> Mapping[str, str | int | float]:
         """Return other facts of the GPU; see `mig/nvml/`. Keys whose value the driver does not report are missing."""
@@ -150,50 +151,53 @@ class Gpu(Protocol):
         """Return whether MIG is on now, and after the next reset; (False, False) on GPUs without it."""
 
     def set_mig_mode(self, on: bool) -> Activation:
-        """Switch MIG. Raises NotMig, NoPermission or Busy; a change that waits for something is in the result."""
+        """Switch MIG. Raises NotMig, NoPermission or Busy; the result tells if the change is pending."""
 
     def instances(self) -> tuple[Instance, ...]:
-        """Return all instances of all profiles, ordered by placement; empty where MIG is off."""
+        """Return all instances of all profiles, ordered by placement; empty if MIG is off."""
 
     def layout(self) -> Layout:
         """Return the slots that the instances take."""
 
     def create(self, slot: Slot) -> Instance:
-        """Make a GPU instance there with its full compute instance.
+        """Create a GPU instance there with its full compute instance.
 
-        Where the compute instance cannot be made, the GPU instance is taken back. Raises NoRoom where the place is
-        taken, AlreadyThere (a NoRoom) where exactly this slot exists.
+        If the compute instance cannot be created, the GPU instance is destroyed again. Raises NoRoom if the place is
+        taken, AlreadyThere (a NoRoom) if exactly this slot exists.
         """
 
     def complete(self, instance: Instance) -> Instance:
-        """Give a GPU instance that lacks one its full compute instance; one that has it comes back as it is."""
+        """Create the full compute instance of a GPU instance that lacks one; an instance that has one is returned as it
+        is.
+        """
 
     def destroy(self, instance: Instance) -> None:
-        """Destroy the compute instance, then the GPU instance. What is already gone is fine. Raises Busy.
+        """Destroy the compute instance, then the GPU instance. Instances that no longer exist are no error. Raises
+        Busy.
 
-        After Busy the compute instance may be gone already; trying again, or `complete`, is right.
+        After Busy the compute instance may already be destroyed; retry, or call `complete`.
         """
 
     def processes(self, instance: Instance) -> tuple[int, ...]:
         """Return the ids of the processes that use the instance, sorted."""
 
     def memory_used(self, instance: Instance) -> int:
-        """Return the MiB in use on the instance. Raises NotFound where it does not exist or has no compute instance."""
+        """Return the MiB in use on the instance. Raises NotFound if it does not exist or has no compute instance."""
 
     def activity(self, instance: Instance, holder: tuple[int, int]) -> Activity | None:
-        """Return what the instance did since the last call for this holder; None at the first.
+        """Return the activity of the instance since the last call for this holder; None at the first.
 
-        Raises NotMig where the GPU cannot tell (before Hopper), DriverMissing where the driver is too old.
+        Raises NotMig if the GPU does not support it (before Hopper), DriverMissing if the driver is too old.
         """
 
     def energy_j(self) -> float:
         """Return the joules that the whole GPU, not one instance, has used since the driver was loaded.
 
-        Raises NotMig where the GPU cannot tell, DriverMissing where the driver is too old.
+        Raises NotMig if the GPU does not support it, DriverMissing if the driver is too old.
         """
 
     def keep_activity(self, uuids: Collection[str]) -> None:
-        """Forget what `activity` keeps of instances other than these, by their MIG UUIDs."""
+        """Drop the samples that `activity` keeps of instances other than these, by their MIG UUIDs."""
 
     def holders(self, instance: Instance) -> tuple[Holder, ...]:
         """Return the processes on the instance with their names, for messages."""
@@ -203,7 +207,7 @@ class Driver(Protocol):
     """The GPUs of one machine."""
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Return all physical GPUs in NVML's order, those without MIG too."""
+        """Return all physical GPUs in NVML's order, including those without MIG."""
 
     def close(self) -> None:
-        """Let go of the driver; harmless twice."""
+        """Close the driver; repeated calls are harmless."""

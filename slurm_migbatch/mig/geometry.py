@@ -1,16 +1,16 @@
-"""The geometry of one GPU model: its profiles and placements, as NVML reports them, and which layouts they allow.
+"""Represent the geometry of one GPU model: profiles and placements as NVML reports them, and the layouts they allow.
 
-Nothing here is a table of GPUs. A layout is legal when
+There is no table of GPUs here. A layout is legal if
 
 - every slot is a placement that the driver lists for its profile, and no two overlap (memory slices);
 - the compute slices of all slots together are no more than the full profile's;
 - no profile has more slots than its `max_instances`;
 - the media engines (decoders, encoders, JPEG, OFA) of all slots together are no more than the GPU has. That number is
-  the most that any profile accounts for, `max(engines x max_instances)`: at least the full profile's own count, and
-  more where a driver reports shared engines;
-- beside a `+me.all` slot there are only `-me` slots (nvml.h states it for NVML_GPU_INSTANCE_PROFILE_*_ALL_ME).
+  the largest product over the profiles, `max(engines x max_instances)`: at least the full profile's own count, and
+  more if a driver reports shared engines;
+- next to a `+me.all` slot there are only `-me` slots (nvml.h states it for NVML_GPU_INSTANCE_PROFILE_*_ALL_ME).
 
-Each rule is an upper bound: what is legal stays legal when a slot is taken away.
+Each rule is an upper bound: a legal layout remains legal when a slot is removed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WIRE_VERSION = 1
 
 
 class GeometryError(ValueError):
-    """Values that describe no GPU geometry."""
+    """Values that are not a GPU geometry."""
 
 
 class UnknownProfile(KeyError):
@@ -60,7 +60,7 @@ class UnknownProfile(KeyError):
 
 
 class ProfileInfo(NamedTuple):
-    """What NVML says of one profile on one GPU model.
+    """NVML's description of one profile on one GPU model.
 
     `profile_id` is the device's own id (19, 14, 9 ... on an A100), not NVML's enum, and differs between models.
     `memory_slices` is the size of its placements, in the GPU's placement units. `memory_mib` is usable memory.
@@ -134,7 +134,7 @@ class Geometry(Frozen):
     _hash: int
 
     def __init__(self, name: str, profiles: Iterable[ProfileInfo]) -> None:
-        """Set up a geometry; raises GeometryError where a profile is given twice or none at all."""
+        """Set up a geometry; raises GeometryError if a profile is given twice or there is none."""
         ordered = tuple(sorted(profiles, key=_largest_first))
         by_profile = {info.profile: info for info in ordered}
         if not ordered:
@@ -156,7 +156,7 @@ class Geometry(Frozen):
     # -- facts -------------------------------------------------------------------------------------------------
 
     def info(self, profile: Profile) -> ProfileInfo:
-        """Return the facts of one profile; raises UnknownProfile (a KeyError) that lists what exists."""
+        """Return the facts of one profile; raises UnknownProfile (a KeyError) that lists the existing ones."""
         info = self._by_profile.get(profile)
         if info is None:
             raise UnknownProfile(profile, self)
@@ -171,7 +171,7 @@ class Geometry(Frozen):
 
     @property
     def full(self) -> ProfileInfo:
-        """The profile that takes the whole GPU (the plain one, where others take as much)."""
+        """Profile of the whole GPU (the plain one, if several take all of it)."""
         return self.profiles[0]
 
     @property
@@ -190,10 +190,10 @@ class Geometry(Frozen):
         return self._slots
 
     def closest(self, profile: Profile) -> Profile | None:
-        """Return the profile to suggest to someone who asked for one that does not exist (None if it does).
+        """Return the profile to suggest for one that does not exist (None if it does).
 
-        Names move with driver versions (3g.39gb, 3g.40gb), so the same compute slices and suffix with the nearest
-        memory come first where it is off by less than a tenth; else the smallest profile at least as large in both
+        Names change with driver versions (3g.39gb, 3g.40gb), so the same compute slices and suffix with the nearest
+        memory come first if it is off by less than a tenth; else the smallest profile at least as large in both
         respects, the same suffix preferred; else the largest.
         """
         if profile in self._by_profile:
@@ -211,13 +211,13 @@ class Geometry(Frozen):
     # -- legality ----------------------------------------------------------------------------------------------
 
     def fits(self, layout: Layout, slot: Slot) -> bool:
-        """Return whether `slot` may be added to `layout`, itself legal here."""
+        """Return whether `slot` may be added to `layout`, which is legal here."""
         if slot not in self._slots or layout.mask & slot.placement.mask:
             return False
         return self.admits((*layout.profiles, slot.profile))
 
     def why_not(self, layout: Layout, slot: Slot) -> str:
-        """Return why `slot` may not be added to `layout`, as a sentence; empty where it may."""
+        """Return why `slot` may not be added to `layout`, as a sentence; empty if it may."""
         if slot.profile not in self._by_profile:
             return str(UnknownProfile(slot.profile, self))
         if slot not in self._slots:
@@ -229,7 +229,7 @@ class Geometry(Frozen):
         return self.why_not_together((*layout.profiles, slot.profile))
 
     def check(self, layout: Layout) -> None:
-        """Raise LayoutError, with the reason, where the layout is not legal on this GPU."""
+        """Raise LayoutError, with the reason, if the layout is not legal on this GPU."""
         reason = self._checked.get(layout)
         if reason is None:
             reason = self._first_fault(layout)
@@ -248,11 +248,11 @@ class Geometry(Frozen):
         return ""
 
     def admits(self, profiles: Iterable[Profile]) -> bool:
-        """Return whether these profiles may be on the GPU together as far as counts go (placements aside)."""
+        """Return whether the count limits allow these profiles on the GPU together (regardless of placements)."""
         return not self.why_not_together(profiles)
 
     def why_not_together(self, profiles: Iterable[Profile]) -> str:
-        """Return the count limit that these profiles break together, as a sentence; empty where they break none."""
+        """Return the count limit that these profiles exceed together, as a sentence; empty if none."""
         key = tuple(sorted(profiles))
         reason = self._admitted.get(key)
         if reason is None:

@@ -1,13 +1,13 @@
-"""What Slurm granted a job, as the submit filter leaves it at the end of the job's comment.
+"""Parse and write the grant that the submit filter appends to a job's comment.
 
-The marker `[mig:2g.20gb:1,1g.10gb:2#7fq3k]` says: on each node one 2g.20gb and two 1g.10gb; `7fq3k` names the decision
-record and may be missing. Profiles are in GRES spelling. `[mig:guest:1]` is the only other one: a place beside another
-job of the same user, on the slice that the node's plan names. Root's hooks read this from a text that users influence,
-so only these forms are accepted and everything else is refused: at most 8 parts, each profile once, counts 1 to 64,
-ASCII, at the very end, after a space or at the beginning, and only one marker in the whole comment.
+The marker `[mig:2g.20gb:1,1g.10gb:2#7fq3k]` means: on each node one 2g.20gb and two 1g.10gb; `7fq3k` names the decision
+record and may be missing. Profiles are in GRES spelling. The only other form is `[mig:guest:1]`: a place next to
+another job of the same user, on the slice that the node's plan names. Root's hooks read this from a text that users can
+edit, so only these forms are accepted and everything else is refused: at most 8 parts, each profile once, counts 1 to
+64, ASCII, at the very end, after a space or at the beginning, and only one marker in the whole comment.
 
-Where a change of the job wrote the marker, the decision's name begins with `chg`: slurmctld is asked then what the job
-has.
+If a job update wrote the marker, the decision's name begins with `chg`: slurmctld must then be asked for the job's
+GRES.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from slurm_migbatch.mig.profile import SUFFIXES, Profile
 MARKER_OPEN = "[mig:"
 GUEST = "guest"
 CHANGED = "chg"
-"""What the name of a decision begins with in a marker that a change of the job wrote. slurmctld keeps the comment of a
-change that it refuses in the end, but not the GRES; so who acts on such a marker asks slurmctld what the job has."""
+"""Prefix of the decision name in a marker that a job update wrote. If slurmctld finally refuses the update, it keeps
+the new comment but not the GRES; so any reader of such a marker asks slurmctld for the job's GRES.
+"""
 MAX_PARTS = 8
 MAX_COUNT = 64
 
@@ -39,9 +40,9 @@ class GrantError(ValueError):
 
 
 class Grant(Frozen):
-    """How many slices of which profile a job has on each of its nodes, and the decision that led to it.
+    """Number of slices per profile that a job has on each of its nodes, and the decision behind it.
 
-    A `guest` has none of its own (`parts` is empty), but a place on one slice beside another job.
+    A `guest` has none of its own (`parts` is empty), but a place on one slice next to another job.
     """
 
     __slots__ = ("decision", "guest", "parts")
@@ -51,7 +52,7 @@ class Grant(Frozen):
     guest: bool
 
     def __init__(self, parts: Iterable[tuple[Profile, int]], decision: str = "", guest: bool = False) -> None:
-        """Set up a grant; raises GrantError where the marker could not be read back."""
+        """Set up a grant; raises GrantError if the marker could not be parsed again."""
         listed = tuple([(Profile(*profile), count) for profile, count in parts])
         if guest and listed:
             raise GrantError("a guest does not have its own slices")
@@ -70,7 +71,7 @@ class Grant(Frozen):
 
     @property
     def changed(self) -> bool:
-        """Whether a change of the job wrote it, so that slurmctld may have allocated something else."""
+        """Whether a job update wrote it, so that slurmctld may have allocated something else."""
         return self.decision.startswith(CHANGED)
 
     @property
@@ -86,7 +87,7 @@ class Grant(Frozen):
 
     @property
     def gres(self) -> str:
-        """The request as Slurm takes it, `mig:2g.20gb:1,mig:1g.10gb:2`."""
+        """The request in Slurm's form, `mig:2g.20gb:1,mig:1g.10gb:2`."""
         return ",".join(f"mig:{kind}:{count}" for kind, count in self._kinds)
 
     @property
@@ -100,11 +101,11 @@ class Grant(Frozen):
 
     @property
     def total(self) -> int:
-        """Slices on each node, a shared one included."""
+        """Slices on each node, including a shared one."""
         return sum(count for _, count in self._kinds)
 
     def attach(self, comment: str) -> str:
-        """Append this grant's marker to the comment; raises GrantError where it already holds one."""
+        """Append this grant's marker to the comment; raises GrantError if it already holds one."""
         if MARKER_OPEN in comment:
             raise GrantError(f"a comment must not contain {MARKER_OPEN!r}: it is reserved for the submit filter")
         return f"{comment} {self.marker}" if comment else self.marker
@@ -125,9 +126,9 @@ class Grant(Frozen):
 
 
 def parse_comment(comment: bytes | str) -> Grant | None:
-    """Parse the grant at the end of a job's comment; None where the comment holds no marker.
+    """Parse the grant at the end of a job's comment; None if the comment holds no marker.
 
-    Bytes need not be UTF-8. Raises GrantError, and nothing else, where there is something that looks like a marker but
+    Bytes need not be UTF-8. Raises GrantError, and nothing else, if there is something that looks like a marker but
     is not exactly one well-formed marker at the end.
     """
     raw = comment if isinstance(comment, bytes) else comment.encode("utf-8", "surrogatepass")
@@ -150,7 +151,7 @@ def parse_comment(comment: bytes | str) -> Grant | None:
 def strip(comment: str) -> str:
     """Remove the marker and the space before it from the comment.
 
-    A comment without a well-formed marker at its end comes back as it is.
+    A comment without a well-formed marker at its end is returned unchanged.
     """
     try:
         if parse_comment(comment) is None:

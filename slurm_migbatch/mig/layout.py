@@ -1,6 +1,6 @@
-"""Slots and layouts: which profiles lie where on one GPU.
+"""Represent slots and layouts: the placement of profiles on one GPU.
 
-A layout is a finite set of slots that do not overlap. Whether a GPU allows it is asked of its `Geometry`; every limit
+A layout is a finite set of slots that do not overlap. Its `Geometry` decides whether a GPU allows it; every limit
 there is an upper bound, so each part of a legal layout is legal too.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LayoutError(ValueError):
-    """Slots that cannot be together, or not on this GPU; the message says which and why."""
+    """Slots that are not possible together, or not on this GPU; the message says which and why."""
 
 
 class Slot(NamedTuple):
@@ -42,8 +42,8 @@ class Slot(NamedTuple):
 class Layout(Frozen):
     """A set of slots on one GPU, no two of which overlap.
 
-    Equal sets are equal layouts, whatever the order they were given in. `slots` is sorted. Operations return new
-    layouts and raise LayoutError where the result would overlap.
+    Equal sets are equal layouts, in any order. `slots` is sorted. Operations return new
+    layouts and raise LayoutError if the result would overlap.
     """
 
     __slots__ = ("_hash", "mask", "slots")
@@ -64,11 +64,11 @@ class Layout(Frozen):
         self._init(slots=ordered, mask=mask, _hash=hash(ordered))
 
     def add(self, slot: Slot) -> Layout:
-        """Return the layout with one more slot; adding one that is already there changes nothing."""
+        """Return the layout with one more slot; adding an existing one changes nothing."""
         return self if slot in self.slots else Layout((*self.slots, slot))
 
     def remove(self, slot: Slot) -> Layout:
-        """Return the layout without this slot; raises LayoutError where it is not there."""
+        """Return the layout without this slot; raises LayoutError if it is not part of it."""
         if slot not in self.slots:
             raise LayoutError(f"{slot} is not in the layout {self}")
         return self._part([s for s in self.slots if s != slot])
@@ -92,7 +92,7 @@ class Layout(Frozen):
         return self._part([s for s in self.slots if not s.placement.mask & mask]) if self.mask & mask else self
 
     def _part(self, slots: list[Slot]) -> Layout:
-        """Return the layout of some of these slots, in their order: they need no check."""
+        """Return the layout of some of these slots, in their order: no check is needed."""
         if len(slots) == len(self.slots):
             return self
         mask = 0

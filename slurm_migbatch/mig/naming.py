@@ -1,8 +1,8 @@
-"""What a GPU instance profile is called, where the driver does not say so itself.
+"""Name GPU instance profiles if the driver does not.
 
 Drivers name a profile only while MIG is on and only through the newer query; before that the name is computed as
-NVIDIA's own tools do (go-nvlib, pkg/nvlib/device/mig_profile.go): the profile's memory is rounded up to eighths of the
-GPU's memory, and those are taken of the GPU's memory in whole GiB.
+in NVIDIA's own tools (go-nvlib, pkg/nvlib/device/mig_profile.go): the profile's memory is rounded up to eighths of the
+GPU's memory, and these are multiplied by the GPU's memory in whole GiB.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from slurm_migbatch.mig.profile import Profile, ProfileError
 _MIB = 1 << 20
 _GIB = 1 << 30
 
-# What the arguments of nvmlDeviceGetGpuInstanceProfileInfo mean (nvml.h, NVML_GPU_INSTANCE_PROFILE_*), where that is
-# more than a number of slices. REV2 (9), twice the memory, has no suffix.
+# Meaning of the arguments of nvmlDeviceGetGpuInstanceProfileInfo (nvml.h, NVML_GPU_INSTANCE_PROFILE_*) that are more
+# than a number of slices. REV2 (9), twice the memory, has no suffix.
 _SUFFIX_OF_ENUM = {
     0x7: "+me",
     0x8: "+me",
@@ -29,7 +29,7 @@ _SUFFIX_OF_ENUM = {
 
 
 def computed_profile(enum: int, compute_slices: int, memory_mib: int, total_bytes: int) -> Profile:
-    """Return the profile behind NVML's enum value `enum`, from its size and the GPU's whole memory."""
+    """Return the profile for NVML's enum value `enum`, from its size and the GPU's whole memory."""
     eighths = -(-8 * memory_mib * _MIB // max(total_bytes, 1))
     whole = -(-total_bytes // _GIB)
     gb = (eighths * whole + 4) // 8
@@ -37,7 +37,7 @@ def computed_profile(enum: int, compute_slices: int, memory_mib: int, total_byte
 
 
 def reported_profile(name: str) -> Profile | None:
-    """Return the profile that the driver's own name says, None where it is not understood."""
+    """Return the profile that the driver's name states, None if it cannot be parsed."""
     try:
         return Profile.parse(name)
     except ProfileError:

@@ -1,4 +1,4 @@
-"""Where an instance lies on a GPU: an interval of memory slices."""
+"""Represent the place of an instance on a GPU: an interval of memory slices."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _TEXT = re.compile(r"([0-9]{1,3}):([1-9][0-9]{0,2})")
 
 
 class PlacementError(ValueError):
-    """A text that is no `start:size`."""
+    """A text that is not `start:size`."""
 
 
 class Placement(NamedTuple):
-    """`size` memory slices from `start` on; written `start:size`, as nvidia-smi does.
+    """`size` memory slices from `start` on; written `start:size`, as in nvidia-smi.
 
-    The unit is whatever the GPU's placements count: 8 memory slices on an A100, 12 placement units on an RTX PRO 6000.
+    The unit is that of the GPU's placements: 8 memory slices on an A100, 12 placement units on an RTX PRO 6000.
     """
 
     start: int
@@ -46,7 +46,7 @@ class Placement(NamedTuple):
         return self.start < other.start + other.size and other.start < self.start + self.size
 
     def contains(self, other: Placement) -> bool:
-        """Return whether `other` lies wholly inside this one."""
+        """Return whether `other` lies entirely inside this one."""
         return self.start <= other.start and other.start + other.size <= self.start + self.size
 
     def __str__(self) -> str:

@@ -1,13 +1,13 @@
-"""Where to put slices on one GPU: pure and exact.
+"""Plan where to put slices on one GPU: pure and exact.
 
 A GPU has at most 8 (or 12) memory slices, so everything here is an exhaustive search over the bit masks of occupied
 memory slices. What can still be added to a GPU depends only on that mask and on how many slots each profile has, so
-answers are remembered under that pair; asking again costs microseconds.
+answers are cached under that pair; repeated queries cost microseconds.
 
-**Useful free space.** Of two ways to use a GPU the better is the one whose `prospects` compare greater: the largest
+**Useful free space.** Of two ways to use a GPU the better one has the greater `prospects`: the largest
 footprint (memory slices, then compute slices) that can still be placed, then the largest after the best placement of
-that one, and so on until nothing fits. Ties go to the one that leaves more single slots to choose from, then to the
-higher start. Equal prospects cover equally much, so slices left stranded never differ within a tie.
+that one, and so on until nothing fits. Ties go to the one with more choices for a single slot, then to the
+higher start. Equal prospects cover the same space, so the number of stranded slices never differs within a tie.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Footprint: TypeAlias = tuple[int, int]  # memory slices, compute slices
 Counts: TypeAlias = tuple[int, ...]  # slots of each profile, in the board's order
 
 MOST_STEPS = 60_000
-"""Steps that finding every way to use a GPU may take; today's GPUs need 9,000 at most."""
+"""Most steps of a search for every way to use a GPU; today's GPUs need 9,000 at most."""
 
 
 class _Board:
-    """A geometry in the form the searches need, with what they have found so far.
+    """A geometry in the form that the searches need, with cached results.
 
     The memory it can take is bounded by the number of legal (mask, counts) pairs, a few thousand.
     """
@@ -53,7 +53,7 @@ class _Board:
         return tuple(counts)
 
     def more(self, counts: Counts, i: int) -> Counts | None:
-        """Return the counts with one more of profile i; None where the GPU's count limits forbid it."""
+        """Return the counts with one more of profile i; None if the GPU's count limits forbid it."""
         grown = (*counts[:i], counts[i] + 1, *counts[i + 1 :])
         allowed = self._allowed.get(grown)
         if allowed is None:
@@ -104,7 +104,7 @@ class _Board:
         return known
 
     def arrangements(self, counts: Counts) -> frozenset[int]:
-        """Return the masks of every way to lay out this many slots of each profile."""
+        """Return the masks of every way to place this many slots of each profile."""
         known = self._arrangements.get(counts)
         if known is None:
             masks = {0}
@@ -117,7 +117,7 @@ class _Board:
 
 @lru_cache(maxsize=256)
 def is_searchable(geometry: Geometry) -> bool:
-    """Return whether the searches over a GPU end soon; a node may describe one of which they do not."""
+    """Return whether the searches over a GPU are small enough; a node may describe a GPU for which they are not."""
     kinds = [(info.max_instances, info.compute_slices, [p.mask for p in info.placements]) for info in geometry.profiles]
     first = (0, (0,) * len(kinds), geometry.compute_slices)
     seen, left, steps = {first}, [first], 0
@@ -143,9 +143,9 @@ def _board(geometry: Geometry) -> _Board:
 
 
 def choose(geometry: Geometry, used: Layout, profile: Profile) -> Slot | None:
-    """Choose the slot for one more `profile` that keeps the largest useful free space; None where none is left.
+    """Choose the slot for one more `profile` that keeps the largest useful free space; None if none is left.
 
-    Raises UnknownProfile where the GPU has no such profile.
+    Raises UnknownProfile if the GPU has no such profile.
     """
     geometry.info(profile)
     board = _board(geometry)
@@ -162,10 +162,10 @@ def choose(geometry: Geometry, used: Layout, profile: Profile) -> Slot | None:
 
 
 def plan_free(geometry: Geometry, used: Layout, wishes: Sequence[Profile], keep: Layout = EMPTY) -> Layout:
-    """Plan the free slots to offer beside `used`, so that the wishes are met in order as far as they fit.
+    """Plan the free slots to offer next to `used`, so that the wishes are met in order as far as they fit.
 
     A wish is met exactly if some placement of it and of all wishes met before it exists; one that cannot be met is
-    passed over and the next is tried. (That a large wish is not passed over for ever is for the caller to see to.)
+    skipped and the next is tried. (The caller must ensure that a large wish is not skipped forever.)
     Among the arrangements that meet them, the one with the largest useful free space is taken, then the one that shares
     the most slots with `keep`, the slots offered so far. Profiles that this GPU does not have are wishes that do not
     fit.
@@ -183,11 +183,11 @@ def capacity(geometry: Geometry, used: Layout, profile: Profile) -> int:
 
 
 def fragmentation(geometry: Geometry, used: Layout) -> float:
-    """Return the share of what could be added that is lost by where the used slots lie, from 0 to 1.
+    """Return the share of what could be added that is lost by the places of the used slots, from 0 to 1.
 
     1 - sum(m[p] * n[p]) / sum(m[p] * best[p]) over all profiles p, where m[p] is the memory slices of p, n[p] the most
     slots of p that can be added, and best[p] the same for the best rearrangement of the same used slots. It is 0 for
-    every GPU whose used slots could not lie better, an empty and a full one included. Raises UnknownProfile.
+    every GPU whose used slots could not be placed better, including an empty and a full one. Raises UnknownProfile.
     """
     board = _board(geometry)
     counts = board.counts(used)
@@ -224,7 +224,7 @@ def _plan_free(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...], ke
     # All arrangements of the wishes met so far have the same counts, so what else fits depends on the mask alone: one
     # arrangement for each mask is enough, the one that keeps the most.
     frontier: dict[int, tuple[int, tuple[Slot, ...]]] = {used.mask: (0, ())}
-    hopeless: set[Profile] = set()  # limits only tighten, so what failed once fails for good
+    hopeless: set[Profile] = set()  # limits only tighten, so what failed once fails always
     for profile in wishes:
         if profile in hopeless:
             continue

@@ -1,4 +1,4 @@
-"""A MIG profile: how many compute slices, how many GB, and what the suffix adds.
+"""Represent a MIG profile: compute slices, GB, and suffix.
 
 Names follow the MIG user guide: `3g.40gb` is three compute slices and nominally 40 GB. Suffixes: `+me` has at least one
 media engine, `+me.all` has all of them, `-me` has none, `+gfx` also offers the graphics interfaces. GRES types in Slurm
@@ -21,14 +21,14 @@ _COMPUTE_PART = re.compile(r"[0-9]{1,2}c\.(.{1,32})")
 
 
 class ProfileError(ValueError):
-    """A text that names no profile; the message says how one is written."""
+    """A text that is not a profile; the message says how one is written."""
 
 
 class Profile(NamedTuple):
     """One profile name as a value, ordered by compute slices, then memory, then suffix.
 
     `compute` is in compute slices, `memory_gb` the nominal GB of the name (0 on integrated GPUs), `suffix` one of
-    `SUFFIXES`. Whether a GPU has the profile is the business of its `Geometry`.
+    `SUFFIXES`. Its `Geometry` decides whether a GPU has the profile.
     """
 
     compute: int
@@ -37,7 +37,7 @@ class Profile(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Profile:
-        """Read the NVML spelling (`1g.10gb+me`), nvidia-smi's (`MIG 1g.10gb+me`) or the GRES one (`1g.10gb.me`).
+        """Parse the NVML spelling (`1g.10gb+me`), nvidia-smi's (`MIG 1g.10gb+me`) or the GRES one (`1g.10gb.me`).
 
         Raises ProfileError with a sentence that says what to write instead.
         """

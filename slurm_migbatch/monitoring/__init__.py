@@ -1,4 +1,4 @@
-"""What Prometheus and Grafana need for migbatchd: alert rules and a dashboard, as files of this package."""
+"""Provide alert rules for Prometheus and a dashboard for Grafana, as files of this package."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From a workload to predicted figures on each slice."""
+"""Predict time, rate and memory of a workload on each slice."""

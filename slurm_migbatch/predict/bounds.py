@@ -1,10 +1,9 @@
-"""What no GPU can do: measured rows that are faster than their slice computes or reads, or hold less than the weights.
+"""Reject measured rows that no GPU can produce: faster than the slice can compute or read, or smaller than the weights.
 
-Every bound takes the side of the row, so that what is refused is wrong and not only surprising: the rate of the GPU's
-data sheet with structured sparsity in the narrowest type that the row may be of, weights in the fewest bits, caches
-that hold as much of them as any GPU's does, and as many tokens of one pass as speculative decoding is used with. A row
-of a language model is in the precision that it tells, or else the model's name. Of
-models and GPUs of which nothing public is known there is no bound.
+Every bound favours the row, so only impossible rows are rejected: the data-sheet rate with structured sparsity in the
+narrowest type that the row may use, weights in the fewest bits, caches that hold as large a part of them as any GPU's
+does, and as many tokens in one pass as speculative decoding produces. The precision of a language model's row is the
+one it names, or else the one in the model's name. Models and GPUs without public specifications have no bound.
 """
 
 from __future__ import annotations
@@ -26,27 +25,28 @@ from slurm_migbatch.profiling.measurement import SERVE, Measurement
 from slurm_migbatch.workload.gpufacts import GpuModelFacts, facts_of
 
 SPARSE: Final = 2.0
-"""How many times faster structured sparsity makes products."""
+"""Speedup of matrix products by structured sparsity."""
 FEWEST_BITS: Final = 4.0
-"""Of a weight whose precision is not told."""
+"""Fewest bits of a weight of unknown precision."""
 NARROW: Final = 4.0
-"""How many times the dense 16-bit rate the narrowest type reaches (4 bits)."""
+"""Speedup of the narrowest type (4 bits) over the dense 16-bit rate."""
 CACHED_MIB: Final = 160.0
-"""Of weights, what may stay in the GPU's cache from one batch to the next: more than any GPU's L2 holds."""
+"""Share of the weights that may stay in the GPU's cache between batches: more than any GPU's L2 holds."""
 AT_ONCE: Final = 8.0
-"""Tokens of a sequence that one pass may make, by speculative decoding."""
+"""Tokens of one sequence that a single pass may produce with speculative decoding."""
 TRAINING: Final = 2.0
-"""Operations of a step against those of a forward pass, at least: adapters need no gradients of the weights."""
+"""Operations of a training step in forward passes, at least: adapters need no gradients of the weights."""
 ROOM: Final = 1.1
-"""How far beyond the memory in its profile's name a slice may hold something: names are rounded."""
+"""Tolerance on the memory in a profile's name, which is rounded."""
 PARTLY: Final = frozenset({"llamacpp", "ollama"})
-"""Engines that may keep a part of the weights on the host."""
+"""Engines that can keep part of the weights on the host."""
 
 
 @dataclass(frozen=True)
 class _Model:
-    """What is known of a model: parameters, operations of a forward pass over an item of the row's size, and what it
-    is made of; None: not known."""
+    """Public specifications of a model: parameters, operations of a forward pass over an item of the row's size, and
+    architecture; None: unknown.
+    """
 
     params: float | None
     operations: float | None
@@ -54,7 +54,7 @@ class _Model:
 
 
 def impossible(row: Measurement, knowledge: ModelKnowledge) -> str:
-    """Say why a row cannot have been measured; "" where it can."""
+    """Return why a row is impossible, "" if it is possible."""
     facts = facts_of(row.gpu)
     if facts is None:
         return ""
@@ -71,7 +71,7 @@ def impossible(row: Measurement, knowledge: ModelKnowledge) -> str:
 
 
 def possible(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[Measurement]:
-    """Return the rows that can have been measured."""
+    """Return the possible rows."""
     return [row for row in rows if not impossible(row, knowledge)]
 
 
@@ -90,7 +90,7 @@ def _model(row: Measurement, knowledge: ModelKnowledge) -> _Model:
 
 
 def _bits(row: Measurement) -> Precision | None:
-    """Return the precision that a row or the name of its language model tells; None: it may be any."""
+    """Return the precision that a row or its model's name states; None: any."""
     word = "qlora" if row.trained.method == "qlora" else row.precision
     if not word:
         found = names.resolve(row.model)
@@ -101,7 +101,7 @@ def _bits(row: Measurement) -> Precision | None:
 
 
 def _least_mib(model: _Model, bits: Precision | None) -> float | None:
-    """Return the MiB of the weights, in the fewest bits that they may have."""
+    """Return the MiB of the weights, in the fewest bits possible."""
     if bits is not None and model.architecture is not None:
         return weights_mib(model.architecture, bits)
     each = FEWEST_BITS if bits is None else min(bits.bits, bits.embedding_bits)
@@ -138,7 +138,7 @@ def _computed(row: Measurement, model: _Model, bits: Precision | None, flops: fl
 
 
 def _fastest(row: Measurement) -> float:
-    """Return the items a second by whichever figure tells more of them."""
+    """Return items per second by the larger of the two figures."""
     told = [row.throughput_per_s or 0.0, row.batch * row.procs / row.latency_s if row.latency_s else 0.0]
     return max(told)
 
@@ -146,7 +146,9 @@ def _fastest(row: Measurement) -> float:
 def _read(
     row: Measurement, model: _Model, bits: Precision | None, facts: GpuModelFacts, memory: float, where: str
 ) -> str:
-    """Every batch reads all weights; a token of a served model those that one sequence visits."""
+    """Check memory bandwidth: every batch reads all weights; a token of a served model reads those that one sequence
+    uses.
+    """
     speed = facts.bandwidth_gbs * 1e9 * memory
     if row.kind == SERVE:
         if row.tpot_s is None or model.architecture is None:
@@ -159,7 +161,7 @@ def _read(
         rate = _fastest(row)
         if least is None or rate <= 0:
             return ""
-        # operations that visit a part of the weights only are those of experts
+        # operations that use only a part of the weights are those of experts
         share = 1.0 if model.architecture is None else model.architecture.active / model.architecture.parameters
         read, seconds, what = least * min(share, 1.0), row.batch * row.procs / rate, "seconds of a batch"
         told = seconds

@@ -1,12 +1,12 @@
-"""Intervals that hold what they promise: conformal calibration over whole models.
+"""Calibrate prediction intervals to their stated coverage: conformal calibration over whole models.
 
-The surfaces' own standard deviations say which points are less sure; how many of them make an interval is taken from
-models that were left out. Scores (distance over standard deviation) are grouped by the number of measured points and by
-what sets the pace, and models count equally, so that the promise is made for the next *model* (split conformal
-prediction with models as the exchangeable units; a model that is like none before can still miss more).
+The surfaces' standard deviations say which points are less certain; the number of standard deviations in an interval
+comes from models that were held out. Scores (distance over standard deviation) are grouped by the number of measured
+points and by what limits the speed. Models count equally, so the coverage holds for the next *model* (split conformal
+prediction with models as the exchangeable units; a model unlike all earlier ones can still miss more often).
 
-That holds for a stack and a family of which models were measured. For a stranger, of another laboratory or family, and
-where too few models were measured, STRANGERS counts: what held for strangers in public tables.
+This applies to a stack and family with measured models. For a stranger (another laboratory or family), and with too few
+measured models, STRANGERS applies: the multiples that covered strangers in public tables.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from slurm_migbatch.predict.cells import Array
 
 LEVELS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 MOST_POINTS: Final = 3
-"""Models with more measured points are taken as having this many."""
+"""Models with more measured points count as having this many."""
 FEW, MANY = 3, 30
-"""Models that make a group of their own: of all points, and of one pace."""
+"""Number of models that form a group of their own: over all points, and of one pace."""
 _GROUPS: Final = {"*": FEW, "a": FEW, "s": FEW, "h": MANY, "d": MANY}
 _LETTERS: Final = ("ha*", "da*", "s*")
-"""Groups that points of each pace (host, device, shared) belong to, the finest first."""
+"""Groups of points of each pace (host, device, shared), the finest first."""
 
 
 STRANGER: Final = "x"
@@ -41,20 +41,21 @@ STRANGERS: Final[Mapping[tuple[str, str], Sequence[tuple[float, float, float]]]]
     ("memory", "infer"): ((0.80, 1.15, 1.85), (1.10, 1.75, 3.30), (0.67, 1.28, 1.65), (0.67, 1.28, 1.65)),
     ("memory", "train"): ((1.50, 2.10, 2.45), (1.50, 3.60, 4.70), (0.67, 4.40, 4.90), (0.67, 1.28, 1.65)),
 }
-"""Multiples of the standard deviation that held half, 80 % and 90 % of the points of strangers, after 0 to 3 measured
-ones, by figure and kind of work. Of the tables of ParvaGPU, MIGPerf and MISO each laboratory was left out, each family,
-and everything; laboratories weigh about alike, for it is the next laboratory that the promise is made to. There are two
-laboratories of each kind of work, so that this says little of a third: multiples found on one of the two alone, for
-80 %, hold 45 % (MIGPerf) to 100 % (ParvaGPU) of the other's first guesses in inference, 76 % to 85 % in training.
-Memory after two and three points was followed more closely than a normal distribution's multiples tell, but in one
-laboratory: those are kept, for a limit on memory that is too low ends jobs."""
+"""Multiples of the standard deviation that covered 50 %, 80 % and 90 % of a stranger's points after 0 to 3 measured
+points, by figure and kind of work. In the tables of ParvaGPU, MIGPerf and MISO each laboratory, each family, and
+everything was held out; laboratories weigh about equally, because the coverage is stated for the next laboratory. Each
+kind of work has two laboratories, so this says little about a third: 80 % multiples from one of the two alone cover 45
+% (MIGPerf) to 100 % (ParvaGPU) of the other's first predictions in inference, 76 % to 85 % in training. With two and
+three points, memory followed the predictions more closely than a normal distribution, but only in one laboratory: the
+normal distribution's multiples are kept, because a memory limit that is too low ends jobs.
+"""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A left-out model's score at one point: its distance in standard deviations, after `points` measured ones.
+    """Score of a held-out model at one point: its distance in standard deviations, after `points` measured ones.
 
-    `pace` is what sets the pace there (`surface.paces`).
+    `pace` is what limits the speed there (`surface.paces`).
     """
 
     model: str
@@ -67,14 +68,14 @@ class Score:
 class Calibration:
     """Multiples of the standard deviation for each of LEVELS, by group.
 
-    A group is a number of measured points and a letter: `h` and `d` (paced by host or device) where there are MANY
+    A group is a number of measured points and a letter: `h` and `d` (limited by host or device) with at least MANY
     models, `a` for both (one process alone), `s` for processes that share the slice, `*` for all, `x` for strangers.
     """
 
     factors: Mapping[str, tuple[float, ...]]
 
     def factor(self, level: float, points: int, pace: npt.NDArray[np.intp], *, stranger: bool = False) -> Array:
-        """Return the multiple for two-sided intervals that hold with probability `level`, for each point."""
+        """Return, for each point, the multiple of a two-sided interval with coverage `level`."""
         groups = [STRANGER if stranger else letters + STRANGER for letters in _LETTERS]
         factors = np.array([self._factor(level, min(points, MOST_POINTS), letters) for letters in groups])
         chosen: Array = factors[pace]
@@ -93,7 +94,7 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
-        """Read `to_dict`'s form; raises TypeError or ValueError where it is none."""
+        """Read the form of `to_dict`; raises TypeError or ValueError if it is invalid."""
         factors = {str(name): tuple(float(value) for value in values) for name, values in data.items()}
         for name, values in factors.items():
             if len(values) != len(LEVELS) or not all(0 < value < math.inf for value in values):
@@ -103,13 +104,16 @@ class Calibration:
 
 @cache
 def unmeasured(figure: str, kind: str) -> Calibration:
-    """Return the calibration of a figure and kind of work where nothing was measured."""
+    """Return the calibration of a figure and kind of work without measurements."""
     return Calibration({f"{points}{STRANGER}": _between(known) for points, known in enumerate(STRANGERS[figure, kind])})
 
 
 def _between(known: Sequence[float]) -> tuple[float, ...]:
-    """Return the multiple for each of LEVELS from those of _QUANTILES: straight in the logarithms of it and of a normal
-    distribution's, beyond the last as between the last two, and like a normal distribution below the first."""
+    """Return the multiple for each of LEVELS from those of _QUANTILES.
+
+    Between the quantiles it is linear in the logarithms of the multiple and of a normal distribution's multiple, beyond
+    the last it continues the last segment, and below the first it follows a normal distribution.
+    """
     at, values = np.log([_normal(level) for level in _QUANTILES]), np.log(known)
     wanted = np.log([_normal(level) for level in LEVELS])
     inside = np.interp(wanted, at, values)
@@ -119,7 +123,7 @@ def _between(known: Sequence[float]) -> tuple[float, ...]:
 
 
 def calibrate(scores: Sequence[Score], strangers: Calibration | None = None) -> Calibration:
-    """Return the calibration that the scores of left-out models call for, beside that of strangers."""
+    """Return the calibration from the scores of held-out models, with the strangers' calibration included."""
     factors = dict(strangers.factors) if strangers else {}
     for points in range(MOST_POINTS + 1):
         here = [score for score in scores if score.points == points]
@@ -134,10 +138,10 @@ def calibrate(scores: Sequence[Score], strangers: Calibration | None = None) -> 
 
 
 def _factors(models: Sequence[Array]) -> tuple[float, ...]:
-    """Return the score that holds each of LEVELS for a model that is left out, from the sorted scores of each model.
+    """Return the score that covers each of LEVELS for a held-out model, from the sorted scores of each model.
 
-    Which quantile that is, is found by leaving the models out once more: each is held against the quantile of the
-    others. With few models, one of which is unlike the rest, the quantile at the level itself would hold more.
+    The quantile is found by holding the models out once more: each is compared with the quantile of the others. With
+    few models, one of which is unlike the rest, the quantile at the level itself would cover more than stated.
     """
     tried = np.concatenate([np.arange(0.02, 0.9, 0.02), np.arange(0.9, 1.0, 0.005), [1.0]])
     held = np.zeros(len(tried))
@@ -154,7 +158,7 @@ def _without(models: Sequence[Array], index: int) -> list[Array]:
 
 
 def _quantiles(models: Sequence[Array], shares: Array) -> Array:
-    """Return the scores below which `shares` of the points lie, where models weigh alike."""
+    """Return the scores below which `shares` of the points lie, with models weighted equally."""
     values = np.concatenate(models)
     weight = np.concatenate([np.full(len(model), 1.0 / len(model) / len(models)) for model in models])
     order = np.argsort(values, kind="stable")
@@ -165,5 +169,5 @@ def _quantiles(models: Sequence[Array], shares: Array) -> Array:
 
 
 def _normal(level: float) -> float:
-    """Return the multiple without left-out models: a normal distribution's, times 1.5."""
+    """Return the multiple without held-out models: a normal distribution's, times 1.5."""
     return 1.5 * NormalDist().inv_cdf(0.5 + level / 2.0)

@@ -1,4 +1,4 @@
-"""What is predicted for one workload on one slice, and the seam that predictors fill."""
+"""Define the prediction for one workload on one slice, and the interface of predictors."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from slurm_migbatch.predict.llm.workload import Workload
 
 NEED_BITS: Final = 5
-"""Leading bits of a memory need after the first: it is rounded up by at most a thirty-second."""
+"""Leading bits of a memory need after the first: rounding up adds at most 1/32."""
 MOST_MIB: Final = 2**32
-"""A need beyond this is reported as this."""
+"""Larger needs are reported as this."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A predicted figure: `low` to `high` holds the truth with the predictor's confidence, `mid` is the best guess."""
+    """A predicted figure: `low` to `high` covers the value with the predictor's confidence, `mid` is the median."""
 
     low: float
     mid: float
     high: float
 
     def hull(self, other: Interval) -> Interval:
-        """Return the interval that holds both, with the larger guess."""
+        """Return the interval that covers both, with the larger median."""
         return Interval(min(self.low, other.low), max(self.mid, other.mid), max(self.high, other.high))
 
     def to_list(self) -> list[float]:
@@ -42,10 +42,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a slice does with a workload: seconds for one batch, items per second, MiB in use.
+    """Performance of a workload on a slice: seconds per batch, items per second, MiB in use.
 
-    What to count on is rounded to the demanding side. Latency and rate go to the preferred numbers that limits go to
-    (`workload.buckets`), so this changes no comparison with a limit; but it lets the compiled table be small.
+    Conservative values are rounded to the safe side. Latency and rate go to the preferred numbers that limits use
+    (`workload.buckets`), so rounding changes no comparison with a limit but keeps the compiled table small.
     """
 
     latency_s: Interval
@@ -53,7 +53,7 @@ class Figures:
     memory_mib: Interval
 
     def worst(self, other: Figures) -> Figures:
-        """Return the figures that hold on two kinds of GPUs."""
+        """Return the figures that hold on both kinds of GPUs."""
         throughput = self.throughput_per_s.hull(other.throughput_per_s)
         return Figures(
             self.latency_s.hull(other.latency_s),
@@ -63,23 +63,24 @@ class Figures:
 
     @property
     def tokens(self) -> Mapping[str, Interval]:
-        """Figures of tokens by name; empty but for language models."""
+        """Token figures by name; empty except for language models."""
         return {}
 
     @property
     def latency_us(self) -> int:
-        """The latency to count on: the upper bound in whole microseconds, up to a preferred number."""
+        """Conservative latency: the upper bound in whole microseconds, rounded up to a preferred number."""
         return preferred(math.ceil(self.latency_s.high * 1e6), ceiling=True)
 
     @property
     def rate(self) -> int:
-        """The throughput to count on: the lower bound in whole thousandths of items per second, down to a preferred
-        number."""
+        """Conservative throughput: the lower bound in whole thousandths of items per second, rounded down to a
+        preferred number.
+        """
         return preferred(math.floor(self.throughput_per_s.low * 1e3), ceiling=False)
 
     @property
     def need_mib(self) -> int:
-        """The memory to count on: the upper bound in whole MiB, up to six leading bits."""
+        """Conservative memory: the upper bound in whole MiB, rounded up to six leading bits."""
         mib = min(math.ceil(self.memory_mib.high), MOST_MIB)
         step = 1 << max(mib.bit_length() - 1 - NEED_BITS, 0)
         return -(-mib // step) * step
@@ -87,7 +88,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One profile for one workload: what it has, what is predicted, whether it will do and, where not, why."""
+    """One profile for one workload: its resources, its prediction, whether it is sufficient and, if not, why."""
 
     offer: ProfileOffer
     figures: Figures | None
@@ -119,15 +120,15 @@ class Candidate:
 
 
 class Predictor(Protocol):
-    """What knows models: the physical prior, and later whatever has learned from measurements.
+    """Interface of predictors: the physical prior, and the predictor that learned from measurements.
 
-    Figures may depend on the bucket's cell only (model, role, batch, input), never on its objective: the compiled table
+    Figures may depend only on the bucket's cell (model, role, batch, input), never on its objective: the compiled table
     holds them for every cell and compares them with objectives itself.
     """
 
     @property
     def version(self) -> str:
-        """Which predictor, for the decision's record."""
+        """Name of the predictor, for the decision's record."""
         ...
 
     def grids(self) -> Mapping[str, Grid]:
@@ -139,20 +140,22 @@ class Predictor(Protocol):
         ...
 
     def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
-        """Return the figures of each plain profile of a GPU kind in the cell; those without figures are missing."""
+        """Return the figures of each plain profile of a GPU kind in the cell; profiles without figures are missing."""
         ...
 
     def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:
-        """Return by how much measured servers and trainings of language models differ from what is computed of one."""
+        """Return the correction of computed figures by measured servers and training jobs of language models."""
         ...
 
     def sized(self, workload: Workload) -> Workload:
-        """Return a training of a language model that takes the memory that was measured; any other as it is."""
+        """Return a language model's training job with its memory corrected by measurements; any other workload
+        unchanged.
+        """
         ...
 
     def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:
         """Return the batch and copies to run on a slice under the bucket's latency limit.
 
-        Any batch where the bucket's is 0, else only the copies of that one. None where nothing can be said.
+        Any batch if the bucket's is 0, else only the copies at that batch. None if there is no prediction.
         """
         ...

@@ -1,4 +1,4 @@
-"""Points of the request grid as arrays: batch, slice, input and processes, all relative to the whole GPU.
+"""Represent points of the request grid as arrays: batch, slice, input and processes, all relative to the whole GPU.
 
 Shares of a slice come from its SM count and memory slices, never from the g in its name: a 3g.40gb of an H100 has 60 of
 132 SMs, a 1g.20gb has 26.
@@ -26,12 +26,12 @@ Array = npt.NDArray[np.float64]
 _SHORT = re.compile(r"[a-z0-9-]+-([0-9]{1,4})gb(?:-v[0-9]+)?")
 _VARIANT = re.compile(r"-v[0-9]+$")
 USABLE_SHARE = 98 / 108
-"""SMs of the largest MIG profile against all of the GPU on an A100, where a table does not say."""
+"""SMs of the largest MIG profile over those of the whole A100, if a table does not say."""
 
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """What predictions need to know of a kind of GPU: a short name, the speed of the whole, memory (0: not known)."""
+    """A kind of GPU as predictions see it: a short name, the speed of the whole GPU, memory (0: unknown)."""
 
     name: str
     facts: GpuModelFacts
@@ -42,7 +42,7 @@ class GpuSpec:
         """Return the GPU of a site's catalog."""
         sms = kind.sm_count or kind.full.sm_count
         facts = GpuModelFacts(kind.tflops, kind.bandwidth_gbs, sms, kind.geometry.memory_slices)
-        # GPUs that differ in what their drivers let be cut are equally fast
+        # GPUs that differ only in the slices their drivers allow are equally fast
         return cls(_VARIANT.sub("", kind.name), facts, kind.full.profile.memory_gb)
 
     @classmethod
@@ -50,7 +50,7 @@ class GpuSpec:
         """Return the GPU that rows of one GPU name describe."""
         name = rows[0].gpu
         named = _SHORT.fullmatch(name)
-        # our own short names tell the memory of the whole GPU, which need not have been measured
+        # our short names include the memory of the whole GPU, which need not have been measured
         measured = (Profile.parse(row.profile).memory_gb for row in rows if row.profile)
         largest = int(named[1]) if named else max(measured, default=0)
         facts = facts_of(name)
@@ -67,7 +67,7 @@ class Cells:
     """Points as columns of equal length.
 
     `batch` and `procs` are counts; `sm` and `memory` the slice's shares of the whole GPU's SMs and memory slices;
-    `work` and `volume` the operations and bytes of an item against the model's reference size.
+    `work` and `volume` the operations and bytes of an item relative to the model's reference size.
     """
 
     batch: Array
@@ -82,7 +82,7 @@ class Cells:
 
     @cached_property
     def logs(self) -> Cells:
-        """The logarithms of the columns, which a search over parameters asks for again and again."""
+        """Logarithms of the columns, cached because a parameter search reads them repeatedly."""
         return Cells(*(np.log(getattr(self, field.name)) for field in fields(self)))
 
     def take(self, index: npt.NDArray[np.intp] | npt.NDArray[np.bool_] | Sequence[int]) -> Cells:

@@ -1,4 +1,4 @@
-"""Predictions held against what was measured: whether a new model is better, whether promises are kept, what drifts."""
+"""Compare predictions with measurements: is a new model better, is the stated coverage kept, what drifts."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from slurm_migbatch.predict.surface import Belief
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
 
 LARGEST_MISS: Final = math.log(10.0)
-"""A miss counts at most as one by a factor of ten, so that one wild figure does not decide."""
+"""An error counts at most as a factor of ten, so that one outlier does not decide."""
 SLACK: Final = 0.02
 CHANCE: Final = 0.1
-"""Difference of two mean errors (of logarithms) that means nothing: SLACK, and CHANCE over the root of the points."""
+"""Insignificant difference of two mean errors (of logarithms): SLACK, plus CHANCE over the root of the points."""
 MUCH: Final = math.log(1.25)
-"""Worsening of one figure that no better other figure makes up for."""
+"""Worsening of one figure that no improvement of another outweighs."""
 ENOUGH: Final = 20
-"""Runs that tell whether promises are kept."""
+"""Number of runs needed to judge coverage."""
 
 
 @dataclass(frozen=True)
 class Miss:
-    """Mean absolute logarithm of measured over predicted, each model counting once; how many models and points."""
+    """Mean absolute logarithm of measured over predicted, each model counting once; number of models and points."""
 
     error: float
     models: int
@@ -44,7 +44,7 @@ class Miss:
 
 
 def expected_by(learned: Learned) -> Expect:
-    """Return the best guesses of a learned state, for `runs.select_learnable` and for the misses."""
+    """Return the median predictions of a learned state, for `runs.select_learnable` and for the errors."""
 
     def expect(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: GpuSpec) -> Sequence[float]:
         belief = belief_of(learned, figure, key, known, gpu)
@@ -63,8 +63,9 @@ def belief_of(learned: Learned, figure: str, key: Key, known: Known, gpu: GpuSpe
 
 
 def distances(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[tuple[str, Key], Array]:
-    """Return log(measured / predicted) of every row that has the figure, by figure (time, memory; of a server ttft,
-    tpot; of a language model's training step, beside) and key."""
+    """Return log(measured / predicted) of every row that has the figure, by figure and key. Figures are time and
+    memory, for servers also ttft and tpot, and for language models' training jobs also the step.
+    """
     expect = expected_by(learned)
     rows = list(rows)
     groups: dict[Key, list[Measurement]] = {}
@@ -93,7 +94,7 @@ def _value(figure: str, row: Measurement) -> float | None:
 
 
 def misses(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[str, Miss]:
-    """Return how far predictions are from rows, by figure; figures without rows are missing."""
+    """Return the error of predictions by figure; figures without rows are missing."""
     found: dict[str, list[Array]] = {}
     for (figure, _), away in distances(learned, rows, knowledge).items():
         found.setdefault(figure, []).append(np.minimum(np.abs(away), LARGEST_MISS))
@@ -106,8 +107,9 @@ def misses(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowle
 
 
 def worse(candidate: Mapping[str, Miss], current: Mapping[str, Miss], tolerance: float) -> str:
-    """Say why a candidate is refused, "" where it is not: it is further off than the current one over all figures, or
-    much further in one of them."""
+    """Return why a candidate is rejected, "" if it is not: a larger error over all figures, or a much larger one in one
+    figure.
+    """
     if not candidate:
         return ""
     points = max(miss.points for miss in candidate.values())
@@ -127,7 +129,7 @@ def worse(candidate: Mapping[str, Miss], current: Mapping[str, Miss], tolerance:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often a promise was kept: `share` of `runs` ended within the bound that was given for `confidence`."""
+    """Coverage of an upper bound: `share` of `runs` ended within the bound stated for `confidence`."""
 
     runs: int
     kept: int
@@ -140,7 +142,7 @@ class Coverage:
 
     @property
     def broken(self) -> bool:
-        """Whether fewer than promised kept it, beyond what chance does to so many runs (two standard deviations)."""
+        """Whether coverage is below the stated one by more than chance (two standard deviations)."""
         chance = 2.0 * math.sqrt(self.confidence * (1.0 - self.confidence) / max(self.runs, 1))
         return self.runs >= ENOUGH and self.share < self.confidence - chance
 
@@ -172,7 +174,7 @@ def promises(
 
 
 def ratios(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[str, dict[str, Any]]:
-    """Return the measured over predicted by `model/kind/gpu` and figure: the median, and of how many rows."""
+    """Return measured over predicted by `model/kind/gpu` and figure: the median, and the number of rows."""
     found: dict[str, dict[str, Any]] = {}
     for (figure, key), away in distances(learned, rows, knowledge).items():
         drift = {"ratio": round(math.exp(float(median(away.tolist()))), 4), "runs": len(away)}

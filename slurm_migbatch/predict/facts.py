@@ -1,9 +1,9 @@
-"""Public facts about models, from which the physical prior starts. Sites add their own as JSON.
+"""Hold public specifications of models, which the physical prior starts from. Sites add their own as JSON.
 
 Parameters and multiply-adds of the vision models are torchvision's published figures (its model pages; one multiply-add
 counts as two operations here); those of language models follow from their published configurations (layers, width,
 parameters), with two operations per parameter and token plus the attention term. Kernels (launches of one forward pass)
-and activation memory are estimates of ours from the same configurations. All of this is a prior, not a measurement.
+and activation memory are our estimates from the same configurations. All of this is a prior, not a measurement.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from slurm_migbatch.workload.buckets import POWERS_OF_TWO, Grid
 
 TOKENS: Final = {"encoder": (32, 64, 128, 256, 512), "": (32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)}
-"""Edges by family; encoders end at their usual 512 positions."""
+"""Bucket edges by family; encoders end at their usual 512 positions."""
 PIXELS: Final = (32, 64, 128, 160, 192, 224, 256, 320, 384, 448, 512, 768, 1024)
 BATCHES: Final = POWERS_OF_TWO[:11]
 
@@ -56,7 +56,7 @@ class ModelFacts:
 
     @property
     def grid(self) -> Grid:
-        """The buckets of this model."""
+        """Bucket edges of this model."""
         if self.unit == "px":
             return Grid("px", PIXELS, BATCHES, self.reference)
         return Grid("tok", TOKENS.get(self.family, TOKENS[""]), BATCHES, self.reference)

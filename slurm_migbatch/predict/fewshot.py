@@ -1,9 +1,9 @@
-"""Adapts what is believed of a model to the points that were measured of it: none, one, two, three or many.
+"""Adapt the belief about a model to its measured points: none, one, two, three or many.
 
-Maximum a posteriori under a Gaussian prior, with the posterior's Gaussian approximation (Laplace). The surface has
-several explanations for few points (a host-bound point fits a slow host or a slow device), so the search starts at
-several places of the prior and the best end counts. One point leaves the choice open: there the ends are averaged by
-their evidence, where the model's facts keep them near each other.
+Maximum a posteriori under a Gaussian prior, with the posterior's Gaussian approximation (Laplace). With few points the
+surface has several explanations (a host-bound point fits a slow host or a slow device), so the search starts at several
+places of the prior and keeps the best optimum. One point leaves the choice open: its optima are averaged by their
+evidence if the model's specifications keep them close to each other.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.surface import MISFIT, NUGGET, Belief, Surface, places_of
 
 STARTS: Final = 3
-"""Places where the search starts besides the prior's mean."""
+"""Starting points of the search besides the prior's mean."""
 DRAWS: Final = 128
 FAR: Final = 2.0
-"""Standard deviations from the prior's mean, along each parameter, where the search starts too after one point."""
+"""Distance in standard deviations from the prior's mean, along each parameter, of extra starting points with one
+measured point.
+"""
 APART: Final = 0.05
-"""Squared distance of two ends that are two."""
+"""Squared distance above which two optima are distinct."""
 NEAR: Final = 1.1
-"""Largest standard deviation of a prior whose ends are averaged: that of a model with public facts. Without them ends
-are factors apart, and between them lies nothing that was measured. (By leaving models out of the three public tables:
-one point's mean error falls from 10.4 to 9.4 % on ParvaGPU, and nowhere grows.)"""
+"""Largest standard deviation of a prior whose optima are averaged: that of a model with public specifications. Without
+them optima are factors apart, and nothing measured lies between them. (By leaving models out of the three public
+tables: one point's mean error falls from 10.4 to 9.4 % on ParvaGPU, and nowhere grows.)
+"""
 MOST_PLACES: Final = 256
-"""Measured points that are kept for what lies near them."""
+"""Measured points that are kept to correct nearby predictions."""
 
 
 def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Array | float) -> Belief:
@@ -40,7 +43,7 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
     """
     if not len(cells):
         return prior
-    from scipy.optimize import leastsq  # slow to import, and answering requests does without
+    from scipy.optimize import leastsq  # slow to import, and not needed to answer requests
 
     root: Array = np.asarray(np.linalg.cholesky(prior.covariance), dtype=np.float64)
     weight: Array = np.asarray(np.ones(len(logs)) / noise, dtype=np.float64)
@@ -48,7 +51,7 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
     last: tuple[bytes, Array, Array] = (b"", logs, logs)
 
     def evaluated(z: Array) -> tuple[Array, Array]:
-        nonlocal last  # the search asks for the slopes where it has just asked for the value
+        nonlocal last  # the search requests the gradient at the point where it has just requested the value
         if last[0] != (place := z.tobytes()):
             last = (place, *surface.value(prior.mean + root @ z, cells))
         return last[1], last[2]
@@ -99,7 +102,7 @@ def _inner(slopes: Array) -> Array:
 
 
 def _averaged(ends: Sequence[tuple[float, Array]], slopes: Callable[[Array], Array]) -> tuple[Array, Array]:
-    """Return mean and covariance over the different ends, each with its cost, by Laplace's evidence for each."""
+    """Return mean and covariance over the distinct optima, weighted by cost and Laplace's evidence."""
     different: list[tuple[float, Array]] = []
     for cost, end in sorted(ends, key=lambda end: end[0]):
         if all(float(np.sum((end - other) ** 2)) > APART for _, other in different):
@@ -118,7 +121,7 @@ def _averaged(ends: Sequence[tuple[float, Array]], slopes: Callable[[Array], Arr
 
 
 def _even(count: int, most: int) -> npt.NDArray[np.intp]:
-    """Return the indices of all, or of an even choice where there are too many."""
+    """Return all indices, or an even choice if there are too many."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.intp))
 
 
@@ -132,7 +135,7 @@ def _starts(surface: Surface, prior: Belief, root: Array, cells: Cells, logs: Ar
 
 @lru_cache(maxsize=8)
 def even_draws(size: int) -> Array:
-    """Return the standard normal places that fill the space evenly, the same each time."""
+    """Return standard normal points that fill the space evenly and reproducibly."""
     from scipy.stats import norm, qmc
 
     points = qmc.Sobol(size, seed=20).random(DRAWS)

@@ -1,11 +1,10 @@
-"""Knees: where a slice is full, and the bucket edges that follow from them.
+"""Find knees, the batch sizes that fill a slice, and the bucket edges that follow from them.
 
 The knee of a slice is the smallest batch that reaches a share (80 %) of the slice's best throughput (PARIS, section on
 partitioning, with throughput in the place of utilisation: a reconstruction; D-STACK's knee is the same idea along the
-other axis). Edges of batch buckets come from the curves: every knee is an edge, and between edges the predicted time
+other axis). Batch bucket edges come from the curves: every knee is an edge, and between edges the predicted time
 grows by at most 42 % on any slice (a little over the square root of two), so a request that is rounded up to its edge
-is charged at most that much more. Powers of two, which most requests are, are edges too, so that those are charged
-nothing.
+is charged at most that much more. Powers of two, which most requests are, are edges too, so they are charged nothing.
 """
 
 from __future__ import annotations

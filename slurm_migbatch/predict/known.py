@@ -1,7 +1,7 @@
-"""What is known of a model before it was ever measured: its work, the data it moves, its launches.
+"""Describe a model before any measurement: its work, the data it moves, its launches.
 
-Built-in or site facts where the model has them; else what a measured table says (parameters, operations per item), the
-rest filled by the mean of the built-in models of the same family; else the mean of all, and then `doubt` says so.
+Uses built-in or site specifications; else what a measured table says (parameters, operations per item), with the rest
+filled by the mean of the built-in models of the same family; else the mean of all, marked by `doubt`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from slurm_migbatch.profiling.measurement import Measurement
 TEXT_FAMILIES: Final = ("encoder", "decoder")
 """Families whose input is measured in tokens."""
 REFERENCE: Final = {"tok": 128, "px": 224}
-"""Input size that is taken where neither facts nor the table name one."""
+"""Input size if neither specifications nor the table name one."""
 PLAUSIBLE_FLOPS: Final = (1e5, 1e16)
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of one model, for an item of size `reference` (in `unit`).
+    """Specifications of one model, for an item of size `reference` (in `unit`).
 
     `kernels`: launches of one forward pass. `flops`: operations for one item. `traffic_mib`: MiB of activations that
     pass through memory for one item. `params`: parameters. `weight_mib`: weights in memory. `alive_mib`: activations
     alive at once for one item. `quadratic`: share of the operations that grows with the square of the input
-    (attention).
-    `doubt`: 0 where everything is known, 1 where only operations or parameters are, 2 where nothing is.
+    (attention). `doubt`: 0 if everything is known, 1 if only operations or parameters are, 2 if nothing is.
     """
 
     family: str
@@ -46,20 +45,20 @@ class Known:
     doubt: int = 0
 
     def work(self, size: float) -> float:
-        """Return the operations of an item of `size` against one of `reference`."""
+        """Return the operations of an item of `size` relative to one of `reference`."""
         scale = size / self.reference
         if self.unit == "px":
             return scale * scale
         return (1.0 - self.quadratic) * scale + self.quadratic * scale * scale
 
     def volume(self, size: float) -> float:
-        """Return the bytes of an item of `size` against one of `reference`."""
+        """Return the bytes of an item of `size` relative to one of `reference`."""
         scale = size / self.reference
         return scale * scale if self.unit == "px" else scale
 
 
 def from_facts(facts: ModelFacts) -> Known:
-    """Return what public facts say of a model."""
+    """Return the public specifications of a model."""
     size = facts.reference
     flops = facts.operations(size)
     attention = 4.0 * facts.layers * facts.width * float(size) * size if facts.unit == "tok" else 0.0
@@ -80,7 +79,7 @@ def from_facts(facts: ModelFacts) -> Known:
 
 
 def guessed(family: str, params: float | None, flops: float | None, input_size: int | None) -> Known:
-    """Estimate the facts of a model that nobody has described, from its parameters and operations per item."""
+    """Estimate the specifications of an undescribed model from its parameters and operations per item."""
     family = family if family in _families() else _family_of(input_size)
     like = _families()[family]
     unit = "tok" if family in TEXT_FAMILIES else "px"
@@ -90,7 +89,7 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
         flops = None
     if flops is None:
         flops = like.flops if params is None else like.flops * (params / like.params)
-    # the depth of a network grows slower than its work, and so does the data that it moves
+    # the depth of a network grows more slowly than its work, and so does the data it moves
     scale = flops / like.flops
     size = params if params is not None else like.params * math.sqrt(scale)
     return Known(
@@ -109,10 +108,10 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
 
 
 class ModelKnowledge:
-    """Looks up what is known of any model, by every name that it has."""
+    """Look up the specifications of a model under any of its names."""
 
     def __init__(self, facts: Iterable[ModelFacts] = BUILT_IN, *, blind: bool = False) -> None:
-        """Later facts replace earlier ones of the same name. `blind` ignores them all, for evaluations."""
+        """Later specifications replace earlier ones of the same name. `blind` ignores them all, for evaluations."""
         self.facts: Mapping[str, ModelFacts] = {} if blind else {model.name: model for model in facts}
         self.aliases: Mapping[str, str] = {
             alias: model.name for model in self.facts.values() for alias in model.aliases
@@ -126,7 +125,9 @@ class ModelKnowledge:
         return self.aliases.get(found, found)
 
     def of(self, name: str, rows: Iterable[Measurement] = ()) -> Known:
-        """Return what is known of a model; `rows` are measurements of it, for its parameters and operations only."""
+        """Return the specifications of a model; `rows` are measurements of it, used for its parameters and operations
+        only.
+        """
         facts = self.facts.get(self.canonical(name))
         rows = tuple(rows)
         if facts is not None:
@@ -144,8 +145,9 @@ class ModelKnowledge:
 
 
 def _quadratic(rows: Sequence[Measurement], known: Known) -> float:
-    """Return the share of a text's operations that grows with the square of its length, from the operations that rows
-    of several lengths tell; what is known already where they tell it of one length only."""
+    """Return the share of a text's operations that grows with the square of its length, from rows of several lengths;
+    the known share if all rows have one length.
+    """
     told = {float(row.input_size): row.flops_per_item for row in rows if row.input_size and row.flops_per_item}
     if known.unit != "tok" or len(told) < 2:
         return known.quadratic

@@ -1,7 +1,7 @@
-"""The predictor: figures of any known model on any slice, from what was learned.
+"""Predict figures of any known model on any slice from the learned state.
 
-Without any measurement it is the physical prior, and its intervals say so. Each measured model, of the site's own or an
-imported laboratory's, makes the first guess for all others better, and its own much better.
+Without measurements it is the physical prior, with correspondingly wide intervals. Each measured model, of this site or
+an imported laboratory, improves the first prediction for all others a little, and its own much.
 """
 
 from __future__ import annotations
@@ -35,26 +35,27 @@ from slurm_migbatch.workload.catalog import GpuKind
 from slurm_migbatch.workload.gpufacts import facts_of
 
 CONFIDENCE: Final = 0.9
-"""Probability with which a promise is to be kept: the upper end of a latency, the lower end of a rate."""
+"""Confidence of bounds: the upper end of a latency, the lower end of a rate."""
 LARGEST_INPUT: Final = {"encoder": 512, "decoder": 32768}
 LARGEST_PIXELS: Final = 1024
 EDGE_SHARES: Final = ((1, 1), (2, 2), (3, 4), (4, 4), (7, 8))
-"""Slices whose knees make the bucket edges: compute slices of 7 and memory slices of 8."""
+"""Slices whose knees set the bucket edges: compute slices of 7 and memory slices of 8."""
 EDGE_GPU: Final = "a100-80gb"
 _ARITHMETIC: Final = np.array([[0.8], [0.9], [1.0]])
-"""Ends of the interval around what training takes by arithmetic, which counts attention that keeps its scores."""
+"""Ends of the interval around computed training memory, which assumes that attention keeps its scores."""
 _MOST: Final = 6.0
 """Half of the widest interval, in logarithms."""
 
 
 class LearnedPredictor:
-    """Implements `candidate.Predictor` on a `Learned` state."""
+    """Implement `candidate.Predictor` on a `Learned` state."""
 
     def __init__(
         self, learned: Learned | None = None, facts: Iterable[ModelFacts] = BUILT_IN, *, confidence: float = CONFIDENCE
     ) -> None:
-        """`facts`: public facts of models, later ones replace earlier ones of the same name. `confidence`: 0.5 to
-        0.99."""
+        """`facts`: public specifications of models, later ones replace earlier ones of the same name. `confidence`: 0.5
+        to 0.99.
+        """
         self.learned = learned or Learned()
         self.knowledge = ModelKnowledge(facts)
         self._served = ServedMeasurements(self.learned.served)
@@ -66,7 +67,7 @@ class LearnedPredictor:
 
     @property
     def version(self) -> str:
-        """Which predictor: `prior`, or `learned-<version>`."""
+        """Name of the predictor: `prior`, or `learned-<version>`."""
         return f"learned-{self.learned.version}" if self.learned.version else "prior"
 
     def grids(self) -> Mapping[str, Grid]:
@@ -78,7 +79,7 @@ class LearnedPredictor:
         return self.knowledge.aliases
 
     def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
-        """Return the figures of every plain profile; none for a model that is not known."""
+        """Return the figures of every plain profile; none for an unknown model."""
         known = self._known.get(cell.model)
         if known is None:
             return {}
@@ -128,8 +129,9 @@ class LearnedPredictor:
     def _training_mib(
         self, model: str, role: str, gpu: GpuSpec, batches: Sequence[int], inputs: Sequence[int]
     ) -> Array:
-        """Return the MiB that training takes by arithmetic, by batch and within it by input size; 0 where it was
-        measured, and for models whose layers are not known."""
+        """Return the computed MiB of training, by batch and within it by input size; 0 if it was measured, and for
+        models of unknown architecture.
+        """
         size = len(batches) * len(inputs)
         public = public_model(model) if role == "train" else None
         fitted = self.learned.fitted.get((model, role, gpu.name))
@@ -138,7 +140,7 @@ class LearnedPredictor:
         return np.array([training_need_mib(public, batch, tokens) for batch in batches for tokens in inputs])
 
     def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:
-        """See `candidate.Predictor`: what was learned of servers or trainings on such GPUs."""
+        """See `candidate.Predictor`: corrections learned from servers or training jobs on such GPUs."""
         machine = machine_of(kind, info)
         measured = self._served if workload.training is None else self._trained
         return measured.correction(workload, gpu_of(kind.name), machine, machine.flops / (kind.tflops * 1e12))
@@ -148,9 +150,9 @@ class LearnedPredictor:
         return self._trained.sized(workload)
 
     def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:
-        """See `candidate.Predictor`. Only for inference: what a training job's batch means is its own.
+        """See `candidate.Predictor`. Only for inference: the batch of a training job is the user's decision.
 
-        A bucket with a batch of its own is advised on copies alone.
+        For a bucket with a batch of its own only the copies are chosen.
         """
         known, grid = self._known.get(bucket.model), self._grids.get(bucket.model)
         if known is None or grid is None or bucket.role != "infer" or profile not in kind.geometry:
@@ -171,7 +173,7 @@ class LearnedPredictor:
         return advise(batches, seconds[1].reshape(copies, count), mib, info.memory_mib)
 
     def interval(self, figure: str, model: str, known: Known, gpu: GpuSpec, role: str, cells: Cells) -> Array:
-        """Return low, mid and high (3 x points) of a figure: seconds of a batch, or MiB in use."""
+        """Return low, mid and high (3 x points) of a figure: seconds per batch, or MiB in use."""
         belief, points, stack = self.belief(figure, model, known, gpu, role)
         surface = SURFACES[figure]
         value, deviation = belief.predict(surface, cells)
@@ -183,15 +185,16 @@ class LearnedPredictor:
         return ends
 
     def belief(self, figure: str, model: str, known: Known, gpu: GpuSpec, role: str) -> tuple[Belief, int, str | None]:
-        """Return the belief about a model, the number of its measured points (0: from other models) and where they
-        were measured."""
+        """Return the belief about a model, the number of its measured points (0: predicted from other models) and where
+        they were measured.
+        """
         fitted = self.learned.fitted.get((model, role, gpu.name))
         if fitted is not None and figure in fitted.beliefs:
             return fitted.beliefs[figure], min(fitted.points, MOST_POINTS), fitted.stack
         return self.learned.population(figure, role).prior(model, known, gpu), 0, None
 
     def _grid(self, model: str, known: Known) -> Grid:
-        """Return the bucket edges from the model's own curve, of its inference where both kinds of work are known."""
+        """Return the bucket edges from the model's own curve, of its inference if both kinds of work are known."""
         facts = facts_of(EDGE_GPU)
         assert facts is not None
         gpu = GpuSpec(EDGE_GPU, facts, 80)

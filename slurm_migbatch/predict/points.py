@@ -1,27 +1,27 @@
-"""Which point to measure next: the one rule by which few measurements are chosen, for users and for evaluations alike.
+"""Choose which point to measure next: one rule for users and evaluations.
 
 The rule, for a grid of slices and batches:
 
-1. the largest slice at batch 4 (what the host costs, and for a heavy model what an item costs);
-2. the middle slice at batch 32 (what an item costs, far from both ends of the grid);
+1. the largest slice at batch 4 (the host's cost, and for a heavy model the cost of an item);
+2. the middle slice at batch 32 (the cost of an item, far from both ends of the grid);
 3. the smallest slice at batch 8 (how the cost grows as the slice shrinks);
-4. from then on the point that is likeliest to be worth choosing and least sure.
+4. then the point with the highest product of being worth choosing and uncertainty.
 
-Where the grid lacks such a point, the nearest in the logarithms of slice and batch is taken. A point that turns out not
-to fit is left out and the next best is taken. No figure of the grid is looked at before its point is chosen.
+If the grid lacks such a point, the nearest in the logarithms of slice and batch is taken. A point that turns out not
+to fit is dropped and the next best is taken. No figure of the grid is read before its point is chosen.
 
-The fourth step: a point is worth choosing where no quicker one gives as much throughput for the SMs that it takes; how
-likely that is, is the share of parameters drawn from the belief for which it holds, and it is weighed with the standard
-deviation of the point's prediction. (Ours. The points after which the whole grid is expected to be surest would teach
-the curve, but measure much that nobody would ever choose; the first three are corners because a model that is like no
-other is caught only there.)
+In the fourth step a point is worth choosing if no faster one gives as much throughput for its SMs; the probability of
+that is the share of parameters drawn from the belief for which it holds, and it is multiplied by the standard
+deviation of the point's prediction. (Ours. The points that reduce the uncertainty of the whole grid most would teach
+the curve, but measure much that nobody would ever choose; the first three are corners because a model that is unlike
+all others is detected only there.)
 
-Where the longest time that a batch may take is known, other points are worth measuring: those that a service under this
-limit would run (`choose_within`). By the best guess so far, on each slice the cell with the most throughput that keeps
-the limit; of those that were not measured the one with the most throughput for its SMs. A cell that turns out too slow
-or over the limit makes way for the next best. Where the best of every slice is measured, the cell that comes closest to
-the limit from above is, of those with more throughput than what is known to keep it. Figures more hopeful than the best
-guess choose no better points (`migbatch eval services`, made-up services).
+If the longest time of a batch is given, other points are worth measuring: those that a service under this
+limit would run (`choose_within`). By the median prediction so far, this is on each slice the cell with the most
+throughput within the limit; of the unmeasured ones the one with the most throughput for its SMs. A cell that turns out
+too slow or over the limit is replaced by the next best. If the best of every slice is measured, the cell closest to the
+limit from above is next, among those with more throughput than any known to keep it. More optimistic figures than the
+median choose no better points (`migbatch eval services`, synthetic services).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SMALL_BATCH: Final = 8.0
 
 
 def next_point(surface: Surface, belief: Belief, cells: Cells, done: Sequence[int], left: Sequence[int]) -> int | None:
-    """Return the index of the point of `cells` to measure next among those `left`; None where none is left.
+    """Return the index of the point of `cells` to measure next among those `left`; None if none is left.
 
     `done` are the points that ran.
     """
@@ -70,11 +70,11 @@ def next_point(surface: Surface, belief: Belief, cells: Cells, done: Sequence[in
 def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge: ModelKnowledge) -> int | None:
     """Return the index of the point to measure next among the rows `open_`, which have no figures yet.
 
-    None where none is left.
+    None if none is left.
 
-    `done` are the rows of the same model on the same kind of GPU, on whichever slice. Measuring one point on the whole
-    GPU, one on a middle slice and one on the smallest, each in a job of its own, follows the rule as three points of
-    one grid would.
+    `done` are the rows of the same model on the same kind of GPU, on any slice. Measuring one point on the whole
+    GPU, one on a middle slice and one on the smallest, each in a job of its own, follows the rule like three points of
+    one grid.
     """
     if not open_:
         return None
@@ -87,7 +87,7 @@ def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge:
 
 @dataclass(frozen=True)
 class Skew:
-    """How an evaluation changes predicted times: shorter by `hope` standard deviations, then multiplied by `wrong`."""
+    """How an evaluation changes predicted times: reduced by `hope` standard deviations, then multiplied by `wrong`."""
 
     hope: float = 0.0
     wrong: Array | float = 1.0
@@ -105,7 +105,7 @@ def choose_within(
 ) -> int | None:
     """Return the index of the row of `open_` to measure next for a service whose batches may take `limit_s`.
 
-    None where nothing is left that could do more on its slice. `done` is as for `choose`.
+    None if no remaining row could have more throughput on its slice. `done` is as for `choose`.
     """
     if not open_:
         return None
@@ -122,8 +122,8 @@ def choose_within(
 def next_within(cells: Cells, seconds: Array, measured: int, limit_s: float) -> int | None:
     """Return the index of the cell to measure next, of those after the first `measured`.
 
-    None where none of them could do more on its slice, at its input size, than what is measured. `seconds` are what a
-    batch takes at each cell: as measured, and the best guess.
+    None if none of them could have more throughput on its slice, at its input size, than the measured ones. `seconds`
+    are the times of a batch at each cell: measured, else the median prediction.
     """
     rates = cells.batch * cells.procs / seconds
     slices = list(zip(cells.sm.tolist(), cells.memory.tolist(), cells.work.tolist(), strict=True))
@@ -145,7 +145,7 @@ def _that_ran(rows: Sequence[Measurement]) -> list[Measurement]:
 def _believed(
     ran: Sequence[Measurement], open_: Sequence[Measurement], knowledge: ModelKnowledge
 ) -> tuple[Cells, Belief]:
-    """Return the cells of all rows, and what public facts and the rows that ran say of the model."""
+    """Return the cells of all rows, and the model's specifications from public data and the rows that ran."""
     rows = [*ran, *open_]
     known, gpu = knowledge.of(rows[0].model, rows), GpuSpec.of_rows(rows)
     cells = Cells.of_rows(rows, gpu, known)
@@ -167,7 +167,7 @@ def _corner(cells: Cells, step: int) -> tuple[float, float] | None:
 
 
 def worth_choosing(surface: Surface, belief: Belief, cells: Cells) -> Array:
-    """Return for each point the probability that no quicker one gives as much throughput for the SMs that it takes."""
+    """Return for each point the probability that no faster one gives as much throughput for its SMs."""
     root = np.linalg.cholesky(belief.covariance)
     draws = even_draws(len(belief.mean))[::4]
     items = np.log(cells.batch * cells.procs) - np.log(cells.sm)

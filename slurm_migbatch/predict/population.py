@@ -1,14 +1,14 @@
-"""What measured models have in common, from which the first guess for any other model follows.
+"""Learn what measured models have in common, which gives the first prediction for any other model.
 
-Each measured model (on one GPU, by one laboratory: a *unit*) has fitted parameters. Their distance from what physics
-lets expect is a sum: an effect common to all, one of the GPU, one of the software stack (one laboratory on one GPU:
-host speed, framework), one of the stack on models of a kind (precision), a dependence on the model's features, and what
-is the model's own. Each has a prior variance, so that it is believed only as far as several models agree (partial
-pooling; a linear mixed model, solved for each parameter by itself). What is left is the spread, a covariance shrunk to
+Each measured model (on one GPU, by one laboratory: a *unit*) has fitted parameters. Their distance from physics is a
+sum: an effect common to all, one of the GPU, one of the software stack (one laboratory on one GPU: host speed,
+framework), one of the stack on models of a kind (precision), a dependence on the model's features, and the model's own
+effect. Each has a prior variance, so it is trusted only as far as several models agree (partial
+pooling; a linear mixed model, solved for each parameter by itself). The rest is the spread, a covariance shrunk to
 the physical prior's; without any unit it is the physical prior itself. (Empirical Bayes; ours.)
 
-A table may be wrong. A unit counts the less the further it lies from physics and the worse any curve fits it, beyond
-LIMIT not at all, and an outlier among its like counts less. One model alone tells next to nothing common: what it shows
+A table may be wrong. A unit's weight falls with its distance from physics and with the misfit of its best curve, to 0
+beyond LIMIT, and outliers within their group weigh less. One model alone hardly changes a common effect: its distance
 may be its own. A model's own points always count for itself.
 
 The variances were chosen by leaving models, families and laboratories out in turn over the tables of ParvaGPU, MIGPerf
@@ -33,27 +33,31 @@ ON_GPU: Final = 0.05
 IN_STACK: Final = 0.2
 OF_KIND: Final = 0.1
 """Variance of the effects common to all models, those on one GPU, in one stack, and of one kind in one stack; in
-variances of the physical prior."""
+variances of the physical prior.
+"""
 PRECISION: Final = 2.0
-"""The most of the same for what a stack's precision does to matrix products: one transformer differs by a factor of up
-to eight on an A100 (PyTorch computes products in fp32 since 1.12, convolutions in tf32; containers differ). It is the
-stack's, so that one model tells it where it lies further off than models do by chance."""
+"""Upper limit of the same for the effect of a stack's precision on matrix products: one transformer differs by a factor
+of up to eight on an A100 (PyTorch computes products in fp32 since 1.12, convolutions in tf32; containers differ). It is
+a property of the stack, so one model determines it if it lies further off than models do by chance.
+"""
 CONTEXT: Final = 2.0
-"""The same for what a stack's software holds in memory whatever the model (contexts, libraries, their workspaces)."""
+"""The same for memory that a stack's software takes for any model (contexts, libraries, their workspaces)."""
 SLOPE: Final = 0.02
-"""The same of the dependence on each feature."""
+"""The same for the dependence on each feature."""
 RESIDUAL: Final = 0.5
-"""The same of what is a model's own."""
+"""The same for a model's own effect."""
 PSEUDO: Final = 2.0
-"""Weight of RESIDUAL in the spread that is learned, in models."""
+"""Weight of RESIDUAL in the learned spread, in models."""
 SAME_MODEL: Final = 0.8
-"""How much of a model's own distance carries over to another GPU or laboratory."""
+"""Share of a model's own effect that carries over to another GPU or laboratory."""
 LIMIT: Final = 45.0
-"""Squared distance from physics, in standard deviations, at which a unit teaches nothing. Of the units with public
-facts none is beyond 38; times that are wrong by a factor of ten are beyond 48."""
+"""Squared distance from physics, in standard deviations, from which a unit is ignored. No unit with public
+specifications is beyond 38; times that are wrong by a factor of ten are beyond 48.
+"""
 MISFIT: Final = 0.05
-"""Standard deviation of measured logarithms around a curve that is worth learning from; its square over this one's is
-added to the squared distance."""
+"""Standard deviation of measured logarithms around an acceptable curve; the square of a unit's over this one is added
+to the squared distance.
+"""
 TAIL: Final = 8.0
 """Degrees of freedom of the spread: an outlying model counts less."""
 LOCAL: Final = (SITE, RUNS)
@@ -65,7 +69,8 @@ _ROUNDS: Final = 4
 @dataclass(frozen=True)
 class Unit:
     """One model on one GPU by one laboratory, with its fitted parameters, their variances, and the standard deviation
-    of the measured logarithms around the fitted curve."""
+    of the measured logarithms around the fitted curve.
+    """
 
     model: str
     known: Known
@@ -86,7 +91,8 @@ class Effect:
 
 class _Level(NamedTuple):
     """One random effect: its name, its units, and for each parameter its variance, in the physical prior's, and the
-    most by which that grows where the effect is plain."""
+    limit to which the variance grows if the effect is clear.
+    """
 
     name: str
     column: Array
@@ -98,8 +104,8 @@ class _Level(NamedTuple):
 class Population:
     """The distribution of parameters over models, for one surface and one kind of work (infer or train).
 
-    `levels`: what is common to models, by name: a stack and a kind of model in it, a stack, a GPU, and "" anywhere.
-    `own`: by model what is its own, with the share of the variance that this leaves. `stacks`: the families that were
+    `levels`: the common effects, by name: a stack and a kind of model in it, a stack, a GPU, and "" anywhere.
+    `own`: by model its own effect, with the share of the variance that remains. `stacks`: the families that were
     measured in each stack.
     """
 
@@ -127,7 +133,7 @@ class Population:
         distance = level.mean
         if self.slopes is not None and self.centre is not None:
             distance = distance + self.slopes @ (features(known) - self.centre)
-        # what is not known of the model itself, its launches and its work, stays so
+        # uncertainty about the model itself, its launches and its work, remains
         covariance = self.covariance + np.diag(level.variance) + spread - np.diag(self.surface.spread(0) ** 2)
         own = self.own.get(model)
         if own is not None:
@@ -161,7 +167,7 @@ class Population:
 
     @classmethod
     def from_dict(cls, surface: Surface, data: dict[str, Any]) -> Population:
-        """Read `to_dict`'s form; raises KeyError, TypeError or ValueError where it is none."""
+        """Read the form of `to_dict`; raises KeyError, TypeError or ValueError if it is invalid."""
         size = len(surface.names)
 
         def effects(value: Any) -> dict[str, Effect]:
@@ -205,7 +211,7 @@ FEATURES: Final = ("intensity", "flops", "kernels", "text")
 
 
 def features(known: Known) -> Array:
-    """Return what a model's distance from physics may depend on, each of the order of one."""
+    """Return the features that a model's distance from physics may depend on, each of the order of one."""
     return np.array(
         [
             0.5 * np.log(known.flops / (known.traffic_mib * 2**20)),
@@ -217,7 +223,7 @@ def features(known: Known) -> Array:
 
 
 def pool(surface: Surface, kind: str, units: Sequence[Unit]) -> Population:
-    """Return the population of the units; without units, or without one to be believed, the physical prior."""
+    """Return the population of the units; the physical prior without units, or without a plausible one."""
     trusts = [_trust(surface, kind, unit) for unit in units]
     believed = [(unit, trust) for unit, trust in zip(units, trusts, strict=True) if trust > 0]
     count = len({unit.model for unit in units})
@@ -227,7 +233,7 @@ def pool(surface: Surface, kind: str, units: Sequence[Unit]) -> Population:
 
 
 def _trust(surface: Surface, kind: str, unit: Unit) -> float:
-    """Return how much a unit teaches: from 1 near what physics says, to 0 at LIMIT (Tukey's biweight)."""
+    """Return the weight of a unit: from 1 near physics, to 0 at LIMIT (Tukey's biweight)."""
     distance = unit.theta - surface.expected(unit.known, unit.gpu.facts, kind)
     far = float(np.sum(distance**2 / surface.spread(unit.known.doubt) ** 2)) + (unit.misfit / MISFIT) ** 2
     return max(0.0, 1.0 - far / LIMIT) ** 2
@@ -257,7 +263,7 @@ class _Pooled:
         self.weight = trust * np.array([1.0 / len(of_model[unit.model]) for unit in units])
         spread = np.array([surface.spread(unit.known.doubt) ** 2 for unit in units])
         variance = np.array([unit.variance for unit in units])
-        # a parameter that a unit's points say nothing about has kept the physical prior's variance
+        # a parameter that a unit's points do not determine has kept the physical prior's variance
         unsure = variance / (1.0 - np.minimum(variance / spread, 0.999))
         self.noise = spread - self.physical + unsure
         design = np.array([features(unit.known) for unit in units])
@@ -279,7 +285,7 @@ class _Pooled:
             for name in sorted(set(names)):
                 column = np.array([float(other == name) for other in names])
                 models = len({unit.model for unit, other in zip(self.units, names, strict=True) if other == name})
-                # what one model shows may be its own; that several agree by chance is ever less likely
+                # the distance of one model may be its own; that several agree by chance is ever less likely
                 of_each = np.full(len(products), max(variance * (1.0 - 1.0 / models) ** 2, 1e-9))
                 most = 0.0 * of_each
                 if name.endswith("/transformers"):
@@ -325,8 +331,9 @@ class _Pooled:
         self.residual = residual
 
     def _plain(self, columns: Array, noise: Array) -> Array:
-        """Return by how much, squared, the units of each level lie off the other effects beyond what chance explains
-        (the positive part of an effect's variance, as of James and Stein)."""
+        """Return the squared distance of each level's units from the other effects, beyond what chance explains
+        (the positive part of an effect's variance, as in James and Stein).
+        """
         left = self.distance - columns @ self.mean
         total = np.maximum(np.abs(columns.T) @ (1.0 / noise), 1e-12)
         apart = self.mean + columns.T @ (left / noise) / total
@@ -340,7 +347,7 @@ class _Pooled:
         return Effect(here @ self.mean, variance + unmet * self.physical)
 
     def population(self, count: int) -> Population:
-        """Return what was found."""
+        """Return the fitted population."""
         levels = {"": self._effect([""])}
         for unit in self.units:
             path = ["", unit.gpu.name, unit.stack, _of_kind(unit.stack, unit.known)]

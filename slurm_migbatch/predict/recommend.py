@@ -1,10 +1,10 @@
-"""What a job is advised to do with its slice: the batch size, and how many processes to run side by side.
+"""Advise how a job should use its slice: the batch size, and the number of processes that share it.
 
-The batch of best efficacy, `batch / latency**2` (D-STACK's objective at a given slice, without the time to assemble a
-batch, which batch jobs do not wait for): while the host sets the pace a larger batch costs nothing, and past the knee
-it buys throughput with latency. A latency limit cuts it to the largest that keeps the limit, and memory cuts it too.
-Processes are added as long as each adds a tenth of throughput and memory holds them; they pay where the host sets the
-pace, and raise the latency of each, so a job with a latency limit runs one.
+The batch has the best efficacy, `batch / latency**2` (D-STACK's objective at a given slice, without the time to
+assemble a batch, which batch jobs do not wait for): while the host limits the speed a larger batch is free, and past
+the knee it trades latency for throughput. A latency limit and the memory bound the batch.
+Processes are added as long as each adds a tenth of throughput and memory holds them; they pay off if the host limits
+the speed, and raise the latency of each, so a job with a latency limit runs one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from slurm_migbatch.predict.cells import Array
 
 WORTH: Final = 1.1
-"""Ratio of throughputs at which one more process pays."""
+"""Minimum ratio of throughputs for one more process."""
 MOST_COPIES: Final = 4
 
 
@@ -31,9 +31,9 @@ class Advice:
 
 
 def advise(batches: Sequence[int], seconds: Array, memory_mib: Array, capacity_mib: float) -> Advice | None:
-    """Advise batch and copies for a slice of `capacity_mib`; None where not even the smallest batch should fit.
+    """Advise batch and copies for a slice of `capacity_mib`; None if not even the smallest batch should fit.
 
-    Row p - 1 of `seconds` (best guesses) and `memory_mib` (to be counted on, all processes together) belong to p
+    Row p - 1 of `seconds` (median predictions) and `memory_mib` (conservative, all processes together) belong to p
     processes, columns to the ascending `batches`.
     """
     fits = memory_mib <= capacity_mib

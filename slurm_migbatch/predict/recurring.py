@@ -1,21 +1,21 @@
-"""What a recurring job needs, from what its own runs showed: for `mig:auto` jobs that say nothing.
+"""Predict what a recurring `mig:auto` job without hints needs from its own runs.
 
-Memory. Each run shows the most that one of its slices held. Runs are taken as exchangeable, so the largest of n peaks
-is exceeded by the next run's with probability 1/(n+1): from n = 9 on it bears the 90 % quantile that is wanted. Fewer
-runs cannot bear it by rank alone; for them the upper prediction bound of a log-normal is taken (Student's t with n-1
-degrees of freedom, 90 %), where that is larger than the largest peak. SAMPLED is added in either case, for what the
-agent misses between two looks. A run that failed with its slice full (FULL, as in `predict.runs`), or said itself that
-memory ran out, needs more than that slice had, for as long as it is among the newest WINDOW runs. How much more is not
-known: the next run gets GROWTH times as much; where no run has completed yet it gets the largest slice, for this once,
-so that the second one shows what is needed. No run fails for memory twice in a row where the need grows by no more
+Memory. Each run has the peak of the slice that held most. Runs are taken as exchangeable, so the next run exceeds the
+largest of n peaks with probability 1/(n+1): from n = 9 on the largest peak covers the required 90 % quantile. With
+fewer runs it does not; the upper prediction bound of a log-normal is used instead (Student's t with n-1
+degrees of freedom, 90 %), if that is larger than the largest peak. SAMPLED is added in either case, for what the
+agent misses between two samples. A run that failed with its slice full (FULL, as in `predict.runs`), or reported out of
+memory, needs more than that slice had, for as long as it is among the newest WINDOW runs. How much more is
+unknown: the next run gets GROWTH times as much; if no run has completed yet it gets the largest slice, once,
+so that this run measures the need. No run fails for memory twice in a row if the need grows by no more
 than a third from one run to the next.
 
-Use is not need: some programs take a fixed share of whatever slice they get. They are known by the name of their engine
-(the submit filter looks for it), or by having held the same share of slices of different sizes (ALIKE). What they held
-says nothing about what they need; the smallest slice on which one of their runs completed does.
+Use is not need: some programs take a fixed share of any slice. They are recognised by the name of their engine
+(the submit filter looks for it), or by the same share of slices of different sizes (ALIKE). Their use
+says nothing about their need; they get the smallest slice on which one of their runs completed.
 
-Speed. Where the share of SMs and of memory bandwidth in use was sampled, no slice is chosen that would be slower by
-more than the site allows than the smallest slice on which runs completed: what was in use there must fit.
+Speed. If the used share of SMs and of memory bandwidth was sampled, no slice is chosen that would be slower by
+more than the site allows than the smallest slice on which runs completed: the sampled use must fit.
 """
 
 from __future__ import annotations
@@ -31,25 +31,24 @@ from slurm_migbatch.workload.catalog import ProfileOffer
 WINDOW: Final = 20
 """Newest runs of a job that count."""
 FULL: Final = 0.9
-"""Share of its slice's memory that a failed run held where memory was what it lacked."""
+"""Share of its slice's memory from which a failed run counts as out of memory."""
 SAMPLED: Final = 1.05
-"""Peaks between two looks of the agent are missed; this much is added to the largest that was seen."""
+"""Added to the largest sampled peak, because the agent misses peaks between two samples."""
 GROWTH: Final = 1.9
-"""How many times more memory than the slice that was full the next run gets: nearly the double, as slices come."""
+"""Memory of the next run relative to the slice that was full: nearly double, because slice sizes are steps."""
 UNNAMED: Final = "the program"
-"""What takes a fixed share where nothing names it."""
+"""Name of a program with a fixed share and no known engine."""
 ALIKE: Final = 0.12
-"""Shares of slices of different sizes that differ by no more than this (relative) are a fixed share."""
+"""Largest relative difference between shares of slices of different sizes that still counts as a fixed share."""
 LEAST_SHARE: Final = 0.5
-"""A fixed share that is smaller than this leaves room on every slice and need not be told from a need."""
+"""A smaller fixed share leaves room on every slice and need not be distinguished from a need."""
 APART: Final = 1.5
-"""How many times larger a slice must be than another for their shares to tell something."""
+"""Minimum ratio of two slice sizes for their shares to be compared."""
 _T90: Final = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415)
 """Student's t, one-sided 90 %, for 1 to 7 degrees of freedom: those of 2 to 8 runs."""
 
 DONE, OUT_OF_MEMORY, FAILED, CUT = "done", "oom", "failed", "cut"
-"""How a run ended: it completed or ran into its time limit; it said that memory ran out; it failed; it was ended by
-somebody else."""
+"""How a run ended: it completed or reached its time limit; it reported out of memory; it failed; it was cancelled."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,12 @@ class PastRun:
     """One ended run of a recurring job.
 
     Attributes:
-        run: the record's number of it.
-        profile: GRES type of its slices, which were all alike.
+        run: its number in the record.
+        profile: GRES type of its slices, all of one type.
         ended: DONE, OUT_OF_MEMORY, FAILED or CUT.
-        peak_mib: the most that one of its slices held; None where too little was seen of it.
+        peak_mib: the peak of the slice that held most; None if too little was sampled.
         sm, dram: shares (0 to 1) of the slice's SMs and memory bandwidth in use over the whole run; None: not sampled.
-        engine: what takes a fixed share, by the submit filter's word; empty for any other program.
+        engine: the engine with a fixed share that the submit filter found; empty for any other program.
     """
 
     run: int
@@ -85,8 +84,9 @@ class PastRun:
 
 @dataclass(frozen=True)
 class RunsPolicy:
-    """The site's choices: `runs` completed runs make a history (0: histories are not used), `slowdown` is how many
-    times longer a run may be expected to take than on the smallest slice on which runs completed."""
+    """The site's settings: `runs` completed runs make a history (0: histories are not used), `slowdown` is how many
+    times longer a run may be expected to take than on the smallest slice on which runs completed.
+    """
 
     runs: int = 0
     slowdown: float = 1.1
@@ -98,17 +98,17 @@ NO_RUNS: Final = RunsPolicy()
 
 @dataclass(frozen=True)
 class ShownNeed:
-    """What runs showed that the next one needs.
+    """What the next run needs, by its earlier runs.
 
     Attributes:
-        runs: how many runs it rests on.
-        peak_mib: the most that one of them held.
-        need_mib: what a slice must have.
-        full_mib: memory of the largest slice on which a run ran out; 0 where none did or peaks ask for more.
+        runs: number of runs used.
+        peak_mib: their largest peak.
+        need_mib: memory that a slice must have.
+        full_mib: memory of the largest slice on which a run ran out; 0 if none did or peaks require more.
         unknown: the last run ran out and none has completed.
-        engine: what takes a fixed share; empty where peaks are needs.
-        sm_slices, bandwidth_mib: compute slices that were busy, and memory of a slice whose bandwidth would do; 0 where
-            that was not sampled.
+        engine: the engine with a fixed share; empty if peaks are needs.
+        sm_slices, bandwidth_mib: compute slices that were busy, and memory of a slice with sufficient bandwidth; 0 if
+            not sampled.
     """
 
     runs: int
@@ -121,19 +121,19 @@ class ShownNeed:
     bandwidth_mib: float = 0.0
 
     def slowdown(self, offer: ProfileOffer) -> float:
-        """Return how many times longer a run is expected to take there than on the slice that was measured."""
+        """Return how many times longer a run is expected to take there than on the measured slice."""
         return max(1.0, self.sm_slices / max(offer.compute_slices, 1), self.bandwidth_mib / offer.memory_mib)
 
 
 def counted(past: Sequence[PastRun]) -> int:
-    """Return how many completed runs with a peak there are."""
+    """Return the number of completed runs with a peak."""
     return sum(run.ended == DONE and run.peak_mib is not None for run in past[-WINDOW:])
 
 
 def ran_out(run: PastRun, capacity_mib: float | None) -> bool:
-    """Return whether a run died because its slice had too little memory.
+    """Return whether a run failed because its slice had too little memory.
 
-    Of a program that is known to take a fixed share a full slice tells nothing; it has to say so itself.
+    For a program with a fixed share a full slice means nothing; the program must report it.
     """
     if run.ended == OUT_OF_MEMORY:
         return True
@@ -142,11 +142,11 @@ def ran_out(run: PastRun, capacity_mib: float | None) -> bool:
 
 
 def reserving(past: Sequence[PastRun], capacities: Mapping[str, float]) -> str:
-    """Return what takes a fixed share of its slice: the engine's name, UNNAMED where only the runs show it, else ""."""
+    """Return what takes a fixed share of its slice: the engine's name, UNNAMED if only the runs show it, else ""."""
     named = next((run.engine for run in reversed(past) if run.engine), "")
     if named:
         return named
-    held = [run for run in past if run.ended in (DONE, CUT)]  # what ran out was full whatever it needed
+    held = [run for run in past if run.ended in (DONE, CUT)]  # a run that ran out filled its slice whatever it needed
     alike = fixed_share([(capacities.get(run.profile, 0.0), run.peak_mib or 0.0) for run in held])
     return UNNAMED if alike else ""
 
@@ -167,7 +167,7 @@ def fixed_share(seen: Sequence[tuple[float, float]]) -> bool:
 def bound(peaks: Sequence[float]) -> float:
     """Return the MiB that the next run stays below with 90 %, see above; at least one peak.
 
-    A single run bears nothing: its peak and half as much again.
+    For a single run: its peak and half as much again.
     """
     largest, count = max(peaks), len(peaks)
     if count == 1:
@@ -179,12 +179,12 @@ def bound(peaks: Sequence[float]) -> float:
 
 
 def need_of(past: Sequence[PastRun], offers: Mapping[str, ProfileOffer], least: int) -> ShownNeed | None:
-    """Return what the newest runs show; None while fewer than `least` completed and none ran out of memory.
+    """Return the need by the newest runs; None while fewer than `least` completed and none ran out of memory.
 
     Args:
         past: runs, the newest last.
         offers: slices by GRES type. Of runs on others only the peak counts.
-        least: how many completed runs make a history.
+        least: number of completed runs in a history.
     """
     past = past[-WINDOW:]
     capacities = {name: float(offer.memory_mib) for name, offer in offers.items()}
@@ -210,7 +210,7 @@ def need_of(past: Sequence[PastRun], offers: Mapping[str, ProfileOffer], least: 
 
 
 def _by_peaks(past: Sequence[PastRun], short: Sequence[PastRun]) -> int:
-    """Return the MiB that peaks ask for; those of runs that did not complete are what was needed at least."""
+    """Return the MiB that peaks require; peaks of runs that did not complete are lower bounds."""
     peaks = [run.peak_mib for run in past if run.ended == DONE and run.peak_mib]
     others = [run.peak_mib for run in past if run.ended != DONE and run.peak_mib and run not in short]
     return math.ceil(max(bound(peaks) if peaks else 0.0, max(others, default=0.0) * SAMPLED))
@@ -244,17 +244,18 @@ SENTENCES: Final = {
     "runs_few": "the site's default, as the job has no hints: after %d completed runs of %s (%d so far) it gets what "
     "they used; or add --comment='migbatch: model=... batch=...' or mem=...",
 }
-"""Why a slice was chosen for a recurring job, for the user; the keys are reasons beside `selection.REASONS`. The submit
-shims do not have them: runs are known to the service alone."""
+"""Why a slice was chosen for a recurring job, for the user; the keys are reasons in addition to `selection.REASONS`.
+The submit shims do not have them: only the service knows the runs.
+"""
 
 
 ADVICE: Final = "your last %d runs of %s used at most %s GiB: --gres=mig:%s is enough"
-"""What a user is told whose job asks for a whole GPU."""
+"""Note to a user whose job requests a whole GPU."""
 
 
 @dataclass(frozen=True)
 class RecurringJob:
-    """What is known of a job when it is submitted once more: its name for messages and its runs, the newest last."""
+    """The history of a job that is submitted again: its name for messages and its runs, the newest last."""
 
     name: str
     past: tuple[PastRun, ...] = ()
@@ -284,7 +285,7 @@ def pick(
 
 
 def advise(job: RecurringJob, whole: ProfileOffer, offers: Mapping[str, ProfileOffer], policy: RunsPolicy) -> str:
-    """Return one sentence for a job that asks for a whole GPU where its runs would have done with a slice, else ""."""
+    """Return the note for a job that requests a whole GPU although its runs fit a slice, else ""."""
     need = need_of(job.past, offers, policy.runs)
     if need is None or need.engine or need.full_mib or need.unknown:
         return ""

@@ -1,16 +1,15 @@
-"""Slice and batch chosen together, for an inference job with a latency limit whose user names no batch.
+"""Choose slice and batch together for an inference job with a latency limit whose user names no batch.
 
-The smallest slice on which some batch keeps everything, and of those batches the smallest with nearly the most
-throughput (`NEARLY`): one that is larger for little more would come closer to the limit, and break it where the
-prediction is too good. Weighed are the batches of `Grid.ladder`, by the figures that can be counted on, which are the
-compiled table's:
+Chosen is the smallest slice on which some batch keeps all limits, and of those batches the smallest with nearly the
+most throughput (`NEARLY`): a larger one for little more would come closer to the limit, and exceed it if the prediction
+is optimistic. Candidates are the batches of `Grid.ladder`, with the conservative figures of the compiled table:
 `gres_templates/migbatch_core.lua.j2` has the same search, in the same order.
 
-D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) chooses batch and GPU share together under a latency objective, too,
-but where throughput over latency and share is highest, which buys latency below the limit with larger slices
-(`migbatch eval batch` compares both). Its other constraint is kept here. A service's items come one after the other, so
-the time in which a batch comes together counts, in which its first item waits for its last. Items come at `rate`, but
-to one instance not faster than it works, for then there are more instances. At that pace a batch comes together while
+D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) also chooses batch and GPU share together under a latency objective,
+but maximises throughput over latency and share, which buys latency below the limit with larger slices
+(`migbatch eval batch` compares both). Its other constraint is kept here. A service's items arrive one after another, so
+the time to assemble a batch counts, in which its first item waits for its last. Items arrive at `rate`, but
+at one instance no faster than it works, because then there are more instances. At that pace a batch is assembled while
 the one before it runs, which is about D-STACK's other limit, half of the objective.
 """
 
@@ -24,19 +23,19 @@ from slurm_migbatch.predict.sheet import Counted, Ladder
 from slurm_migbatch.workload.catalog import ProfileOffer
 
 NEARLY: Final = (17, 20)
-"""A batch with so much (17/20) of the most throughput is as good as the one that has it."""
+"""A batch with this share (17/20) of the most throughput is as good as the one that has the most."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a batch on a slice must keep.
+    """Limits that a batch on a slice must keep.
 
     Attributes:
         slo_us: longest time for one batch.
-        rate: thousandths of items per second that one slice must do; None: any.
-        arrivals: of a service, the thousandths of items per second that come (0: not told); None: all lie ready.
-        mem_mib: what the user says that the job needs; None: what is predicted.
-        assumed: the batch that `mem_mib` is of. What a larger one needs is what is predicted.
+        rate: thousandths of items per second required of one slice; None: any.
+        arrivals: of a service, thousandths of items arriving per second (0: unknown); None: all items are ready.
+        mem_mib: memory need from the user; None: as predicted.
+        assumed: the batch that `mem_mib` is for. Larger ones need the predicted memory.
     """
 
     slo_us: int
@@ -46,7 +45,7 @@ class Terms:
     assumed: int = 1
 
     def kept(self, offer: ProfileOffer, batch: int, known: Counted) -> bool:
-        """Return whether batches of this size keep everything on a slice with these figures."""
+        """Return whether batches of this size keep all limits on a slice with these figures."""
         if (self.mem_mib is None or batch > self.assumed) and offer.memory_mib < known.need_mib:
             return False
         if self.mem_mib is not None and offer.memory_mib < self.mem_mib:
@@ -65,11 +64,11 @@ def rightsize(offers: Iterable[ProfileOffer], ladder: Ladder, terms: Terms) -> t
 
     Args:
         offers: the slices that the job may have, the cheapest first.
-        ladder: what can be counted on of them.
-        terms: what is to be kept.
+        ladder: conservative figures of them.
+        terms: limits to keep.
 
     Returns:
-        None where nothing keeps the terms.
+        None if no batch on any slice keeps the terms.
     """
     part, whole = NEARLY
     for offer in offers:

@@ -1,21 +1,21 @@
-"""Finished runs as measured rows: what of them can be learned from, and whose word counts how much.
+"""Turn finished runs into measured rows: what can be learned from them, and how much each counts.
 
-A run on one slice teaches speed where the job told it (`migbatch progress`), and memory from the driver. A silent
-job that came to its end still teaches that it did its items (`items=` among the hints) in its whole life: a lower bound
-of the rate, start-up included, so only long runs count and they are believed less (`samples.SILENT`), and not at all
-beside runs that told.
+A run on one slice teaches speed if the job reported it (`migbatch progress`), and memory from the driver. A completed
+job without reports still shows that it processed its items (`items=` among the hints) within its lifetime: a lower
+bound of the rate, startup included. So only long runs count, with less weight (`samples.SILENT`), and not at all
+if other runs reported.
 
-Jobs can lie, or count other things than the rest of the site does. So:
+Jobs can report false figures, or count other things than the rest of the site does. So:
 
-- figures more than ABSURD times away from what physics lets expect are dropped, whoever tells them;
-- what one user tells of a model counts once: by the median of his runs, first for each cell;
+- figures more than ABSURD times away from physics are dropped, whoever reports them;
+- one user's reports about a model count once: by the median of the user's runs, first for each cell;
 - a user whose figures of a model are more than APART times away from those of the others (the median over users; of
-  two, the one nearer to physics) is not heard about this model.
+  two, the one nearer to physics) is ignored for this model.
 
-Memory is what the process took, which may be more than it needs (frameworks that take what is there): of a run whose
-script names an engine that takes a fixed share of any slice, no memory is learned. Of any other a completed run
-has shown that its peak is enough, so of several slices the smallest peak counts. A run that failed with its slice full
-says that it needs more than that: its peak counts where no run of the same kind completed.
+Memory is what the process took, which may be more than it needs (frameworks that take all memory): for a run whose
+script names an engine that takes a fixed share of any slice, no memory is learned. For any other, a completed run
+has shown that its peak is sufficient, so of several slices the smallest peak counts. A run that failed with its slice
+full needs more than that: its peak counts if no run of the same kind completed.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from slurm_migbatch.workload.hints import SERVE
 ABSURD: Final = 100.0
 APART: Final = 5.0
 SILENT_S: Final = 300.0
-"""Shortest silent run that counts: start-up is a small part of it then."""
+"""Shortest run without reports that counts: startup is a small part of it."""
 FULL: Final = 0.9
-"""Share of its slice's memory that a failed run held where memory was what it lacked."""
+"""Share of its slice's memory from which a failed run counts as out of memory."""
 MOST_RUNS: Final = 50
 """Newest runs of one user in one cell that count."""
 MOST_CELLS: Final = 40
-"""Cells of one model on one GPU that are learned from; those with the most runs."""
+"""Most cells of one model on one GPU to learn from; those with the most runs."""
 AGREE: Final = 1.5
-"""Latency and rate that differ by more than this do not speak of the same thing: the job waits for its input."""
+"""Largest factor between latency and rate that are consistent; above it the job waits for its input."""
 _ENDED_WELL: Final = frozenset({"COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED"})
 
 Key = tuple[str, str, str]
-"""Model, kind of work, GPU: what a belief is held about."""
+"""Model, kind of work, GPU: the subject of a belief."""
 
 
 class EndedRun(Protocol):
-    """A run that has ended, as `store.lessons.Lesson` has it."""
+    """A run that has ended, as in `store.lessons.Lesson`."""
 
     @property
     def number(self) -> int: ...  # noqa: D102 - the attributes are described there
@@ -105,9 +105,9 @@ class EndedRun(Protocol):
 
 @dataclass(frozen=True)
 class Observation:
-    """What one run showed: a row of the neutral table under the site's short name of the GPU, by whom and when.
+    """Observation from one run: a row of the common table under the site's short name of the GPU, with user and time.
 
-    `short` says that it failed with its slice full, so its memory is less than what is needed.
+    `short`: it failed with its slice full, so its memory is less than it needs.
     """
 
     number: int
@@ -118,24 +118,24 @@ class Observation:
 
     @property
     def key(self) -> Key:
-        """What it is about."""
+        """Model, kind of work and GPU."""
         return (self.row.model, self.row.kind, self.row.gpu)
 
     @property
     def cell(self) -> tuple[Any, ...]:
-        """Runs alike."""
+        """Key of equal runs."""
         row = self.row
         return (row.model, row.kind, row.gpu, row.profile, row.batch, row.input_size, row.source)
 
     def value(self, figure: str) -> float | None:
-        """Return the logarithm of seconds a batch (`time`) or of MiB (`memory`)."""
+        """Return the logarithm of seconds per batch (`time`) or of MiB (`memory`)."""
         found = self.row.seconds if figure == "time" else self.row.memory_mib
         return None if found is None else math.log(found)
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A user's figures of one model that are left out: how many, and how far away (as a factor) from what."""
+    """A user's figures of one model that are ignored: how many, and how far away (as a factor) from what."""
 
     key: Key
     user: str
@@ -147,7 +147,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class LearnableRuns:
-    """What is learned from, and what is left out."""
+    """The observations to learn from, and the ignored ones."""
 
     used: tuple[Observation, ...]
     left_out: tuple[LeftOut, ...]
@@ -175,7 +175,9 @@ def _observation(run: EndedRun, geometries: Mapping[str, Geometry], knowledge: M
     facts = knowledge.facts.get(model)
     public = resolve(run.model.lower())
     if public is not None and public.how != "size" and generates(public.name):
-        return None  # an engine fills its share of any slice: what it takes is not need, nor are its requests batches
+        return (
+            None  # an engine fills its share of any slice: its memory is not a need, and its requests are not batches
+        )
     if kind not in KINDS or (facts is not None and run.unit and run.unit != facts.unit):
         return None
     try:
@@ -185,11 +187,11 @@ def _observation(run: EndedRun, geometries: Mapping[str, Geometry], knowledge: M
         return None
     speed, source = _speed(run)
     if run.role == SERVE and "latency_s" not in speed:
-        speed = {}  # it did as much as it was asked for
+        speed = {}  # it did as much as was requested
     peak = run.memory_mib if run.memory_mib and run.memory_mib > 0 and not run.engine else None
     short = run.state not in _ENDED_WELL
     if short and (peak is None or peak < FULL * info.memory_mib):
-        return None  # it may have died of anything, at any time
+        return None  # it may have failed for any reason, at any time
     if short:
         speed = {}
     if not speed and peak is None:
@@ -216,7 +218,7 @@ def _observation(run: EndedRun, geometries: Mapping[str, Geometry], knowledge: M
 
 
 def _speed(run: EndedRun) -> tuple[dict[str, Any], str]:
-    """Return the figures of speed in a run, and whose word they are."""
+    """Return the speed figures of a run, and their source."""
     latency, rate = run.latency_s, run.throughput_per_s
     assert run.batch is not None
     if latency is not None and latency > 0:
@@ -239,7 +241,7 @@ def _family(unit: str) -> str:
 
 
 Expect = Callable[[str, Key, Sequence[Measurement], Known, GpuSpec], Sequence[float]]
-"""What is expected of rows of one key: logarithms of a figure."""
+"""Expected figures for rows of one key: logarithms of a figure."""
 
 
 def physics(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: GpuSpec) -> Sequence[float]:
@@ -253,7 +255,7 @@ def physics(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gp
 def select_learnable(
     observations: Sequence[Observation], knowledge: ModelKnowledge, expect: Expect = physics
 ) -> LearnableRuns:
-    """Leave out implausible observations. `expect`: the present predictor, by whose curves figures are compared."""
+    """Drop implausible observations. `expect`: the current predictor, by whose curves figures are compared."""
     groups: dict[Key, list[Observation]] = {}
     for observation in observations:
         groups.setdefault(observation.key, []).append(observation)
@@ -332,7 +334,7 @@ def _without(figure: str, observation: Observation) -> Observation:
 
 
 def rows_of(observations: Sequence[Observation]) -> list[Measurement]:
-    """Make a table of runs: each cell once, by medians; the same rows whatever the order of users."""
+    """Make a table of runs: each cell once, by medians; the rows do not depend on the order of users."""
     cells: dict[tuple[Any, ...], list[Observation]] = {}
     for observation in sorted(observations, key=lambda observation: observation.number):
         cells.setdefault(observation.cell, []).append(observation)
@@ -357,7 +359,7 @@ def rows_of(observations: Sequence[Observation]) -> list[Measurement]:
 
 
 def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], float]:
-    """Return the peak by key, batch, input and profile: that of the profile where it was smallest."""
+    """Return the peak by key, batch, input and profile: that of the profile with the smallest peak."""
     groups: dict[tuple[Any, ...], dict[str, list[Observation]]] = {}
     weighed = [observation for observation in observations if observation.row.memory_mib is not None]
     enough = {
@@ -372,7 +374,7 @@ def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], floa
     found: dict[tuple[Any, ...], float] = {}
     for of, profiles in groups.items():
         peaks = {profile: peak for profile, group in profiles.items() if (peak := _agreed(group, "memory")) is not None}
-        # of runs that all failed the largest peak is nearest to the need
+        # of runs that all failed the largest peak is closest to the need
         best = (min if of in enough else max)(peaks, key=peaks.__getitem__)
         place = (*of, best)
         found[place] = peaks[best]

@@ -1,4 +1,4 @@
-"""Measured rows, grouped as the learner sees them: one model, at one kind of work, on one GPU, by one laboratory."""
+"""Group measured rows for the learner: one model, one kind of work, one GPU, one laboratory."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from slurm_migbatch.predict.known import Known, ModelKnowledge
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
 
 NOISE: Final = 0.05
-"""Standard deviation of a measured time's logarithm, with what the surface cannot follow."""
+"""Standard deviation of a measured time's logarithm, including what the surface cannot model."""
 MEMORY_NOISE: Final = 0.05
 SITE: Final = "site"
-"""What every table that `migbatch profile run` made counts as, whenever it was: this site's own software."""
+"""Source of all tables that `migbatch profile run` made, at any time: this site's own software."""
 OWN_TABLES: Final = "migbatch profile run"
-"""How the source of such rows begins."""
+"""Prefix of the source of such rows."""
 RUNS: Final = "runs"
-"""Source of rows that finished jobs reported; they include what else a job does, so they are believed less."""
+"""Source of rows that finished jobs reported; they include a job's other work, so they count less."""
 RUNS_NOISE: Final = 0.15
 SILENT: Final = "runs without a report"
-"""Source of rows of jobs that told nothing: the items they were to do, over their whole life."""
+"""Source of rows of jobs without reports: their items over their whole lifetime."""
 SILENT_NOISE: Final = 0.5
 _NOISES: Final = {RUNS: RUNS_NOISE, SILENT: SILENT_NOISE}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """All that was measured of one model by one laboratory on one GPU.
+    """All measurements of one model by one laboratory on one GPU.
 
-    `cells` and `logs` are the points that ran, with the logarithm of seconds a batch; `noise` their standard
+    `cells` and `logs` are the points that ran, with the logarithm of seconds per batch; `noise` their standard
     deviations. `memory_cells` and `memory_logs` (of MiB) are the points whose memory is known.
     """
 
@@ -50,7 +50,7 @@ class Sample:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What predictions are asked for: model, kind of work, GPU."""
+        """Key of a prediction: model, kind of work, GPU."""
         return (self.model, self.kind, self.gpu.name)
 
     @property
@@ -60,9 +60,10 @@ class Sample:
 
 
 def samples_of(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[Sample]:
-    """Return the samples of a table, in a stable order. Rows that did not run teach no time and are left out, and
-    servers of language models are another matter (`llm.served`), as are trainings that do not take the whole model's
-    usual step (`llm.trained`)."""
+    """Return the samples of a table, in a stable order. Rows that did not run teach no time and are dropped.
+    Servers of language models are handled in `llm.served`, and training jobs that do not take the whole model's usual
+    step in `llm.trained`.
+    """
     by_gpu: dict[str, list[Measurement]] = {}
     by_model: dict[str, list[Measurement]] = {}
     for row in rows:

@@ -1,10 +1,10 @@
-"""The choice of a slice: the fewest compute slices that keep memory, latency limit and rate within min and max.
+"""Choose a slice: the fewest compute slices that keep memory, latency limit and rate within min and max.
 
-An inference job with a latency limit and no batch of its own, which can be told one, is given slice and batch together
-(`rightsize`), on at most the slice that the usual batch would be given.
+For an inference job with a latency limit and no batch of its own, if the batch can be passed to it, slice and batch are
+chosen together (`rightsize`), on at most the slice for the usual batch.
 
 All comparisons of limits are between integers (MiB, microseconds, thousandths of items per second), and the order of
-the steps is the one the Lua shim follows on the compiled table.
+the steps is that of the Lua shim on the compiled table.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ REASONS: Final = {
 }
 """Why a slice was chosen, for the user; rendered into the Lua shims too."""
 PREDICTED: Final = ". Predicted for %s: at most %s ms per batch, at least %s items/s, %s of %s GiB"
-"""What follows such a reason where figures are known; in the Lua shims too."""
+"""Appended to such a reason if figures are known; in the Lua shims too."""
 USUAL: Final = {
     "elsewhere": "; batches of %s would need %s",
     "nowhere": "; no slice is predicted to meet it with batches of %s",
 }
-"""What is told of the batch that is assumed where none is named, where another was chosen; in the Lua shims too."""
+"""Note on the batch that is assumed if none is named, when another was chosen; in the Lua shims too."""
 
 
 @dataclass(frozen=True)
 class SliceChoice:
-    """The slice chosen for `auto`, how it came about, and all candidates for the record.
+    """The slice chosen for `auto`, why it was chosen, and all candidates for the record.
 
-    `reason` is a key of REASONS or `recurring.SENTENCES`. `label` names what was weighed: the bucket, or a language
-    model's workload. `batch`: what was chosen with the slice, and is the bucket's then; None: none was.
+    `reason` is a key of REASONS or `recurring.SENTENCES`. `label` names the workload: the bucket, or a language
+    model's workload. `batch`: the batch chosen with the slice, which the bucket then has; None: none was.
     """
 
     offer: ProfileOffer
@@ -74,13 +74,13 @@ class SliceChoice:
 
     @property
     def figures(self) -> Figures | None:
-        """What is predicted of the slice; None where nothing is known."""
+        """Prediction for the slice; None if there is none."""
         return next(candidate.figures for candidate in self.candidates if candidate.offer == self.offer)
 
 
 @dataclass(frozen=True)
 class JobLimits:
-    """What a job may have and must get."""
+    """Limits of a job."""
 
     low: ProfileOffer | None
     high: ProfileOffer | None
@@ -98,7 +98,7 @@ NO_LIMITS: Final = JobLimits(None, None, None)
 
 
 def limits_of(hints: Hints, partition: Partition) -> JobLimits:
-    """Return the hints' limits; raises Refusal where they name unknown profiles or contradict each other."""
+    """Return the hints' limits; raises Refusal if they name unknown profiles or contradict each other."""
     ends: list[ProfileOffer | None] = []
     for name in (hints.min, hints.max):
         if name is not None and name not in partition.offers:
@@ -113,8 +113,8 @@ def limits_of(hints: Hints, partition: Partition) -> JobLimits:
 def canonical(name: str, grids: Mapping[str, Grid], aliases: Mapping[str, str]) -> str:
     """Return a model's canonical name: what follows the last slash, `_` as `-`, aliases resolved.
 
-    Unknown names come back
-    so."""
+    Unknown names are returned in that form.
+    """
     short = name.rsplit("/", 1)[-1].replace("_", "-")
     if short in grids:
         return short
@@ -127,7 +127,8 @@ class Chooser:
 
     def __init__(self, predictor: Predictor, *, refuse_misses: bool = False, remember: int = 100_000) -> None:
         """`refuse_misses`: refuse a job that no slice is predicted to serve in time, instead of giving it the
-        fastest."""
+        fastest.
+        """
         self.predictor = predictor
         self.refuse_misses = refuse_misses
         self._remember = remember
@@ -149,7 +150,7 @@ class Chooser:
         return self._aliases
 
     def bucket(self, hints: Hints) -> Bucket | None:
-        """Return the request's bucket, or None where no known model is named.
+        """Return the request's bucket, or None if no known model is named.
 
         Raises Refusal for an input in a wrong unit.
         """
@@ -164,7 +165,7 @@ class Chooser:
         return bucket_of(hints, model, grid)
 
     def figures(self, workload: Bucket, partition: Partition) -> Mapping[str, Figures]:
-        """Return the figures of each plain profile by GRES type, the worst where several kinds of GPUs have it."""
+        """Return the figures of each plain profile by GRES type, the worst if several kinds of GPUs have it."""
         cell = Bucket(workload.model, workload.role, workload.batch, workload.input, workload.unit)
         key = (cell, tuple(kind.name for kind in partition.kinds))
         known = self._figures.get(key)
@@ -194,7 +195,7 @@ class Chooser:
     ) -> Advice | None:
         """Return batch and copies for a slice that suit every GPU kind that the job may get; None: unknown.
 
-        `batch`: what the user has chosen.
+        `batch`: the user's batch.
         """
         alike = replace(workload, batch=workload.batch if batch else 0, rate=None)
         key = (alike, tuple(kind.name for kind in partition.kinds), offer.profile)
@@ -209,8 +210,9 @@ class Chooser:
         return self._advice[key]
 
     def rank(self, workload: Bucket, partition: Partition, limits: JobLimits = NO_LIMITS) -> tuple[Candidate, ...]:
-        """Rank every plain profile of the partition: those that suffice first, each group from the cheapest to the
-        dearest."""
+        """Rank every plain profile of the partition: sufficient ones first, each group from the cheapest to the
+        dearest.
+        """
         figures = self.figures(workload, partition)
         judged = [
             Candidate(offer, known, *_judge(offer, known, workload, limits))
@@ -228,12 +230,12 @@ class Chooser:
         *,
         told: bool = False,
     ) -> SliceChoice:
-        """Choose the slice for `auto`; raises Refusal where nothing can be chosen.
+        """Choose the slice for `auto`; raises Refusal if there is none.
 
         Args:
-            job: what its own runs showed, which counts where the hints tell neither model nor memory.
-            policy: how many runs that needs.
-            told: the job can be told its batch, so one is chosen where the hints leave it open.
+            job: its own runs, used if the hints name neither model nor memory.
+            policy: number of runs required for that.
+            told: the batch can be passed to the job, so one is chosen if the hints leave it open.
         """
         limits = limits_of(hints, partition)
         bucket = self.bucket(hints)
@@ -263,9 +265,9 @@ class Chooser:
         return SliceChoice(usual, reason, text, bucket, self.rank(bucket, partition, limits), bucket.name)
 
     def told_bucket(self, hints: Hints, partition: Partition) -> Bucket | None:
-        """Return the bucket of a batch job: with the batch that was chosen for it where the hints leave it open.
+        """Return the bucket of a batch job: with the batch that was chosen for it if the hints leave it open.
 
-        None where no known model is named. Raises Refusal as `choose` does.
+        None if no known model is named. Raises Refusal as `choose` does.
         """
         bucket = self.bucket(hints)
         if bucket is None or not _leaves_batch(hints):
@@ -275,7 +277,7 @@ class Chooser:
     def _with_batch(
         self, hints: Hints, bucket: Bucket, partition: Partition, offers: Sequence[ProfileOffer], reason: str
     ) -> SliceChoice | None:
-        """Choose slice and batch together; None where no batch keeps the limits.
+        """Choose slice and batch together; None if no batch keeps the limits.
 
         Args:
             bucket: of the usual batch.
@@ -302,7 +304,7 @@ class Chooser:
         return SliceChoice(offer, "batch_chosen", text, bucket, ranked, bucket.name, batch)
 
     def _ladder(self, workload: Bucket, partition: Partition) -> Ladder:
-        """Return what is predicted of each plain profile at each batch that is weighed, the worst over kinds."""
+        """Return the prediction for each plain profile at each candidate batch, the worst over kinds."""
         key = _of_all_batches(workload, partition)
         known = self._ladders.get(key)
         if known is None:
@@ -314,10 +316,10 @@ class Chooser:
         return known
 
     def workload(self, hints: Hints) -> Workload | None:
-        """Return what the hints ask of a language model; None where they are about anything else.
+        """Return the language model workload of the hints; None if they are about anything else.
 
         Raises:
-            Refusal: they name a model of unknown size, or what is not known.
+            Refusal: they name a model of unknown size, or an unknown value.
         """
         if hints.model is None or llm_workload.asks(hints) or not self._has_curve(hints.model):
             found = llm_workload.workload_of(hints)
@@ -336,7 +338,7 @@ class Chooser:
         return known
 
     def holding(self, hints: Hints, partition: Partition, allowed: Sequence[ProfileOffer]) -> list[ProfileOffer]:
-        """Return the slices that hold a job; raises Refusal where none does."""
+        """Return the slices that hold a job; raises Refusal if none does."""
         if hints.mem_mib is not None:
             found = [offer for offer in allowed if offer.memory_mib >= hints.mem_mib]
             if not found:
@@ -351,8 +353,9 @@ class Chooser:
         return found
 
     def need(self, hints: Hints, offer: ProfileOffer) -> tuple[str, int] | None:
-        """Return a language model's workload in words and the MiB that a slice must have for it; None where the hints
-        tell of none."""
+        """Return a language model's workload in words and the MiB that a slice must have for it; None if the hints
+        name none.
+        """
         try:
             workload = self.workload(hints)
         except Refusal:  # the user has named the slice
@@ -365,7 +368,7 @@ class Chooser:
     def _choose_for_tokens(
         self, workload: Workload, hints: Hints, partition: Partition, limits: JobLimits, allowed: Sequence[ProfileOffer]
     ) -> SliceChoice:
-        """Choose for a language model: by memory first, exactly, then by what was asked of speed."""
+        """Choose for a language model: by memory first, exactly, then by the speed limits."""
         targets = Targets.of(hints)
         holding = self.holding(hints, partition, allowed)
         figures = self.token_figures(workload, targets.rate, partition)
@@ -408,7 +411,7 @@ class Chooser:
         return SliceChoice(offer, reason, text, None, candidates)
 
     def _meant(self, name: str) -> str | None:
-        """Return the known model whose name is most like an unknown one's; None where there is none or it is known."""
+        """Return the known model with the name most similar to an unknown one; None if there is none or it is known."""
         if len(name) > llm_names.LONGEST or canonical(name, self._grids, self._aliases) in self._grids:
             return None
         known = {*self._grids, *self._aliases}
@@ -447,7 +450,7 @@ def _default(partition: Partition, allowed: Sequence[ProfileOffer]) -> ProfileOf
 def _from_runs(
     job: RecurringJob, policy: RunsPolicy, partition: Partition, limits: JobLimits, allowed: Sequence[ProfileOffer]
 ) -> SliceChoice:
-    """Choose by what runs of the same job used; the site's default while they are too few."""
+    """Choose by the use of the job's earlier runs; the site's default while they are too few."""
     need = recurring.need_of(job.past, partition.offers, policy.runs)
     if need is None:
         offer, reason = _default(partition, allowed), "runs_few"

@@ -1,7 +1,7 @@
-"""What one instance of a service carries: requests or items a second on a slice, within the latency limit.
+"""Predict the load of one instance of a service: requests or items per second on a slice, within the latency limit.
 
-The batch is the user's own, or the one that was chosen with the slice (`rightsize`), or the one that the job is advised
-on a slice that its user named (`recommend.advise`). An engine of a language model runs as many sequences at once as its
+The batch is the user's own, or the one chosen with the slice (`rightsize`), or the one advised
+for a slice that the user named (`recommend.advise`). A language model engine runs as many sequences at once as its
 hints say.
 """
 
@@ -18,9 +18,9 @@ from slurm_migbatch.workload.hints import Hints
 
 
 def rates_at_limit(chooser: Chooser, hints: Hints, partition: Partition) -> dict[Profile, float]:
-    """Return what can be counted on of one slice of each profile that is predicted to keep the limits, a second.
+    """Return the conservative rate per second of one slice of each profile that is predicted to keep the limits.
 
-    Empty where the model is not known. Raises Refusal for hints that contradict what is known of the model.
+    Empty if the model is unknown. Raises Refusal for hints that contradict the model's specifications.
     """
     workload = chooser.workload(hints)
     if workload is not None:
@@ -43,7 +43,7 @@ def rates_at_limit(chooser: Chooser, hints: Hints, partition: Partition) -> dict
 
 
 def _rate(chooser: Chooser, hints: Hints, bucket: Bucket, partition: Partition, offer: ProfileOffer) -> float:
-    """Items a second of one slice; 0 where it is not predicted to keep the limit, or nothing is predicted."""
+    """Return items per second of one slice; 0 if it is not predicted to keep the limit, or there is no prediction."""
     if hints.batch is None and (advice := chooser.advice(bucket, partition, offer)) is not None:
         bucket = chooser.bucket(replace(hints, batch=advice.batch)) or bucket
     figures = chooser.figures(bucket, partition).get(offer.profile.gres_type)

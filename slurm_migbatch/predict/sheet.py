@@ -1,7 +1,6 @@
-"""What is predicted in many cells of one model at once, and what can be counted on of it, in the whole numbers of
-`candidate.Figures`.
+"""Predict many cells of one model at once, with conservative figures in the integers of `candidate.Figures`.
 
-The compiled table holds these numbers for every cell, and the choice of a batch (`rightsize`) compares some of them.
+The compiled table holds these integers for every cell, and the choice of a batch (`rightsize`) compares some of them.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ class Block:
 
 @runtime_checkable
 class Sheets(Protocol):
-    """A predictor that predicts all cells of a block at once, which may be far quicker than one after the other."""
+    """A predictor that predicts all cells of a block at once, which may be much faster than one by one."""
 
     def sheet(self, block: Block, kind: GpuKind) -> Array:
         """Return the numbers of `figures`: figures x ends x cells x plain profiles in the kind's order.
 
-        Figures are seconds of a batch, items per second and MiB, their ends low, mid and high.
+        Figures are seconds per batch, items per second and MiB, their ends low, mid and high.
         """
         ...
 
 
 def sheet_of(predictor: Predictor, block: Block, kind: GpuKind) -> Array:
-    """Return as `Sheets.sheet` of any predictor; not a number where nothing is known."""
+    """Return `Sheets.sheet` of any predictor; NaN if there is no prediction."""
     if isinstance(predictor, Sheets):
         return predictor.sheet(block, kind)
     plain = [info.profile for info in kind.geometry.profiles if not info.profile.suffix]
@@ -90,7 +89,7 @@ def needs_mib(mib: Array) -> Codes:
 
 
 class Counted(NamedTuple):
-    """What can be counted on of a slice at one batch, rounded as `candidate.Figures` rounds."""
+    """Conservative figures of a slice at one batch, rounded as in `candidate.Figures`."""
 
     latency_us: int
     rate: int
@@ -99,7 +98,7 @@ class Counted(NamedTuple):
 
 @dataclass(frozen=True)
 class Ladder:
-    """What is predicted at several batches of one model and input size, on slices by GRES type.
+    """Predictions at several batches of one model and input size, on slices by GRES type.
 
     Attributes:
         batches: ascending.
@@ -117,14 +116,14 @@ class Ladder:
 
     @cached_property
     def _counted(self) -> Mapping[str, Sequence[Sequence[int]]]:
-        """Three whole numbers for each batch, by slice; 0 where nothing is known."""
+        """Three integers for each batch, by slice; 0 if unknown."""
         numbers = np.where(self._known[:, None, None], self.numbers, 0.0)
         latency, rate = SCALE[latency_codes(numbers[:, 0, 2])], SCALE[rate_codes(numbers[:, 1, 0])]
         whole = np.stack([latency, rate, needs_mib(numbers[:, 2, 2])], axis=2).astype(np.int64)
         return dict(zip(self.names, whole.tolist(), strict=True))
 
     def on(self, name: str) -> Iterator[tuple[int, Counted]]:
-        """Yield each batch of which something is known on a slice, ascending, with what can be counted on."""
+        """Yield each batch with a prediction on a slice, ascending, with its conservative figures."""
         if name in self.names:
             known = self._known[self.names.index(name)].tolist()
             for batch, numbers, there in zip(self.batches, self._counted[name], known, strict=True):
@@ -132,7 +131,7 @@ class Ladder:
                     yield batch, Counted(*numbers)
 
     def figures(self, batch: int) -> Mapping[str, Figures]:
-        """Return the figures at one batch by GRES type; what is not known is missing."""
+        """Return the figures at one batch by GRES type; unknown ones are missing."""
         place = self.batches.index(batch)
         rows = self.numbers[..., place].tolist()
         return {
@@ -143,10 +142,10 @@ class Ladder:
 
 
 def ladder_of(predictor: Predictor, block: Block, partition: Partition) -> Ladder:
-    """Return what is predicted of each plain profile of a partition at each batch of a block with one input size.
+    """Return predictions of each plain profile of a partition at each batch of a block with one input size.
 
-    Where several kinds of GPUs have a profile the worst counts (`Figures.worst`), and what is not known of all of them
-    is not known.
+    If several kinds of GPUs have a profile the worst counts (`Figures.worst`); without predictions for all of them
+    it is unknown.
     """
     found: dict[str, Array] = {}
     for kind in partition.kinds:

@@ -1,6 +1,6 @@
-"""Learned state as a value: populations, fitted models, calibrations.
+"""Hold the learned state as a value: populations, fitted models, calibrations.
 
-It is plain data, written as JSON and read with every number checked: a model file can be wrong but never run anything.
+It is plain data, written as JSON and read with every number checked: a model file can be wrong but never execute code.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PARTS: Final = ("mean", "covariance", "places", "offsets", "noise")
 
 
 class StateError(ValueError):
-    """Data that is no learned state; the message says what is wrong with it."""
+    """Data that is not a learned state; the message says what is wrong."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """One measured model on one GPU: what is believed of it, from how many points, and the input sizes that it had."""
+    """One measured model on one GPU: the belief, its number of points, and its input sizes."""
 
     model: str
     kind: str
@@ -39,12 +39,12 @@ class Fitted:
     points: int
     inputs: tuple[int, ...]
     beliefs: Mapping[str, Belief]
-    """By figure, `time` or `memory`; a figure of which nothing was measured is missing."""
+    """By figure, `time` or `memory`; an unmeasured figure is missing."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """Everything that predictions are made of. `version` 0 has learned nothing: the physical prior."""
+    """Everything that predictions use. `version` 0 has learned nothing: the physical prior."""
 
     version: int = 0
     created: float = 0.0
@@ -53,7 +53,7 @@ class Learned:
     calibrations: Mapping[tuple[str, str], Calibration] = field(default_factory=dict)
     fitted: Mapping[tuple[str, str, str], Fitted] = field(default_factory=dict)
     known: Mapping[str, Known] = field(default_factory=dict)
-    """What the measured table holds of models that no facts describe."""
+    """Specifications from the measured table of models without public ones."""
     served: tuple[ServedPoint, ...] = ()
     """Measured servers of language models."""
     trained: tuple[TrainedPoint, ...] = ()
@@ -62,13 +62,13 @@ class Learned:
     def population(self, figure: str, kind: str) -> Population:
         """Return the population of a figure (time, memory) for a kind of work.
 
-        The physical prior where none was learned.
+        The physical prior if none was learned.
         """
         found = self.populations.get((figure, kind))
         return pool(SURFACES[figure], kind, ()) if found is None else found
 
     def calibration(self, figure: str, kind: str) -> Calibration:
-        """Return a figure's calibration; where none was learned, that of strangers."""
+        """Return a figure's calibration; that of strangers if none was learned."""
         return self.calibrations.get((figure, kind)) or unmeasured(figure, kind)
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,10 +88,10 @@ class Learned:
 
     @classmethod
     def from_dict(cls, data: Any) -> Learned:
-        """Read `to_dict`'s form.
+        """Read the form of `to_dict`.
 
         Raises:
-            StateError: it is none, or of a newer release.
+            StateError: it is invalid, or of a newer release.
         """
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             raise StateError(f"not a learned model of format {FORMAT}: it was written by another release")

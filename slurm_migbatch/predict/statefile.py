@@ -1,13 +1,12 @@
-"""Learned models on disk: one file for each version, and an index that says which one counts.
+"""Store learned models on disk: one file for each version, and an index of the current one.
 
-    models/index.json           which version is current, which were rejected, how far the record was read
-    models/model-7.json.gz      lines of JSON: what was learned without its models, then one measured model a line
+    models/index.json           the current version, the rejected ones, how far the record was read
+    models/model-7.json.gz      lines of JSON: the learned state without its models, then one measured model a line
 
-Nothing here can run: files are JSON, and every number is checked. Still only what root or migbatchd wrote is read:
+Files cannot execute code: they are JSON, and every number is checked. Only files written by root or migbatchd are read:
 directory and files must belong to one of them and be writable by nobody else, files must be regular and of bounded
-size, also unpacked. Files appear whole (temporary file, fsync, rename), so a reader sees the old one or the new one;
-writers take turns by a lock. A version that an administrator went back from is rejected: it does not come back when its
-successor turns out to be unreadable.
+size, also uncompressed. Files are replaced atomically (temporary file, fsync, rename); writers hold a lock. A version
+that an administrator rolled back is rejected: it is not used again if its successor is unreadable.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ from slurm_migbatch.predict.state import Learned, StateError
 FORMAT: Final = 1
 INDEX: Final = "index.json"
 MOST_BYTES: Final = 32 << 20
-"""Of a file. A thousand measured models take 0.7 MB."""
+"""Size limit of a file. A thousand measured models take 0.7 MB."""
 MOST_UNPACKED: Final = 256 << 20
 MOST_TRIES: Final = 20
-"""Refits that the index remembers."""
+"""Refits kept in the index."""
 LARGEST_LOG: Final = 60.0
-"""Parameters are logarithms and exponents: larger ones are no measurement of this world, and would overflow."""
+"""Limit of a parameter: parameters are logarithms and exponents; larger ones are implausible and would overflow."""
 _NAME: Final = re.compile(r"model-([1-9][0-9]{0,8})\.json\.gz")
 _LOCK: Final = ".lock"
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A version as it was written: what was learned, and the report of how."""
+    """A version as written: the learned state, and the report of the refit."""
 
     learned: Learned
     report: Mapping[str, Any]
@@ -54,12 +53,12 @@ class Saved:
 
 @dataclass(frozen=True)
 class Index:
-    """Which version counts.
+    """The index of versions.
 
     Attributes:
-        current: the version that predictions are made with; 0 is the physical prior.
-        last: the highest version that was ever given.
-        rejected: versions that an administrator went back from, with the moment (unix seconds).
+        current: the version used for predictions; 0 is the physical prior.
+        last: the highest version ever assigned.
+        rejected: versions that an administrator rolled back, with the time (unix seconds).
         seen: how far the record had been read at the last refit or rollback.
         tries: the last refits, oldest first, with their outcome.
     """
@@ -77,7 +76,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Current:
-    """What predictions are made with, and what was wrong with anything newer."""
+    """The state used for predictions, and what was wrong with anything newer."""
 
     saved: Saved
     troubles: tuple[str, ...] = ()
@@ -87,15 +86,15 @@ PRIOR: Final = Saved(Learned(), {})
 
 
 class ModelDirectory:
-    """The models of one site. Reading needs no lock; `add`, `note` and `roll_back` take turns with other writers."""
+    """The models of one site. Reading needs no lock; `add`, `note` and `roll_back` exclude other writers."""
 
     def __init__(self, path: Path, uids: Collection[int]) -> None:
-        """`uids`: whose files are believed, besides root's."""
+        """`uids`: owners whose files are trusted, besides root."""
         self.path = path
         self._uids = frozenset({0, *uids})
 
     def index(self) -> Index:
-        """Return which version counts; nothing was learned where there is no directory yet.
+        """Return the index; that of version 0 if there is no directory yet.
 
         Raises:
             StateError: it cannot be read or is not safe.
@@ -109,7 +108,7 @@ class ModelDirectory:
             return [] if folder is None else _versions(folder)
 
     def load(self, version: int) -> Saved:
-        """Return one version; raises StateError where it is missing, unsafe or not understood."""
+        """Return one version; raises StateError if it is missing, unsafe or invalid."""
         with self._opened() as folder:
             if folder is None:
                 raise StateError(f"{self.path}: nothing learned yet")
@@ -138,7 +137,7 @@ class ModelDirectory:
     def add(
         self, learned: Learned, report: Mapping[str, Any], seen: Mapping[str, Any], keep: int, created: float
     ) -> int:
-        """Write a new version and make it current; of older ones the last `keep` - 1 stay.
+        """Write a new version and make it current; of older ones the last `keep` - 1 remain.
 
         Returns:
             Its number.
@@ -160,21 +159,21 @@ class ModelDirectory:
             return version
 
     def note(self, outcome: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
-        """Record a refit that gave no new version, and how far it had read; raises as `add`."""
+        """Record a refit without a new version, and how far it had read; raises as `add`."""
         with self._changing() as folder:
             self._put(folder, self._repaired(folder).tried(seen, outcome))
 
     def roll_back(self, version: int | None, now: float, seen: Mapping[str, Any]) -> tuple[int, int]:
         """Make an earlier version current: the one named, else the newest that is neither current nor rejected.
 
-        The one that was current is rejected where it is newer; one that is named is not rejected any more. 0 is the
-        physical prior.
+        The previously current one is rejected if it is newer; the named one is no longer rejected. 0 is the physical
+        prior.
 
         Returns:
             The version that was current and the one that is now.
 
         Raises:
-            StateError: there is nothing to go back to, or it cannot be read.
+            StateError: there is no earlier version, or it cannot be read.
             OSError: the directory cannot be written.
         """
         with self._changing() as folder:
@@ -198,7 +197,7 @@ class ModelDirectory:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int | None]:
-        """Open the directory; yield its descriptor, or None where it does not exist."""
+        """Open the directory; yield its descriptor, or None if it does not exist."""
         try:
             folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -219,7 +218,7 @@ class ModelDirectory:
             if folder is None:
                 raise StateError(f"{self.path} has just been removed")
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            lock = os.open(_LOCK, flags, 0o600, dir_fd=folder)  # whoever could open it could hold it for ever
+            lock = os.open(_LOCK, flags, 0o600, dir_fd=folder)  # any user who could open it could hold the lock forever
             try:
                 _hand_over(lock, folder)
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -237,7 +236,7 @@ class ModelDirectory:
         except FileExistsError:
             return
         owner = self.path.parent.stat()
-        if os.geteuid() == 0 and owner.st_uid in self._uids:  # migbatchd's, where root is the first to write
+        if os.geteuid() == 0 and owner.st_uid in self._uids:  # migbatchd's, if root is the first to write
             os.chown(self.path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
     def _index(self, folder: int) -> Index:
@@ -264,7 +263,7 @@ class ModelDirectory:
         return index
 
     def _repaired(self, folder: int) -> Index:
-        """Return the index, or a new one where it is broken: a writer must be able to go on."""
+        """Return the index, or a new one if it is broken: a writer must be able to continue."""
         try:
             return self._index(folder)
         except StateError:
@@ -300,7 +299,7 @@ class ModelDirectory:
     def _read(self, folder: int, name: str) -> bytes:
         where = f"{self.path / name}"
         try:
-            # not waiting keeps a FIFO in the file's place from holding us up
+            # O_NONBLOCK: a FIFO in the file's place must not block the reader
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         except FileNotFoundError:
             raise
@@ -343,7 +342,7 @@ def _write(folder: int, name: str, content: bytes) -> None:
         with os.fdopen(file, "wb") as stream:
             stream.write(content)
             stream.flush()
-            os.fchmod(file, 0o644)  # `migbatch explain` is everybody's
+            os.fchmod(file, 0o644)  # every user may run `migbatch explain`
             _hand_over(file, folder)
             os.fsync(file)
         os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -355,7 +354,7 @@ def _write(folder: int, name: str, content: bytes) -> None:
 
 
 def _hand_over(file: int, folder: int) -> None:
-    """Give the file to the user as whom migbatchd runs, where root writes it."""
+    """Change the file's owner to migbatchd's user if root writes it."""
     owner = os.fstat(folder)
     if os.geteuid() == 0 and owner.st_uid != 0:
         os.fchown(file, owner.st_uid, owner.st_gid)
@@ -397,7 +396,7 @@ def _json(text: bytes, where: str) -> Any:
 
 
 def _check_numbers(learned: Learned) -> None:
-    """Check what `Learned.from_dict` does not: that figures made of these numbers stay finite."""
+    """Check what `Learned.from_dict` does not: that predictions from these numbers remain finite."""
     for fit in learned.fitted.values():
         for figure, belief in fit.beliefs.items():
             where = f"the {figure} of {fit.model!a} on {fit.gpu!a}"

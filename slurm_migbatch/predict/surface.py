@@ -1,8 +1,8 @@
-"""The form of the curves: time of a batch, and memory in use, over batch, slice, input size and processes.
+"""Define the form of the curves: time of a batch, and memory in use, over batch, slice, input size and processes.
 
 A surface turns parameters into the logarithm of a figure at each point, with its derivatives. The parameters of a model
-are learned (`fewshot`), what models have in common is their distribution (`population`). The forms are ours; the knee
-that they have in common with D-STACK's and PARIS's curves is where the device's time overtakes the host's.
+are learned (`fewshot`), their distribution over models is in `population`. The forms are ours; the knee, shared with
+D-STACK's and PARIS's curves, is where the device's time exceeds the host's.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from slurm_migbatch.predict.known import Known
 from slurm_migbatch.workload.gpufacts import GpuModelFacts
 
 SHARPNESS: Final = 7.0
-"""How sharply the larger of host and device time wins: the exponent of a smooth maximum."""
+"""Sharpness of the maximum of host and device time: the exponent of a smooth maximum."""
 
 
 MISFIT: Final = 0.045
-"""Standard deviation (of logarithms) of what a model does that its surface cannot follow."""
+"""Standard deviation (of logarithms) of a model around its surface."""
 NUGGET: Final = 0.02
 """Standard deviation of a careful measurement."""
 _REACH: Final = np.array([1.5, 1.0, 1.0, 1.0, 1.0])
-"""How far a misfit reaches, in the logarithms of batch, shares, processes and work."""
+"""Correlation length of the misfit, in the logarithms of batch, shares, processes and work."""
 
 
 MEMORY_COMMON: Final = 8.0
-"""How much more of what physics misses is common to all models in memory than in time: activations are guessed roughly.
-Chosen by leaving models out over MIGPerf's memory figures, the only ones."""
+"""Factor by which the common part of what physics misses is larger in memory than in time: activations are rough
+estimates. Chosen by leaving models out over MIGPerf's memory figures, the only ones.
+"""
 
 
 class Surface(Protocol):
-    """A figure's form. Parameters are a vector; `names` says which."""
+    """Form of a figure. Parameters are a vector; `names` lists them."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -45,21 +46,23 @@ class Surface(Protocol):
 
     @property
     def by_precision(self) -> tuple[str, ...]:
-        """Those that the precision of the arithmetic changes by more than models differ."""
+        """Parameters that the arithmetic precision changes by more than models differ."""
         ...
 
     @property
     def by_context(self) -> tuple[str, ...]:
-        """Those that the software decides on more than the model does."""
+        """Parameters that depend on the software more than on the model."""
         ...
 
     @property
     def common(self) -> float:
-        """How much more than usual of what physics misses is common to all models, because the facts are rough."""
+        """Factor by which the common part of what physics misses is larger than usual, because the specifications are
+        rough.
+        """
         ...
 
     def value(self, theta: Array, cells: Cells) -> tuple[Array, Array]:
-        """Log of the figure at each point, and its derivatives (points x parameters).
+        """Return the log of the figure at each point, and its derivatives (points x parameters).
 
         For several draws at once `theta` has the shape (parameters, draws, 1); the result has draws in front.
         """
@@ -84,8 +87,8 @@ class TimeSurface:
     The host launches kernels in `exp(host)` seconds whatever the slice. The device needs `exp(item)` seconds an item on
     the whole GPU, for `batch + exp(start) * sm**start_sm` items (small batches do not fill it), divided by the slice's
     share: `sm**(scale*mix) * memory**(scale*(1-mix))`, a roofline between SMs and memory bandwidth. The device is
-    shared by the processes, `procs**share`. The larger of the two counts, and to that `exp(serial)` seconds an item are
-    added that nothing overlaps (data to the device and back).
+    shared by the processes, `procs**share`. The larger of the two counts, plus `exp(serial)` seconds an item that
+    nothing overlaps (data to the device and back).
     """
 
     names = ("host", "item", "start", "scale", "mix", "start_sm", "serial", "share", "input")
@@ -122,11 +125,12 @@ class TimeSurface:
 
     def expected(self, known: Known, gpu: GpuModelFacts, kind: str) -> Array:
         """See `Surface`. Round figures for an eager framework: 30 us a launch, 30 % of the peak, and every activation
-        through memory four times; a training step is three passes."""
+        through memory four times; a training step is three passes.
+        """
         passes = 3.0 if kind == "train" else 1.0
         compute = known.flops / (0.3 * gpu.tflops * 1e12)
         memory = 4.0 * known.traffic_mib * 2**20 / (gpu.bandwidth_gbs * 1e9)
-        # an item's input crosses to the device at about 6 GB/s: 600 kB of an image, next to nothing of a text
+        # an item's input is copied to the device at about 6 GB/s: 600 kB of an image, negligible for text
         serial = 1e-4 if known.unit == "px" else 2e-5
         return np.array(
             [
@@ -149,7 +153,7 @@ class TimeSurface:
 
 
 class MemorySurface:
-    """MiB in use on a slice: what one process holds whatever the batch, and what each item adds; per process."""
+    """MiB in use on a slice: a constant part of one process, and a part for each item; per process."""
 
     names = ("base", "item", "slice")
     by_precision = ()
@@ -172,7 +176,8 @@ class MemorySurface:
 
     def expected(self, known: Known, _gpu: GpuModelFacts, kind: str) -> Array:
         """See `Surface`. A context of 700 MiB, weights (four times in training: gradients and two moments), activations
-        (three times in training: they are kept for the backward pass)."""
+        (three times in training: they are kept for the backward pass).
+        """
         training = kind == "train"
         base = 700.0 + known.weight_mib * (4.0 if training else 1.0)
         return np.array([np.log(base), np.log(known.alive_mib * (3.0 if training else 1.0)), 0.0])
@@ -193,11 +198,11 @@ def _no_places() -> Array:
 
 @dataclass(frozen=True)
 class Belief:
-    """What is believed of one model: a Gaussian over the parameters, and how measured points lie off the surface.
+    """The belief about one model: a Gaussian over the parameters, and the misfit of measured points.
 
     `mean` and `covariance` are those of the parameters. `places` (points x 5, logarithms of batch, shares, processes
     and work), `offsets` (logarithms) and `noise` (standard deviations of single measurements) are the measured points:
-    what no parameters follow is taken over to points nearby (a Gaussian process of standard deviation MISFIT).
+    what no parameters explain applies to nearby points (a Gaussian process of standard deviation MISFIT).
     """
 
     mean: Array
@@ -211,7 +216,9 @@ class Belief:
         assert len(self.places) == len(self.offsets) == len(self.noise)
 
     def predict(self, surface: Surface, cells: Cells) -> tuple[Array, Array]:
-        """Log of the figure at each point, and the standard deviation of a measurement there (to first order)."""
+        """Return the log of the figure at each point, and the standard deviation of a measurement there (to first
+        order).
+        """
         value, slopes = surface.value(self.mean, cells)
         variance = np.maximum(np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes), 0.0)
         misfit = np.full(len(cells), MISFIT**2)
@@ -228,7 +235,7 @@ class Belief:
 
 
 def places_of(cells: Cells) -> Array:
-    """Return where points lie, for what is taken over between them."""
+    """Return the coordinates of points, for the misfit between them."""
     return np.log(np.column_stack([cells.batch, cells.sm, cells.memory, cells.procs, cells.work]))
 
 
@@ -239,8 +246,9 @@ def _near(first: Array, second: Array) -> Array:
 
 
 HOST, DEVICE, SHARED = 0, 1, 2
-"""What sets the pace at a point: the host (for memory: what is there whatever the batch), the device (the items), or
-several processes that share the slice."""
+"""What limits the speed at a point: the host (for memory: the constant part), the device (the items), or several
+processes that share the slice.
+"""
 
 
 def paces(surface: Surface, belief: Belief, cells: Cells) -> npt.NDArray[np.intp]:

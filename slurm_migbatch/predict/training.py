@@ -1,4 +1,4 @@
-"""Learning from a table of measurements: fit every model, pool them, calibrate on models left out."""
+"""Learn from a table of measurements: fit every model, pool them, calibrate on held-out models."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ from slurm_migbatch.predict.surface import Belief, Surface, paces
 from slurm_migbatch.profiling.measurement import Measurement
 
 ENOUGH: Final = 6
-"""Points that make a model's fit worth pooling."""
+"""Minimum points of a model whose fit is pooled."""
 LOCAL: Final = (f"|{SITE}", f"|{RUNS}")
-"""Endings of the stacks that this site measured itself."""
+"""Suffixes of the stacks that this site measured itself."""
 SURPRISE: Final = 4.0
-"""How much further off (squared, in standard deviations) than its points are many a fit may be without a doubt."""
+"""Excess of a fit's squared distance (in standard deviations) over its points that counts as a contradiction."""
 DOUBT: Final = 6.0
-"""-2 ln of the odds that facts are wrong."""
+"""-2 ln of the prior odds that specifications are wrong."""
 NOTHING: Final = 2
-"""`Known.doubt` of a model of which nothing is known."""
+"""`Known.doubt` of a model without any specification."""
 HOST: Final = ("host",)
-"""Parameters of what is not the device's."""
+"""Parameters outside the device."""
 CONSTANT: Final = 0.005
-"""Standard deviation of logarithms below which times of many batches and slices were not measured: no timer is so
-steady, even where the host sets the pace everywhere."""
+"""Standard deviation of logarithms below which times of many batches and slices are not measurements: no timer is that
+steady, even if the host limits the speed everywhere.
+"""
 LEFT_OUT: Final = 40
-"""Models that calibration leaves out in turn; with more known, an even choice of them."""
+"""Models that calibration holds out in turn; an even choice if there are more."""
 
 
 def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge, *, version: int = 1, created: float = 0.0) -> Learned:
-    """Learn from a table; rows that did not run and missing figures are left out."""
+    """Learn from a table; rows that did not run and missing figures are ignored."""
     rows = list(rows)
     samples = samples_of(rows, knowledge)
     populations: dict[tuple[str, str], Population] = {}
@@ -60,9 +61,9 @@ def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge, *, version: in
 
 
 def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
-    """Update the belief about each model by `rows`, with the population as it was learned before.
+    """Update the belief about each model by `rows`, with the previously learned population.
 
-    It costs a fraction of `learn`, and differs little where `rows` are a few more than those learned from.
+    It costs a fraction of `learn`, and differs little if `rows` are a few more than those learned from.
     """
     rows = list(rows)
     samples = samples_of(rows, knowledge)
@@ -87,7 +88,7 @@ def observed(figure: str, sample: Sample) -> tuple[Cells, Array, Array]:
 
 
 def units_of(figure: str, samples: Sequence[Sample]) -> list[tuple[Unit, Sample]]:
-    """Return the samples with points enough, with parameters fitted under the physical prior alone."""
+    """Return the samples with enough points, with parameters fitted under the physical prior alone."""
     surface = SURFACES[figure]
     found = []
     for sample in samples:
@@ -105,7 +106,7 @@ def units_of(figure: str, samples: Sequence[Sample]) -> list[tuple[Unit, Sample]
 
 
 def scores_of(figure: str, kind: str, units: Sequence[tuple[Unit, Sample]]) -> list[Score]:
-    """Return the scores of models that are left out in turn, after each number of points chosen by the rule."""
+    """Return the scores of models that are held out in turn, after each number of points chosen by the rule."""
     surface = SURFACES[figure]
     models = sorted({unit.model for unit, _ in units})
     if len(models) > LEFT_OUT:
@@ -159,7 +160,7 @@ def _by_key(samples: Sequence[Sample]) -> Mapping[tuple[str, str, str], list[Sam
 def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Population], kind: str) -> Fitted:
     """Return the belief about a model on a GPU: by the site's measurements if any, else by the largest sample.
 
-    Other laboratories' figures of the same model reach it through the population's prior.
+    Other laboratories' figures of the same model contribute through the population's prior.
     """
     main = max(samples, key=lambda sample: (sample.stack.endswith(LOCAL), len(sample.rows), sample.stack))
     runs = next((sample for sample in samples if sample.stack.endswith(f"|{RUNS}")), None)
@@ -179,13 +180,13 @@ def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Popula
 def _believed(
     surface: Surface, population: Population, sample: Sample, cells: Cells, logs: Array, noise: Array
 ) -> Belief:
-    """Return the posterior; where measurements contradict the prior, with one that trusts the model's facts less.
+    """Return the posterior; if measurements contradict the prior, with a prior that trusts the specifications less.
 
-    Facts may be wrong by any factor. Held on to, they would push the contradiction into whatever gives way most
-    cheaply. First what is known of the device's work is doubted, and the host's only where that does not do: if it was
-    the host, the next runs, on other slices, tell; from the opposite mistake (no slice is any faster) nothing more
-    would be learned. Which of the three counts is a matter of evidence (Laplace's approximation of it), in which each
-    doubt has to be worth DOUBT.
+    Specifications may be wrong by any factor. If they were kept, the parameter with the widest prior would absorb the
+    contradiction. The device's work is doubted first, and the host's only if that is not sufficient: if it was
+    the host, the next runs, on other slices, show it; from the opposite mistake (no slice is any faster) nothing more
+    would be learned. The evidence (Laplace's approximation) selects one of the three, and each
+    doubt must improve it by DOUBT.
     """
     prior = population.prior(sample.model, sample.known, sample.gpu, sample.stack)
     more = np.maximum(surface.spread(NOTHING) ** 2 - surface.spread(sample.known.doubt) ** 2, 0.0)
@@ -203,7 +204,7 @@ def _believed(
 
 
 def _cost(surface: Surface, prior: Belief, belief: Belief, cells: Cells, logs: Array, noise: Array) -> float:
-    """Return the squared distance, in standard deviations, of a fit from its prior and from what was measured."""
+    """Return the squared distance, in standard deviations, of a fit from its prior and from the measurements."""
     away = belief.mean - prior.mean
     missed = (surface.value(belief.mean, cells)[0] - logs) / noise
     return float(away @ np.linalg.solve(prior.covariance, away) + missed @ missed)

@@ -1,7 +1,7 @@
-"""Measured points that may be true and are far from everything else that is known.
+"""Find measured points that may be valid but are far from all other measurements.
 
-They are believed: what a site measures of a model counts for that model. Whoever imports them is told, since a table
-that is wrong by the same factor throughout looks like that.
+They are used: a site's measurements of a model count for that model. The import reports them, because a table
+that is wrong by the same factor everywhere looks like that.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from slurm_migbatch.predict.llm.speed import SPAN
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
 
 FAR: Final = math.log(3.0)
-"""Logarithm of measured over predicted from which a point is far, where it lies beyond the predicted interval, too."""
+"""Logarithm of measured over predicted from which a point is unusual if it also lies outside the predicted interval."""
 WORDS: Final = {
     "time": "a batch takes", "memory": "memory is", "ttft": "the first token takes", "tpot": "each further token takes",
     "step": "a step takes", "beside": "memory besides weights and optimizer is",
 }  # fmt: skip
 
 _Away = tuple[Measurement, float, float]
-"""A row, the logarithm of measured over predicted, and how much of that the prediction allows for."""
+"""A row, the logarithm of measured over predicted, and the tolerance of the prediction."""
 
 
 @dataclass(frozen=True)
 class Unusual:
-    """Points of a model on a GPU that are far off one figure's predictions: how many of how many, by what factor in
-    the middle, and the first of them."""
+    """Points of a model on a GPU that are far from one figure's predictions: how many of how many, their median factor,
+    and the first of them.
+    """
 
     figure: str
     model: str
@@ -48,7 +49,7 @@ class Unusual:
 
     @property
     def text(self) -> str:
-        """The sentence for whoever imports them."""
+        """Return the sentence for the user who imports them."""
         first = f"{self.first.profile or 'the whole GPU'}, batch {self.first.batch}"
         return (
             f"unusual: {self.model} ({self.kind}) on {self.gpu}: at {self.far} of {self.points} points "
@@ -57,7 +58,7 @@ class Unusual:
 
 
 def unusual(rows: Iterable[Measurement], predictor: LearnedPredictor) -> list[Unusual]:
-    """Return what of a table is far from what a predictor says that has not seen it."""
+    """Return the points of a table that are far from the predictions of a predictor that has not seen it."""
     groups: dict[tuple[str, str, str], list[Measurement]] = {}
     for row in rows:
         groups.setdefault((predictor.knowledge.canonical(row.model), row.kind, row.gpu), []).append(row)

@@ -1,1 +1,1 @@
-"""What was measured: one neutral table, what fills it, and the command that measures a model where it stands."""
+"""Measure models and import measurements: one common table, its importers, and the measuring command."""

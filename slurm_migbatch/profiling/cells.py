@@ -1,4 +1,4 @@
-"""What can be measured on one device: batch, input size and number of processes; and which of it memory rules out."""
+"""Enumerate the points to measure on one device (batch, input size, processes) and exclude those that cannot fit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 class CellError(ValueError):
-    """A text that names no numbers; the message says how they are written."""
+    """A text that is not a list of numbers; the message gives the form."""
 
 
 class MeasurementCell(NamedTuple):
-    """One point of a model on the device at hand.
+    """One point of a model on the device.
 
-    `batch`: items in a batch of one process. `input_size`: tokens or pixels of an item, None where the target takes
+    `batch`: items in a batch of one process. `input_size`: tokens or pixels of an item, None if the target takes
     none. `procs`: identical processes at once.
     """
 
@@ -34,7 +34,7 @@ class MeasurementCell(NamedTuple):
         return text + (f", {self.procs} processes" if self.procs > 1 else "")
 
     def needs_at_least(self, other: MeasurementCell) -> bool:
-        """Return whether this cell surely takes no less memory than `other`: it is no smaller in any respect."""
+        """Return whether this cell takes no less memory than `other`: it is no smaller in any respect."""
         if (self.input_size is None) != (other.input_size is None):
             return False
         larger = (self.input_size or 0) >= (other.input_size or 0)
@@ -42,7 +42,7 @@ class MeasurementCell(NamedTuple):
 
     @classmethod
     def of(cls, row: Measurement) -> MeasurementCell:
-        """Return the cell that a row of the table measures."""
+        """Return the cell of a row of the table."""
         return cls(row.batch, row.input_size, row.procs)
 
 
@@ -57,7 +57,7 @@ def product(batches: Iterable[int], inputs: Iterable[int | None], procs: Iterabl
 
 
 def open_cells(cells: Sequence[MeasurementCell], done: Iterable[Measurement]) -> list[MeasurementCell]:
-    """Return the cells still worth trying: not measured, and no cell that needs as little memory has failed to fit."""
+    """Return the cells still to try: not measured, and no cell that needs at most as much memory failed to fit."""
     rows = list(done)
     seen = {MeasurementCell.of(row) for row in rows}
     full = [MeasurementCell.of(row) for row in rows if not row.ran]

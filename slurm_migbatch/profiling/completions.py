@@ -1,7 +1,7 @@
-"""A server with OpenAI's API as a client sees it: which form of request it takes, and when the tokens of one come.
+"""Stream completions from a server with OpenAI's API: find its request form, and time the tokens.
 
-Requests ask for a stream (server-sent events), for as many tokens as wanted whatever the model would do, and for the
-counts of tokens; servers that refuse such words are asked without. This runs on compute nodes.
+Requests ask for a stream (server-sent events), for a fixed number of tokens, and for the
+counts of tokens; servers that reject these options are asked without them. This runs on compute nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WISHES: Final[Sequence[Mapping[str, Any]]] = (
     {"ignore_eos": True},
     {},
 )
-"""What is asked for beside OpenAI's first API; the first that a server takes counts."""
+"""Options beyond OpenAI's first API, in several forms; the first that a server accepts is used."""
 NOT_THERE: Final = (404, 405, 501)
 NOT_SO: Final = (400, 422)
 _LONGEST_LINE: Final = 1 << 20
@@ -37,11 +37,11 @@ _OWNERS: Final = {
     "vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "library": "ollama", "tensorrt_llm": "trtllm",
     "trtllm": "trtllm", "transformers": "transformers",
 }  # fmt: skip
-"""What engines write under `owned_by`, as `engine=` has them."""
+"""Engines by the text in `owned_by`, in the form of `engine=`."""
 
 
 class ServerError(Exception):
-    """A request that failed; the message says how. `status`: of HTTP, 0 where it did not come to one."""
+    """A request that failed; the message says how. `status`: of HTTP, 0 if there was no response."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -49,13 +49,14 @@ class ServerError(Exception):
 
 
 class Cancelled(Exception):
-    """The request was given up from here."""
+    """The request was cancelled by this client."""
 
 
 @dataclass(frozen=True)
 class Answered:
     """One request: when it was sent, when its first and its last token came (seconds of one clock), and how many
-    tokens it took in (None: the server did not tell) and made."""
+    tokens it had as input (None: not reported) and as output.
+    """
 
     sent: float
     first: float
@@ -70,7 +71,7 @@ class Answered:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds of each further token; None where there was one only."""
+        """Seconds of each further token; None if there was only one."""
         return (self.last - self.first) / (self.outputs - 1) if self.outputs > 1 else None
 
     @property
@@ -81,7 +82,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a server listens. `path` is what comes before `/completions`."""
+    """Address of a server. `path` is the part before `/completions`."""
 
     host: str
     port: int
@@ -106,7 +107,7 @@ class ServerAddress:
 
 
 class ServerConnection:
-    """One connection to a server, kept open from request to request; for one thread, but any may `cut` it."""
+    """One connection to a server, reused between requests; for one thread, but any may `cut` it."""
 
     def __init__(self, address: ServerAddress, key: str, timeout: float) -> None:
         self._address, self._key, self._timeout = address, key, timeout
@@ -114,7 +115,7 @@ class ServerConnection:
         self._cut = False
 
     def get(self, path: str) -> Any:
-        """Return what a GET answers; raises ServerError."""
+        """Return the answer to a GET; raises ServerError."""
         answer = self._request("GET", path, None)
         body = answer.read(_LONGEST_BODY)
         if answer.status != 200:
@@ -135,11 +136,11 @@ class ServerConnection:
                 yield line
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self._broken(error) from None
-        if self._cut:  # which ends a stream without a word
+        if self._cut:  # which ends a stream without a final message
             raise Cancelled
 
     def cut(self) -> None:
-        """End whatever goes on, from any thread."""
+        """Abort the current request, from any thread."""
         self._cut = True
         connection = self._connection
         if connection is not None and connection.sock is not None:
@@ -166,7 +167,7 @@ class ServerConnection:
                 return connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                # a server may close a connection that was idle; that is no failure of the request
+                # a server may close an idle connection; that is not a failure of the request
                 if kept and isinstance(error, (ConnectionError, http.client.BadStatusLine)) and not self._cut:
                     kept = False
                     continue
@@ -203,8 +204,9 @@ class ServerConnection:
 
 @dataclass(frozen=True)
 class Served:
-    """A server that answers: the model's name there, the engine (empty: it does not tell), the longest sequence
-    (None: it does not tell), and how it is asked."""
+    """A server that answers: the model's name there, the engine (empty: unknown), the longest sequence
+    (None: unknown), and the request form.
+    """
 
     address: ServerAddress
     name: str
@@ -215,11 +217,11 @@ class Served:
     key: str = field(default="", repr=False)
 
     def line(self, timeout: float) -> ServerConnection:
-        """Return a connection of its own, which gives a silent server up after so many seconds."""
+        """Return a new connection, with a timeout in seconds."""
         return ServerConnection(self.address, self.key, timeout)
 
     def ask(self, line: ServerConnection, prompt: str, outputs: int) -> Answered:
-        """Make the model answer a prompt in so many tokens; raises ServerError and Cancelled."""
+        """Generate this many tokens from a prompt; raises ServerError and Cancelled."""
         sent = time.perf_counter()
         order = {"model": self.name, "max_tokens": outputs, "temperature": 0, "stream": True, **self.wishes}
         if self.form == "completions":
@@ -231,10 +233,10 @@ class Served:
 
 
 def find(address: ServerAddress, name: str | None, key: str, timeout: float) -> Served:
-    """Return the server at an address: which model, and how it is asked. `name`: of several models the one to ask.
+    """Return the server at an address: its model and request form. `name`: of several models the one to use.
 
     Raises:
-        ServerError: nobody answers there, or not in a way that is known.
+        ServerError: there is no answer, or not in a known form.
     """
     line = ServerConnection(address, key, timeout)
     try:
@@ -265,13 +267,13 @@ def _model(line: ServerConnection, name: str | None) -> Mapping[str, Any]:
     if len(chosen) == 1:
         return chosen[0]
     if name is not None and not chosen:
-        return {"id": name}  # an alias, or an adapter that is loaded when asked for
+        return {"id": name}  # an alias, or an adapter that is loaded on request
     names = ", ".join(_excerpt(str(model["id"])) for model in models[:8])
     raise ServerError(f"it serves {len(models)} models ({names}): select one with --served-name")
 
 
 def _longest(model: Mapping[str, Any]) -> int | None:
-    """Return the longest sequence: vLLM and SGLang say `max_model_len`, llama.cpp `n_ctx` of a slot."""
+    """Return the longest sequence: `max_model_len` of vLLM and SGLang, `n_ctx` of a slot of llama.cpp."""
     meta = model.get("meta")
     for length in (model.get("max_model_len"), meta.get("n_ctx") if isinstance(meta, Mapping) else None):
         if isinstance(length, int) and length > 0:
@@ -306,7 +308,7 @@ def _timed(stream: Any, sent: float, outputs: int, line: ServerConnection) -> An
             continue
         data = raw[5:].strip()
         if data == b"[DONE]":
-            ended = True  # of the body the end follows, and with it the connection is free again
+            ended = True  # read to the end of the body, so that the connection can be reused
             continue
         event = _json(data)
         if not isinstance(event, Mapping) or event.get("error"):
@@ -333,7 +335,7 @@ def _timed(stream: Any, sent: float, outputs: int, line: ServerConnection) -> An
 
 
 def _is_token(choice: Mapping[str, Any]) -> bool:
-    """Return whether a chunk carries a token: some texts are empty, as part of a character is; a role is none."""
+    """Return whether a chunk has a token: some texts are empty, such as a part of a character; a role has none."""
     delta = choice.get("delta")
     if isinstance(delta, Mapping):
         content = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
@@ -342,7 +344,7 @@ def _is_token(choice: Mapping[str, Any]) -> bool:
 
 
 def _excerpt(text: str) -> str:
-    """Return a server's words for a message: printable, in one line, not too many."""
+    """Return a server's text for a message: printable, in one line, shortened."""
     line = " ".join(text.split())
     return printable(line[:_MOST_SAID])
 

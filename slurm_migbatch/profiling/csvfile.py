@@ -1,4 +1,4 @@
-"""CSV files as laboratories leave them: plain or gzipped, with a header, read with line numbers for the error texts."""
+"""Read CSV files of laboratories: plain or gzipped, with a header, and with line numbers for error messages."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ T = TypeVar("T")
 
 SUFFIXES: Final = (".csv", ".csv.gz")
 SHOWN_PROBLEMS: Final = 10
-"""So many bad lines are named in an error; the others are counted."""
+"""Number of bad lines named in an error; the others are counted."""
 
 
 class TableError(ValueError):
-    """Tables that cannot be taken in; the message names each bad line, one below the other."""
+    """Tables that cannot be imported; the message names each bad line, one below the other."""
 
 
 class LineError(ValueError):
-    """What is wrong with one line; whoever reads the file adds its name and the line's number."""
+    """An error in one line; the reader adds the file's name and the line number."""
 
 
 class Problems:
-    """Bad lines of all files of one reading, so that one run shows them together."""
+    """Bad lines of all files of one import, so that one run shows them together."""
 
     def __init__(self) -> None:
         self._found: list[str] = []
@@ -42,7 +42,7 @@ class Problems:
         self._found.append(f"{path}:{line}: {problem}" if line else f"{path}: {problem}")
 
     def check(self) -> None:
-        """Raise TableError where there are any."""
+        """Raise TableError if there are any."""
         if not self._found:
             return
         if len(self._found) == 1:
@@ -59,11 +59,11 @@ def is_csv(path: Path) -> bool:
 
 
 def find(root: Path) -> list[Path]:
-    """Return the CSV files below a folder, in the order of their names; hidden ones are left alone, and links followed.
+    """Return the CSV files below a folder, in the order of their names; hidden ones are skipped, links followed.
 
-    A folder that several links lead to is read once.
+    A folder with several links is read once.
 
-    Raises OSError where a folder cannot be read.
+    Raises OSError if a folder cannot be read.
     """
 
     def refuse(error: OSError) -> None:
@@ -83,9 +83,9 @@ def find(root: Path) -> list[Path]:
 
 
 def header(path: Path) -> tuple[str, ...]:
-    """Return the first line's cells, in lower case without blanks around them.
+    """Return the first line's cells, in lower case and stripped.
 
-    () for an empty file or no CSV at all.
+    () for an empty file or one that is not CSV.
 
     Raises OSError.
     """
@@ -97,10 +97,10 @@ def header(path: Path) -> tuple[str, ...]:
 
 
 def read(path: Path, problems: Problems, make: Callable[[dict[str, str]], T]) -> Iterator[tuple[int, T]]:
-    """Yield what `make` makes of each line (cells by lower-case column name), with the line's number.
+    """Yield the result of `make` for each line (cells by lower-case column name), with the line's number.
 
-    `make` raises ValueError for a line that is wrong; lines with more or fewer cells than the header are wrong too, as
-    a file that was cut off ends with one. All go to `problems`. Blank lines are skipped.
+    `make` raises ValueError for an invalid line; lines with more or fewer cells than the header are invalid too, such
+    as the last one of a truncated file. All errors are added to `problems`. Blank lines are skipped.
     """
     number = 1
     try:
@@ -125,7 +125,7 @@ def read(path: Path, problems: Problems, make: Callable[[dict[str, str]], T]) ->
 
 
 def number(row: Mapping[str, str], column: str) -> float:
-    """Parse a cell as a number from 0 up. Raises LineError."""
+    """Parse a cell as a nonnegative number. Raises LineError."""
     text = row.get(column, "").strip()
     try:
         value = float(text)
@@ -137,7 +137,7 @@ def number(row: Mapping[str, str], column: str) -> float:
 
 
 def whole(row: Mapping[str, str], column: str) -> int:
-    """Parse a cell as a whole number from 1 up. Raises LineError."""
+    """Parse a cell as a positive integer. Raises LineError."""
     value = number(row, column)
     if value < 1 or value != int(value):
         raise LineError(f"{column} must be a whole number from 1 up, not {show(row[column])}")

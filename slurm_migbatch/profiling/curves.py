@@ -1,4 +1,4 @@
-"""Rows as curves over the batch, one for each input size and number of processes, and where a curve bends."""
+"""Group rows into curves over the batch, one for each input size and number of processes, and find their knees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slurm_migbatch.profiling.measurement import Measurement
 
 KNEE_SHARE = 0.8
-"""From this share of the best throughput on, a larger batch buys little but latency (PARIS's knee)."""
+"""Share of the best throughput above which a larger batch mostly adds latency (PARIS's knee)."""
 
 
 @dataclass(frozen=True)
@@ -22,19 +22,19 @@ class MeasuredCurve:
 
     @property
     def knee(self) -> Measurement | None:
-        """The smallest batch with at least KNEE_SHARE of the best throughput; None where nothing ran."""
+        """The smallest batch with at least KNEE_SHARE of the best throughput; None if nothing ran."""
         best = max((point.rate or 0.0 for point in self.points), default=0.0)
         return next((point for point in self.points if (point.rate or 0.0) >= KNEE_SHARE * best), None)
 
     @property
     def name(self) -> str:
-        """`input 128, 2 processes`, as far as it says something."""
+        """`input 128, 2 processes`, without default values."""
         parts = [f"input {self.input_size}"] if self.input_size is not None else []
         return ", ".join([*parts, *([f"{self.procs} processes"] if self.procs > 1 else [])])
 
 
 def curves(rows: Iterable[Measurement]) -> list[MeasuredCurve]:
-    """Return all curves in rows of one model on one device; of a point measured twice the later counts."""
+    """Return all curves in rows of one model on one device; of a point measured twice the later one is used."""
     groups: dict[tuple[int, int], dict[int, Measurement]] = {}
     for row in rows:
         groups.setdefault((row.procs, row.input_size or 0), {})[row.batch] = row

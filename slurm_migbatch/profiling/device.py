@@ -1,4 +1,4 @@
-"""The device that is measured: the columns that it fills, what children see of it, and how much memory they take."""
+"""Describe the measured device: its columns, the environment of children, and their memory use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slurm_migbatch.mig.driver import DriverError, DriverMissing, InvalidRequest
 from slurm_migbatch.workload.gpufacts import GpuModelFacts, facts_of
 
 CPU = "cpu"
-"""The name in the column `gpu` for a trial without a GPU."""
+"""The name in the column `gpu` for a run without a GPU."""
 
 _NO_GPU = ("", "-1", "nodevfiles", "none", "void")
 # jax and TensorFlow otherwise take most of a GPU's memory at once, whatever they need
@@ -25,10 +25,10 @@ _DEFAULT_MEMORY_SLICES = GpuModelFacts(0, 0).memory_slices
 
 @dataclass(frozen=True)
 class Device:
-    """What is measured on, in the columns of the table.
+    """The measured device, in the columns of the table.
 
-    `visible` is what CUDA_VISIBLE_DEVICES is for the measured program: a UUID, or empty for the CPU. Slices are None
-    for a whole GPU without MIG, `sm_count` where nobody tells it. `driver` is the version of the NVIDIA driver.
+    `visible` is CUDA_VISIBLE_DEVICES of the measured program: a UUID, or empty for the CPU. Slices are None
+    for a whole GPU without MIG, `sm_count` if unknown. `driver` is the version of the NVIDIA driver.
     """
 
     gpu: str = CPU
@@ -61,26 +61,28 @@ class Device:
 
 
 class MemoryPeak:
-    """The most memory seen in use, in MiB; None as long as none was."""
+    """The peak of memory in use, in MiB; None before the first sample."""
 
     def __init__(self) -> None:
         self.mib: float | None = None
 
     def note(self, mib: float) -> None:
-        """Keep it where it is more."""
+        """Update the peak."""
         if mib > 0 and (self.mib is None or mib > self.mib):
             self.mib = mib
 
 
 class Meter(Protocol):
-    """Measures how much of the device's memory a set of processes takes."""
+    """Measure how much of the device's memory a set of processes takes."""
 
     def watch(self, sessions: Collection[int]) -> AbstractContextManager[MemoryPeak]:
-        """Keep the peak while the context is open. `sessions`, which may grow meanwhile, holds the ids that count."""
+        """Keep the peak while the context is open. `sessions`, which may grow meanwhile, holds the session ids that
+        count.
+        """
 
 
 class NoMeter:
-    """For the CPU: the processes themselves know how much memory they took."""
+    """For the CPU: the processes report their own memory."""
 
     @contextmanager
     def watch(self, _sessions: Collection[int]) -> Iterator[MemoryPeak]:
@@ -89,11 +91,11 @@ class NoMeter:
 
 
 class NvmlMeter:
-    """Asks NVML twenty times a second.
+    """Sample NVML twenty times a second.
 
-    While nobody else is on the device, what counts is how much more of its memory is in use than before: that is what
-    must fit. Otherwise only the processes of the sessions count, as far as NVML tells their share. In use before is the
-    least that was seen before any point, as memory of the last one may still be going back.
+    If no other process is on the device, the increase of its memory in use counts: that is what must fit. Otherwise
+    only the processes of the sessions count, as far as NVML reports their share. The baseline is the minimum before any
+    point, because memory of the last one may still be being freed.
     """
 
     def __init__(self, visible: str, library: str | None = None) -> None:
@@ -120,7 +122,7 @@ class NvmlMeter:
                     try:
                         note(device.usage())
                     except DriverError:
-                        return  # the GPU is lost; the measured program will say so
+                        return  # the GPU is lost; the measured program will report it
 
             thread = threading.Thread(target=sample, name="memory", daemon=True)
             thread.start()
@@ -135,7 +137,7 @@ def find_device(asked: str | None, environ: Mapping[str, str], library: str | No
     """Return the device that a program started here would use.
 
     `asked` is `cpu`, or a device as CUDA_VISIBLE_DEVICES names it; None takes the first of that variable, or the first
-    GPU, or the CPU where there is no driver. Raises DriverError where a GPU was named that cannot be used.
+    GPU, or the CPU if there is no driver. Raises DriverError if a named GPU cannot be used.
     """
     if asked == CPU:
         return Device()
@@ -171,7 +173,7 @@ def find_device(asked: str | None, environ: Mapping[str, str], library: str | No
 
 
 def _session(pid: int) -> int:
-    """Return the session of a process, -1 where it cannot be seen (another container)."""
+    """Return the session of a process, -1 if it is not visible (another container)."""
     try:
         return os.getsid(pid)
     except OSError:

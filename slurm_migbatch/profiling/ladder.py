@@ -1,4 +1,4 @@
-"""Goes through the loads of a server: for each pair of lengths ever more requests at once, until it refuses."""
+"""Measure a server under increasing loads: for each pair of lengths more requests at once, until it refuses."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from slurm_migbatch.profiling.load import LoadPoint, LoadRefused, LoadResult
 from slurm_migbatch.profiling.measurement import SERVE, TEXT_LENGTHS, Measurement
 
 _DIGITS: Final = 6
-"""Significant digits that are written; measuring is far from better."""
+"""Significant digits written; measurements are far less accurate."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What the rows of a run have in common: the device, the model's name in jobs, engine and precision of weights."""
+    """Common columns of the rows of a run: the device, the model's name in jobs, engine and precision of weights."""
 
     device: Device
     model: str
@@ -65,8 +65,9 @@ class ServedModel:
 
 @dataclass
 class LadderFindings:
-    """What a run found. `rows`: all of this model on this device; `results` and `refused` of this run; `left`: what
-    was not tried, for a smaller load was refused or the time was over."""
+    """Result of a run. `rows`: all of this model on this device; `results` and `refused` of this run; `left`: loads
+    not tried, because a smaller load was refused or the time was over.
+    """
 
     rows: list[Measurement] = field(default_factory=list)
     results: list[LoadResult] = field(default_factory=list)
@@ -81,7 +82,7 @@ class LadderObserver(Protocol):
         """Report that a point is about to be measured."""
 
     def ends(self, point: LoadPoint, outcome: LoadResult | LoadRefused) -> None:
-        """Report that it was."""
+        """Report that a point was measured."""
 
 
 def climb(
@@ -94,7 +95,8 @@ def climb(
     end: float,
 ) -> LadderFindings:
     """Measure the points that `earlier` lacks; `save` gets `earlier` and all new rows after each. No point begins after
-    `end` of the monotonic clock. What `measure` raises but LoadRefused goes through."""
+    `end` of the monotonic clock. Exceptions of `measure` except LoadRefused propagate.
+    """
     kept = list(earlier)
     found = LadderFindings([row for row in earlier if subject.owns(row)])
     seen = {(row.batch, row.input_size, row.output) for row in found.rows}

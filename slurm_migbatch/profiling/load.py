@@ -1,8 +1,8 @@
-"""Loads a server with so many requests at once, each followed by another, and says how it did.
+"""Load a server with a fixed number of concurrent requests, each followed by another, and summarize the times.
 
-Figures are those of the steady state: a request counts that was sent while every place was taken and had been before,
-and the load is kept up until the last of those that count has ended. Prompts are words by chance, no two alike, so that
-no cache of prefixes answers for the model; how many words make a length is asked of the server first.
+Figures are those of the steady state: a request counts if it was sent after every connection had been busy, and the
+load is kept up until the last counted one has ended. Prompts are random words, all different, so that
+no prefix cache is hit; the number of words for a length is first measured on the server.
 """
 
 from __future__ import annotations
@@ -20,30 +20,29 @@ from slurm_migbatch.profiling.completions import Answered, Cancelled, Served, Se
 from slurm_migbatch.profiling.timing import P99_SAMPLE
 
 SHARES: Final = (0.5, 0.9, 0.95, 0.99)
-"""Percentiles that are told."""
+"""Percentiles to report."""
 MOST_ERRORS: Final = 0.05
-"""Share of failed requests from which a point is no measurement."""
+"""Share of failed requests from which a point is invalid."""
 EXACT: Final = 0.1
-"""How far lengths may be off what was asked for, and still be called so."""
+"""Tolerance of measured lengths to the requested ones."""
 PAUSE_S: Final = 0.2
-"""What one place waits after a failed request."""
+"""Delay of a connection after a failed request."""
 _TOLD: Final = 8
 _LOOK_S: Final = 0.02
 _LATER_S: Final = 10.0
 _FEWEST: Final = 16
-"""Words of the shortest prompt by which lengths are asked for; the others stay within what a server takes even where it
-counts bytes."""
+"""Words of the shortest calibration prompt; the others fit a server even if it counts bytes."""
 _WORDS: Final = """
 about above after again begin black board bring build carry cause check class clear close color could cross
 drive early earth eight enter every field final first force found front given great green group heard heart
 heavy horse house human known large learn leave level light might money month music never night north often
 order other paper piece place plain plant point power press
 """.split()  # noqa: SIM905
-"""Common words of five letters: a token each for most tokenizers, alike for those that count bytes."""
+"""Common words of five letters: one token each for most tokenizers, and equal for those that count bytes."""
 
 
 class LoadPoint(NamedTuple):
-    """What is asked of the server at once: requests, tokens that each comes with, tokens that each makes."""
+    """A load: concurrent requests, input tokens of each, output tokens of each."""
 
     concurrency: int
     inputs: int
@@ -60,8 +59,9 @@ class LoadPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadEffort:
-    """How long a point is measured: `warmup` requests before, at least (and one at each place); `repeats` that count
-    and `min_seconds`, at least; none that counts is sent after `max_seconds`; `timeout` ends all."""
+    """How long a point is measured: at least `warmup` requests before (and one on each connection); at least `repeats`
+    that count and `min_seconds`; none that counts is sent after `max_seconds`; `timeout` ends all.
+    """
 
     warmup: int = 3
     repeats: int = 20
@@ -72,7 +72,7 @@ class LoadEffort:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Times in seconds: how many, their mean, and those of SHARES. The 99th is None where there are too few."""
+    """Times in seconds: how many, their mean, and those of SHARES. The 99th is None if there are too few."""
 
     count: int
     mean: float
@@ -92,19 +92,18 @@ class Percentiles:
 
     @property
     def p50(self) -> float:
-        """The middle."""
+        """The median."""
         return self.at[0.5]
 
     @property
     def p99(self) -> float | None:
-        """The 99th percentile, where there are times enough for one."""
+        """The 99th percentile, if there are enough times."""
         return self.at[0.99] if self.count >= P99_SAMPLE else None
 
 
 @dataclass(frozen=True)
 class LoadResult:
-    """How a server did at a point: `inputs` and `outputs` are the lengths that it really had (middle ones), `errors`
-    what went wrong and how often."""
+    """Result of a point: `inputs` and `outputs` are the actual lengths (medians), `errors` maps errors to counts."""
 
     point: LoadPoint
     inputs: int
@@ -124,7 +123,7 @@ class LoadResult:
 
 
 class LoadRefused(Exception):
-    """A point that gave no figures; the message says why. `errors`: what went wrong and how often."""
+    """A point without figures; the message says why. `errors`: the errors and their counts."""
 
     def __init__(self, text: str, errors: Mapping[str, int] | None = None) -> None:
         super().__init__(text)
@@ -139,17 +138,17 @@ class Prompts:
     overhead: float = 0.0
 
     def words(self, tokens: int) -> int:
-        """Return the words that make about so many tokens."""
+        """Return the number of words for about this many tokens."""
         return max(round((tokens - self.overhead) / self.tokens_per_word), 1)
 
     def make(self, tokens: int, number: int, salt: str) -> str:
-        """Return the prompt of a number, which no other number and salt has."""
+        """Return the prompt of a number, unique by number and salt."""
         drawn = hashlib.shake_256(f"{salt}/{number}".encode()).digest(self.words(tokens))
         return " ".join(_WORDS[byte % len(_WORDS)] for byte in drawn)
 
     @classmethod
     def asked(cls, served: Served, line: ServerConnection, tokens: int, salt: str) -> Prompts:
-        """Ask the server how many tokens so many words are; where it does not tell, a word is one token."""
+        """Measure on the server how many tokens some words are; if it does not report them, a word is one token."""
         counts: list[tuple[int, int]] = []
         for number, words in enumerate((_FEWEST, max(tokens // 8, 2 * _FEWEST))):
             found = served.ask(line, cls().make(words, number, f"{salt}/lengths"), 2)
@@ -162,7 +161,7 @@ class Prompts:
 
 
 class _Loop:
-    """The places of one point: each a thread with a connection, which sends one request after the other."""
+    """The connections of one point: each in a thread, which sends one request after the other."""
 
     def __init__(
         self, served: Served, point: LoadPoint, prompts: Prompts, effort: LoadEffort, salt: str, end: float
@@ -178,7 +177,7 @@ class _Loop:
         self.counted: list[Answered] = []
         self.errors: Counter[str] = Counter()
         self.early: Counter[str] = Counter()
-        left = max(end - time.monotonic(), 0.0) + _LATER_S  # lines are cut at the end, before they give up
+        left = max(end - time.monotonic(), 0.0) + _LATER_S  # connections are cut at the end, before their timeout
         self._lines = [served.line(left) for _ in range(point.concurrency)]
         self._threads = [
             threading.Thread(target=self._place, args=(line,), name=f"request-{i}", daemon=True)
@@ -243,12 +242,12 @@ class _Loop:
             self._waiting -= counts
             if self._began is not None and not counts:
                 return
-            # before it begins, a server may still be ending what it was asked for last
+            # the server may still be finishing the previous point's requests
             errors = self.errors if counts else self.early
             errors[text if len(errors) < _TOLD or text in errors else "other errors"] += 1
 
     def _warm(self, first: bool) -> None:
-        """Count what has ended before the measuring begins: one request at each place, and `warmup` in all."""
+        """Count requests ended before the measurement: one on each connection, and `warmup` in all."""
         if self._began is not None:
             return
         self._warmed += first or self._warmed >= self._point.concurrency
@@ -263,7 +262,7 @@ def measure_load(
     effort: LoadEffort,
     salt: str,
 ) -> LoadResult:
-    """Measure one point; raises LoadRefused where it gives no figures."""
+    """Measure one point; raises LoadRefused if it gives no figures."""
     end = time.monotonic() + effort.timeout
     loop = _Loop(served, point, prompts, effort, salt, end)
     seconds = loop.run(end)
@@ -279,7 +278,7 @@ def measure_load(
     tpots = [answer.tpot for answer in answered if answer.tpot is not None and answer.tpot > 0]
     made = [answer.outputs for answer in answered]
     taken = [answer.inputs for answer in answered if answer.inputs is not None]
-    requests_s = point.concurrency / whole.mean  # Little's law: all places are always taken
+    requests_s = point.concurrency / whole.mean  # Little's law: all connections are always busy
     return LoadResult(
         point,
         _about(point.inputs, median(taken) if taken else point.inputs),

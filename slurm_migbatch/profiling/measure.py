@@ -1,4 +1,4 @@
-"""Measures one cell: starts a child for each process, lets them work at the same time, and reads what they found."""
+"""Measure one cell: start a child for each process, run them at the same time, and read their results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _START: Final = (
     "import sys; root, parent = sys.argv[1:]; del sys.argv[1:]; sys.path.insert(0, root); "
     "from slurm_migbatch.profiling.worker import main; sys.path.remove(root); main(int(parent))"
 )
-"""Our package is found for this one import only, so that nothing of our Python's packages mixes with the program's."""
+"""migbatch is on the path for this one import only, so that its Python packages do not mix with the program's."""
 
 
 class PointFailed(RuntimeError):
@@ -45,8 +45,8 @@ class Ran:
     """A cell that ran.
 
     `throughput` counts items of all processes a second, `summary` has the times of one batch (all processes' together),
-    `memory_mib` is the peak of all processes together. `params`, `flops_per_item`, `software` and `sm_count` are what
-    the program or its framework says of itself.
+    `memory_mib` is the peak of all processes together. `params`, `flops_per_item`, `software` and `sm_count` are
+    reported by the program or its framework.
     """
 
     throughput: float
@@ -60,7 +60,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class DidNotFit:
-    """A cell for which memory did not suffice; `text` is the message about it, `software` as in Ran."""
+    """A cell that ran out of memory; `text` is the message about it, `software` as in Ran."""
 
     text: str
     software: str = ""
@@ -71,7 +71,7 @@ class Program:
     """What is measured and how.
 
     `target` is a Python factory or the words of a command; `interpreter` the Python in which the children run;
-    `timeout` the seconds that a point may take in all; `count_flops` asks torch for the operations of a batch.
+    `timeout` the seconds that a point may take in all; `count_flops` lets torch count the operations of a batch.
     """
 
     target: Python | tuple[str, ...]
@@ -84,8 +84,7 @@ class Program:
 def measure(program: Program, device: Device, meter: Meter, cell: MeasurementCell) -> Ran | DidNotFit:
     """Run the cell in processes of its own.
 
-    Raises PointFailed, also where the program did its work elsewhere than on the device, and DriverError where that
-    cannot be asked.
+    Raises PointFailed, also if the program did not use the device, and DriverError if the device cannot be queried.
     """
     events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
     sessions: set[int] = set()
@@ -102,7 +101,7 @@ def measure(program: Program, device: Device, meter: Meter, cell: MeasurementCel
             while waiting:
                 number, event = _next(events, children, waiting, deadline, program.timeout, cell)
                 if event is None and expected == "done" and number not in waiting:
-                    continue  # it has sent everything
+                    continue  # it has sent all its events
                 bad = _bad_end(children[number], cell, event)
                 if bad is not None:
                     return bad
@@ -129,7 +128,7 @@ def _next(
             return events.get(timeout=_POLL_S)
         except queue.Empty:
             for number in waiting:
-                if not children[number].alive:  # something that it started may still hold its end of the pipe
+                if not children[number].alive:  # a descendant may still hold its end of the pipe
                     return number, None
         if time.monotonic() > deadline:
             tail = children[min(waiting)].tail()
@@ -186,13 +185,13 @@ def _result(results: Sequence[dict[str, Any]], cell: MeasurementCell, device: De
 
 
 def _total(results: Sequence[dict[str, Any]], key: str) -> float | None:
-    """Return the sum over the processes; None where one of them reports nothing."""
+    """Return the sum over the processes; None if one of them reports nothing."""
     values = [result.get(key) for result in results]
     return math.fsum(value for value in values if value) if all(values) else None
 
 
 class _Child:
-    """One process that measures, in a session of its own, with all that it starts."""
+    """One measuring process, in a session of its own, with all its descendants."""
 
     def __init__(
         self,
@@ -226,7 +225,7 @@ class _Child:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is its session's too."""
+        """Its process id, which is also its session id."""
         return self._process.pid
 
     @property
@@ -235,7 +234,7 @@ class _Child:
         return self._process.poll() is None
 
     def send(self, line: str) -> None:
-        """Send a line; nothing happens where the child has ended meanwhile."""
+        """Send a line; ignored if the child has ended."""
         assert self._process.stdin is not None
         try:
             os.write(self._process.stdin.fileno(), line.encode() + b"\n")
@@ -252,13 +251,13 @@ class _Child:
             return 1
 
     def tail(self) -> str:
-        """Return the end of what it and its program wrote."""
+        """Return the last output of it and its program."""
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - _TAIL_BYTES))
         return self._errors.read().decode("utf-8", "replace").strip()
 
     def kill(self) -> None:
-        """End it and whatever it started."""
+        """Kill it and its descendants."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -274,13 +273,13 @@ class _Child:
         self._process.stdin.close()
         self._errors.close()
         self._reader.join(_POLL_S)
-        if not self._reader.is_alive():  # else something that left the session holds the pipe
+        if not self._reader.is_alive():  # otherwise a process that left the session holds the pipe
             self._process.stdout.close()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.endswith(b"\n"):  # else its end came while it wrote
+            if line.endswith(b"\n"):  # otherwise it ended during the write
                 self._events.put((self._number, json.loads(line)))
         self._events.put((self._number, None))
 

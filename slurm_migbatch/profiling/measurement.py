@@ -1,4 +1,4 @@
-"""One measured point: a model at one batch on one slice of one GPU, in the columns that every source is brought to."""
+"""Define one measured point: a model at one batch on one slice of one GPU, in the columns common to all sources."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ KINDS: Final = (*RUN_KINDS, SERVE)
 
 
 class MeasurementError(ValueError):
-    """Values that make no measurement; the message says which column and what to write instead."""
+    """Values that are not a measurement; the message says which column and what to write instead."""
 
 
 class Tuning(NamedTuple):
-    """How a language model was trained, in the words of hints; None: as hints that leave it out."""
+    """How a language model was trained, in the form of hints; None: as if the hint were omitted."""
 
     method: str | None = None
     optimizer: str | None = None
@@ -41,7 +41,7 @@ class Tuning(NamedTuple):
 
     @property
     def usual(self) -> bool:
-        """Whether all parameters are trained, and every activation is computed once."""
+        """Whether all parameters are trained, without activation checkpointing."""
         return self.method in (None, "full") and self.checkpointing != "on"
 
 
@@ -54,16 +54,17 @@ def _profile_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row of the neutral table. None (in CSV: empty) is "not known".
+    """One row of the common table. None (in CSV: empty) is "unknown".
 
-    A row with neither throughput nor latency says that the point was tried and could not run (out of memory).
+    A row with neither throughput nor latency means that the point was tried and could not run (out of memory).
 
     Attributes:
-        gpu: the GPU as NVML or the laboratory calls it, `NVIDIA A100-SXM4-80GB`, `a100-80gb`; `cpu` for a trial.
+        gpu: the GPU's name in NVML or in the source, `NVIDIA A100-SXM4-80GB`, `a100-80gb`; `cpu` for a test.
         model: the model's name in lower case, `resnet50`.
-        family: what kind of network: `cnn`, `encoder`, `decoder`, `vit`; free text, empty where not known.
+        family: kind of network: `cnn`, `encoder`, `decoder`, `vit`; free text, empty if unknown.
         kind: `infer`, `train`, or `serve`: a server of a language model under load. There an item is a request, a batch
-            is as many requests at once, `input_size` and `output` are the tokens that each comes with and makes, and
+            is the number of concurrent requests, `input_size` and `output` are the tokens of each request and answer,
+            and
             `latency_s` is the time of a request from end to end.
         profile: the MIG profile, `2g.20gb`; empty for a whole GPU without MIG.
         compute_slices: GPU slices of the profile, of 7 on most GPUs.
@@ -78,14 +79,14 @@ class Measurement:
         memory_mib: frame buffer in use on the slice, all processes together.
         params: parameters of the model (a count, not millions).
         flops_per_item: floating-point operations of a forward pass for one item (a multiply-add counts as two).
-        source: where the row comes from, for people.
-        engine: what served, `vllm`; with `kind` serve.
-        precision: how the weights were kept, `bf16`, `awq`; empty: as the model's name says.
-        output: tokens that each request made.
-        ttft_s, ttft_p99_s: seconds to the first token, the middle one and the 99th percentile.
-        tpot_s, tpot_p99_s: the same of each further token.
+        source: where the row comes from, as free text.
+        engine: the serving engine, `vllm`; with `kind` serve.
+        precision: precision of the weights, `bf16`, `awq`; empty: as in the model's name.
+        output: tokens that each request generated.
+        ttft_s, ttft_p99_s: seconds to the first token, the median and the 99th percentile.
+        tpot_s, tpot_p99_s: the same for each further token.
         tuning: how a language model was trained, with `kind` train: `lora/adamw_8bit/checkpointing`, see `Tuning`;
-            empty: all of it, with AdamW. There an item is a sequence of `input_size` tokens.
+            empty: fully, with AdamW. There an item is a sequence of `input_size` tokens.
     """
 
     gpu: str
@@ -146,19 +147,19 @@ class Measurement:
 
     @property
     def ran(self) -> bool:
-        """Whether the point ran; False where it was tried and memory did not suffice."""
+        """Whether the point ran; False if it was tried and ran out of memory."""
         return self.throughput_per_s is not None or self.latency_s is not None
 
     @property
     def seconds(self) -> float | None:
-        """Seconds for one batch of one process, from whichever figure of speed is there; None where it did not run."""
+        """Seconds for one batch of one process, from either figure of speed; None if it did not run."""
         if self.latency_s is not None:
             return self.latency_s
         return None if self.throughput_per_s is None else self.batch * self.procs / self.throughput_per_s
 
     @property
     def rate(self) -> float | None:
-        """Items per second of the whole slice, from whichever figure is there; None where it did not run."""
+        """Items per second of the whole slice, from either figure; None if it did not run."""
         if self.throughput_per_s is not None:
             return self.throughput_per_s
         return None if self.latency_s is None else self.batch * self.procs / self.latency_s
@@ -170,9 +171,9 @@ class Measurement:
 
     @property
     def point(self) -> tuple[Any, ...]:
-        """Which point this is: its values of IDENTITY. The other columns say what was found there.
+        """The point's key: its values of IDENTITY. The other columns are results.
 
-        What not every kind has comes behind, and only where it is there: the record keeps digests of points.
+        Values that only some kinds have come last, and only if set: the record keeps digests of points.
         """
         found = tuple(getattr(self, name) for name in IDENTITY)
         for names in (SERVED_IDENTITY, TRAINED_IDENTITY):
@@ -186,7 +187,7 @@ class Measurement:
 
     @classmethod
     def from_text(cls, row: Mapping[str, str | None]) -> Measurement:
-        """Return a row of text cells by column name; empty or absent ones, and figures of 0, are unknown.
+        """Return a row of text cells by column name; empty or missing ones, and figures of 0, are unknown.
 
         Raises MeasurementError.
         """
@@ -208,12 +209,12 @@ class Measurement:
 
 
 COLUMNS: Final = tuple(field.name for field in fields(Measurement))
-"""The neutral table's columns in order."""
+"""The common table's columns in order."""
 IDENTITY: Final = ("gpu", "model", "kind", "profile", "batch", "input_size", "procs", "source")
 SERVED_IDENTITY: Final = ("engine", "precision", "output")
-"""What more tells points of servers apart."""
+"""Further key columns of servers."""
 TRAINED_IDENTITY: Final = ("tuning",)
-"""What more tells points of trainings apart."""
+"""Further key columns of training jobs."""
 TEXT_LENGTHS: Final[Mapping[str, int]] = {
     "gpu": 128, "model": 128, "family": 64, "source": 256, "engine": 32, "precision": 32, "tuning": 64,
 }  # fmt: skip

@@ -1,11 +1,11 @@
-"""Was it memory? An error, or what a dying program wrote. Imports the standard library only."""
+"""Detect out-of-memory errors, in exceptions and in output of failed programs. Standard library only."""
 
 from __future__ import annotations
 
 import re
 
 MARK = "migbatch: oom"
-"""A line with which a command says that its batch does not fit."""
+"""Line with which a command reports that its batch does not fit."""
 
 _WORDS = re.compile(
     r"out of memory|out_of_memory|outofmemory|oom-kill|RESOURCE_EXHAUSTED|cudaErrorMemoryAllocation|std::bad_alloc"
@@ -20,7 +20,7 @@ def reports_oom(text: str) -> bool:
 
 
 def is_oom(error: BaseException) -> bool:
-    """Return whether an exception, or one that it came from, means that memory ran out, on the GPU or the host."""
+    """Return whether an exception, or one of its causes, means out of memory, on the GPU or the host."""
     seen: set[int] = set()
     now: BaseException | None = error
     while now is not None and id(now) not in seen:

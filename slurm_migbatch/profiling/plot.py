@@ -1,4 +1,4 @@
-"""Throughput and latency against the batch as one SVG, and what every plot is drawn with. Needs matplotlib."""
+"""Plot throughput and latency against the batch as one SVG, with helpers for all plots. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: points (1/72 inch) of a line of text
 LINE = 16.0
 _PANEL_WIDTH, _PANEL_HEIGHT = 430.0, 330.0
-#: texts stay texts, a dollar sign in a name is one, and ids do not depend on chance
+#: text stays text, a dollar sign in a name is literal, and ids are deterministic
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "slurm-migbatch",
@@ -39,12 +39,12 @@ _STYLE = {
 
 
 def require() -> None:
-    """Raise ModuleNotFoundError where matplotlib is not installed, before work is done that is to be drawn."""
+    """Raise ModuleNotFoundError if matplotlib is not installed, before the work whose result is plotted."""
     import_module("matplotlib")
 
 
 def document(width: float, height: float, paint: Callable[[Figure], None]) -> str:
-    """Return what `paint` draws on an empty figure of so many points, as SVG; the same drawing is the same text."""
+    """Return the output of `paint` on an empty figure of this size in points, as deterministic SVG."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
@@ -54,7 +54,7 @@ def document(width: float, height: float, paint: Callable[[Figure], None]) -> st
         paint(figure)
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
-    return svg[svg.index("<svg") :]  # pages hold it without its XML declaration
+    return svg[svg.index("<svg") :]  # embedded in pages without its XML declaration
 
 
 def draw(rows: Iterable[Measurement], title: str) -> str:
@@ -78,7 +78,7 @@ def _paint(found: Sequence[MeasuredCurve], title: str, figure: Figure) -> None:
         axes.xaxis.set_major_formatter("{x:g}")
     left.set_ylim(bottom=0.0)
     left.yaxis.set_major_formatter(numbers())
-    if any(curve.points for curve in found):  # of crosses alone no logarithmic scale can be made
+    if any(curve.points for curve in found):  # a logarithmic scale needs at least one point that ran
         right.set_yscale("log")
         decades(right.yaxis)
     right.yaxis.set_major_formatter("{x:g}")
@@ -124,7 +124,7 @@ def _draw_curve(curve: MeasuredCurve, colour: str, left: Axes, right: Axes, numb
 
 
 def decades(axis: Axis) -> None:
-    """Put ticks of a logarithmic axis at decades, where these are few at 2 and 5 times them too."""
+    """Put ticks of a logarithmic axis at decades, and if there are few also at 2 and 5 times them."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     low, high = sorted(axis.get_view_interval())

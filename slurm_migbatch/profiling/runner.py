@@ -1,4 +1,4 @@
-"""Goes through the points of a model on one device, stops where memory ends, and keeps the table as it grows."""
+"""Measure the points of a model on one device, stop where memory ends, and save the table after each."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from slurm_migbatch.profiling.measure import DidNotFit, Ran
 from slurm_migbatch.profiling.measurement import TEXT_LENGTHS, Measurement
 
 _DIGITS = 6
-"""Significant digits that are written; measuring is far from better."""
+"""Significant digits written; measurements are far less accurate."""
 
 
 class MeasuringRule(Protocol):
-    """Chooses what is measured next."""
+    """Choose what is measured next."""
 
     def next(self, done: Sequence[Measurement], remaining: Sequence[MeasurementCell]) -> int | None:
-        """Return the index in `remaining` of the cell to measure; None: enough.
+        """Return the index in `remaining` of the cell to measure; None: stop.
 
-        `done` holds what the table has of this model on this kind of GPU, on the device at hand and on other slices;
-        `remaining` the cells that the device at hand still lacks and that may fit.
+        `done` holds the table's rows of this model on this kind of GPU, on this device and on other slices;
+        `remaining` the cells that this device still lacks and that may fit.
         """
 
 
@@ -38,7 +38,7 @@ class FullGrid:
 
 
 class AtMost:
-    """Another rule's choices, but no more than `count` in this run."""
+    """Another rule's choices, but at most `count` in this run."""
 
     def __init__(self, count: int, rule: MeasuringRule) -> None:
         self._left, self._rule = count, rule
@@ -52,7 +52,7 @@ class AtMost:
 
 
 class Chosen:
-    """The choices of a function that names the cell itself, None for enough."""
+    """The choices of a function that returns the cell itself, None to stop."""
 
     def __init__(
         self, choose: Callable[[Sequence[Measurement], Sequence[MeasurementCell]], MeasurementCell | None]
@@ -60,7 +60,7 @@ class Chosen:
         self._choose = choose
 
     def next(self, done: Sequence[Measurement], remaining: Sequence[MeasurementCell]) -> int | None:
-        """Return where its choice stands."""
+        """Return the index of its choice."""
         cell = self._choose(done, remaining)
         return None if cell is None else remaining.index(cell)
 
@@ -72,12 +72,12 @@ class RunObserver(Protocol):
         """Report that a cell is about to be measured."""
 
     def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """Report that a cell was measured; `left` cells may still be."""
+        """Report that a cell was measured; at most `left` cells remain."""
 
 
 @dataclass(frozen=True)
 class ProfiledModel:
-    """What the rows of a run have in common. `params` and `flops_per_item` are None where the program reports them."""
+    """Common columns of the rows of a run. `params` and `flops_per_item` are None if the program reports them."""
 
     device: Device
     model: str
@@ -98,7 +98,7 @@ class ProfiledModel:
         return (row.gpu, row.model, row.kind, row.tuning) == mine
 
     def row(self, cell: MeasurementCell, outcome: Ran | DidNotFit, software: str = "") -> Measurement:
-        """Return the row that an outcome makes; one without speed where the cell did not fit."""
+        """Return the row of an outcome; one without speed if the cell did not fit."""
         ran = outcome if isinstance(outcome, Ran) else None
         device = self.device
         source = [self.source, software, f"driver {device.driver}" if device.driver else ""]
@@ -111,7 +111,7 @@ class ProfiledModel:
             profile=device.profile,
             compute_slices=device.compute_slices,
             memory_slices=device.memory_slices,
-            # what a framework counts is right for whole GPUs too, where NVML does not tell
+            # a framework's count is right for whole GPUs too, for which NVML has none
             sm_count=(ran.sm_count if ran else None) or device.sm_count,
             batch=cell.batch,
             input_size=cell.input_size,
@@ -128,9 +128,9 @@ class ProfiledModel:
 
 @dataclass
 class Findings:
-    """What a run found. `outcomes` are those of this run only, `rows` all of this model on this device.
+    """Result of a run. `outcomes` are those of this run only, `rows` all of this model on this device.
 
-    `unfit`: cells that were not tried because a smaller one did not fit already.
+    `unfit`: cells not tried because a smaller one did not fit.
     """
 
     rows: list[Measurement] = field(default_factory=list)
@@ -149,7 +149,7 @@ def run(
 ) -> Findings:
     """Measure cells as the rule chooses them; `save` gets `earlier` and all new rows after each.
 
-    Whatever `measure` raises goes through; what was measured until then is saved.
+    Exceptions of `measure` propagate; what was measured until then is saved.
     """
     kept, software = list(earlier), ""
     found = Findings([row for row in earlier if subject.owns(row)])
@@ -173,7 +173,7 @@ def run(
 
 
 def save(path: Path, rows: Sequence[Measurement]) -> None:
-    """Write the neutral table so that the file is either the old or the new one, whatever happens."""
+    """Write the common table so that the file is always either the old or the new one."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with new.open("w", encoding="utf-8", newline="") as file:

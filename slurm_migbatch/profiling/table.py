@@ -1,10 +1,10 @@
-"""The neutral table: measurements as CSV, one file or a whole folder of laboratories.
+"""Read and write the common table: measurements as CSV, one file or a whole folder of laboratories.
 
-A file holds the columns of `Measurement` in any order, with a header; `gpu`, `model`, `batch` and a column of speed
-must be there, the others are unknown where they are absent. Other columns are passed over with a notice.
+A file has the columns of `Measurement` in any order, with a header; `gpu`, `model`, `batch` and a column of speed
+are required, missing others are unknown. Other columns are ignored with a notice.
 
-One point may stand in a source more than once: it was measured again. Of those that ran the median of each figure is
-taken, which one disturbed run cannot move far; a point that ran once fits, however often it did not.
+A source may contain one point more than once: it was measured again. Of those that ran the median of each figure is
+taken, which is robust against one disturbed run; a point that ran once fits, however often it did not.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _MEASURED: Final = (
 _NEEDED: Final = frozenset({"gpu", "model", "batch"})
 _SPEED: Final = ("throughput_per_s", "latency_s")
 DISAGREE: Final = 1.5
-"""Throughput and latency that differ by more than this factor do not speak of the same thing."""
+"""Throughput and latency that differ by more than this factor are inconsistent."""
 _SHOWN: Final = 5
 
 
 @dataclass(frozen=True)
 class MeasurementTable:
-    """What was read: points by IDENTITY, each once, and notices for whoever imports."""
+    """Points by IDENTITY, each once, and notices for the user."""
 
     rows: tuple[Measurement, ...]
     notices: tuple[str, ...] = ()
 
 
 def merge(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Return each point once, in the order in which the points first come; see above for points measured again."""
+    """Return each point once, in order of first occurrence; see above for points measured again."""
     points: dict[tuple[Any, ...], list[Measurement]] = {}
     for row in rows:
         points.setdefault(row.point, []).append(row)
@@ -60,29 +60,29 @@ def _merged(group: Sequence[Measurement]) -> Measurement:
 
 
 def is_table(header: Sequence[str]) -> bool:
-    """Return whether a file with this header is a neutral table."""
+    """Return whether a file with this header is a common table."""
     return set(header) >= _NEEDED
 
 
 def read_folder(path: Path) -> list[Measurement]:
-    """Return every point of the tables below a folder, or of one neutral table.
+    """Return every point of the tables below a folder, or of one common table.
 
-    Neutral tables and the folders of known laboratories are told by their headers, however deep they lie and however
-    many there are. Raises TableError (also where nothing is found) and OSError.
+    Common tables and the folders of known laboratories are recognised by their headers, at any depth and in any
+    number. Raises TableError (also if nothing is found) and OSError.
     """
     return list(scan([path]).rows)
 
 
 def scan(paths: Iterable[Path], impossible: Callable[[Measurement], str] = lambda row: "") -> MeasurementTable:
-    """Return as `read_folder` for several folders and files, with notices of what was passed over.
+    """Like `read_folder` for several folders and files, with notices of what was ignored.
 
     Args:
         paths: of folders and files.
-        impossible: says why a row cannot have been measured, "" where it can. Such a row of a neutral table is a bad
-            line: what is wrong with it is likely to be wrong with the others. Those of laboratories are left out.
+        impossible: returns why a row cannot have been measured, "" if it can. Such a row of a common table is a bad
+            line: its error probably applies to the others too. Those of laboratories are dropped.
 
     Raises:
-        TableError: naming the bad lines of all of them; nothing is half read.
+        TableError: naming the bad lines of all of them; nothing is read partially.
         OSError: something cannot be read.
     """
     problems = Problems()
@@ -152,7 +152,7 @@ def _folder(path: Path, problems: Problems, impossible: Callable[[Measurement], 
 
 
 def write(rows: Iterable[Measurement], file: TextIO) -> None:
-    """Write the rows as a neutral table; reading it back gives the same rows."""
+    """Write the rows as a common table; reading it back gives the same rows."""
     lines = csv.writer(file, lineterminator="\n")
     lines.writerow(COLUMNS)
     for row in rows:

@@ -1,12 +1,12 @@
-"""What is measured: a Python factory (`module:callable`, `file.py:callable`) or a command. Standard library only.
+"""Load the target to measure: a Python factory (`module:callable`, `file.py:callable`) or a command. Standard library.
 
-The one contract for Python: `make(batch, input_size)` prepares everything and returns a callable without arguments that
-processes one batch. A factory that takes one argument gets the batch alone. The callable may carry attributes: `sync`
-(a callable that waits until a batch is really done, where neither torch nor jax nor cupy is used), `model` (a
+For Python: `make(batch, input_size)` prepares everything and returns a callable without arguments that
+processes one batch. A factory that takes one argument gets only the batch. The callable may have attributes: `sync`
+(a callable that waits until a batch is complete, if neither torch nor jax nor cupy is used), `model` (a
 torch.nn.Module whose parameters are counted), `params` and `flops_per_item` (numbers).
 
-The one contract for commands: the program prints a line `migbatch: items=32 seconds=0.0123` for each batch, or for each
-group of batches, that it has timed after its own warm-up; `migbatch: oom` where the batch does not fit.
+For commands: the program prints a line `migbatch: items=32 seconds=0.0123` for each batch, or for each
+group of batches, that it has timed after its own warm-up; `migbatch: oom` if the batch does not fit.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 _PLACE = re.compile(r"\{([a-z_]*)\}")
 _LINE = re.compile(r"\s*migbatch:\s+(\S.*)")
 PLACES = ("batch", "input", "repeats", "seconds")
-"""What may stand in braces in a command."""
+"""Placeholders in a command."""
 
 _NUMBERS = ("items", "seconds", "memory_mib", "params", "flops_per_item")
 
 
 class TargetError(ValueError):
-    """A target that cannot be used as it is written; the message says what to write."""
+    """An invalid target; the message says what to write."""
 
 
 class Python(NamedTuple):
@@ -80,7 +80,7 @@ def parse_command(text: str, inputs: bool) -> tuple[str, ...]:
 
 
 def fill(arguments: tuple[str, ...], values: dict[str, object]) -> list[str]:
-    """Return the words of a command with the values put in."""
+    """Return the words of a command with its placeholders filled in."""
     return [_PLACE.sub(lambda m: str(values.get(m[1], m[0])), argument) for argument in arguments]
 
 
@@ -106,7 +106,7 @@ def parse_line(line: str) -> dict[str, float] | None:
 
 
 def load(target: Python) -> Callable[..., Any]:
-    """Import the factory; raises TargetError where it is not there, and whatever its module raises."""
+    """Import the factory; raises TargetError if it does not exist, and any exception of its module."""
     if target.is_file:
         path = os.path.abspath(target.where)  # noqa: PTH100
         sys.path.insert(0, os.path.dirname(path))  # noqa: PTH120
@@ -132,7 +132,7 @@ def load(target: Python) -> Callable[..., Any]:
 
 
 def prepare(make: Callable[..., Any], batch: int, input_size: int | None) -> Callable[[], Any]:
-    """Call the factory; raises TargetError where its arguments or what it returns are not as agreed."""
+    """Call the factory; raises TargetError if its arguments or its result are not as required."""
     arguments: tuple[object, ...] = (batch,) if input_size is None else (batch, input_size)
     try:
         signature = inspect.signature(make)

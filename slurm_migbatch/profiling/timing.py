@@ -1,6 +1,6 @@
-"""How long one batch takes: when warming up is over, how many batches are timed, and what their times say.
+"""Time batches: when warm-up is over, how many batches are timed, and their summary.
 
-Runs in the measured program's own Python, so it imports the standard library only.
+Runs in the measured program's own Python, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ MAX_BATCHES = 10_000
 """Times kept of one point."""
 
 LEAST = 3
-"""Batches that are timed however slow they are."""
+"""Minimum number of timed batches, however slow they are."""
 
 P99_SAMPLE = 100
-"""From so many times on, one of them lies beyond the 99th percentile."""
+"""Minimum number of times for a 99th percentile."""
 
 _WINDOW = 3
 _SETTLED = 0.10
@@ -30,9 +30,9 @@ class Effort:
     Attributes:
         warmup: batches before anything counts; more follow until half of `min_seconds` is over (clocks rise while a GPU
             works) and their times settle.
-        warmup_seconds: the end of warming up, settled or not; the first batch, which may compile, is not counted.
-        repeats: batches that are timed at least,
-        min_seconds: and seconds of work at least,
+        warmup_seconds: the end of warm-up, settled or not; the first batch, which may compile, is not counted.
+        repeats: minimum of timed batches,
+        min_seconds: and minimum of seconds,
         max_seconds: but no more than these, once LEAST batches are timed.
     """
 
@@ -44,7 +44,7 @@ class Effort:
 
 
 def settled(times: Sequence[float]) -> bool:
-    """Return whether the last three batches took what the three before them took, within a tenth."""
+    """Return whether the last three batches took as long as the three before them, within a tenth."""
     if len(times) < 2 * _WINDOW:
         return False
     last, before = statistics.median(times[-_WINDOW:]), statistics.median(times[-2 * _WINDOW : -_WINDOW])
@@ -66,7 +66,7 @@ def warm_up(once: Callable[[], float], effort: Effort) -> int:
 def collect(once: Callable[[], float], effort: Effort, go_on: Callable[[], bool] = lambda: False) -> list[float]:
     """Return the seconds of each batch, until both minima are reached or a maximum is.
 
-    Then batches go on, and their times are kept, while `go_on` says so: other processes still measure beside this one.
+    Then batches continue, and their times are kept, while `go_on` is true: other processes are still measuring.
     """
     times: list[float] = []
     spent = 0.0
@@ -83,7 +83,7 @@ def collect(once: Callable[[], float], effort: Effort, go_on: Callable[[], bool]
 
 @dataclass(frozen=True)
 class Summary:
-    """What the times of a point say, in seconds. `p99` is None where there are too few times for one."""
+    """Summary of a point's times, in seconds. `p99` is None if there are too few times."""
 
     count: int
     mean: float

@@ -1,8 +1,8 @@
-"""The process in which one point is measured: its own CUDA context, its own memory, its own death.
+"""Measure one point in a process with its own CUDA context and memory.
 
-Runs in the Python of the measured program, which need not be migbatch's: standard library and three light neighbours.
-It speaks JSON, one object a line: the order comes on standard input; events go to the former standard output (what the
-program prints goes to standard error instead).
+Runs in the Python of the measured program, which need not be migbatch's: standard library and three light modules.
+It exchanges JSON, one object a line: the order comes on standard input; events go to the former standard output (the
+program's output goes to standard error instead).
 
     order   {"python": [where, attribute]} or {"command": [words]}, with batch, input_size, flops and effort
     events  {"event": "ready"}, then, after the line `go`, {"event": "enough"}, then, after the line `stop`,
@@ -36,15 +36,15 @@ _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 class CommandFailed(target.TargetError):
-    """A command that ended with an error of its own; its output may show that memory ran out."""
+    """A command that failed; its output may show that memory ran out."""
 
 
 class OutOfMemory(MemoryError):
-    """A command that ran out of memory; the message says how it is known."""
+    """A command that ran out of memory; the message gives the evidence."""
 
 
 class Parent:
-    """The process that ordered this one: a line-wise channel each way."""
+    """The parent process: a line-wise channel each way."""
 
     def __init__(self) -> None:
         self._in = os.dup(0)
@@ -61,7 +61,7 @@ class Parent:
         self._out.flush()
 
     def listen(self) -> str:
-        """Read the next line; end this process where the parent has ended."""
+        """Read the next line; exit if the parent has ended."""
         while b"\n" not in self._waiting:
             data = os.read(self._in, 65536)
             if not data:
@@ -76,8 +76,8 @@ class Parent:
 
 
 def main(ordered_by: int) -> None:
-    """Measure one point as ordered on standard input by the process `ordered_by`, and not outlive it."""
-    with contextlib.suppress(OSError, AttributeError):  # where the C library has no prctl, the parent's kill must do
+    """Measure one point as ordered on standard input by the process `ordered_by`, and exit when it ends."""
+    with contextlib.suppress(OSError, AttributeError):  # if the C library has no prctl, the parent's kill must suffice
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != ordered_by:
         return
@@ -100,7 +100,7 @@ def main(ordered_by: int) -> None:
         parent.send("done", **result)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # frameworks may hang or crash at their own end, which says nothing about the measurement
+    os._exit(0)  # frameworks may hang or crash at exit, which does not affect the measurement
 
 
 # -- a Python factory ----------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def _python(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> dic
             reported = True
         return not order["alone"] and parent.is_silent()
 
-    # of several processes, the quick go on while the slow still measure
+    # of several processes, the fast ones continue while the slow ones still measure
     times = timing.collect(once, effort, go_on)
     parent.listen()
     result: dict[str, Any] = {
@@ -144,7 +144,7 @@ def _python(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> dic
 
 
 def _wait(step: Callable[[], Any], result: object) -> None:
-    """Wait until the batch is really done, however its framework says so."""
+    """Wait until the batch is complete, by any framework."""
     sync = getattr(step, "sync", None)
     if sync is not None:
         sync()
@@ -161,7 +161,7 @@ def _wait(step: Callable[[], Any], result: object) -> None:
 
 
 def _cuda() -> dict[str, Any]:
-    """Return what torch knows of the GPU it used; empty where it used none."""
+    """Return torch's data on the GPU it used; empty if it used none."""
     torch = sys.modules.get("torch")
     if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return {}
@@ -202,13 +202,13 @@ def _modules(step: Any) -> list[Any]:
 
 
 def _parameters(step: object) -> float | None:
-    """Return how many parameters the modules have, those they share counted once."""
+    """Return the number of parameters of the modules, shared ones counted once."""
     weights = {id(weight): weight.numel() for module in _modules(step) for weight in module.parameters()}
     return float(sum(weights.values())) or None
 
 
 def _flops(step: Callable[[], Any], batch: int) -> float | None:
-    """Return the operations of one more batch per item, counted by torch; None where it cannot."""
+    """Return the operations of one more batch per item, counted by torch; None if it cannot."""
     if not _modules(step):
         return None
     try:
@@ -289,7 +289,7 @@ def _status(code: int) -> str:
 
 
 def _explain(error: BaseException) -> None:
-    """Print the traceback on standard error, from the first line that is the target's own."""
+    """Print the traceback on standard error, from the first line of the target."""
     trace = error.__traceback__
     while trace is not None and _OURS.search(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next

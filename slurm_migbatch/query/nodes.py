@@ -34,8 +34,7 @@ class OccupiedSlot:
     """A slot that is not free.
 
     `job` is None for a zombie, an instance that could not be destroyed yet, and `HIDDEN` for a job that the user may
-    not
-    see.
+    not see.
     """
 
     profile: str

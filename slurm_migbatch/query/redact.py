@@ -50,8 +50,7 @@ def allowed(rights: Rights, wanted: RunFilter, *, accounts: bool = False) -> Run
     """Return the filter for what the user may not see.
 
     Users who may not know others' accounts, or what they wrote, cannot find out by filtering by account or association,
-    nor,
-    with `accounts`, from an answer that names accounts.
+    nor, with `accounts`, from an answer that names accounts.
     """
     words = bool(wanted.names or wanted.wckeys) and not rights.everything
     if (

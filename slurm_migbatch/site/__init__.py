@@ -1,4 +1,4 @@
-"""Configuration files for a Slurm site (and for the test bed, which is a small site)."""
+"""Render configuration files for a Slurm site (and for the test bed, which is a small site)."""
 
 from .conf import FORGETS, WAITING, NodeLine, Setting, Site, mig_gres, preemption, spare
 from .render import TemplateMissing, render, template_loader

@@ -1,4 +1,4 @@
-"""What the templates of Slurm's configuration files are filled with."""
+"""Hold the values for the templates of Slurm's configuration files."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Final, Literal
 from slurm_migbatch.workload.loans import GUEST, LOAN
 
 WAITING: Final = {LOAN: 2, GUEST: 1}
-"""What the catalog lists beside the profiles: types that only co-scheduled training jobs have. Of the first it has as
-many as a job that waits asks for, and on a Slurm that does not forget it every node has one less."""
+"""GRES types that the catalog lists besides the profiles, and that only co-scheduled training jobs have. Of the first
+it has as many as a pending job requests, and on a Slurm that keeps the old type every node has one less.
+"""
 FORGETS: Final = (23, 11)
-"""The first release that surely forgets what a pending job asked for when its GRES is changed."""
+"""The first release that certainly forgets a pending job's old type when its GRES is changed."""
 
 
 _CONSTANT = (
@@ -36,13 +37,13 @@ _CRED_EXPIRE = (
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of the cluster in slurm.conf that migbatch needs.
+    """One cluster setting in slurm.conf that migbatch needs.
 
     Attributes:
         key, value: as they are written.
-        kind: how it lives with a value that the site has: "words" are added to those that are there, a "hook" is run
-            beside the site's, "at_least" is a number of seconds, a "choice" has to be this one, a "program" is left out
-            where the site has its own.
+        kind: how it combines with the site's value: "words" are added to the existing ones, a "hook" runs
+            in addition to the site's, "at_least" is a number of seconds, a "choice" must be this one, a "program" is
+            omitted if the site has its own.
         why: a comment for the file.
     """
 
@@ -63,7 +64,7 @@ class NodeLine:
 
     Attributes:
         names: node name or host list expression.
-        counts: GRES types (profiles in GRES spelling, and the filler "none") and how many of each.
+        counts: GRES types (profiles in GRES spelling, and the filler "none") and their counts.
         settings: further words of the line, e.g. "CPUs=64 RealMemory=500000".
     """
 
@@ -83,12 +84,12 @@ class NodeLine:
 
 
 def spare(version: tuple[int, int]) -> dict[str, int]:
-    """Return the extra GRES of a lending node: the `loan` that no job ever gets, where Slurm needs it."""
+    """Return the extra GRES of a lending node: the `loan` that no job ever gets, if Slurm needs it."""
     return {} if version >= FORGETS else {LOAN: 1}
 
 
 def preemption(partitions: Collection[str], name: str) -> str:
-    """Return the words of a partition's line by which Slurm itself may take slices back from those that lend."""
+    """Return the settings of a partition with which Slurm itself may reclaim slices from those that lend."""
     if not partitions:
         return ""
     return "PriorityTier=1 PreemptMode=REQUEUE" if name in partitions else "PriorityTier=10 PreemptMode=OFF"
@@ -103,15 +104,15 @@ class Site:
         nodes: the MIG nodes. Their lines, and those of partitions, are the site's own and are edited.
         catalog: the node that is always down and lists every profile.
         prolog, epilog, task_prolog: hook paths, empty for none.
-        job_submit, cli_filter: whether the Lua scripts lie beside slurm.conf.
+        job_submit, cli_filter: whether the Lua scripts are beside slurm.conf.
         hook_timeout: PrologEpilogTimeout in seconds; must exceed the hooks' own deadline.
         lends: whether training jobs of some partitions are requeued for others.
         accounting: whether slurmdbd records the mig TRES.
-        suspends: whether slurmctld powers idle nodes down, which the catalog must be kept from.
-        primary_on, primary_off: what slurmctld runs when it becomes the primary of several, or is it no more; empty for
-            none.
-        devices: lines of gres.conf for GPUs that Slurm detected by itself so far.
-        own: keys, as `Setting` has them, that the site's own lines hold, so that they are not rendered.
+        suspends: whether slurmctld powers idle nodes down, from which the catalog must be excluded.
+        primary_on, primary_off: programs that slurmctld runs when it becomes the primary of several, or no longer is;
+            empty for none.
+        devices: lines of gres.conf for GPUs that Slurm has detected by itself so far.
+        own: keys, as in `Setting`, that the site's own lines hold, so that they are not rendered.
     """
 
     version: tuple[int, int]
@@ -133,7 +134,7 @@ class Site:
 
     @property
     def settings(self) -> list[Setting]:
-        """The settings to render."""
+        """Settings to render."""
         return [setting for setting in self.needed() if setting.key not in self.own]
 
     def needed(self) -> Iterator[Setting]:

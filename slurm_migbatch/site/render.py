@@ -1,4 +1,4 @@
-"""Jinja2 rendering of gres_templates; a name that the caller forgot is an error, never an empty string."""
+"""Render gres_templates with Jinja2; a missing name is an error, never an empty string."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TemplateMissing(LookupError):
 
 
 def template_loader() -> BaseLoader:
-    """Return what reads templates by file name from the package slurm_migbatch.gres_templates."""
+    """Return a loader of templates by file name from the package slurm_migbatch.gres_templates."""
     return FunctionLoader(_source)
 
 

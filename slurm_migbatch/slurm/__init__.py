@@ -1,1 +1,1 @@
-"""Slurm's own languages: GRES strings, node lists, time forms, and the client."""
+"""Parse and write Slurm's formats (GRES strings, node lists, times), and provide the client."""

@@ -1,10 +1,10 @@
-"""Split the waiting tasks of job arrays into their records where squeue shows them as one row.
+"""Split the pending tasks of job arrays into their records if squeue shows them as one row.
 
-A task that was requeued or changed alone is a job record of its own, with its own id, GRES and count of restarts.
-squeue shows it as part of the array's row while several others of the array wait too, and that row loses its throttle;
-where one other waits, they have a row each. 22.05 can be told not to (SQUEUE_ARRAY_UNIQUE); 24.11 and 26.05 only know
-the opposite (`--array`), a row for each task. So a narrow listing of that kind tells which tasks are records of their
-own, and only those are listed once more.
+A task that was requeued or changed individually is a job record of its own, with its own id, GRES and restart count.
+squeue shows it as part of the array's row while several others of the array are pending too, and that row loses its
+throttle; if one other is pending, they have a row each. 22.05 has an option against it (SQUEUE_ARRAY_UNIQUE); 24.11 and
+26.05 only have the opposite (`--array`), a row for each task. So a narrow listing of that kind finds the tasks with
+their own records, and only those are listed again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slurm_migbatch.slurm.listing import count_tasks
 
 #: runs squeue with arguments; raises SlurmError
 Run = Callable[..., str]
-#: what `scontrol show job` says of each of these ids, nothing of one that is not there; raises SlurmError
+#: returns `scontrol show job` of each of these ids, nothing for a missing one; raises SlurmError
 Show = Callable[[Sequence[str]], list[str]]
 #: lists the jobs with these ids, as in `SlurmClient.jobs`
 List = Callable[[Sequence[str]], list[JobRow]]
@@ -32,14 +32,14 @@ _THROTTLE = re.compile(r"JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+ ArrayTaskThrot
 
 @dataclass(frozen=True)
 class WaitingTasks:
-    """The waiting tasks of an array: of its own record, and those that have another (record -> task)."""
+    """Pending tasks of an array: those of its own record, and those that have another (record -> task)."""
 
     own: tuple[int, ...]
     others: dict[int, int]
 
 
 def split_arrays(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> list[JobRow]:
-    """Split waiting arrays into their records; asks Slurm nothing where no array waits."""
+    """Split pending arrays into their records; runs no command if no array is pending."""
     arrays = [row.job_id for row in rows if row.pending and row.array_job == row.job_id]
     if not arrays:
         return list(rows)
@@ -70,7 +70,7 @@ def split_arrays(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> 
 
 
 def tasks_command(arrays: Iterable[int]) -> tuple[str, ...]:
-    """Return the squeue call that shows each waiting task of these arrays, one line each."""
+    """Return the squeue command that shows each pending task of these arrays, one line each."""
     jobs = ",".join(map(str, arrays))
     return (
         "squeue",
@@ -78,7 +78,7 @@ def tasks_command(arrays: Iterable[int]) -> tuple[str, ...]:
         "--all",
         "--array",
         "--states=PENDING",
-        f"--jobs={jobs},{jobs.rpartition(',')[2]}",  # one id alone that has gone would be an error
+        f"--jobs={jobs},{jobs.rpartition(',')[2]}",  # a single id that no longer exists would be an error
         "--Format=JobID:0|,ArrayJobID:0|,ArrayTaskID:0",
     )
 
@@ -100,7 +100,7 @@ def parse_tasks(output: str) -> dict[int, WaitingTasks]:
 
 
 def fold_tasks(tasks: Iterable[int]) -> str:
-    """Fold task numbers as Slurm does, `1-3,5` for 1 2 3 5, without a step."""
+    """Fold task numbers like Slurm, `1-3,5` for 1 2 3 5, without a step."""
     runs: list[list[int]] = []
     for task in sorted(tasks):
         if runs and task == runs[-1][1] + 1:
@@ -115,7 +115,7 @@ def fold_tasks(tasks: Iterable[int]) -> str:
 def throttle(record: str) -> int | None:
     """Return how many tasks of an array may run at once, by `scontrol show job`; None for no limit.
 
-    The name of the job, which its user chooses and which may hold whole lines, stands behind what is read.
+    The job name, which its user chooses and which may contain whole lines, comes after the part that is read.
     """
     match = _THROTTLE.match(record)
     return int(match[1]) or None if match else None
@@ -128,7 +128,7 @@ def _chunks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
 
 
 def _put(rows: list[JobRow], row: JobRow) -> None:
-    """Insert a task among the waiting jobs of its partitions: before the rest of its array, by priority."""
+    """Insert a task among the pending jobs of its partitions: before the rest of its array, by priority."""
     for index, other in enumerate(rows):
         if not other.pending or other.partition != row.partition:
             continue

@@ -1,7 +1,7 @@
-"""SlurmClient over squeue, scontrol, scancel, sinfo and sdiag.
+"""Implement SlurmClient over squeue, scontrol, scancel, sinfo and sdiag.
 
 Every command is an argument list with a deadline and an environment of its own, so that a SQUEUE_FORMAT or
-SLURM_TIME_FORMAT of whoever started the service changes nothing. One squeue call lists all jobs, one scontrol call all
+SLURM_TIME_FORMAT in the service's environment has no effect. One squeue call lists all jobs, one scontrol call all
 nodes, and one scontrol process carries any number of changes.
 """
 
@@ -45,17 +45,17 @@ _EXCLUDED = re.compile(r"(?<!\S)ExcNodeList=(\S+)")
 _SCANCEL = re.compile(r"job id (\S+?): (.+)")
 #: 123_4 or, on 26.05, 123_[4]
 _ABOUT = re.compile(r"\A\d+_\S+: (?!.* / )")
-#: scancel's words about a job that has ended, or that slurmctld has forgotten
+#: scancel's messages about a job that has ended, or that slurmctld no longer knows
 _ENDED = ("Invalid job id specified", "already completing or completed")
-#: scontrol's words where nobody was there to refuse anything
+#: scontrol's messages if slurmctld did not answer
 _NOBODY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
-#: bytes that Linux lets one argument of a command have, with the NUL at its end
+#: most bytes in one argument of a command on Linux, with the NUL at its end
 _LONGEST_ARGUMENT = 1 << 17
 LOCAL: Final = {"SQUEUE_LOCAL": "1", "SINFO_LOCAL": "1", "SCONTROL_LOCAL": "1"}
-"""Variables by which Slurm's commands show this cluster alone, also where FederationParameters=fed_display."""
-#: seconds after which scancel has sent a signal to each of a few tasks, and not yet again
+"""Variables that limit Slurm's commands to this cluster, even with FederationParameters=fed_display."""
+#: seconds in which scancel signals each of a few tasks once, before its first retry
 _ONCE_S = 3.0
-#: releases up to this one heed SQUEUE_ARRAY_UNIQUE
+#: last release that supports SQUEUE_ARRAY_UNIQUE
 _UNIQUE = (22, 5)
 #: ESLURM_ALREADY_DONE as an exit status: some tasks of an array had ended
 _ALREADY_DONE = 2021 & 0xFF
@@ -67,7 +67,7 @@ class CliClient:
     Args:
         bin_dir: directory of squeue, scontrol and scancel; None: found on PATH.
         slurm_conf: value of SLURM_CONF for them; None: this process's, if it has one.
-        timeout: seconds after which a command counts as failed.
+        timeout: seconds until a command counts as failed.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CliClient:
             "LC_ALL": "C.UTF-8",
             **LOCAL,
             "SLURM_TIME_FORMAT": "%s",
-            "SLURM_BITSTR_LEN": "0",  # array task lists uncut
+            "SLURM_BITSTR_LEN": "0",  # do not truncate array task lists
             "SQUEUE_ARRAY_UNIQUE": "1",  # see arrays.py
             **({"SLURM_CONF": conf} if conf else {}),
         }
@@ -98,7 +98,7 @@ class CliClient:
     # -- observe -----------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[JobRow]:
-        """List jobs by one squeue call, and a few more where arrays wait; see SlurmClient and `arrays.py`."""
+        """List jobs by one squeue call, and a few more if arrays are pending; see SlurmClient and `arrays.py`."""
         rows = self._listed()
         if self.version() > _UNIQUE:
             rows = split_arrays(rows, self._run, self._shown, self._listed)
@@ -114,7 +114,7 @@ class CliClient:
         return [row.of_its_run(now) for row in rows]
 
     def _in_reservations(self, rows: list[JobRow]) -> list[JobRow]:
-        """Return the rows with what each job asks for, if a node was reserved when nodes were listed last."""
+        """Return the rows with each job's reservation, if a node was reserved when nodes were last listed."""
         if not self._reserved:
             return rows
         mark = new_mark()
@@ -122,7 +122,7 @@ class CliClient:
 
     def _listed(self, jobs: Sequence[str] = ()) -> list[JobRow]:
         mark = new_mark()
-        # one id alone that has gone would be an error
+        # a single id that no longer exists would be an error
         only = [f"--jobs={','.join(jobs)},{jobs[-1]}"] if jobs else []
         read = parse_jobs if jobs else self._reader.read
         rows, now = read(self._run(*squeue_command(mark), *only), mark), time.time()
@@ -140,7 +140,7 @@ class CliClient:
         return found
 
     def _known(self, rows: list[JobRow]) -> list[JobRow]:
-        """Return the rows; those that could not be parsed are named in the log."""
+        """Return the rows; log those that could not be parsed."""
         self._odd_jobs.name({str(row.job_id): row.reason for row in rows if row.unread})
         return rows
 
@@ -172,7 +172,7 @@ class CliClient:
         return parse_sdiag(self._run("sdiag"))
 
     def version(self) -> tuple[int, int]:
-        """Release of the commands; asked once."""
+        """Release of the commands; queried once."""
         if self._version is None:
             self._version = parse_version(self._run("squeue", "--version"))
         return self._version
@@ -189,7 +189,7 @@ class CliClient:
         shared = [some for names in by_gres.values() for some in _chunks(names, 64)]
         refused = self._offer([(some, updates[some[0]]) for some in shared])
         if together := [node for number in refused for node in shared[number] if len(shared[number]) > 1]:
-            # Slurm refuses a request for the sake of one of its nodes, and leaves the others as they were
+            # Slurm refuses a request because of one of its nodes, and leaves the others unchanged
             alone = self._offer([([node], updates[node]) for node in together])
             named = {together[number]: why for number, why in alone.items()}
         else:
@@ -200,7 +200,7 @@ class CliClient:
             raise SlurmRefused(reasons, len(updates), ("scontrol",))
 
     def _offer(self, offers: Sequence[tuple[Sequence[str], str]]) -> dict[int, str]:
-        """Set the GRES of some nodes each; return what Slurm refused, by position, and its messages."""
+        """Set the GRES of some nodes individually; return what Slurm refused, by position, and its messages."""
         return self._ask([_node_update(nodes, gres) for nodes, gres in offers])
 
     def update_job(self, job_id: int, **fields: str) -> None:
@@ -208,7 +208,7 @@ class CliClient:
         self.update_jobs({str(int(job_id)): fields})
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
-        """Update jobs by one scontrol process; a text that scontrol's own language cannot carry has its own process."""
+        """Update jobs by one scontrol process; a text that scontrol's input syntax cannot hold gets its own process."""
         for fields in updates.values():
             check_fields(fields)
         self._ask_of_jobs(
@@ -238,7 +238,7 @@ class CliClient:
     def hasten(self, job_id: int | str) -> None:
         """Run `scontrol update StartTime=now+2`.
 
-        Not `now`: slurmd takes a credential of the same second in which it was told to kill the job for a revoked one
+        Not `now`: slurmd treats a credential from the second in which it was told to kill the job as revoked
         and refuses the new run, which ends the job as FAILED ("already killed, do not launch batch job").
         """
         self.update_jobs({str(job_id): {"StartTime": "now+2"}})
@@ -250,10 +250,9 @@ class CliClient:
     def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
         """Signal jobs by one `scancel --signal --state=RUNNING`, and array tasks by some more.
 
-        Without the state scancel tries a job that waits again and again for minutes ("Job can not be altered now").
-        With it, it still does so with running tasks of arrays: slurmctld sends the signal and says all the same that
-        the job is in transition, so scancel sends it again after 5 s, and so on. It is ended before that; a task has
-        to be named as "123_4" for it.
+        Without the state scancel retries a pending job for minutes ("Job can not be altered now"). With it, it still
+        does so with running tasks of arrays: slurmctld sends the signal but reports that the job is in transition, so
+        scancel sends it again after 5 s, and so on. It is killed before that; this requires naming a task as "123_4".
         """
         check_signal(name)
         self.before_change()
@@ -275,7 +274,7 @@ class CliClient:
             raise SlurmRefused(refused, len(named), ("scancel", *options))
 
     def _once(self, *arguments: str) -> str:
-        """Return scancel's error before it would send a signal for the second time."""
+        """Return scancel's error, from before it would send a signal for the second time."""
         self.calls += 1
         command = [f"{self._bin}/scancel" if self._bin else "scancel", *arguments]
         try:
@@ -313,7 +312,7 @@ class CliClient:
             raise SlurmRefused(reasons, len(jobs), ("scontrol",))
 
     def _ask(self, requests: Sequence[Request]) -> dict[int, str]:
-        """Send the requests to scontrol; return those that it refused, by their position, and its messages."""
+        """Send the requests to scontrol; return the refused ones, by their position, and its messages."""
         self.before_change()
         refused: dict[int, str] = {}
         alone = list(range(len(requests)))
@@ -329,7 +328,8 @@ class CliClient:
                 raise SlurmError(
                     f"scontrol could not reach slurmctld: {nobody}", ("scontrol",), done.returncode, nobody
                 )
-            # what scontrol died over, or did not tell about, is asked once more; every request may be repeated
+            # a request without a result (scontrol died, or reported nothing) is sent once more; every request may be
+            # repeated
             alone = [number for number in alone if outcomes.get(number) is None]
         for number in alone:
             self.before_change()
@@ -394,20 +394,20 @@ def _text(output: bytes) -> str:
 
 
 def check_fields(fields: Mapping[str, str]) -> None:
-    """Refuse what no command can carry; raises ValueError."""
+    """Reject text that no command can carry; raises ValueError."""
     for key, value in fields.items():
         if not _FIELD.fullmatch(key) or "\0" in value:
             raise ValueError(f"{key}={value!r} cannot be passed to scontrol")
 
 
 def check_signal(name: str) -> None:
-    """Refuse what is not a signal; raises ValueError."""
+    """Reject names that are not signals; raises ValueError."""
     if not _SIGNAL.fullmatch(name):
         raise ValueError(f"{name!r} is not a signal")
 
 
 def checked_job(job: int | str) -> str:
-    """Return a job id as Slurm writes it; raises ValueError."""
+    """Return a job id in Slurm's form; raises ValueError."""
     text = str(job)
     if not _JOB.fullmatch(text):
         raise ValueError(f"{text!r} is not a job id; write 123, 123_4 or 123_[5-7]")
@@ -415,7 +415,7 @@ def checked_job(job: int | str) -> str:
 
 
 def _plain(why: str, job: str) -> str:
-    """Return Slurm's message without the job that scontrol puts before or behind it."""
+    """Return Slurm's message without the job that scontrol puts before or after it."""
     return _ABOUT.sub("", why.removesuffix(f" for job {job}").removeprefix("slurm_update error: "))
 
 

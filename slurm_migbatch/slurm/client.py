@@ -1,9 +1,9 @@
-"""Slurm as the controller needs it: rows of jobs and nodes, a few commands, and one error.
+"""Define what the controller needs of Slurm: rows of jobs and nodes, a few commands, and one error.
 
-Backends (`cli.py` over Slurm's own commands; others may follow) implement `SlurmClient` and return the same rows
-whatever the Slurm version. A backend that cannot observe raises `SlurmError`; it never returns fewer jobs than there
-are, because an empty observation would look like an empty queue and free every slice. A job of which it cannot read
-more than the id is `UNREAD`: neither pending nor active, and not gone.
+Backends (`cli.py` over Slurm's own commands, and others) implement `SlurmClient` and return the same rows
+for any Slurm version. A backend that cannot observe raises `SlurmError`; it never returns fewer jobs than there
+are, because an empty observation would look like an empty queue and free every slice. A job of which it can read
+only the id is `UNREAD`: neither pending nor active, but present.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final, Protocol
 
 
 class SlurmError(RuntimeError):
-    """Slurm could not be asked or refused; nothing may be concluded from it.
+    """Slurm did not answer or refused; nothing may be concluded from it.
 
     Attributes:
-        command: what was run, as an argument list (empty for backends without commands).
-        exit_code: its exit status; None where it did not end (timeout) or could not be started.
-        stderr: what it said, shortened.
+        command: the command, as an argument list (empty for backends without commands).
+        exit_code: its exit status; None if it did not end (timeout) or could not be started.
+        stderr: its error output, shortened.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class SlurmError(RuntimeError):
 
 
 class SlurmRefused(SlurmError):
-    """Slurm was asked for several changes and refused some; the others are done.
+    """Slurm refused some of several changes; the others are done.
 
     Attributes:
-        refused: job id or node name, as it was given -> Slurm's words.
+        refused: job id or node name, as it was given -> Slurm's message.
     """
 
     def __init__(self, refused: Mapping[str, str], asked: int, command: Sequence[str] = ()) -> None:
@@ -53,13 +53,13 @@ ACTIVE = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
 )
 
-#: State of a job whose row could not be read; nothing but its id is known, and `reason` says why.
+#: State of a job whose row could not be read; only its id is known, and `reason` says why.
 UNREAD = "UNREAD"
 
-#: By which clocks of hosts may differ, s; the least time limit is a minute.
+#: Largest difference between hosts' clocks, s; the smallest time limit is a minute.
 _CLOCKS_S: Final = 30.0
 
-#: Node flags (scontrol's spelling) with which Slurm starts nothing on a node.
+#: Node flags (scontrol's spelling) that keep Slurm from starting jobs on a node.
 CLOSED_STATES = frozenset(
     {
         "DOWN",
@@ -90,9 +90,9 @@ CLOSED_STATES = frozenset(
 class JobRow:
     """One job as Slurm shows it. Times are unix seconds.
 
-    The tasks of a job array that have not been started yet share one row, of the array's own id, with
+    Array tasks that have not been started share one row with the array's own id, with
     `array_task` such as "4-400:2%4" and `tasks` their number; one that was requeued or changed
-    alone has its own row. `start` of a pending job is Slurm's estimate, if any.
+    individually has its own row. `start` of a pending job is Slurm's estimate, if any.
     """
 
     job_id: int
@@ -102,7 +102,7 @@ class JobRow:
     uid: int = 0
     user: str = ""
     account: str = ""
-    partition: str = ""  # names joined by commas where a pending job may go to several
+    partition: str = ""  # comma-separated if a pending job may go to several
     name: str = ""
     state: str = "PENDING"
     reason: str = ""
@@ -120,35 +120,35 @@ class JobRow:
     eligible: float | None = None  # not before this; None: depends on something else (another job, a hold)
     features: str = ""  # --constraint
     cpus: int = 0  # in all
-    tasks: int = 1  # array tasks that this row stands for
+    tasks: int = 1  # array tasks in this row
     throttle: int | None = None  # array tasks that may run at once (%n); None: no limit
-    reservation: str = ""  # --reservation; told only while a node is reserved
+    reservation: str = ""  # --reservation; read only while a node is reserved
     gid: int | None = None
     qos: str = ""
     wckey: str = ""
-    after: tuple[int, ...] = ()  # jobs that it still waits for (--dependency), ascending; of arrays their own ids
+    after: tuple[int, ...] = ()  # jobs that it still waits for (--dependency), ascending; of arrays the array's id
 
     @property
     def pending(self) -> bool:
-        """Whether it waits for resources (or for something else first)."""
+        """Whether it is pending, for any reason."""
         return self.state == "PENDING"
 
     @property
     def active(self) -> bool:
-        """Whether it holds an allocation, or is giving it back."""
+        """Whether it holds an allocation, or is releasing it."""
         return self.state in ACTIVE
 
     @property
     def unread(self) -> bool:
-        """Whether it is there, waiting or running, and nothing else is known of it."""
+        """Whether it exists, pending or running, but nothing else is known of it."""
         return self.state == UNREAD
 
     def of_its_run(self, now: float) -> JobRow:
-        """Return the row with the restart count of the run that it is about, while a requeued job's run still ends.
+        """Return the row with the restart count of its own run, while a requeued job's run is still ending.
 
-        From the moment of a requeue, also by preemption, Slurm shows COMPLETING with the count of the next run, its
-        expected start and end instead of times of this one, and the old time of submission (22.05 to 26.05). The time
-        of submission and the next run's begin only with PENDING. `now`: unix seconds.
+        From the moment of a requeue, also by preemption, Slurm shows COMPLETING with the count of the next run, that
+        run's expected start and end, and the old submit time (22.05 to 26.05). The submit time and the next run's begin
+        time change only with PENDING. `now`: unix seconds.
         """
         ended = self.end is not None and self.end <= now + _CLOCKS_S
         if self.state != "COMPLETING" or not self.restarts or ended:
@@ -169,9 +169,9 @@ class NodeRow:
     features: frozenset[str] = frozenset()
     cpus: int = 0
     cpus_used: int = 0
-    other_gres: str = ""  # gres other than mig, as a new Gres= has to repeat it: "gpu:h100:4"
-    reservations: frozenset[str] = frozenset()  # active ones that hold it
-    set_aside: bool = False  # whether only jobs of a reservation may have it now
+    other_gres: str = ""  # gres other than mig, which a new Gres= has to repeat: "gpu:h100:4"
+    reservations: frozenset[str] = frozenset()  # active jobs that hold it
+    set_aside: bool = False  # whether it is now limited to jobs of a reservation
 
     @property
     def open(self) -> bool:
@@ -180,13 +180,13 @@ class NodeRow:
 
     @property
     def invalid(self) -> bool:
-        """Whether slurmctld rejected the node's registration (for us: the mig counts differ in sum)."""
+        """Whether slurmctld rejected the node's registration (for migbatch: the sum of the mig counts differs)."""
         return bool(self.states & {"INVAL", "INVALID_REG"})
 
 
 @dataclass(frozen=True)
 class RpcCount:
-    """How often slurmctld was asked for something, and how many seconds it took for all of that."""
+    """Number of calls of slurmctld, and their total seconds."""
 
     count: int
     seconds: float
@@ -200,7 +200,7 @@ class Diag:
     users: Mapping[str, RpcCount] = field(default_factory=dict)
 
     def since(self, before: Diag) -> Diag:
-        """Return the counts since `before`, without zeros; a reset in between shows as the counts since it."""
+        """Return the counts since `before`, without zeros; after a reset in between, the counts since the reset."""
         return Diag(_since(self.types, before.types), _since(self.users, before.users))
 
 
@@ -216,7 +216,7 @@ def _since(now: Mapping[str, RpcCount], before: Mapping[str, RpcCount]) -> dict[
 
 
 class SlurmClient(Protocol):
-    """What the controller asks of Slurm. Every method may raise SlurmError."""
+    """What the controller needs of Slurm. Every method may raise SlurmError."""
 
     def jobs(self) -> list[JobRow]:
         """Return every pending job and every job that still holds an allocation.
@@ -225,15 +225,15 @@ class SlurmClient(Protocol):
         """
 
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
-        """Return those that hold an allocation on one of these nodes; far fewer to read where the queue is long."""
+        """Return those that hold an allocation on one of these nodes; much cheaper if the queue is long."""
 
     def nodes(self) -> list[NodeRow]:
-        """Return every node, whatever its state, but for those whose row cannot be read."""
+        """Return every node, in any state, except those whose row cannot be read."""
 
     def set_gres(self, updates: Mapping[str, str]) -> None:
         """Set nodes' GRES: node name -> the whole string, such as "mig:1g.10gb:7,mig:none:9".
 
-        Other gres of a node (gpu) must be part of the string. Where Slurm refuses some, the rest is still done and
+        Other gres of a node (gpu) must be part of the string. If Slurm refuses some, the rest is still done and
         `SlurmRefused` names those refused.
         """
 
@@ -247,17 +247,20 @@ class SlurmClient(Protocol):
             updates: job id as Slurm writes it ("123", "123_4", "123_[5-7]") -> keys as scontrol spells them (Gres,
                 Comment, StartTime, ArrayTaskThrottle, TimeLimit) -> value.
 
-        Where Slurm refuses some, the rest is still done and `SlurmRefused` names those refused. Facts (22.05, 24.11,
+        If Slurm refuses some, the rest is still done and `SlurmRefused` names those refused. Facts (22.05, 24.11,
         26.05):
 
         - `Gres` of a pending job keeps its submit and eligible times and its priority, as long as some node lists the
-          new type, be it DOWN. With a type that no node lists the job gets reason BadConstraints and priority 0, and a
-          new place in the queue where it is typed back. Up to 23.02 the job needs the old type as well from then on,
-          though Slurm shows the new one only (`workload/loans.py` has the way around that).
+          new type, even if it is DOWN. With a type that no node lists the job gets reason BadConstraints and priority
+          0, and
+          loses its place in the queue when it is re-typed back. Up to 23.02 the job needs the old type as well from
+          then on,
+          though Slurm shows the new one only (`workload/loans.py` has the workaround).
         - `Gres` of a job that has started, or is being started, is refused ("no longer pending execution").
         - `Gres` of a job array's own id re-types the tasks that share its row; running ones are left alone without an
-          error. That of "N_4" re-types this task, which then is a row of its own in `jobs` and follows its array no
-          more: neither "N" nor "N_[0-9]" reaches it, only "N_4".
+          error. That of "N_4" re-types this task, which then is a row of its own in `jobs` and is detached from its
+          array:
+          neither "N" nor "N_[0-9]" reaches it, only "N_4".
         - A job that was just requeued may be re-typed at once, while it is still COMPLETING.
         - `ArrayTaskThrottle` counts for the whole array: 0 means no limit.
         """
@@ -266,38 +269,38 @@ class SlurmClient(Protocol):
         """Requeue one job; see `requeue_all`."""
 
     def requeue_all(self, job_ids: Iterable[int | str]) -> None:
-        """Put running batch jobs back into the queue. Slurm then delays their start by minutes: `hasten`.
+        """Requeue running batch jobs. Slurm then delays their start by minutes: `hasten`.
 
-        Nothing happens to a job that waits, is on its way out or has ended: Slurm alone would run one again that has
-        just completed. Where Slurm refuses some (unknown, or not to be requeued), the rest is still done and
+        Jobs that are pending, completing or ended are not touched: Slurm alone would run one again that has
+        just completed. If Slurm refuses some (unknown, or not to be requeued), the rest is still done and
         `SlurmRefused` names those refused.
         """
 
     def excluded_nodes(self, job_ids: Iterable[int | str]) -> Mapping[str, str]:
-        """Return the nodes that jobs exclude (ExcNodeList) as Slurm writes them, of those jobs that exclude any.
+        """Return the nodes that jobs exclude (ExcNodeList) in Slurm's form, for the jobs that exclude any.
 
-        What a job's user writes elsewhere may look like it; then the job seems to exclude something.
+        Other text of a job's user may look like this field; then the job seems to exclude nodes.
         """
 
     def hasten(self, job_id: int | str) -> None:
-        """Drop the start delay of a requeued job that is pending again, but for the two seconds that slurmd needs."""
+        """Reduce the start delay of a requeued job that is pending again to the two seconds that slurmd needs."""
 
     def signal(self, job_id: int | str, name: str, full: bool = True) -> None:
         """Signal one job; see `signal_all`."""
 
     def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
-        """Send a signal ("USR1") to running jobs; to those that do not run (any more) nothing is sent, and no error.
+        """Send a signal ("USR1") to running jobs; jobs that are not running (any more) get none, without an error.
 
         Args:
             job_ids: of jobs, or of single array tasks as "123_4" (not by their numeric id, see `CliClient`).
             name: the signal without "SIG".
             full: to the batch script and all its children as well as to the steps.
 
-        Where Slurm refuses some, the others get theirs and `SlurmRefused` names those refused.
+        If Slurm refuses some, the others get theirs and `SlurmRefused` names those refused.
         """
 
     def hold(self, job_id: int) -> None:
-        """Keep a pending job from starting."""
+        """Hold a pending job."""
 
     def release(self, job_id: int) -> None:
         """Undo `hold`."""
@@ -309,7 +312,7 @@ class SlurmClient(Protocol):
         """Return slurmctld's counts of remote procedure calls."""
 
     def default_partition(self) -> str:
-        """Return the partition of jobs that name none; empty where there is no such."""
+        """Return the partition of jobs that name none; empty if there is none."""
 
     def version(self) -> tuple[int, int]:
         """Return Slurm's release, such as (24, 11)."""

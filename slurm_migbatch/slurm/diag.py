@@ -1,4 +1,4 @@
-"""How often slurmctld was asked for what and by whom, from `sdiag`: for reports on the load that migbatch causes."""
+"""Parse slurmctld's RPC counts by call and user from `sdiag`, for reports on the load that migbatch causes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _USERS = "Remote Procedure Call statistics by user"
 
 
 def parse_sdiag(output: str) -> Diag:
-    """Read sdiag's output; raises SlurmError where it has no statistics of calls."""
+    """Read sdiag's output; raises SlurmError if it has no statistics of calls."""
     head, found, rest = output.partition(_TYPES)
     types, also_found, rest = rest.partition(_USERS)
     if not found or not also_found:

@@ -1,12 +1,12 @@
-"""Many requests to one scontrol process, and what became of each.
+"""Send many requests to one scontrol process, and match its answers to them.
 
-scontrol without arguments reads requests line by line from its standard input. It tells on stderr what was refused, but
-not always of which request, and its exit status is that of the worst. So a word that is no request stands before,
-between and after the requests; scontrol answers `invalid keyword: WORD` at once, and whatever stands on stderr between
-two such answers belongs to the request between them (seen on 22.05, 24.11 and 26.05).
+scontrol without arguments reads requests line by line from its standard input. It reports refusals on stderr, but
+not always of which request, and its exit status is that of the worst. So a separator that is not a request is sent
+before, between and after the requests; scontrol answers `invalid keyword: WORD` at once, and any text on stderr
+between two such answers belongs to the request between them (tested on 22.05, 24.11 and 26.05).
 
 Debian's scontrol reads its input with readline, for which control characters are editing commands (a tab completes file
-names), and then cuts it into words as a shell does. Only words of plain characters go this way; a request that holds
+names), and then splits it into words like a shell. Only words of plain characters are sent this way; a request with
 anything else is an argument list of a process of its own.
 """
 
@@ -21,14 +21,14 @@ Request = tuple[str, ...]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:;+/%=@()\[\]*~^-]+")
 _SPACED = re.compile(r"([A-Za-z]+)=([A-Za-z0-9_.,:;+/%=@()\[\]*~^ -]*)")
-#: the beginning of a record; scontrol may repeat its prompt, and what it was asked, before that
+#: the beginning of a record; scontrol may print its prompt and the request before it
 _RECORD = re.compile(r"^(?:scontrol: )*(JobId=)", re.MULTILINE)
-#: scontrol's line is cut at 4095 bytes where it was built without readline
+#: scontrol's line limit is 4095 bytes if it was built without readline
 _LONGEST = 4000
 
 
 def line(request: Request) -> str | None:
-    """Return the request as a line for scontrol's standard input; None where it cannot safely be one."""
+    """Return the request as a line for scontrol's standard input; None if that is not safe."""
     arguments = []
     for argument in request:
         if _PLAIN.fullmatch(argument):
@@ -51,7 +51,7 @@ class Dialog:
         self.stdin = "".join(f"{text}\n" for pair in zip(marks, [*lines, "exit"], strict=True) for text in pair)
 
     def outcomes(self, stderr: str) -> list[str | None]:
-        """Return scontrol's result of each line: "" where it was done, the refusal, None where it is unknown."""
+        """Return scontrol's result of each line: "" if it was done, the refusal, None if it is unknown."""
         answer = re.compile(rf"^.*{self._mark}(\d+).*$\n?", re.MULTILINE)
         ends = {int(match[1]): match.span() for match in answer.finditer(stderr)}
         return [
@@ -63,9 +63,9 @@ class Dialog:
 
 
 class Records:
-    """The input that makes scontrol show some jobs, and the parser of what it prints about each of them.
+    """The input that makes scontrol show some jobs, and the parser of its output for each of them.
 
-    Host names that nobody can guess separate the records on stdout; scontrol is asked to show them in between.
+    Random host names separate the records on stdout; scontrol is asked to show them in between.
     """
 
     def __init__(self, jobs: Sequence[str]) -> None:
@@ -77,7 +77,7 @@ class Records:
     def by_job(self, stdout: str) -> list[str] | None:
         """Return the record of each job, from its beginning; "" for a job that scontrol did not show.
 
-        None where scontrol broke off.
+        None if scontrol stopped early.
         """
         answer = re.compile(rf"^(?:scontrol: )*{self._mark}(\d+)$\n?", re.MULTILINE)
         ends = {int(match[1]): match.span() for match in answer.finditer(stdout)}

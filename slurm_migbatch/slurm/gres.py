@@ -1,13 +1,13 @@
-"""The one parser of GRES strings.
+"""Parse GRES strings.
 
-Slurm writes the same thing in many ways, by version and by command:
+Slurm writes the same thing in many forms, by version and by command:
 
 - requests: `gres:mig:1g.10gb:2` (up to 23.02), `gres/mig:1g.10gb:2` (from 23.11), `mig:1g.10gb=2`, `mig`, `gpu:2`;
 - configured: `mig:1g.10gb:14(S:0-1)`, `gpu:h100:8(S:0,2)`;
 - in use: `gpu:h100:2(IDX:0,3-4)`, `mig:1g.10gb:0(IDX:N/A)`, `shard:8(-/5,5/5)`, `(null)`, `N/A`;
 - job details and TRES: `gres/mig:1g.10gb=2`, `gres/mig=2`, `mig:1g.10gb(CNT:2)`.
 
-Counts may carry a suffix k, m, g, t or p, in powers of 1024 as Slurm reads them: `mig:1g` is no profile but 2^30 of
+Counts may have a suffix k, m, g, t or p, in powers of 1024 as in Slurm: `mig:1g` is not a profile but 2^30 of
 mig.
 """
 
@@ -27,15 +27,15 @@ _INNER_COUNT = re.compile(r"CNT:([0-9]+)")
 
 
 class GresError(ValueError):
-    """A text that is no GRES list; the message shows the part that is not understood."""
+    """A text that is not a GRES list; the message shows the invalid part."""
 
 
 @dataclass(frozen=True)
 class Gres:
     """One entry of a GRES list.
 
-    `type` is None where the entry names none. `number` is the count as it was written ("" where it was not, then
-    `count` is 1). `prefix` is `gres:`, `gres/` or empty. `detail` is what stood in brackets, e.g. `IDX:0,3-4`.
+    `type` is None if the entry names none. `number` is the count as written ("" if missing, then
+    `count` is 1). `prefix` is `gres:`, `gres/` or empty. `detail` is the text in brackets, e.g. `IDX:0,3-4`.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Gres:
 
 
 def is_count(token: str) -> bool:
-    """Return whether Slurm reads the token as a count: digits with at most one of k, m, g, t, p behind them."""
+    """Return whether Slurm reads the token as a count: digits with at most one of k, m, g, t, p at the end."""
     return _COUNT.fullmatch(token) is not None
 
 
@@ -64,7 +64,7 @@ def count_of(token: str) -> int:
 
 
 def split(text: str) -> Iterator[str]:
-    """Yield the entries of a list, cut at the commas that stand outside brackets."""
+    """Yield the entries of a list, split at the commas outside brackets."""
     depth = start = 0
     for position, char in enumerate(text):
         if char in "([":
@@ -124,9 +124,9 @@ def counts(text: str | None, name: str) -> dict[str, int]:
 
 
 def readable_counts(text: str, name: str) -> dict[str, int]:
-    """Return as `counts`, of the entries of a job's GRES that can be read.
+    """Like `counts`, for the readable entries of a job's GRES.
 
-    A user may put beside them what Slurm takes and nobody understands, such as `gpu:a b:0`.
+    A user may add entries that Slurm accepts but that have no meaning, such as `gpu:a b:0`.
     """
     found: list[Gres] = []
     for entry in split(text.strip()):

@@ -1,12 +1,12 @@
-"""What squeue and `scontrol show node` print, read into rows.
+"""Parse the output of squeue and `scontrol show node` into rows.
 
-Users write what they like into many fields of a job (name, comment, account, GRES, features): newlines, separators,
-bytes that are no UTF-8. So each field of squeue's output is followed by a mark that holds 64 random bits of this one
+Users control many fields of a job (name, comment, account, GRES, features): newlines, separators,
+bytes that are not UTF-8. So each field of squeue's output is followed by a mark that holds 64 random bits of this one
 call, which no text written before the call can imitate. scontrol has no such marks; a node's texts are written by
 administrators and by root of that node.
 
-A row whose fields are told apart and not understood is no reason to know nothing of all others. A job's is kept with
-its id and the state UNREAD: the job is there, and nothing else is known of it. A node's is left out, as if Slurm did
+A row that can be split but not parsed must not hide all others. A job's is kept with
+its id and the state UNREAD: the job exists, and nothing else is known of it. A node's is dropped, as if Slurm did
 not list the node.
 """
 
@@ -57,7 +57,7 @@ SQUEUE_FIELDS = (
     "Dependency",
 )
 
-#: States in which a job waits for resources, holds them or gives them back.
+#: States in which a job is pending, holds resources or releases them.
 JOB_STATES = (
     "PENDING,RUNNING,SUSPENDED,COMPLETING,CONFIGURING,REQUEUED,REQUEUE_HOLD,REQUEUE_FED,RESIZING,SIGNALING,"
     "SPECIAL_EXIT,STAGE_OUT,STOPPED"
@@ -77,26 +77,26 @@ _WAITED_FOR = re.compile(r"(?<=:)([0-9]{1,10})(?![0-9])")
 
 
 def new_mark() -> str:
-    """Return what ends each field of one squeue call; no text written before can hold it."""
+    """Return the field terminator of one squeue call; no text written before can contain it."""
     return f"\x1f{secrets.token_urlsafe(8)}"
 
 
 def squeue_command(mark: str) -> tuple[str, ...]:
-    """Return the squeue call whose output `parse_jobs` reads; `mark` must not be guessable.
+    """Return the squeue command whose output `parse_jobs` reads; `mark` must not be guessable.
 
-    Jobs come in the order in which Slurm looks at them: priority, then time of submission, then id
-    (https://slurm.schedmd.com/priority_multifactor.html). A requeue sets a new time of submission.
+    Jobs come in the order in which Slurm considers them: priority, then submit time, then id
+    (https://slurm.schedmd.com/priority_multifactor.html). A requeue sets a new submit time.
     """
     return ("squeue", "--noheader", "--all", "--priority", "--sort=-p,V,i", *_selection(SQUEUE_FIELDS, mark))
 
 
 def gres_command(mark: str) -> tuple[str, ...]:
-    """Return the squeue call whose output `parse_gres` reads."""
+    """Return the squeue command whose output `parse_gres` reads."""
     return ("squeue", "--noheader", "--all", "--array", *_selection(_GRES_FIELDS, mark))
 
 
 def reservation_command(mark: str) -> tuple[str, ...]:
-    """Return the squeue call whose output `parse_reservations` reads."""
+    """Return the squeue command whose output `parse_reservations` reads."""
     return ("squeue", "--noheader", "--all", "--array", *_selection(_RESERVATION_FIELDS, mark))
 
 
@@ -110,7 +110,7 @@ def _selection(fields: Sequence[str], mark: str) -> tuple[str, str]:
 
 
 def parse_jobs(output: str, mark: str) -> list[JobRow]:
-    """Return the rows of the output of `squeue_command`; one that is not understood is UNREAD. Raises SlurmError."""
+    """Return the rows of the output of `squeue_command`; an invalid one is UNREAD. Raises SlurmError."""
     return [_job_or_unread(values) for values in _records(output, mark, len(SQUEUE_FIELDS))]
 
 
@@ -127,7 +127,7 @@ class JobReader:
         self._rows: dict[bytes, JobRow] = {}
 
     def read(self, output: str, mark: str) -> list[JobRow]:
-        """Return the rows of one listing; one that is not understood is UNREAD. Raises SlurmError."""
+        """Return the rows of one listing; an invalid one is UNREAD. Raises SlurmError."""
         before, kept, rows = self._rows, {}, []
         for values in _records(output, mark, len(SQUEUE_FIELDS)):
             text = self._joint.join(values).encode("utf-8", "surrogateescape")
@@ -147,15 +147,15 @@ def parse_gres(output: str, mark: str) -> dict[int, str]:
 
 
 def parse_reservations(output: str, mark: str) -> dict[int, str]:
-    """Return the reservation of each job that asks for one from the output of `reservation_command`."""
+    """Return the reservation of each job that requests one, from the output of `reservation_command`."""
     found = ((_id(job), _text(name)) for job, name in _records(output, mark, len(_RESERVATION_FIELDS)))
     return {job: name for job, name in found if name}
 
 
 def _records(output: str, mark: str, size: int) -> Iterator[tuple[str, ...]]:
-    """Yield the fields of each row, of which the first is the job id; raises SlurmError where the output breaks off.
+    """Yield the fields of each row, of which the first is the job id; raises SlurmError if the output is truncated.
 
-    squeue ends a row with a newline; fields may hold newlines too, so the marks alone separate rows.
+    squeue ends a row with a newline; fields may hold newlines too, so only the marks separate rows.
     """
     fields = output.split(mark)
     tail = fields.pop()
@@ -166,7 +166,7 @@ def _records(output: str, mark: str, size: int) -> Iterator[tuple[str, ...]]:
 
 
 def _id(text: str) -> int:
-    """Return the number behind the newline that ends the row before; raises SlurmError."""
+    """Return the number after the newline that ends the previous row; raises SlurmError."""
     digits = text.rpartition("\n")[2]
     if not (digits.isascii() and digits.isdigit()):
         raise SlurmError(f"squeue printed {text[:80]!r} instead of a job id")
@@ -224,7 +224,7 @@ def _job(job_id: int, row: Mapping[str, str]) -> JobRow:
 def count_tasks(expression: str) -> int:
     """Return how many tasks an array expression names: "4-400:2%4" is 199, "1,3,5" is 3.
 
-    squeue puts a list in brackets at times. Raises ValueError.
+    squeue sometimes puts a list in brackets. Raises ValueError.
     """
     total = 0
     for part in expression.partition("%")[0].strip("[]").split(","):
@@ -242,13 +242,13 @@ def jobs_waited_for(text: str) -> tuple[int, ...]:
 def parse_nodes(output: str, unread: Callable[[str, str], object] = lambda name, why: None) -> list[NodeRow]:
     """Return the rows of `scontrol -d -o show node`, without those that cannot be read.
 
-    Raises SlurmError where none can.
+    Raises SlurmError if none can.
 
-    A text of one node may look like the row of another: a node that is listed twice is not believed at all.
+    A text of one node may look like the row of another: a node that is listed twice is dropped entirely.
 
     Args:
-        output: what scontrol printed.
-        unread: is told the name of each node that is left out, and why.
+        output: scontrol's output.
+        unread: called with the name of each dropped node, and why.
     """
     starts = [match.start() for match in _NODE_START.finditer(output)]
     rows: list[NodeRow] = []
@@ -283,7 +283,7 @@ def _node(text: str) -> NodeRow:
     if "*" in state:
         flags.add("NOT_RESPONDING")
     configured = gres_list.parse(_text(values["Gres"]))
-    used = gres_list.counts(_text(values.get("GresUsed", "")), "mig")  # which from 24.11 a node without gres lacks
+    used = gres_list.counts(_text(values.get("GresUsed", "")), "mig")  # which a node without gres lacks from 24.11 on
     return NodeRow(
         name=name,
         states=frozenset(flags),

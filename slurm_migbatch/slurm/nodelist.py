@@ -1,4 +1,4 @@
-"""Slurm's host lists: `n[1-4,07],m3` to names and back."""
+"""Convert Slurm's host lists: `n[1-4,07],m3` to names and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slurm_migbatch.values import TYPE_CHECKING, Pattern
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: A list that names more hosts than this is refused: it is a mistake or an attack, not a cluster.
+#: Limit of hosts in one list: a longer one is a mistake or an attack, not a cluster.
 MAX_HOSTS = 65536
 
 _SEGMENT = Pattern(r"[^\[\],\s]+|\[[^\[\]]*\]")
@@ -18,7 +18,7 @@ _TAIL = Pattern(r"(.*?)(\d{1,18})$", "DOTALL")
 
 
 class NodeListError(ValueError):
-    """A text that is no host list; the message says where it goes wrong."""
+    """A text that is not a host list; the message names the invalid part."""
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _items(text: str) -> Iterator[str]:
-    """Yield the comma-separated parts of `text`; commas inside brackets do not part."""
+    """Yield the comma-separated parts of `text`; commas inside brackets do not separate."""
     text = text.strip()
     depth = start = 0
     for position, char in enumerate(text):
@@ -78,7 +78,7 @@ def _ranges(body: str, item: str) -> list[str]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """Return the shortest usual way to write `names`: sorted, each once, consecutive numbers as ranges."""
+    """Return the shortest usual form of `names`: sorted, each once, consecutive numbers as ranges."""
     plain: set[str] = set()
     numbered: dict[tuple[str, int], set[int]] = {}
     unpadded: list[tuple[str, str]] = []

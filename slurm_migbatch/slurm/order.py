@@ -1,4 +1,4 @@
-"""The order in which Slurm considers jobs, for backends that list them in another."""
+"""Sort jobs in the order in which Slurm considers them, for backends that list them in another order."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ NO_TASK: Final = 0xFFFFFFFE
 
 
 def in_order(rows: Iterable[JobRow], tiers: Mapping[str, int]) -> list[JobRow]:
-    """Return the rows in the order of `squeue --priority --sort=-p,V,i`: by tier of the partition, priority, time of
-    submission, id.
+    """Return the rows in the order of `squeue --priority --sort=-p,V,i`: by tier of the partition, priority, submit
+    time, id.
 
-    A waiting job has its place by the best of its partitions. Slurm keeps a priority for each of these where partitions
+    A pending job is sorted by the best of its partitions. Slurm keeps a priority for each of them if partitions
     have priorities of their own; a row has one.
     """
     listed = [
@@ -29,7 +29,7 @@ def in_order(rows: Iterable[JobRow], tiers: Mapping[str, int]) -> list[JobRow]:
 
 
 def _place(row: JobRow) -> tuple[int, int]:
-    """Return a row's sort key: tasks of an array that are records of their own come before the rest of it."""
+    """Return a row's sort key: array tasks with their own records come before the rest of the array."""
     if row.array_job is None or row.array_task is None:
         return row.job_id, NO_TASK
     return row.array_job, int(row.array_task) if row.array_task.isdigit() else NO_TASK

@@ -1,20 +1,20 @@
-"""SlurmClient over pyslurm, where its use does not change what is seen or done, and over Slurm's commands elsewhere.
+"""Implement SlurmClient over pyslurm if its results equal those of Slurm's commands, and over the commands otherwise.
 
 Written for pyslurm 25.11 (its `Jobs`, `Partitions` and `slurmctld.diag`). That can be built against Slurm 25.11 alone:
 25.11.2, tried with the Slurm of Ubuntu 26.04, refuses other releases, and without that check two of its 33 modules
-(`core/job/job`, `deprecated`) do not compile with the headers of 26.05.5, and nine not with those of 24.11.5. What
-pyslurm does not tell, or does otherwise than Slurm's own commands, is asked of those:
+(`core/job/job`, `deprecated`) do not compile with the headers of 26.05.5, and nine not with those of 24.11.5. Slurm's
+commands are used for what pyslurm lacks or does differently:
 
-- nodes: pyslurm shows what is in use of a GRES only where accounting tracks that GRES type, and no counts without it;
-- `gres` of jobs: pyslurm drops an entry with a type and no count (`mig:1g.10gb`). One squeue call for the GRES of jobs
-  that are new, or whose GRES changed in what pyslurm shows, makes up for it; see `TRUST_S`;
-- a job with a text that is no UTF-8: pyslurm fails over it. Then squeue lists all jobs that one time;
-- changes of any kind: a number means one record to pyslurm, where Slurm's commands mean the whole array;
+- nodes: pyslurm shows the used GRES only if accounting tracks that GRES type, and no counts without it;
+- `gres` of jobs: pyslurm drops an entry with a type and no count (`mig:1g.10gb`). One squeue call adds the GRES of jobs
+  that are new, or whose GRES changed in pyslurm's output; see `TRUST_S`;
+- a job with a text that is not UTF-8: pyslurm fails. Then squeue lists all jobs that one time;
+- all changes: a number means one record to pyslurm, but the whole array to Slurm's commands;
   `Node.modify` writes `gres:mig:...`, which slurmctld takes for the name of the GRES; `Job.requeue` starts a job again
-  that has just completed; `Job.send_signal` judges by an errno that may be older than the call.
+  that has just completed; `Job.send_signal` reads an errno that may be older than the call.
 
-pyslurm runs in a child process with a deadline (`pyslurm_worker.py` tells why), which is started where there is none
-and replaced after `ASKED_OFTEN` questions for its leaks.
+pyslurm runs in a child process with a deadline (see `pyslurm_worker.py`), which is started on demand
+and replaced after `ASKED_OFTEN` requests because it leaks memory.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.order import NO_TASK, in_order
 from slurm_migbatch.slurm.pyslurm_worker import JOB
 
-#: seconds for which the GRES of a waiting job is believed to be what squeue showed while pyslurm shows no change
+#: seconds for which squeue's GRES of a pending job is used while pyslurm shows no change
 TRUST_S = 30.0
-#: questions after which the child is replaced
+#: requests after which the child is replaced
 ASKED_OFTEN = 5000
 
-# The package lies behind whatever the Python has by itself: one that has pyslurm need not have migbatch, and what lies
-# beside migbatch may be made for another release of Python.
+# migbatch's directory is appended to the Python's own path: a Python that has pyslurm need not have migbatch, and
+# packages next to migbatch may be built for another release of Python.
 _PACKAGES = Path(__file__).parent.parent.parent
 _RUN = "import runpy, sys; sys.path.append({!r}); runpy.run_module({!r}, run_name='__main__')"
 _WORKER = ("-c", _RUN.format(str(_PACKAGES), "slurm_migbatch.slurm.pyslurm_worker"))
 
 
 class _NotShown(SlurmError):
-    """pyslurm failed over a value that Slurm gave it."""
+    """pyslurm failed on a value from Slurm."""
 
 
 class Worker:
-    """The child process: a question, its answer, and an end at the deadline."""
+    """The child process: a request, its answer, and termination at the deadline."""
 
     def __init__(self, python: Sequence[str], env: Mapping[str, str]) -> None:
         self._command = (*python, *_WORKER)
@@ -69,7 +69,7 @@ class Worker:
         """Return the answer of pyslurm_worker's `method`.
 
         Raises:
-            SlurmError: there is none in time, or slurmctld refused.
+            SlurmError: no answer in time, or slurmctld refused.
         """
         deadline = time.monotonic() + timeout
         if not self._lock.acquire(timeout=timeout):
@@ -93,7 +93,7 @@ class Worker:
         raise kind(f"pyslurm: {reply.get('error')}", stderr=str(reply.get("error")))
 
     def close(self) -> None:
-        """End the child."""
+        """Terminate the child."""
         with self._lock:
             self._end()
 
@@ -103,7 +103,7 @@ class Worker:
     def _restart(self) -> None:
         self._end()
         self._asked = 0
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 as long as the child
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 open as long as the child runs
         try:
             self._process = subprocess.Popen(
                 self._command,
@@ -122,7 +122,7 @@ class Worker:
     def _exchange(self, question: bytes, deadline: float, timeout: float) -> bytes:
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # told below, with its last words
+        with contextlib.suppress(BrokenPipeError):  # reported below, with its last output
             process.stdin.write(question)
             process.stdin.flush()
         parts: list[bytes] = []
@@ -161,10 +161,10 @@ class Worker:
 
 
 class PyslurmClient(CliClient):
-    """`SlurmClient` that looks through pyslurm and changes through Slurm's commands; see the module.
+    """`SlurmClient` that observes through pyslurm and changes through Slurm's commands; see the module.
 
     Args:
-        bin_dir, slurm_conf, timeout: as for `CliClient`; the time limit holds for pyslurm's answers too.
+        bin_dir, slurm_conf, timeout: as for `CliClient`; the time limit applies to pyslurm's answers too.
         python: the Python, and its first arguments, that has pyslurm.
     """
 
@@ -178,12 +178,12 @@ class PyslurmClient(CliClient):
     ) -> None:
         super().__init__(bin_dir, slurm_conf, timeout)
         self.worker = Worker(python, self._env)
-        #: questions to pyslurm so far, for reports and tests
+        #: requests to pyslurm so far, for reports and tests
         self.asked = 0
         self._gres: dict[int, tuple[tuple[Any, ...], str, float]] = {}
 
     def close(self) -> None:
-        """End the child process; the next question starts another."""
+        """Terminate the child process; the next request starts another."""
         self.worker.close()
 
     def probe(self) -> str:
@@ -197,7 +197,7 @@ class PyslurmClient(CliClient):
         return ""
 
     def jobs(self) -> list[JobRow]:
-        """List jobs by one call of pyslurm, and one squeue call where jobs are new; see SlurmClient."""
+        """List jobs by one call of pyslurm, and one squeue call if jobs are new; see SlurmClient."""
         try:
             found = self._question("jobs")
         except _NotShown:
@@ -236,7 +236,7 @@ class PyslurmClient(CliClient):
         return self.worker.ask(method, self._timeout)
 
     def _gres_of(self, jobs: Iterable[Mapping[str, Any]]) -> dict[int, str]:
-        """Return the GRES of each job as squeue writes it."""
+        """Return the GRES of each job in squeue's form."""
         clock = time.monotonic()
         known: dict[int, tuple[tuple[Any, ...], str, float]] = {}
         unknown: dict[int, tuple[Any, ...]] = {}
@@ -249,7 +249,7 @@ class PyslurmClient(CliClient):
                 unknown[number] = shown
         if unknown:
             texts = self.gres_texts()
-            # a job that squeue does not list any more has ended since: what pyslurm showed is as good as anything
+            # a job that squeue no longer lists has ended since: pyslurm's value is good enough
             known |= {n: (shown, texts.get(n, _written(shown[1:])), clock) for n, shown in unknown.items()}
         self._gres = known
         return {number: text for number, (_, text, _) in known.items()}
@@ -303,19 +303,19 @@ def _row(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float
 
 
 def _after(dependencies: Mapping[str, Any] | None) -> tuple[int, ...]:
-    """Return the jobs in pyslurm's dependencies: lists of ids, or of texts where Slurm writes more, by kind."""
+    """Return the jobs in pyslurm's dependencies: lists of ids, or of texts if Slurm writes more, by kind."""
     lists = (found for found in (dependencies or {}).values() if isinstance(found, list))
     return jobs_waited_for("".join(f":{job}" for found in lists for job in found))
 
 
 def _task(job: Mapping[str, Any]) -> tuple[str | None, int | None]:
-    """Return the task, or the tasks not yet started with their throttle, as squeue writes them."""
+    """Return the task, or the tasks not yet started with their throttle, in squeue's form."""
     if job["array_tasks_waiting"]:
         throttle = job["array_tasks_parallel"] or None
         return job["array_tasks_waiting"] + (f"%{throttle}" if throttle else ""), throttle
     task = job["array_task_id"]
     if task is None and job["array_id"]:
-        task = 0  # pyslurm takes the task 0 for none
+        task = 0  # pyslurm treats task 0 as no task
     return (None, None) if task is None or task == NO_TASK else (str(task), None)
 
 

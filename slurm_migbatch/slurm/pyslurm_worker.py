@@ -1,10 +1,10 @@
-"""The program that imports pyslurm and answers `pyslurm.py` with what it shows: one line of JSON for one of JSON.
+"""Import pyslurm and answer the requests of `pyslurm.py`: one line of JSON for one of JSON.
 
-A process of its own, because pyslurm holds the interpreter while it waits for slurmctld, ends the process where it
+This is a separate process, because pyslurm holds the interpreter while it waits for slurmctld, exits the process if it
 finds no Slurm configuration, leaks in long-running pollers and may crash with libslurm. It runs under any Python that
-has pyslurm: nothing but the standard library and a list of states is imported besides.
+has pyslurm: it imports only the standard library and a list of states besides.
 
-It shows values as pyslurm does, in the names of pyslurm 25.11; what they mean in rows is `pyslurm.py`'s business.
+It shows values as pyslurm does, with the names of pyslurm 25.11; `pyslurm.py` converts them to rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from slurm_migbatch.slurm.states import ENDED
 
-#: attributes of pyslurm.Job that rows are made of
+#: attributes of pyslurm.Job that rows are built from
 JOB = (
     "id",
     "array_id",
@@ -53,7 +53,7 @@ JOB = (
 
 
 class WorkerMethods:
-    """What can be asked, by name."""
+    """Requests by name."""
 
     def __init__(self, pyslurm: Any) -> None:
         self._pyslurm = pyslurm
@@ -66,7 +66,7 @@ class WorkerMethods:
         return {"version": self._pyslurm.__version__, "lacking": lacking}
 
     def jobs(self) -> dict[str, Any]:
-        """Return every job that waits or holds something, the tiers of partitions, names of users."""
+        """Return every job that is pending or holds resources, the tiers of partitions, names of users."""
         rows = []
         for job in self._pyslurm.Jobs.load().values():
             if job.state not in ENDED:
@@ -89,7 +89,7 @@ class WorkerMethods:
         }
 
     def is_slurm_error(self, error: Exception) -> bool:
-        """Return whether the error is Slurm's."""
+        """Return whether the error came from Slurm."""
         return isinstance(error, self._pyslurm.PyslurmError)
 
     def _tiers(self) -> dict[str, int]:
@@ -97,7 +97,7 @@ class WorkerMethods:
 
 
 def answer(answers: WorkerMethods, line: str) -> dict[str, Any]:
-    """Answer one line, or return the error and whether it is Slurm's (or pyslurm's own)."""
+    """Answer one line, or return the error and whether it came from Slurm (or from pyslurm)."""
     try:
         ask: Callable[[], Any] = getattr(answers, json.loads(line)["ask"])
         return {"ok": ask()}
@@ -108,8 +108,8 @@ def answer(answers: WorkerMethods, line: str) -> dict[str, Any]:
 def main() -> None:
     """Answer until the input ends."""
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # pyslurm prints what it does not know
-    import pyslurm  # here: it may end the process
+    os.dup2(2, 1)  # pyslurm prints warnings to stdout
+    import pyslurm  # here, because the import may end the process
 
     answers = WorkerMethods(pyslurm)
     for line in sys.stdin:

@@ -1,6 +1,6 @@
-"""Slurm's active reservations: which nodes they hold, for whom, and which jobs are in them.
+"""Parse Slurm's active reservations: which nodes they hold, for whom, and which jobs are in them.
 
-Looked at only while a node is reserved, by one more command each for nodes and for jobs.
+Read only while a node is reserved, by one more command each for nodes and for jobs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slurm_migbatch.slurm.nodelist import NodeListError, expand
 RESERVED: Final = "RESERVED"
 """Node flag (scontrol's spelling) of a node that an active reservation holds."""
 COMMAND: Final = ("scontrol", "--oneliner", "show", "reservation")
-#: of a reservation that takes in jobs which do not ask for it
+#: of a reservation that accepts jobs which do not request it
 _MAGNETIC: Final = "MAGNETIC"
 _KEY: Final = re.compile(r"(?:^|(?<= ))(ReservationName|Nodes|Flags|State|TRES)=(\S*)")
 _CPUS: Final = re.compile(r"(?:^|,)cpu=(\d{1,9})(?:,|$)")
@@ -24,7 +24,7 @@ _CPUS: Final = re.compile(r"(?:^|,)cpu=(\d{1,9})(?:,|$)")
 
 @dataclass(frozen=True)
 class NodeReservation:
-    """An active reservation of nodes. `cpus` is how many it holds; None where Slurm does not say."""
+    """An active reservation of nodes. `cpus` is how many it holds; None if Slurm does not say."""
 
     name: str
     nodes: frozenset[str]
@@ -33,7 +33,7 @@ class NodeReservation:
 
 
 def parse(output: str) -> list[NodeReservation]:
-    """Return the active reservations from the output of `COMMAND`, without lines that are not understood."""
+    """Return the active reservations from the output of `COMMAND`, without invalid lines."""
     found = []
     for line in output.splitlines():
         values = dict(_KEY.findall(line))
@@ -68,5 +68,5 @@ def of_nodes(rows: Sequence[NodeRow], reservations: Iterable[NodeReservation]) -
 
 
 def of_jobs(rows: Sequence[JobRow], named: Mapping[int, str]) -> list[JobRow]:
-    """Return the rows with the reservation that each job asks for, by job id."""
+    """Return the rows with each job's requested reservation, by job id."""
     return [replace(row, reservation=named[row.job_id]) if named.get(row.job_id) else row for row in rows]

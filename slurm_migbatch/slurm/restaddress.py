@@ -1,4 +1,4 @@
-"""Where slurmrestd listens: a unix socket, or a host and a port."""
+"""Parse the address of slurmrestd: a unix socket, or a host and a port."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Slurm's REST API: requests to slurmrestd over a unix socket or HTTP, and which of its versions is spoken.
+"""Call Slurm's REST API: requests to slurmrestd over a unix socket or HTTP, with version selection.
 
-slurmrestd offers several versions of its API at once, named in the path (v0.0.42), of which each Slurm release knows
-four or so: 24.11 has 40 to 42, 26.05 has 42 to 45. What is read and sent here has the same names in all of them, and
-the newest is taken; `REQUEUE` and `DEFAULT_PARTITION` say what only the later ones can do.
+slurmrestd offers several versions of its API at once, named in the path (v0.0.42), of which each Slurm release has
+about four: 24.11 has 40 to 42, 26.05 has 42 to 45. All fields used here have the same names in all of them, and
+the newest is taken; `REQUEUE` and `DEFAULT_PARTITION` name what only the later ones can do.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from urllib.parse import quote, urlencode
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.restaddress import RestAddress
 
-#: versions that are spoken, the best first
+#: supported versions, the best first
 VERSIONS: Final = (45, 44, 43, 42, 41, 40)
 #: the first version in which jobs can be requeued
 REQUEUE: Final = 45
-#: the first version in which a partition says that it is the default
+#: the first version in which a partition states that it is the default
 DEFAULT_PARTITION: Final = 45
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 
 
 class RestError(SlurmError):
-    """slurmrestd passed on that Slurm refuses.
+    """slurmrestd reported that Slurm refuses.
 
     Attributes:
         number: Slurm's number of the error.
-        reason: why, in Slurm's words.
+        reason: Slurm's message.
     """
 
     def __init__(self, message: str, number: int, reason: str) -> None:
@@ -62,11 +62,12 @@ class RestApi:
 
     Args:
         address: `unix:/PATH`, `http://HOST:PORT` or `https://HOST:PORT`.
-        token_file: a file with a token of auth/jwt, read again for each request; empty: slurmrestd knows the peer of
+        token_file: a file with a token of auth/jwt, read again for each request; empty: slurmrestd identifies the peer
+            of
             its socket (rest_auth/local).
-        user: as whom to ask: whose the token is. Without a token it is the user of this process.
-        timeout: seconds in which slurmrestd has to accept, to answer, and to go on with its answer.
-        owners: users by uid whose token file is believed too, beside root's and this process's user's.
+        user: user of the requests: the owner of the token. Without a token it is the user of this process.
+        timeout: seconds in which slurmrestd must accept, answer, and continue its answer.
+        owners: uids whose token file is trusted too, besides root and this process's user.
     """
 
     def __init__(
@@ -89,10 +90,10 @@ class RestApi:
 
     @property
     def version(self) -> int:
-        """The version that is spoken: 42 for v0.0.42; found out by the first request.
+        """API version in use: 42 for v0.0.42; determined by the first request.
 
         Raises:
-            SlurmError: slurmrestd does not answer, or offers none that is known here.
+            SlurmError: slurmrestd does not answer, or offers no supported version.
         """
         if not self._version:
             tried = (number for number in VERSIONS if self._send("GET", f"v0.0.{number}/ping/", None) is not None)
@@ -109,7 +110,7 @@ class RestApi:
 
         Raises:
             RestError: Slurm refuses.
-            SlurmError: slurmrestd does not answer, or what is no answer.
+            SlurmError: slurmrestd does not answer, or its answer is invalid.
         """
         where = f"v0.0.{self.version}/{quote(path)}" + (f"?{urlencode(query)}" if query else "")
         try:
@@ -117,7 +118,7 @@ class RestApi:
         except RestError:
             raise
         except SlurmError:
-            self._version = 0  # another release of it may be there next time
+            self._version = 0  # it may be another release next time
             raise
         if found is None:
             self._version = 0
@@ -125,13 +126,13 @@ class RestApi:
         return found
 
     def _send(self, method: str, where: str, body: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """Return the answer to a request; None where slurmrestd does not know the path."""
+        """Return the answer to a request; None if slurmrestd does not know the path."""
         self.requests += 1
-        # named, so that slurmrestd refuses rather than ask as somebody who does not see every job
+        # with the user named, slurmrestd refuses instead of asking as a user who does not see every job
         headers = {"X-SLURM-USER-NAME": self._user, "Content-Type": "application/json", "Accept": "application/json"}
         if token := self._token():
             headers["X-SLURM-USER-TOKEN"] = token
-        # texts of users may hold bytes that are no UTF-8
+        # texts of users may hold bytes that are not UTF-8
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogateescape")
         connection = self._connection()
         try:

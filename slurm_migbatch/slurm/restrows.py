@@ -1,7 +1,7 @@
-"""What Slurm's REST API shows of jobs, nodes, partitions and reservations, read into rows.
+"""Parse jobs, nodes, partitions and reservations of Slurm's REST API into rows.
 
-Numbers come as `{"set": true, "infinite": false, "number": 3}` where Slurm knows "none" and "no limit". The job list
-holds jobs that have ended, too, as long as slurmctld remembers them.
+Numbers are `{"set": true, "infinite": false, "number": 3}` if Slurm has "none" and "no limit". The job list
+includes jobs that have ended, as long as slurmctld keeps them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slurm_migbatch.slurm.listing import JOB_STATES, count_tasks, jobs_waited_fo
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.reservations import NodeReservation
 
-#: flags of a job's state in the order in which squeue shows one of them instead of the state below
+#: flags of a job's state in the order in which squeue shows one of them instead of the base state
 _FLAGS: Final = (
     "COMPLETING",
     "STAGE_OUT",
@@ -37,12 +37,12 @@ _ODD: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, Node
 
 
 def jobs(found: Mapping[str, Any], now: float, *, reserved: bool) -> list[JobRow]:
-    """Return the jobs that wait or hold something; one whose record is not understood is UNREAD.
+    """Return the jobs that are pending or hold resources; one with an invalid record is UNREAD.
 
     Args:
         found: the answer to `jobs/`.
-        now: this moment, unix seconds.
-        reserved: whether to tell which reservation a job asks for.
+        now: the current time, unix seconds.
+        reserved: whether to include each job's requested reservation.
 
     Raises:
         SlurmError: there is no list of jobs.
@@ -63,7 +63,7 @@ def jobs(found: Mapping[str, Any], now: float, *, reserved: bool) -> list[JobRow
 
 
 def records(found: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return a list of records of an answer; raises SlurmError where it is none."""
+    """Return a list of records of an answer; raises SlurmError if there is none."""
     listed = found.get(name)
     if not isinstance(listed, list) or not all(isinstance(record, dict) for record in listed):
         raise SlurmError(f"slurmrestd answered without a list of {name}: {str(found)[:200]}")
@@ -95,7 +95,7 @@ def _job(job_id: int, job: Mapping[str, Any], states: Sequence[str], now: float,
         priority=_number(job["priority"]),
         submit=_time(job["submit_time"]) or 0.0,
         start=_time(job["start_time"]),
-        end=None if limit["infinite"] and end and end > now else end,  # as squeue writes it
+        end=None if limit["infinite"] and end and end > now else end,  # in squeue's form
         time_limit_s=None if endless else int(limit["number"]) * 60,
         nodes=expand(job["nodes"]),
         num_nodes=max(1, _number(job["node_count"])),
@@ -117,10 +117,10 @@ def _job(job_id: int, job: Mapping[str, Any], states: Sequence[str], now: float,
 
 
 def nodes(found: Mapping[str, Any], unread: Callable[[str, str], object]) -> list[NodeRow]:
-    """Return the rows of the answer to `nodes/`, without those that cannot be read; `unread` is told of these.
+    """Return the rows of the answer to `nodes/`, without those that cannot be read, which `unread` is called with.
 
     Raises:
-        SlurmError: there is none that can be read.
+        SlurmError: none can be read.
     """
     rows: list[NodeRow] = []
     for record in records(found, "nodes"):
@@ -161,7 +161,7 @@ def tiers(found: Mapping[str, Any]) -> dict[str, int]:
 
 
 def default_partition(found: Mapping[str, Any]) -> str:
-    """Return the default partition from the answer to `partitions/`, empty where there is none; raises SlurmError."""
+    """Return the default partition from the answer to `partitions/`, empty if there is none; raises SlurmError."""
     parts = records(found, "partitions")
     return next((str(part.get("name")) for part in parts if "DEFAULT" in (part.get("flags") or ())), "")
 
@@ -197,7 +197,7 @@ def _counts(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, RpcCount]
 
 
 def _number(value: Mapping[str, Any] | int) -> int:
-    """Return a number; 0 where there is none."""
+    """Return a number; 0 if unset."""
     if isinstance(value, int):
         return value
     return int(value["number"]) if value["set"] else 0

@@ -1,7 +1,7 @@
-"""What Slurm lets one user know of jobs, accounts and nodes of others, by PrivateData and his standing.
+"""Determine what one user may see of other users' jobs, accounts and nodes, by PrivateData and privileges.
 
-What a user wrote into a job (its comment, its name) is told to those alone who may see private jobs of his, also where
-jobs are not private.
+A user's text in a job (its comment, its name) is shown only to those who may see this user's private jobs, even
+if jobs are not private.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
     from slurm_migbatch.slurm.client import JobRow
 
-#: words of PrivateData that hide something that is asked for here
+#: values of PrivateData that hide something shown here
 ALL_PRIVATE = frozenset({"jobs", "usage", "accounts", "nodes"})
-#: a job with whose it is, as nodes name them, or a user by his number alone
+#: a job with its user in the form of messages, or a user by uid alone
 _NAMED = Pattern(r"\b(jobs?) (\d{1,18})\b(?:('s)? of (?:uid )?[\w.@+=-]+)?|\bof uid (\d{1,10})\b")
 
 
 class Rights(Value):
-    """What one user may see.
+    """Rights of one user.
 
     Attributes:
         uid: the user.
-        everything: he is root, SlurmUser, an operator or an administrator.
-        coordinates: accounts that he is coordinator of.
-        private: words of PrivateData (jobs, usage, accounts, nodes).
+        everything: the user is root, SlurmUser, an operator or an administrator.
+        coordinates: accounts that the user coordinates.
+        private: values of PrivateData (jobs, usage, accounts, nodes).
     """
 
     uid: int
@@ -36,7 +36,7 @@ class Rights(Value):
     private: frozenset[str] = ALL_PRIVATE
 
     def in_full(self, uid: int | None, account: str | None) -> bool:
-        """Return whether a job's user text may be shown: its comment, its name, and what was made of them."""
+        """Return whether a job's user text may be shown: its comment, its name, and anything derived from them."""
         return self.everything or uid == self.uid or account in self.coordinates
 
     def job(self, uid: int | None, account: str | None) -> bool:
@@ -44,7 +44,7 @@ class Rights(Value):
         return self.in_full(uid, account) or "jobs" not in self.private
 
     def run(self, uid: int | None, account: str | None) -> bool:
-        """Return whether a run in the record may be shown; a record is jobs and usage both."""
+        """Return whether a run in the record may be shown; the record is both jobs and usage."""
         return self.in_full(uid, account) or self.runs
 
     def account(self, uid: int | None, account: str | None) -> bool:
@@ -53,12 +53,12 @@ class Rights(Value):
 
     @property
     def runs(self) -> bool:
-        """Whether runs of others in the record may be shown."""
+        """Whether other users' runs in the record may be shown."""
         return self.everything or not self.private & {"jobs", "usage"}
 
     @property
     def accounts(self) -> bool:
-        """Whether names of others' accounts may be shown."""
+        """Whether names of other users' accounts may be shown."""
         return self.everything or "accounts" not in self.private
 
     @property
@@ -67,7 +67,7 @@ class Rights(Value):
         return self.everything or "nodes" not in self.private
 
     def jobs(self, rows: Iterable[JobRow]) -> list[JobRow]:
-        """Return those of these jobs that the user may see."""
+        """Return the jobs that the user may see."""
         return [row for row in rows if self.job(row.uid, row.account)]
 
     def sentence(self, text: str, shown: Collection[int]) -> str:

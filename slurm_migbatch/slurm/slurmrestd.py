@@ -1,14 +1,14 @@
-"""SlurmClient over slurmrestd, Slurm's REST API, and over Slurm's commands for what it cannot do.
+"""Implement SlurmClient over slurmrestd, Slurm's REST API, and over Slurm's commands for what it cannot do.
 
-Tried with slurmrestd of 24.11.5 (API versions 40 to 42) and 26.05.5 (42 to 45). What goes by Slurm's commands:
+Tested with slurmrestd of 24.11.5 (API versions 40 to 42) and 26.05.5 (42 to 45). Slurm's commands are used for:
 
 - changes of single array tasks ("123_4"): `POST job/` refuses them ("Submit job update against Array Job's JobID
   instead of array task id"), and a task that shares its array's record has no id of its own;
 - `requeue` before version 45, the default partition before version 45, and updates of other fields than `_FIELDS`;
-- squeue's `gres_texts`, what nodes jobs exclude, and what `daemon.ended.HistoryClient` asks.
+- squeue's `gres_texts`, jobs' excluded nodes, and the queries of `daemon.ended.HistoryClient`.
 
-What it does as the commands do: `Gres` of nodes and of jobs, comments with any bytes, throttles of arrays, holds,
-signals to the whole job and to single tasks, reservations.
+The API does the same as the commands for: `Gres` of nodes and of jobs, comments with any bytes, throttles of arrays,
+holds, signals to the whole job and to single tasks, reservations.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from slurm_migbatch.slurm.versions import parse_version
 _UNKNOWN_JOB: Final = 2017
 _DONE: Final = 2021
 _WAITS: Final = 2024
-#: the numbers of what slurmctld refuses; others tell that nobody was there to refuse anything
+#: error numbers of refusals by slurmctld; others mean that slurmctld did not answer
 _REFUSALS: Final = range(2000, 4000)
-#: what of a job is changed by the API, by scontrol's names
+#: job fields that the API can change, by scontrol's names
 _FIELDS: Final = frozenset({"Gres", "Comment", "AdminComment", "Name", "StartTime", "ArrayTaskThrottle"})
 _SOON: Final = re.compile(r"now(?:\+(\d{1,9}))?")
 
@@ -41,7 +41,7 @@ class SlurmrestdClient(CliClient):
     """`SlurmClient` over slurmrestd; see the module.
 
     Args:
-        bin_dir, slurm_conf, timeout: as for `CliClient`; the time limit holds for slurmrestd too.
+        bin_dir, slurm_conf, timeout: as for `CliClient`; the time limit applies to slurmrestd too.
         address, token_file, user, owners: as for `RestApi`; the user must be root or SlurmUser, who see every job.
     """
 
@@ -60,7 +60,7 @@ class SlurmrestdClient(CliClient):
         self.api = RestApi(address, token_file, user, timeout, owners)
 
     def probe(self) -> str:
-        """Ask slurmrestd; return why it cannot be used, or an empty string."""
+        """Send a request to slurmrestd; return why it cannot be used, or an empty string."""
         try:
             self.jobs()
             self.nodes()
@@ -79,7 +79,7 @@ class SlurmrestdClient(CliClient):
         return in_order(self._known(rows), tiers)
 
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
-        """List jobs as `jobs` does, which cannot be asked for less; see SlurmClient."""
+        """List jobs as `jobs` does, because the API has no smaller request; see SlurmClient."""
         return [row for row in self.jobs() if not nodes.isdisjoint(row.nodes)]
 
     def nodes(self) -> list[NodeRow]:
@@ -103,7 +103,7 @@ class SlurmrestdClient(CliClient):
         return restrows.diag(self.api.ask("GET", "diag/"))
 
     def version(self) -> tuple[int, int]:
-        """Release of slurmrestd; asked once."""
+        """Release of slurmrestd; queried once."""
         if self._version is None:
             found = self.api.ask("GET", "ping/")
             try:
@@ -115,7 +115,7 @@ class SlurmrestdClient(CliClient):
     # -- change ------------------------------------------------------------------------------------------------
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
-        """Update jobs by a request each, and by scontrol those of which the API cannot change all; see SlurmClient."""
+        """Update jobs by a request each, and by scontrol if the API cannot change all fields; see SlurmClient."""
         for job, fields in updates.items():
             checked_job(job)
             check_fields(fields)
@@ -156,7 +156,7 @@ class SlurmrestdClient(CliClient):
         self._signal({"jobs": named, "signal": name, "job_state": ["RUNNING"], "flags": ["FULL_JOB"] if full else []})
 
     def hold(self, job_id: int) -> None:
-        """Keep a pending job from starting."""
+        """Hold a pending job."""
         self._change_or_raise(f"job/{int(job_id)}", {"hold": True})
 
     def release(self, job_id: int) -> None:
@@ -183,7 +183,7 @@ class SlurmrestdClient(CliClient):
             raise SlurmRefused(refused, len(body["jobs"]))
 
     def _changed(self, method: str, path: str, body: Mapping[str, Any], harmless: Sequence[int] = ()) -> str:
-        """Return why Slurm refuses a change, empty where it does not."""
+        """Return why Slurm refuses a change, empty if it does not."""
         self.before_change()
         try:
             self.api.ask(method, path, body)
@@ -195,7 +195,7 @@ class SlurmrestdClient(CliClient):
 
 
 def _not_signalled(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return which jobs Slurm refused to signal, of those that run or may run, and its words."""
+    """Return the running or possibly running jobs that Slurm refused to signal, and its messages."""
     refused = {}
     for status in restrows.records(found, "status"):
         error = status.get("error") or {}
@@ -206,13 +206,13 @@ def _not_signalled(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _spoken(fields: Mapping[str, str]) -> bool:
-    """Return whether the values can be said in the API's terms."""
+    """Return whether the API can express the values."""
     throttle = fields.get("ArrayTaskThrottle", "0")
     return throttle.isdigit() and _SOON.fullmatch(fields.get("StartTime", "now")) is not None
 
 
 def _description(fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return a job description of the API's that changes these fields of scontrol's."""
+    """Return an API job description that changes these scontrol fields."""
     plain = {"Comment": "comment", "AdminComment": "admin_comment", "Name": "name"}
     body: dict[str, Any] = {plain[key]: value for key, value in fields.items() if key in plain}
     if "Gres" in fields:

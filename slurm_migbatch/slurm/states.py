@@ -14,4 +14,4 @@ ENDED = (
     "REVOKED",
     "TIMEOUT",
 )
-"""States of jobs that hold nothing any more; `node.liveness` has its own list, since hooks do not import this one."""
+"""States of jobs that hold nothing any more; `node.liveness` has its own list, as hooks do not import this module."""

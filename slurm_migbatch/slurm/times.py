@@ -1,8 +1,8 @@
-"""Slurm's ways of writing moments and durations, read and written as its own commands do.
+"""Parse and format times and durations like Slurm's own commands.
 
-Moments are unix seconds (float), read and shown in local time. Grammar: the "valid time formats" of sacct(1), in the
+Times are unix seconds (float), read and shown in local time. Grammar: the "valid time formats" of sacct(1), in the
 past sense that sacct uses (a time of day is today's, a month after the current one is last year's), and `yesterday`,
-which Slurm does not know.
+which Slurm does not have.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _NOW = Pattern(r"now(?:\s*([+-])\s*(\d{1,9})\s*(?:(second|minute|hour|day|week)s
 _WORD = Pattern("|".join((*_DAY_WORDS, *_CLOCK_WORDS)), "IGNORECASE")
 _CLOCK = Pattern(r"(\d{1,2}):(\d\d)(?::(\d\d)|(?!:))\s*(am|pm)?", "IGNORECASE")
 _ISO = Pattern(r"(\d{4})-(\d\d)-(\d{1,2})")
-#: a digit that follows a month, a day or a year belongs to it
+#: a digit after a month, a day or a year belongs to it
 _AMERICAN = Pattern(r"(\d\d|\d(?!\d))[./]?(\d\d|\d(?!\d))[./]?(?:(\d\d)|(?!\d))")
 _GAP = Pattern(r"[ \t]+|-|T")
 
-#: Slurm takes no smaller one
+#: Slurm's minimum
 _FIRST_UTS = 1_000_000
-#: a day before the year 10000, which no calendar of Python's has, in whatever time zone
+#: a day before the year 10000, which Python's calendar does not have, in any time zone
 _LAST_S = 253_402_214_400.0
 
 _DURATION = Pattern(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?(\.\d+)?$")
@@ -43,15 +43,15 @@ TIME_FORMS = (
 
 
 class TimeFormError(ValueError):
-    """A text that is no moment or duration in any of Slurm's forms; the message names the forms."""
+    """A text that is not a time or duration in any of Slurm's forms; the message names the forms."""
 
 
 def parse_time(text: str, now: float | None = None) -> float:
-    """Parse a time into unix seconds; what lies before 1970 is 0, as nothing on record is older.
+    """Parse a time into unix seconds; times before 1970 are 0, because no record is older.
 
     Args:
         text: one of TIME_FORMS.
-        now: the current moment; the clock's where not given.
+        now: the current time; by default the clock's.
 
     Raises:
         TimeFormError: the text has none of the forms, or names a day or hour that does not exist.
@@ -62,7 +62,7 @@ def parse_time(text: str, now: float | None = None) -> float:
         return float(words[3:])
     today = datetime.fromtimestamp(now)
     date, clock, at = _iso(words)
-    # as Slurm, which lets a later date or time of day take the place of an earlier one, and wants no gap between them
+    # like Slurm: a later date or time of day replaces an earlier one, and no gap is required between them
     while at < len(words):
         if match := _NOW.match(words, at):
             return _bounded(_from_now(match, now), words)
@@ -77,7 +77,7 @@ def parse_time(text: str, now: float | None = None) -> float:
         raise TimeFormError(f"Invalid time specification: {text!r} is not a time; write one of: {TIME_FORMS}")
     year, month, day = date or (today.year, today.month, today.day)
     try:
-        # the 30th of February is the 2nd of March, as mktime(3) has it
+        # the 30th of February is the 2nd of March, as in mktime(3)
         moment = (datetime(year, month, 1, *(clock or (0, 0, 0))) + timedelta(days=day - 1)).timestamp()
     except (ValueError, OverflowError) as error:
         raise TimeFormError(f"Invalid time specification: {words} is a time that does not exist ({error})") from None
@@ -95,7 +95,7 @@ def _number(text: str, shortest: int, longest: int) -> bool:
 
 
 def _iso(text: str) -> tuple[tuple[int, int, int] | None, tuple[int, int, int] | None, int]:
-    """Read the most usual form, YYYY-MM-DD[THH:MM[:SS]], as `_date_or_clock` does, without compiling patterns."""
+    """Read the most common form, YYYY-MM-DD[THH:MM[:SS]], like `_date_or_clock`, without compiling patterns."""
     written, t, time_of_day = text.partition("T")
     parts, places = written.split("-"), time_of_day.split(":") if t else []
     if [len(part) for part in parts] != [4, 2, 2] or [len(place) for place in places] not in ([], [2, 2], [2, 2, 2]):
@@ -118,7 +118,7 @@ def _from_now(match: re.Match[str], now: float) -> float:
 def _date_or_clock(
     text: str, at: int, today: datetime
 ) -> tuple[tuple[int, int, int] | None, tuple[int, int, int] | None, int]:
-    """Return (date, clock, end) of the date or time of day that stands at `at`; `at` itself where there is none."""
+    """Return (date, clock, end) of the date or time of day at position `at`; end is `at` if there is none."""
     if match := _WORD.match(text, at):
         word = match[0].lower()
         if word in _CLOCK_WORDS:
@@ -149,7 +149,7 @@ def _clock(hour: int, minute: int, second: int, half: str) -> tuple[int, int, in
 
 
 def parse_duration(text: str) -> float | None:
-    """Return the seconds that `text` means: `[D-]HH:MM:SS`, `MM:SS`, minutes, `D-HH`, `D-HH:MM`; None for UNLIMITED.
+    """Return the seconds of `text`: `[D-]HH:MM:SS`, `MM:SS`, minutes, `D-HH`, `D-HH:MM`; None for UNLIMITED.
 
     Raises:
         TimeFormError: the text is none of these.
@@ -171,7 +171,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Format `[D-]HH:MM:SS`, whole seconds; "UNLIMITED" for None, "INVALID" for a negative duration, as Slurm."""
+    """Format `[D-]HH:MM:SS`, whole seconds; "UNLIMITED" for None, "INVALID" for a negative duration, like Slurm."""
     if seconds is None:
         return "UNLIMITED"
     whole = int(seconds)
@@ -186,14 +186,14 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_clock(seconds: int) -> str:
-    """Format `H:MM:SS`, as many hours as there are, of seconds that are not negative."""
+    """Format nonnegative seconds as `H:MM:SS`, with any number of hours."""
     return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
 def time_formatter(style: str | None, now: float | None = None) -> Callable[[float | None], str]:
     """Return the function that formats times under SLURM_TIME_FORMAT=`style`: "standard", "relative" or strftime's.
 
-    A style without "%" is no strftime format; moments are then written as in "standard". None and 0 are "Unknown".
+    A style without "%" is not a strftime format; times are then formatted as "standard". None and 0 are "Unknown".
     """
     if style == "relative":
         today = datetime.fromtimestamp(time.time() if now is None else now).date().toordinal()

@@ -1,4 +1,4 @@
-"""Says in the log which rows of Slurm's could not be read, each once."""
+"""Log Slurm's rows that could not be read, each once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
-#: names that are remembered; with more of them the oldest may be told once more
+#: names to remember; with more of them the oldest may be logged again
 _REMEMBERED = 100_000
 _SHOWN = 3
 
 
 class Unread:
-    """The jobs, or nodes, whose rows could not be read so far.
+    """Jobs, or nodes, whose rows could not be read so far.
 
     Args:
         noun: what they are, "job" or "node".
@@ -25,7 +25,7 @@ class Unread:
         self._lock = threading.Lock()
 
     def name(self, unread: Mapping[str, str]) -> None:
-        """Log one line for those of one listing (name -> why) that were not named before."""
+        """Log one line for those of one listing (name -> why) that were not logged before."""
         with self._lock:
             new = [name for name in unread if name not in self._named]
             self._named.update(dict.fromkeys(new))

@@ -1,11 +1,9 @@
 """Backups: one SQLite file with all data, for any kind of database.
 
 For an SQLite database it is a copy by SQLite's online backup, which stops nothing: in WAL mode writers continue while
-it
-reads one state. For a server it is one state read through a repeatable-read transaction, table by table. The server's
-own
-dump programs are faster and include more (users, grants); this backup can be restored to any of the three kinds, and
-needs no program that the controller may lack.
+it reads one state. For a server it is one state read through a repeatable-read transaction, table by table. The
+server's own dump programs are faster and include more (users, grants); this backup can be restored to any of the three
+kinds, and needs no program that the controller may lack.
 
 A backup gets its name only when it is complete, verified and synced; it is readable by its owner only.
 """

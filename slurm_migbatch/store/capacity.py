@@ -19,8 +19,7 @@ def gpu_seconds(
     """Return by node the total seconds of its MIG GPUs between two times.
 
     A node counts from its first description to its last message. Downtime in between is not subtracted, because the
-    GPUs
-    were present.
+    GPUs were present.
 
     Args:
         start, end: unix seconds, not later than now.

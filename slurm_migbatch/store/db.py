@@ -265,8 +265,7 @@ class Store:
         """Return ended runs in the order in which they became usable for learning, with request and prediction.
 
         A run about which something becomes known later (its last report, how it ended according to Slurm) is returned
-        again
-        under a higher number.
+        again under a higher number.
 
         Args:
             since: the highest `Lesson.number` that the caller has seen.

@@ -91,8 +91,7 @@ def _is_past(newest: Run | None, moment: float) -> bool:
     """Return whether a job's newest run is before `moment`, so that what began then does not belong to that job.
 
     A node may report an earlier run after Slurm has listed the next one. That one may still be pending, from the time
-    at
-    which Slurm requeued the job; so it is in the past if it was pending for longer than clocks differ.
+    at which Slurm requeued the job; so it is in the past if it was pending for longer than clocks differ.
     """
     if newest is None or _has_ended(newest, moment):
         return True

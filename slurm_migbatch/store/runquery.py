@@ -1,9 +1,8 @@
 """Selection of runs, and its SQL: one text for SQLite, MariaDB and PostgreSQL.
 
 Nothing here imports SQLAlchemy, which takes ten times as long to import as a query takes: `migacct` reads an SQLite
-file
-without it (`store.reader`), and `store.queries` passes the same text to SQLAlchemy. Column names are qualified by their
-table, so that none is taken for a keyword.
+file without it (`store.reader`), and `store.queries` passes the same text to SQLAlchemy. Column names are qualified by
+their table, so that none is taken for a keyword.
 """
 
 from __future__ import annotations
@@ -302,10 +301,8 @@ def overlapping(start: float | None, end: float | None, values: Values, *, narro
     """Return the condition that a run existed at some time from `start` to `end`.
 
     With `narrow` it has a form that an index on (span_class, ended) answers in time proportional to the number of
-    matches,
-    not of runs: a run of a class whose runs last less than 4**c seconds and that began by `end` has ended by end +
-    4**c.
-    `owner`, a condition on the user or the uid, is repeated in each range: indexes begin with these.
+    matches, not of runs: a run of a class whose runs last less than 4**c seconds and that began by `end` has ended by
+    end + 4**c. `owner`, a condition on the user or the uid, is repeated in each range: indexes begin with these.
     """
     begins = "1 = 1" if end is None else f"runs.began <= {values.one(end)}"
     low = "runs.ended IS NOT NULL" if start is None else f"runs.ended >= {values.one(start)}"
@@ -347,8 +344,7 @@ def _retyped(column: str, *, last: bool) -> str:
     """Return a field of the first or last re-type of a run; null if none.
 
     A change of an array's tasks is stored under the array (whose id the last task has, too), so for a task it is one
-    that
-    led to its profile.
+    that led to its profile.
     """
     mine = (
         "(runs.array_job IS NULL AND actions.job_id = runs.job_id OR "

@@ -3,8 +3,7 @@
 One row has the number of the current term, its holder and its end, by the server's clock, so that the clocks of hosts
 need not agree. An expired term can be taken over, under the next number. Every writer reads the number in the same
 transaction (a fencing token: Kleppmann, Designing Data-Intensive Applications, 2017, section 8.4), so a process that
-was
-suspended and resumes in another's term changes nothing.
+was suspended and resumes in another's term changes nothing.
 """
 
 from __future__ import annotations

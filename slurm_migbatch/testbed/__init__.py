@@ -1,1 +1,1 @@
-"""A private Slurm cluster on loopback with simulated GPUs, for trying and testing."""
+"""Run a private Slurm cluster on loopback with simulated GPUs, for trials and tests."""

@@ -1,4 +1,4 @@
-"""What Slurm's own NVML plugin makes of a node's simulated GPUs: a second opinion on the simulated driver."""
+"""List a node's simulated GPUs with Slurm's own NVML plugin: a check of the simulated driver."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ _MUNGED = "/usr/sbin/munged"
 
 
 class Cluster(RunningCluster):
-    """One test bed from its start to its end; `with Cluster(nodes=2) as cluster:` brings it up and takes it down.
+    """One test bed from its start to its end; `with Cluster(nodes=2) as cluster:` starts and stops it.
 
-    Everything lives below `directory` (chosen where not given); see `registry` for what happens when the process that
+    Everything is below `directory` (chosen if not given); see `registry` for what happens when the process that
     started it is killed. The keywords are those of `Spec`.
     """
 
@@ -82,7 +82,7 @@ class Cluster(RunningCluster):
                 self._prepare()
                 self._start()
             except BaseException:
-                if self._registered:  # else it is somebody else's, or nothing was made
+                if self._registered:  # otherwise it belongs to another process, or nothing was created
                     self.down()
                 raise
             finally:
@@ -91,7 +91,7 @@ class Cluster(RunningCluster):
         return self
 
     def down(self) -> None:
-        """Take everything away; harmless where nothing is."""
+        """Remove everything; harmless if nothing exists."""
         with registry.uninterrupted(), registry.locked():
             record = registry.find(self.directory)
             if record is not None:
@@ -101,7 +101,7 @@ class Cluster(RunningCluster):
                 self._daemons = None
 
     def _surely_down(self) -> None:
-        """Run `down`, also where Ctrl-C is pressed again before that has begun."""
+        """Run `down`, even if Ctrl-C is pressed again before that has begun."""
         while True:
             try:
                 return self.down()
@@ -109,7 +109,7 @@ class Cluster(RunningCluster):
                 continue
 
     def keep(self) -> None:
-        """Let the cluster outlive this process; it stays until `down`."""
+        """Keep the cluster after this process has ended; it stays until `down`."""
         with registry.locked():
             record = registry.find(self.directory)
             if record is None:
@@ -125,7 +125,7 @@ class Cluster(RunningCluster):
         self._surely_down()
 
     def _register(self) -> None:
-        """Write down what will be made, then make it: a kill in between leaves nothing that nobody knows of."""
+        """Record what will be created, then create it: a kill in between leaves nothing unrecorded."""
         with registry.locked():
             registry.sweep()
             if registry.find(self.directory) is not None:
@@ -240,13 +240,13 @@ class Cluster(RunningCluster):
             self.product.start()
 
     def node_states(self) -> dict[str, str]:
-        """Return the state of each node as sinfo words it, with its marks (`idle`, `mixed`, `idle*`); may be empty."""
+        """Return the state of each node in sinfo's form, with its marks (`idle`, `mixed`, `idle*`); may be empty."""
         names = ",".join(self.spec.node_names)
         done = self.run(["sinfo", "-h", "-N", "-p", "gpu", "-n", names, "-o", "%N %T"], check=False)
         return dict(line.split() for line in done.stdout.splitlines()) if done.returncode == 0 else {}
 
     def restart(self, name: str) -> Daemon:
-        """Stop a process where it runs and start it again; slurmctld listens when this returns."""
+        """Stop a process if it runs and start it again; slurmctld listens when this returns."""
         daemon = super().restart(name)
         if name == "slurmctld":
             self.wait("slurmctld", lambda: listening(self.ports["slurmctld"]))

@@ -1,4 +1,4 @@
-"""Slurm's configuration files of a test bed: a small site's own, and what `migbatch install` makes of them."""
+"""Write Slurm's configuration files of a test bed: a small site's own, as changed by `migbatch install`."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def write(
     ports: Mapping[str, int],
     munge_socket: Path,
 ) -> None:
-    """Write slurm.conf, gres.conf, what they include, cgroup.conf and the Lua scripts to `directory`/etc.
+    """Write slurm.conf, gres.conf, the files they include, cgroup.conf and the Lua scripts to `directory`/etc.
 
     Raises:
-        TestbedError: the site's slurm.conf (`spec.options`) cannot live with migbatch.
+        TestbedError: the site's slurm.conf (`spec.options`) is incompatible with migbatch.
     """
     etc = directory / "etc"
     bed = {
         "name": spec.name,
         "host": socket.gethostname(),
         "hosts": [f"{name}({address})" for name, address in controllers(spec).items()],
-        # what is a controller's own: another directory on each
+        # a controller's own files: another directory on each
         "run": directory / ("local" if spec.backup else "run"),
         "log": directory / ("local" if spec.backup else "log"),
         "port": ports["slurmctld"],
@@ -63,7 +63,9 @@ def write(
 
 
 def installed(spec: Spec, geometry: Geometry, version: tuple[int, int], etc: Path, stock: str) -> dict[str, str]:
-    """Return slurm.conf, gres.conf and what they include, by path, as `migbatch install` leaves a stock slurm.conf."""
+    """Return slurm.conf, gres.conf and the files they include, by path, as `migbatch install` changes a stock
+    slurm.conf.
+    """
     main, gres, switches = (str(etc / name) for name in ("slurm.conf", "gres.conf", "topology.conf"))
     conf, gres_conf = load(main, {main: stock}.get), load(gres, {gres: ""}.get)
     topology = load(switches, {switches: spec.topology}.get) if spec.topology else None

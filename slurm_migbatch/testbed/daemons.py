@@ -1,4 +1,4 @@
-"""Long-running processes of a test bed, by name: started inside its process group, recorded, stopped, restarted."""
+"""Manage long-running processes of a test bed, by name: start in its process group, record, stop, restart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Daemon:
 
 
 class Daemons:
-    """The processes recorded in one folder; any process that opens the folder sees and steers the same ones."""
+    """The processes recorded in one folder; any process that opens the folder sees and controls the same ones."""
 
     def __init__(self, records: Path, logs: Path, group: ProcessGroup) -> None:
         self.records = records
@@ -93,8 +93,8 @@ class Daemons:
     def kill(self, name: str) -> None:
         """Kill a process by SIGKILL, as a crash would.
 
-        Children of its session have its ports until they notice (slurmscriptd, slurmctld's, at once): they are waited
-        for. Those of jobs have sessions of their own and live on.
+        Children in its session hold its ports until they notice (slurmscriptd, slurmctld's, at once): they are waited
+        for. Those of jobs have sessions of their own and continue.
         """
         daemon = self._known(name)
         children = daemon.id.children_of_session()

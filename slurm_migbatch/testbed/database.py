@@ -1,4 +1,4 @@
-"""Accounting of a test bed: MariaDB on a socket of its own, slurmdbd, one account with all test users."""
+"""Run accounting of a test bed: MariaDB on its own socket, slurmdbd, one account with all test users."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MARIADBD = "/usr/sbin/mariadbd"
 
 
 def make_data(directory: Path) -> None:
-    """Make the data directory of a MariaDB server, whose root needs no password; raises TestbedError."""
+    """Create the data directory of a MariaDB server, whose root needs no password; raises TestbedError."""
     options = ["--no-defaults", f"--datadir={directory}", "--user=root"]
     options += ["--auth-root-authentication-method=normal", "--skip-test-db"]
-    # a server that starts, as this does, removes what others have in a common directory
+    # a starting server, such as this one, removes other servers' files in a common directory
     own = {**os.environ, "TMPDIR": str(directory.parent)}
     done = subprocess.run(["mariadb-install-db", *options], env=own, check=False, capture_output=True, text=True)
     if done.returncode != 0:
@@ -43,7 +43,7 @@ def start(cluster: RunningCluster) -> None:
             "--no-defaults",
             f"--datadir={data}",
             f"--socket={sock}",
-            f"--tmpdir={folder}",  # a server that starts removes what others have in a common one
+            f"--tmpdir={folder}",  # a starting server removes other servers' files in a common one
             "--skip-networking",
             "--user=root",
             f"--pid-file={folder}/mariadbd.pid",

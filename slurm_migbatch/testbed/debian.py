@@ -1,4 +1,4 @@
-"""Other Slurm releases: a minimal Debian or Ubuntu of another suite by debootstrap, for --slurm-root."""
+"""Install other Slurm releases: a minimal Debian or Ubuntu of another suite by debootstrap, for --slurm-root."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ PACKAGES = (
 EXTRA = {"trixie": ("slurm-wlm-nvml-plugin",)}
 #: suites of Ubuntu; every other one is Debian's
 UBUNTU = frozenset({"noble", "resolute"})
-#: with what debootstrap checks Ubuntu's packages; Debian 12 has no package of it, and without it they are not checked
+#: keyring with which debootstrap checks Ubuntu's packages; Debian 12 has no package of it, and without it they are not
+#: checked
 UBUNTU_KEYRING = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")
 _UBUNTU_SCRIPT = "gutsy"
-"""The script that all of Ubuntu's suites are made with; debootstrap has a link to it for those that it knows."""
+"""Script for all of Ubuntu's suites; debootstrap has a link to it for those that it knows."""
 
 
 def mirror(etc: Path = Path("/etc/apt")) -> str:
@@ -72,7 +73,7 @@ def make_root(suite: str, target: Path, url: str | None = None, log: Path | None
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    # A mount namespace of its own: what debootstrap mounts goes away with it, also after a kill.
+    # A mount namespace of its own: debootstrap's mounts disappear with it, also after a kill.
     argv = ["unshare", "--mount", "--propagation", "private", "debootstrap", "--variant=minbase"]
     argv += [f"--components={_components(suite)}", f"--include={','.join([*PACKAGES, *EXTRA.get(suite, ())])}"]
     script = _script(suite)
@@ -98,7 +99,7 @@ def _script(suite: str) -> Path:
 
 
 def _default_mirror(script: Path) -> str:
-    """Return the archive that debootstrap's own script names for suites that are still kept up."""
+    """Return the archive that debootstrap's own script names for supported suites."""
     found = re.search(r"\*\)\s+default_mirror\s+(\S+)", script.read_text())
     if not found:
         raise TestbedError(f"{script} names no archive; give one with --mirror")

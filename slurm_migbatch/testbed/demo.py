@@ -1,6 +1,6 @@
-"""The demonstration: a private cluster with simulated GPUs, jobs of three users, and a check of everything claimed.
+"""Run the demonstration: a private cluster with simulated GPUs, jobs of three users, and a check of every claim.
 
-Run by `make demo`. Exit status 0 only if every check at the end holds.
+Run by `make demo`. Exit status 0 only if every check at the end passes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DemoJob:
 
 @dataclass
 class Checks:
-    """What was verified, and what was not so."""
+    """What was verified, and what failed."""
 
     failed: list[str] = field(default_factory=list)
 
@@ -65,13 +65,13 @@ class Checks:
 
 
 class Demo:
-    """Submits, shows, waits and checks."""
+    """Submit, show, wait and check."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.jobs: list[DemoJob] = []
         self.checks = Checks()
-        # A checkout may lie where ordinary users cannot read.
+        # A checkout may be where ordinary users cannot read.
         self.examples = cluster.directory / "examples"
         self.examples.mkdir()
         self.examples.chmod(0o755)
@@ -81,7 +81,7 @@ class Demo:
                 (self.examples / script.name).chmod(0o644)
 
     def run(self) -> int:
-        """Run the whole demonstration; return 0 if everything that it claims was observed."""
+        """Run the whole demonstration; return 0 if every claim was verified."""
         began = time.monotonic()
         with HandoffWatch(self.cluster) as watch:
             self._first_wave()
@@ -149,7 +149,7 @@ class Demo:
         click.echo(self.cluster.product.migbatch("nodes"))
 
     def _offered(self) -> dict[str, int]:
-        """Return the free slices that Slurm knows of: the most on any one node, by GRES type."""
+        """Return the free slices known to Slurm: the most on any one node, by GRES type."""
         nodes = json.loads(self.cluster.product.migbatch("nodes", "--json"))["nodes"]
         best: dict[str, int] = {}
         for node in nodes:
@@ -175,7 +175,7 @@ class Demo:
 
         self._until(over, "the end of all jobs")
         self._until(lambda: not self._leases(), "the end of all leases")
-        # What the record still lacks after that is a finding of the closing check.
+        # What the record still lacks after that fails a closing check.
         with suppress(TestbedError):
             self._until(self._recorded, "the record of all jobs", 60.0)
 

@@ -1,9 +1,9 @@
-"""What can go wrong with a test bed."""
+"""Define the error of a test bed."""
 
 from __future__ import annotations
 
 
 class TestbedError(Exception):
-    """A test bed could not do what was asked; the text says what happened and what to do."""
+    """A test bed could not do the request; the text says what happened and what to do."""
 
     __test__ = False  # not a test class, whatever pytest thinks of its name

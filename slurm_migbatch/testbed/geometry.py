@@ -1,4 +1,4 @@
-"""The geometry of a simulated GPU, as its driver says (nothing here is a table)."""
+"""Read the geometry of a simulated GPU from its driver (nothing here is a table)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurm_migbatch.mig.geometry import Geometry
 
 from .errors import TestbedError
 
-# In a process of its own: a loaded driver library stays, and this process may read machines in other directories.
+# In a separate process: a loaded driver library remains, and this process may read machines in other directories.
 _ASK = """
 import json, sys
 from slurm_migbatch.mig.nvml import NvmlDriver

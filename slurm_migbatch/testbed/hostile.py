@@ -1,7 +1,7 @@
-"""Users who mean harm, beside those of the soak: what they do, each part within bounds of time and number.
+"""Simulate hostile users next to those of the soak test: each part is limited in time and number.
 
 The parts run as a user of the test bed and as one file, `python3 hostile.py PART SECONDS ...`, with the standard
-library only; each ends by itself, or on SIGTERM, and prints how often it did what as one JSON object. They talk to
+library only; each ends by itself, or on SIGTERM, and prints how often it did what as one JSON object. They connect to
 loopback and to sockets of the test bed, and write to the home directory and to the progress files of their jobs.
 """
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 PYTHON = "/usr/bin/python3"
 
-# --- what the parts do; standard library only
+# --- the parts; standard library only
 
 MOST_SUBMISSIONS = 3000
 MOST_OWN_JOBS = 40
-"""Jobs of the submitting user that may wait at a time; the oldest is cancelled."""
+"""Pending jobs of the submitting user at a time; the oldest is cancelled."""
 MOST_CONNECTIONS = 600
 MOST_REPORTED = 128 << 20
 """Bytes that a job writes into its progress file at most."""
 
-#: bytes that end a field, a line or a list somewhere, and some that are no text
+#: bytes that end a field, a line or a list in some format, and some that are not text
 ODD = (
     *(bytes([number]) for number in (*range(1, 32), 127, 128, 160, 173, 255)),
     *(b"|", b",", b";", b"=", b":", b"%", b"\\", b"'", b'"', b"$(id)", b"`id`", b" ", b"[", b"]", b"(", b"*", b"#"),
@@ -86,7 +86,7 @@ class _End:
 
 
 def submissions(draw: random.Random) -> Iterator[list[bytes]]:
-    """Yield sbatch options without end: odd bytes, huge fields, arrays, forged markers, impossible requests."""
+    """Yield sbatch options endlessly: odd bytes, huge fields, arrays, forged markers, impossible requests."""
     while True:
         field = draw.choice(FREE).encode()
         odd = draw.choice(ODD)
@@ -130,7 +130,7 @@ def updates(draw: random.Random, job: bytes) -> list[bytes]:
 
 
 def submit(seconds: float) -> Counter[str]:
-    """Submit, change and cancel without a pause."""
+    """Submit, change and cancel continuously."""
     end, counts, own = _End(seconds), Counter[str](), deque[bytes]()
     draw = random.Random(os.getpid())  # noqa: S311 - any mix will do
     for options in submissions(draw):
@@ -217,7 +217,7 @@ def descriptors(seconds: float, processes: int, per_process: int) -> Counter[str
     while not end:
         time.sleep(0.2)
     for child in children:
-        # again and again: a child that was forked just now forgets what it got before it ran
+        # repeatedly: a forked child loses the bytes written before it ran
         while os.waitpid(child, os.WNOHANG)[0] == 0:
             os.kill(child, signal.SIGTERM)
             time.sleep(0.05)
@@ -225,7 +225,7 @@ def descriptors(seconds: float, processes: int, per_process: int) -> Counter[str
 
 
 def node_api(seconds: float, port: int) -> Counter[str]:
-    """Connect to migbatchd: silently, with half a header, with a body that does not end, with garbage, for nothing."""
+    """Connect to migbatchd: silently, with half a header, with an endless body, with garbage, for nothing."""
     end, counts = _End(seconds), Counter[str]()
     _open_files(MOST_CONNECTIONS + 256)
     draw = random.Random(os.getpid())  # noqa: S311
@@ -329,17 +329,17 @@ def main(name: str, seconds: str, *arguments: str) -> None:
     sys.stdout.write(json.dumps(counts) + "\n")
 
 
-# --- how the soak starts them
+# --- how the soak test starts them
 
 
 class Hostiles:
-    """The parts on a test bed, from `__enter__` to `__exit__`; then `counts` has what each did, by user and part.
+    """The parts on a test bed, from `__enter__` to `__exit__`; then `counts` has the numbers by user and part.
 
     Args:
         bed: the test bed; it needs at least three users more than the honest ones.
         users: names of the three.
         seconds: after which every part ends by itself.
-        parts: those that run; all where none is named.
+        parts: those that run; all if none is named.
     """
 
     def __init__(
@@ -404,7 +404,7 @@ class Hostiles:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for who started them, who ends them
+            start_new_session=True,  # Ctrl-C is handled by the parent, which ends them
         )
 
 

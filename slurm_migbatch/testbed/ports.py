@@ -1,4 +1,4 @@
-"""Free TCP ports on loopback."""
+"""Choose free TCP ports on loopback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIRST, _LAST = 18000, 32000
 
 
 class PortBook:
-    """Chooses ports and keeps them from other starting test beds.
+    """Choose ports and keep them from other starting test beds.
 
     The reservation is an abstract unix socket per port: it ends with the process that holds it, however that ends.
     """
@@ -40,7 +40,7 @@ class PortBook:
         raise TestbedError(f"no free TCP port between {_FIRST} and {_LAST}; see what listens with ss -ltnp")
 
     def release(self) -> None:
-        """Give the reservations up (the daemons listen now, or never will)."""
+        """Release the reservations (the daemons listen now, or never will)."""
         for claim in self._held:
             with suppress(OSError):
                 claim.close()

@@ -1,4 +1,4 @@
-"""Processes by identity: a pid together with its start time, so that a recycled pid is never hit."""
+"""Identify processes by pid and start time, so that a recycled pid is never signalled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start_time(pid: int) -> int | None:
 
 @dataclass(frozen=True)
 class ProcessId:
-    """One process of this boot: a pid means it only as long as the start time agrees."""
+    """One process of this boot: a pid identifies it only with the same start time."""
 
     pid: int
     start: int
@@ -50,11 +50,11 @@ class ProcessId:
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs (a zombie does not)."""
+        """Whether exactly this process still runs (a zombie does not)."""
         return start_time(self.pid) == self.start
 
     def signal(self, number: int) -> bool:
-        """Send a signal to this very process; False where it has ended.
+        """Send a signal to exactly this process; False if it has ended.
 
         The pidfd is opened before the start time is compared, so the pid cannot be recycled in between.
         """
@@ -88,7 +88,7 @@ class ProcessId:
         return not self.alive
 
     def children_of_session(self) -> list[ProcessId]:
-        """Return its children that live in its session; none where it has ended."""
+        """Return its children in its session; none if it has ended."""
         found = []
         with suppress(OSError, ValueError):
             for pid in map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()):
@@ -112,7 +112,7 @@ def pids() -> Iterator[int]:
 
 
 def parent(pid: int) -> int | None:
-    """Return the parent of `pid`, None where it has ended."""
+    """Return the parent of `pid`, None if it has ended."""
     with suppress(FileNotFoundError, ProcessLookupError):
         text = Path(f"/proc/{pid}/stat").read_text()
         return int(text[text.rindex(")") + 2 :].split()[1])
@@ -122,8 +122,8 @@ def parent(pid: int) -> int | None:
 def wait_until(ready: object, timeout: float, event: str, every: float = 0.02) -> None:
     """Call `ready()` until it is true; TestbedError naming `event` after `timeout` seconds.
 
-    The pause between two calls is `every` seconds, and longer where the call itself is long (a command that is
-    started, say): a test that waits leaves the processors to what it waits for.
+    The pause between two calls is `every` seconds, and longer if the call itself is long (for example a command that is
+    started): a waiting test leaves the processors to what it waits for.
     """
     assert callable(ready)
     deadline = time.monotonic() + timeout

@@ -1,9 +1,9 @@
-"""The process group of a test bed: all its processes, jobs and their children included, so that none outlives it.
+"""Track all processes of a test bed, jobs and their children included, so that none outlives it.
 
 Slurm's daemons leave their parents (slurmd's job manager is re-parented to init), rewrite their own command lines and
 run jobs as other users, so neither a process tree nor a list of pids finds them all. A control group does: membership
-is inherited and cannot be left by accident. Where no control group hierarchy is writable (a plain container), the
-processes are found by what ties them to the test bed: their environment, or for some daemons their open files.
+is inherited and cannot be left by accident. If no control group hierarchy is writable (a plain container), the
+processes are found by their environment, or for some daemons by their open files.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CgroupProcessGroup:
 
     @staticmethod
     def hierarchy() -> Path | None:
-        """Return a writable hierarchy without side effects on its members, None where there is none."""
+        """Return a writable hierarchy without side effects on its members, None if there is none."""
         kinds: dict[str, Path] = {}
         for line in Path("/proc/self/mounts").read_text().splitlines():
             _, where, kind, options, *_ = line.split()
@@ -104,8 +104,8 @@ class CgroupProcessGroup:
                     break
                 except FileNotFoundError:
                     break
-                except OSError as error:  # EBUSY while the last member is being buried, or where one has just come:
-                    # what was started at the moment of an interrupt may have been on its way in
+                except OSError as error:  # EBUSY while the last member is exiting, or if one has just joined:
+                    # a process started at the moment of an interrupt may still be joining
                     if time.monotonic() > deadline:
                         raise TestbedError(f"control group {group} cannot be removed: {error}") from error
                     _kill_all(self)
@@ -113,7 +113,7 @@ class CgroupProcessGroup:
 
 
 class ScannedProcessGroup:
-    """No group: members are recognised by what they carry."""
+    """No group: members are recognised by their environment."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -144,10 +144,10 @@ class ScannedProcessGroup:
         return {pid for pid in found if _lives(pid)}
 
     def _is_daemon(self, pid: int) -> bool:
-        # Some of Slurm's daemons overwrite their environment to show a title, but they keep their log file open.
+        # Some of Slurm's daemons overwrite their environment to show a title, but keep their log file open.
         if Path(f"/proc/{pid}/comm").read_text().strip() not in ("slurmstepd", "slurmctld", "slurmscriptd"):
             return False
-        # Of a process in a chroot the link begins with the path of its root.
+        # For a process in a chroot the link begins with the path of its root.
         return any(f"{self.directory}/" in str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir())
 
     def destroy(self) -> None:

@@ -1,7 +1,7 @@
-"""migbatch itself on a test bed, installed as a site installs it and run as programs: hooks, agents, migbatchd, shims.
+"""Run migbatch on a test bed, installed as on a site: hooks, agents, migbatchd, shims.
 
-Hooks run from a root-owned copy of what nodes get (node/, mig/ and pynvml) with /usr/bin/python3, of --slurm-root where
-there is one: a checkout may lie where ordinary users cannot read, and TaskProlog runs as them.
+Hooks run from a root-owned copy of the nodes' files (node/, mig/ and pynvml) with /usr/bin/python3, of --slurm-root if
+given: a checkout may be where ordinary users cannot read, and TaskProlog runs as them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .running_cluster import RunningCluster, write_private
 from .spec import Hooks
 
 PYTHON = "/usr/bin/python3"
-#: as `submit.shim` names them, which is slow to import
+#: as in `submit.shim`, which is slow to import
 _JOB_SUBMIT, _CLI_FILTER = "job_submit.lua", "cli_filter.lua"
 _PARTS = ("__init__.py", "node", "mig")
 _INSTALL = """
@@ -55,7 +55,7 @@ class Product:
         self.state = cluster.directory / "migbatch"
 
     def install_hooks(self) -> None:
-        """Copy the node's part, write node.conf, the hooks and what runs them, and name that in the specification."""
+        """Copy the node's files, write node.conf, the hooks and their runners, and name them in the specification."""
         self._copy(self.cluster.directory / "lib")
         write_private(self.etc / "token", secrets.token_hex(32).encode())
         (self.etc / "node.conf").write_text("".join(f"{key}={value}\n" for key, value in self._node_conf().items()))
@@ -66,14 +66,14 @@ class Product:
         self.cluster.spec = replace(self.cluster.spec, hooks=Hooks(prolog, epilog, task_prolog, timeout))
 
     def _stub(self, hook: Path) -> str:
-        """Write the program beside slurm.conf by which Slurm runs a hook; return its path."""
+        """Write the program beside slurm.conf with which Slurm runs a hook; return its path."""
         place = self.etc / f"migbatch-{hook.name}"
         place.write_text(stub(str(hook)))
         place.chmod(0o755)
         return str(place)
 
     def mount_progress(self, node: str) -> None:
-        """Mount what the first hook of a node would, before a --slurm-root has mounts of its own."""
+        """Mount what a node's first hook would, before a --slurm-root has mounts of its own."""
         os.close(limited(f"{self.cluster.node_directory(node)}/run/progress"))
 
     def install_filter(self) -> None:
@@ -82,7 +82,7 @@ class Product:
         self._write_config()
         if self.cluster.spec.backup:
             self._install_primary_programs()
-        self.render_shims(_JOB_SUBMIT)  # users have theirs once slurmctld can tell what belongs in it
+        self.render_shims(_JOB_SUBMIT)  # the user commands' script is rendered once slurmctld knows the site
         self.cluster.spec = replace(
             self.cluster.spec,
             job_submit=str(self.etc / _JOB_SUBMIT),
@@ -100,11 +100,11 @@ class Product:
         self.cluster.wait("the compiled table", (self.state / "table.lua").exists)
 
     def render_shims(self, *shims: str) -> None:
-        """Write the Lua shims (both), as `migbatch install` does, with what migbatchd knows of the site by now.
+        """Write the Lua shims (both), as `migbatch install` does, with migbatchd's current knowledge of the site.
 
-        slurmctld takes up a new file by itself.
+        slurmctld reloads a changed file by itself.
         """
-        from slurm_migbatch.cli.scripts import lua  # slow to import, and `migbatch testbed down` does without
+        from slurm_migbatch.cli.scripts import lua  # slow to import, and not needed by `migbatch testbed down`
         from slurm_migbatch.config import load
 
         config = load(str(self.config))
@@ -124,7 +124,7 @@ class Product:
 
     @property
     def default_record(self) -> str:
-        """URL of migbatchd's database where the test bed's `config` names none."""
+        """URL of migbatchd's database if the test bed's `config` names none."""
         return f"sqlite:///{self.state}/migbatch.db"
 
     @property
@@ -152,7 +152,7 @@ class Product:
         return self.cluster.run_here([sys.executable, "-m", "slurm_migbatch.cli", *arguments])
 
     def health(self, controller: int = 1) -> Mapping[str, Any] | None:
-        """Ask migbatchd for its health; None where it does not answer."""
+        """Query migbatchd's health; None if it does not answer."""
         try:
             body = self._get("/healthz", controller)
         except urllib.error.HTTPError as error:
@@ -187,7 +187,7 @@ class Product:
             self.config_of(controller).write_text(render(self._settings(controller)))
 
     def _install_primary_programs(self) -> None:
-        """Write the programs by which slurmctld says that it is the primary, and name them in the specification."""
+        """Write the programs with which slurmctld reports being the primary, and name them in the specification."""
         for name, on in PRIMARY.items():
             (self.etc / name).write_text(primary_program(PYTHON, f"{self.state}/api.sock", on=on))
             (self.etc / name).chmod(0o755)
@@ -261,7 +261,7 @@ class Product:
                 "socket": str(self.state / "submit.sock"),
                 "table": str(self.state / "table.lua"),
                 "catalog": str(self.state / "catalog.json"),
-                # a busy machine may be slow, and it must not depend on that which of the two answers: service or table
+                # on a busy machine the test must not depend on which of the two answers: service or table
                 "deadline_ms": 2000,
             },
             "learning": {"models": str(self.state / "models")},

@@ -1,4 +1,4 @@
-"""pyslurm in a --slurm-root: built there for the Slurm of that root, and used by a test cluster's migbatchd."""
+"""Build pyslurm in a --slurm-root for the Slurm of that root, to be used by a test cluster's migbatchd."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .running_cluster import RunningCluster
 
 _HOME: Final = "/opt/pyslurm"
 PYTHON: Final = f"{_HOME}/bin/python"
-"""The Python of the root that has pyslurm, seen from inside."""
+"""The Python of the root that has pyslurm, as seen from inside."""
 VERSION: Final = "25.11.2"
-"""The release that is built; it wants Slurm 25.11."""
+"""The release that is built; it needs Slurm 25.11."""
 # apt's packages write the file of certificates, so the machine's is laid over it afterwards.
 _BUILD: Final = f"""set -e
 export DEBIAN_FRONTEND=noninteractive
@@ -35,7 +35,7 @@ export SLURM_INCLUDE_DIR=/usr/include SLURM_LIB_DIR=/usr/lib/x86_64-linux-gnu
 chroot "$0" {_HOME}/bin/pip install --quiet pyslurm=={VERSION}
 """
 _ASKED: Final = ("__init__.py", "slurm/__init__.py", "slurm/pyslurm_worker.py", "slurm/states.py")
-"""What of migbatch that Python runs."""
+"""The files of migbatch that Python needs."""
 
 
 def offered(root: Path | None) -> bool:
@@ -44,7 +44,7 @@ def offered(root: Path | None) -> bool:
 
 
 def build(root: Path) -> None:
-    """Build pyslurm in `root`, whose Slurm has to be 25.11 (about five minutes).
+    """Build pyslurm in `root`, whose Slurm must be 25.11 (about five minutes).
 
     Raises:
         TestbedError: a step failed; the text holds the end of its output.

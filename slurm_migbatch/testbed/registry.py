@@ -1,6 +1,6 @@
-"""Records of the test beds of this machine, so that whoever comes next can clear away what a killed one left.
+"""Record the test beds of this machine, so that a later process can clean up after a killed one.
 
-A record is written before anything is made and removed after everything else. A test bed with an owner (a pytest
+A record is written before anything is created and removed after everything else. A test bed with an owner (a pytest
 run, a `testbed up` in progress) is stale when that process has ended; one without an owner stays until `down`.
 """
 
@@ -34,7 +34,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class TestbedRecord:
-    """What one test bed holds of the machine."""
+    """Resources of one test bed on the machine."""
 
     name: str
     directory: str
@@ -44,7 +44,7 @@ class TestbedRecord:
 
     @property
     def stale(self) -> bool:
-        """Its owner has ended without taking it down."""
+        """Its owner has ended without removing it."""
         return self.owner is not None and not ProcessId(*self.owner).alive
 
     @property
@@ -53,7 +53,7 @@ class TestbedRecord:
         return REGISTRY / f"{self.name}.json"
 
     def save(self) -> None:
-        """Write the record so that a reader sees all of it or nothing."""
+        """Write the record atomically."""
         fresh = self.path.with_suffix(".new")
         fields = asdict(self)
         fields["cage"] = fields.pop("group")  # its name in the file
@@ -67,16 +67,16 @@ class TestbedRecord:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold signals back that would end this process, so that no Ctrl-C leaves work half done or a lock held.
+    """Defer signals that would end this process, so that no Ctrl-C leaves work half done or a lock held.
 
-    A mask is one thread's, and programs that are started have it, too; a signal that a library's thread takes instead
-    is noted in the main thread, and comes when the work is done.
+    A mask belongs to one thread, and programs that are started inherit it; a signal that a library's thread receives
+    instead is noted in the main thread, and delivered when the work is done.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     handlers = {}
     came: list[int] = []
     try:
-        # Blocking them lets Python deliver one that has just come: that is before anything was begun.
+        # Blocking them lets Python deliver one that has just come: before anything was begun.
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         if threading.current_thread() is threading.main_thread():
             handlers = {number: signal.signal(number, lambda number, _frame: came.append(number)) for number in _ENDING}
@@ -91,10 +91,10 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def interrupted_once() -> Iterator[None]:
-    """Let one signal raise inside, and none after it, so that clearing away what the first interrupted is not.
+    """Let one signal raise inside, and none after it, so that the cleanup after the first is not interrupted.
 
-    Python delivers a signal at the next call, also at the one that begins to clear away. Signals that end the process
-    without raising, and those that are ignored, stay as they are. Nests: one raises in all.
+    Python delivers a signal at the next call, also at the one that begins the cleanup. Signals that end the process
+    without raising, and ignored ones, are unchanged. Nests: one raises in all.
     """
     handlers: dict[int, Handler] = {}
     came = False
@@ -119,10 +119,10 @@ def interrupted_once() -> Iterator[None]:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Hold the registry, uninterrupted; it is removed at the end where it holds nothing.
+    """Hold the registry, uninterrupted; it is removed at the end if it holds nothing.
 
     Raises:
-        TestbedError: somebody else holds it for minutes; the text says who.
+        TestbedError: another process holds it for minutes; the text says which.
     """
     deadline = time.monotonic() + _LOCK_S
     while True:
@@ -146,13 +146,13 @@ def locked() -> Iterator[None]:
 
 
 def _take_lock() -> int | None:
-    """Take the lock file; return its descriptor, or None where another process holds it."""
+    """Take the lock file; return its descriptor, or None if another process holds it."""
     REGISTRY.mkdir(mode=0o755, exist_ok=True)
     handle = -1
     try:
         handle = os.open(REGISTRY / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The one before may have removed the file after we opened it; then ours is nobody's.
+        # The previous holder may have removed the file after it was opened here; then this lock is worthless.
         if (REGISTRY / "lock").stat().st_ino == os.fstat(handle).st_ino:
             os.pwrite(handle, f"{os.getpid():<20}".encode(), 0)
             return handle
@@ -167,7 +167,7 @@ def records() -> list[TestbedRecord]:
     """Return all test beds of the machine, by name."""
     found = []
     names: list[str] = []
-    with suppress(FileNotFoundError):  # who leaves last removes the directory
+    with suppress(FileNotFoundError):  # the last one removes the directory
         names = sorted(name for name in os.listdir(REGISTRY) if name.endswith(".json"))  # noqa: PTH208 - names
     for name in names:
         try:
@@ -185,7 +185,7 @@ def find(directory: Path) -> TestbedRecord | None:
 
 
 def destroy(record: TestbedRecord) -> None:
-    """Take everything away that a test bed holds; call with the registry locked. Repeating it is harmless."""
+    """Remove everything that a test bed holds; call with the registry locked. Repeating it is harmless."""
     directory = Path(record.directory)
     process_group.reopen(directory, record.group).destroy()
     unmount_below(directory)
@@ -199,7 +199,7 @@ def destroy(record: TestbedRecord) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a marked directory; the mark goes last, so that whoever is stopped in between can begin again."""
+    """Remove a marked directory; the mark is removed last, so that an interrupted removal can be repeated."""
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -234,12 +234,12 @@ def usable_base() -> Path:
 
 
 def new_directory(name: str = "") -> Path:
-    """Choose the directory of a test bed that was given none; `name` makes it predictable, else it is new each time."""
+    """Choose the directory of a test bed if none was given; `name` makes it predictable, else it is new each time."""
     return usable_base() / f"migbatch-testbed{name or '-' + secrets.token_hex(3)}"
 
 
 def check_directory(directory: Path) -> None:
-    """Refuse a directory in which a cluster could not work or whose contents are not ours."""
+    """Refuse a directory in which a cluster could not work or whose contents are not a test bed's."""
     if directory.exists() and any(directory.iterdir()) and not (directory / MARKER).exists():
         raise TestbedError(f"{directory} is not empty and was not made by a test bed; choose another directory")
     if len(str(directory)) > 60:

@@ -1,7 +1,7 @@
-"""slurmrestd of a test bed: Slurm's REST API on a unix socket, for whoever has root's token.
+"""Run slurmrestd of a test bed: Slurm's REST API on a unix socket, for holders of root's token.
 
-slurmrestd neither runs as root nor as SlurmUser, which is root here, so it runs as nobody, and a token (auth/jwt) tells
-slurmctld whose request it passes on.
+slurmrestd runs neither as root nor as SlurmUser, which is root here, so it runs as nobody, and a token (auth/jwt) tells
+slurmctld whose request it forwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def token_file(directory: Path) -> Path:
 
 
 def address(directory: Path) -> str:
-    """Return where slurmrestd listens, as migbatch.toml names it."""
+    """Return slurmrestd's address in the form of migbatch.toml."""
     return f"unix:{directory}/rest/socket"
 
 
@@ -40,7 +40,7 @@ def options(directory: Path) -> dict[str, str]:
 
 
 def offered(root: Path | None) -> bool:
-    """Return whether the Slurm in `root` (None: the machine's) has slurmrestd, tokens, and an API that is spoken."""
+    """Return whether the Slurm in `root` (None: the machine's) has slurmrestd, tokens, and a supported API."""
     plugins = ("auth_jwt.so", "data_parser_v0_0_42.so")
     found = all(any(Path(f"{root or ''}/usr/lib").glob(f"*/slurm*/{plugin}")) for plugin in plugins)
     return found and Path(f"{root or ''}/usr/sbin/{NAME}").exists()

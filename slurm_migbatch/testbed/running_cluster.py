@@ -1,4 +1,4 @@
-"""A running test bed: its processes, its users, and commands run as any of them."""
+"""Operate a running test bed: its processes, its users, and commands run as any of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .slurmroot import PATH, SlurmRoot
 from .spec import Spec
 
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE")
-# Generous, for machines that do much else at the same time; what is ready is not waited for.
+# Generous, for machines that are busy at the same time; what is ready is not waited for.
 READY_S = 180.0
 
 
@@ -56,7 +56,7 @@ class RunningCluster:
 
     @property
     def bin(self) -> Path:
-        """Wrappers of Slurm's commands that work from anywhere (for root)."""
+        """Wrappers of Slurm's commands that work from any directory (for root)."""
         return self.directory / "bin"
 
     def home(self, user: str | None) -> Path:
@@ -83,20 +83,20 @@ class RunningCluster:
     def spawn(
         self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None, *, in_root: bool = False
     ) -> Daemon:
-        """Start a long-running process as root; its output is in `log/NAME.out`, `stop(name)` etc. steer it.
+        """Start a long-running process as root; its output is in `log/NAME.out`, `stop(name)` etc. control it.
 
         Args:
             name: unique in the test bed.
             argv: program (full path, or found on the test bed's PATH) and arguments.
             env: further variables; nothing else of the caller's environment is passed on.
-            in_root: run it inside --slurm-root (where there is one), as Slurm's own daemons do.
+            in_root: run it inside --slurm-root (if given), like Slurm's own daemons.
         """
         inside = in_root and self.root.path is not None
         line = self.root.enter(self._holder(), list(argv)) if inside else list(argv)
         return self.daemons.start(name, line, {**self.client_env(inside=inside), **(env or {})})
 
     def spawn_on(self, controller: int, name: str, argv: Sequence[str], *, in_root: bool = False) -> Daemon:
-        """Start a process on the first or the second controller; where there is one alone, as `spawn` does.
+        """Start a process on the first or the second controller; if there is only one, like `spawn`.
 
         Each controller has a host name and, as `local` and `migbatch`, directories of its own.
         """
@@ -121,11 +121,11 @@ class RunningCluster:
         self.daemons.kill(name)
 
     def restart(self, name: str) -> Daemon:
-        """Stop a process where it runs, and start it with the same command line."""
+        """Stop a process if it runs, and start it with the same command line."""
         return self.daemons.restart(name)
 
     def wait(self, event: str, ready: Callable[[], bool], timeout: float = READY_S) -> None:
-        """Poll `ready` until it is true; an error at once where a process of the test bed has ended."""
+        """Poll `ready` until it is true; an error at once if a process of the test bed has ended."""
 
         def still() -> bool:
             self.daemons.check()
@@ -186,7 +186,7 @@ class RunningCluster:
             stdin=subprocess.DEVNULL if input is None else None,
             capture_output=True,
             text=True,
-            errors="surrogateescape",  # jobs may have names that are no UTF-8
+            errors="surrogateescape",  # jobs may have names that are not UTF-8
             timeout=timeout,
         )
         if check and done.returncode != 0:
@@ -218,7 +218,7 @@ class RunningCluster:
         return next(field.partition("=")[2] for field in text.split() if field.startswith("JobState="))
 
     def states(self) -> dict[str, str]:
-        """Return the state of every job and array task that slurmctld remembers, by id as squeue prints it."""
+        """Return the state of every job and array task that slurmctld keeps, by id as squeue prints it."""
         text = self.run(["squeue", "-h", "-a", "-r", "-t", "all", "-o", "%i|%T"]).stdout
         return dict(line.split("|") for line in text.splitlines())
 
@@ -245,7 +245,7 @@ class RunningCluster:
         return seen
 
     def output(self, job: int, user: str = "mbalice") -> str:
-        """Read what a batch job of `user` wrote to its default output file."""
+        """Read the default output file of a batch job of `user`."""
         return (self.home(user) / f"slurm-{job}.out").read_text()
 
     def user(self, name: str) -> users.User:

@@ -1,8 +1,8 @@
-"""The simulated NVIDIA driver: building it, and making and breaking machines that run it.
+"""Build the simulated NVIDIA driver, and create and break machines that run it.
 
-A machine is a directory. Whoever loads ``DIR/libnvidia-ml.so.1`` (or any copy of it, with ``MIGBATCH_SIM_DIR=DIR`` at
-``nvmlInit``) sees that machine's GPUs; `SimulatedMachine` injects faults into them. All state lives in ``DIR/state``,
-shared by every process; this module reads and changes it only through ``DIR/libmigsim.so``.
+A machine is a directory. A process that loads ``DIR/libnvidia-ml.so.1`` (or any copy of it, with
+``MIGBATCH_SIM_DIR=DIR`` at ``nvmlInit``) sees that machine's GPUs; `SimulatedMachine` injects faults into them. All
+state is in ``DIR/state``, shared by all processes; this module reads and changes it only through ``DIR/libmigsim.so``.
 
     >>> machine = SimulatedMachine.create(tmp_path / "node1", gpus=["h100-80gb", "a100-40gb"])
     >>> machine.fail("nvmlGpuInstanceDestroy", code=19, nth=2)
@@ -50,13 +50,14 @@ REAL_LATENCY: Mapping[str, tuple[float, float]] = {
     "set_mode": (0.500, 0.0),
 }
 """Seconds for the smallest instance, and how much longer one of the whole GPU takes. A slice (GPU instance with its
-compute instance) so comes up in 0.16-0.24 s and goes in 0.20-0.22 s."""
+compute instance) is so created in 0.16-0.24 s and destroyed in 0.20-0.22 s.
+"""
 
 Latency = float | Literal["real"] | Mapping[str, float | tuple[float, float]]
 
 
 class SimDriverError(RuntimeError):
-    """The simulated driver could not be built, or a machine could not do what was asked; ``errno`` says which."""
+    """The simulated driver could not be built, or a machine could not do the request; ``errno`` says which."""
 
     def __init__(self, message: str, error: int = 0) -> None:
         super().__init__(message)
@@ -72,7 +73,7 @@ def _default_build_dir() -> Path:
 
 
 def build(dest: Path | None = None) -> Path:
-    """Compile the driver with the system's compiler where its sources are newer; returns the library's path.
+    """Compile the driver with the system's compiler if its sources are newer; returns the library's path.
 
     `dest` defaults to ``build/driver`` of a checkout, else a cache directory of the user. Several processes may build
     into the same directory at once.
@@ -195,11 +196,11 @@ class SimulatedMachine:
         ampere_auto_reset: bool = False,
         library: Path | None = None,
     ) -> SimulatedMachine:
-        """Make a machine in `directory`, which is created where missing.
+        """Create a machine in `directory`, which is created if missing.
 
         `gpus` are names from `GPU_MODELS` in NVML index order, `minors` their device minors (0, 1, ... by default).
         `mig` is the MIG mode it starts with. On Ampere a mode change waits for `reset_gpu` or `reboot`, unless
-        `ampere_auto_reset` lets the driver reset an idle GPU by itself. `library` is what `build` returned.
+        `ampere_auto_reset` lets the driver reset an idle GPU by itself. `library` is the result of `build`.
         """
         for gpu in gpus:
             if gpu not in GPU_MODELS:
@@ -210,7 +211,7 @@ class SimulatedMachine:
         built = library if library is not None else build()
         home = Path(directory).resolve()
         home.mkdir(parents=True, exist_ok=True)
-        home.chmod(0o755)  # users load the library too, whatever the umask here
+        home.chmod(0o755)  # users load the library too, whatever the umask
         if (home / "state").exists():
             raise SimDriverError(f"simulated machine {home}: {_REASONS[errno.EEXIST]}", errno.EEXIST)
         for name in (LIBRARY, CONTROL):
@@ -228,7 +229,7 @@ class SimulatedMachine:
 
     @property
     def library(self) -> Path:
-        """What to load as NVML to see this machine."""
+        """Library to load as NVML to see this machine."""
         return self.directory / LIBRARY
 
     @property
@@ -261,7 +262,7 @@ class SimulatedMachine:
             self._control("set_latency", self.directory, _OPERATIONS.index(name), round(base * 1e6), round(span * 1e6))
 
     def set_variants(self, *names: Variant) -> None:
-        """Let the driver be of another kind than by default; without names it is the default one again.
+        """Select another kind of driver; without names the default one.
 
         ``"7_slice_nvl"``: a GPU instance of seven slices offers two compute profiles that take all of it, 7_SLICE and
         7_SLICE_NVL; ``"7_slice_nvl_swapped"`` exchanges their ids. ``"ci_names_gpu"``: the description of a compute
@@ -277,11 +278,11 @@ class SimulatedMachine:
         self._control("reboot", self.directory)
 
     def reset_gpu(self, index: int) -> None:
-        """Do ``nvidia-smi --gpu-reset``: instances go, a pending MIG mode starts, a lost GPU comes back."""
+        """Do ``nvidia-smi --gpu-reset``: instances are removed, a pending MIG mode starts, a lost GPU returns."""
         self._control("reset_gpu", self.directory, index)
 
     def set_lost(self, index: int, lost: bool = True) -> None:
-        """Let a GPU fall off the bus: every call about it fails with GPU_IS_LOST until it is reset."""
+        """Make a GPU fall off the bus: every call about it fails with GPU_IS_LOST until it is reset."""
         self._control("set_lost", self.directory, index, int(lost))
 
     def fail(
@@ -298,7 +299,7 @@ class SimulatedMachine:
 
         They return `code`, or the calling process is killed with SIGKILL if `kill`. `moment` says when: ``"before"``
         the call does anything, or ``"after"`` its effect, so that the caller does not learn of it. Calls that change
-        something know two more: ``"writing"``, when the new state is written but the old one still holds, and
+        something have two more: ``"writing"``, when the new state is written but the old one still holds, and
         ``"during"``, when the new state holds and the /proc files have not followed.
         """
         number = 2**64 - 1 if times is None else times
@@ -323,8 +324,8 @@ class SimulatedMachine:
     ) -> None:
         """Put a process (this one by default) on a MIG device, or on a GPU without MIG.
 
-        It holds the device until it ends or `end_process`. A `sticky` one stays even when no such process lives, as a
-        leaked context does; by default that is so for numbers that no process has.
+        It holds the device until it ends or `end_process`. A `sticky` one remains even if no such process lives, like a
+        leaked context; by default that is so for numbers that no process has.
         """
         number = os.getpid() if pid is None else pid
         self._control(
@@ -336,11 +337,11 @@ class SimulatedMachine:
         return self._control("end_process", self.directory, os.getpid() if pid is None else pid)
 
     def set_load(self, device_uuid: str, **figures: float) -> None:
-        """Let a MIG device, or a GPU without MIG, be busy from now on; what is not named is at rest.
+        """Set the load of a MIG device, or of a GPU without MIG, from now on; shares not given are 0.
 
         Shares in percent, of the device: ``graphics`` (the time that anything runs), ``sm``, ``occupancy``,
         ``integer``, ``tensor`` (any kind of it), ``tensor_dfma``, ``tensor_hmma``, ``tensor_imma``, ``fp64``,
-        ``fp32``, ``fp16``, ``dram``. Traffic in MiB/s, of which NVML tells only the GPU's: ``pcie_tx``, ``pcie_rx``,
+        ``fp32``, ``fp16``, ``dram``. Traffic in MiB/s, which NVML reports only for the GPU: ``pcie_tx``, ``pcie_rx``,
         ``nvlink_tx``, ``nvlink_rx``. A GPU's load is that of its MIG devices together.
         """
         for name in figures:
@@ -356,7 +357,7 @@ class SimulatedMachine:
         self._control("set_load", self.directory, device_uuid.encode(), array)
 
     def post_event(self, index: int, kind: Event, data: int = 0) -> None:
-        """Let something happen to a GPU, for those who wait in an NVML event set; an Xid's `data` is its number.
+        """Post a GPU event to NVML event sets; an Xid's `data` is its number.
 
         A GPU that falls off the bus (`set_lost`) posts Xid 79 by itself.
         """
@@ -372,7 +373,7 @@ class SimulatedMachine:
         return Counter({name: count for name, count in zip(self._control.functions, counts, strict=True) if count})
 
     def dump(self) -> dict[str, Any]:
-        """Return everything the driver knows.
+        """Return the whole state of the driver.
 
         ``{"boot_id", "boots", "caps_major", "gpus": [{"index", "minor", "uuid", "model", "name", "mig", "mig_pending",
         "lost", "instances": [{"gi_id", "profile", "profile_id", "start", "size", "cap_minor", "state",

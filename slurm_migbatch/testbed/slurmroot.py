@@ -1,6 +1,6 @@
-"""Which Slurm programs a test bed runs: those of the machine, or those of another Debian by chroot.
+"""Select the Slurm programs of a test bed: those of the machine, or those of another Debian by chroot.
 
-The chroot is prepared inside a mount namespace of its own: the kernel takes every bind mount away with the last process
+The chroot is prepared inside a mount namespace of its own: the kernel removes every bind mount with the last process
 in it, however that ends, and the root itself is never written to.
 """
 
@@ -22,12 +22,12 @@ _FILES = ("passwd", "group", "hosts", "resolv.conf")
 
 @dataclass(frozen=True)
 class SlurmRoot:
-    """Where Slurm's programs come from; `path` None means the machine's own."""
+    """Location of Slurm's programs; `path` None means the machine's own."""
 
     path: Path | None = None
 
     def locate(self, program: str) -> str:
-        """Return the full path of `program`, seen from inside."""
+        """Return the full path of `program`, as seen from inside."""
         for folder in PATH.split(":"):
             candidate = Path(f"{self.path or ''}{folder}/{program}")
             if candidate.exists():
@@ -81,7 +81,7 @@ class SlurmRoot:
         return ["nsenter", f"--target={holder}", "--mount", "--root", f"--wdns={cwd}", *argv]
 
     def from_anywhere(self, holder: int | None, program: str) -> str:
-        """Return the shell words that run `program` inside, in the caller's directory where that exists inside too."""
+        """Return the shell words that run `program` inside, in the caller's directory if that exists inside too."""
         if self.path is None:
             return program
         change_directory = """'cd "$0" 2>/dev/null || cd /; exec "$@"' "$PWD" """

@@ -1,4 +1,4 @@
-"""What a test bed is made of."""
+"""Specify a test bed."""
 
 from __future__ import annotations
 

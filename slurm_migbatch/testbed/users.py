@@ -1,4 +1,4 @@
-"""Ordinary users to submit as, shared by all test beds of the machine."""
+"""Create ordinary users to submit as, shared by all test beds of the machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .errors import TestbedError
 
-# Written in the comment field of the passwd entry: the proof, also after a crash, that the account is ours to remove.
+# Written in the comment field of the passwd entry: it proves, also after a crash, that the account may be removed.
 GECOS = "migbatch test bed"
 NAMES = ("mbalice", "mbbob", "mbcarol", "mbdave", "mberin", "mbfrank", "mbgrace", "mbheidi")
 
@@ -25,7 +25,7 @@ class User:
 
 
 def lookup(name: str) -> User | None:
-    """Return the account `name`, None where there is none."""
+    """Return the account `name`, None if there is none."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -34,7 +34,7 @@ def lookup(name: str) -> User | None:
 
 
 def ensure(count: int) -> tuple[User, ...]:
-    """Return the first `count` test users, made where they are missing."""
+    """Return the first `count` test users, created if missing."""
     if count > len(NAMES):
         raise TestbedError(f"at most {len(NAMES)} test users are supported, not {count}")
     users = []
@@ -50,7 +50,7 @@ def ensure(count: int) -> tuple[User, ...]:
 
 
 def remove(names: Iterable[str]) -> None:
-    """Remove those of `names` that test beds made; accounts of anyone else stay."""
+    """Remove those of `names` that test beds created; other accounts remain."""
     for name in names:
         for attempt in range(600):
             try:
@@ -61,7 +61,7 @@ def remove(names: Iterable[str]) -> None:
             done = subprocess.run(["userdel", name], check=False, capture_output=True, text=True)
             if done.returncode == 0:
                 break
-            if done.returncode != 8 or attempt == 599:  # 8: a process of the user is still being buried
+            if done.returncode != 8 or attempt == 599:  # 8: a process of the user is still exiting
                 raise TestbedError(f"userdel {name}: {done.stderr.strip()}")
             time.sleep(0.1)
 

@@ -1,4 +1,4 @@
-"""Looks at the simulated GPUs and at the hand-offs of running jobs again and again, and says what should never be."""
+"""Watch the simulated GPUs and the hand-offs of running jobs continuously, and report violated invariants."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Values and patterns that cost little to declare, for what `migacct` imports before it can answer.
+"""Provide values and patterns that are cheap to declare, for the modules that `migacct` imports at startup.
 
-`dataclasses` imports `inspect` and compiles the methods of each class: for the classes on the way of a question about
-runs longer than the interpreter takes to start. What need not be quick uses dataclasses. Nothing is imported here,
+`dataclasses` imports `inspect` and compiles the methods of each class: for the classes of a query about
+runs this takes longer than the interpreter's start. Other modules use dataclasses. Nothing is imported here,
 neither `typing` nor `re`.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_told):
-        """Do nothing: it is there for mypy."""
+        """Do nothing: it exists for mypy."""
         return lambda cls: cls
 
 
@@ -27,7 +27,7 @@ _REQUIRED = object()
 
 
 class Field:
-    """The declaration of a field with facts about it, such as bounds, for who goes through `fields`."""
+    """The declaration of a field with metadata, such as bounds, for users of `fields`."""
 
     def __init__(self, default: Any, **facts: Any) -> None:
         self.default, self.facts = default, facts
@@ -35,15 +35,15 @@ class Field:
 
 @dataclass_transform(frozen_default=True, eq_default=True)
 class Value:
-    """Base of values: frozen, made of the annotated fields of their class, compared and hashed by them."""
+    """Base of values: frozen, built from the annotated fields of their class, compared and hashed by them."""
 
     #: name -> declaration
     _fields: ClassVar[Mapping[str, Field]] = {}
-    #: those that are not given by name alone
+    #: fields that are not keyword-only
     _places: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, *, kw_only: bool = False) -> None:
-        """Take the annotated names as fields; with `kw_only` they are given by name alone."""
+        """Use the annotated names as fields; with `kw_only` they are keyword-only."""
         declared = dict(cls._fields)
         places = [*cls._places]
         for name, kind in cls.__annotations__.items():
@@ -86,18 +86,18 @@ class Value:
 
 
 def fields(of: Value | type[Value]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield names and facts of the fields of a value or its class; the fact `kind` is the type as it is written."""
+    """Yield names and metadata of the fields of a value or its class; `kind` is the type as written."""
     for name, field in of._fields.items():
         yield name, field.facts
 
 
 def replace(changed: _T, **changes: Any) -> _T:
-    """Return a value that differs from this one in some fields."""
+    """Return a copy of this value with some fields changed."""
     return type(changed)(**{**changed.__dict__, **changes})
 
 
 class Pattern:
-    """A regular expression that is compiled when it is first used."""
+    """A regular expression that is compiled on first use."""
 
     def __init__(self, text: str, *flags: str) -> None:
         """Keep the text; `flags` are names of re's, such as "ASCII"."""

@@ -2,9 +2,8 @@
 
 A request is rounded to the demanding side, to a cell of (model, role, batch, input size, objective): batch and input
 size up to an edge of the model's grid, a latency limit down and a rate up to the preferred numbers of ISO 3 (R20: 20
-per
-decade, so at most an eighth tighter than requested). Two requests of one bucket always get the same slice; this lets a
-compiled table give the same answers as the service.
+per decade, so at most an eighth tighter than requested). Two requests of one bucket always get the same slice; this
+lets a compiled table give the same answers as the service.
 
 All figures are integers (microseconds, thousandths of items per second), so that Python and Lua agree exactly.
 """
@@ -57,8 +56,7 @@ class Bucket:
     """One cell. `batch` and `input` are the cell's upper edges (0: a model without a grid, whose figures are unknown).
 
     `slo_us` is the latency limit of one batch in microseconds, `rate` the needed thousandths of items per second; None
-    if
-    not requested.
+    if not requested.
     """
 
     model: str

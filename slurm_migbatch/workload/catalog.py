@@ -1,9 +1,8 @@
 """A site's catalog: partitions, their GPU types, and the possible profiles of each type.
 
 The daemon builds a catalog from the inventory that nodes report; `migbatch explain` and the compiled table read the
-same
-value. Performance figures are those of the whole GPU; shares of a slice come from its geometry (SM count and memory
-slices), never from the g in its name.
+same value. Performance figures are those of the whole GPU; shares of a slice come from its geometry (SM count and
+memory slices), never from the g in its name.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from slurm_migbatch.workload.holding import GpuRoom, room_of
 WIRE_VERSION = 1
 NODE_FEATURE: Final = "mig_node_"
 """Prefix of the feature of one node; the node name follows. A job that names nodes requests such features instead,
-which
-the catalog nodes have too, so that it pends for profiles that its nodes do not offer at the moment.
+which the catalog nodes have too, so that it pends for profiles that its nodes do not offer at the moment.
 """
 
 
@@ -112,8 +110,7 @@ class Partition:
     """What jobs of one partition (or of several that a job names) can have.
 
     `default` is the profile for jobs without hints: the site's choice, else the cheapest plain one. `lends`: training
-    jobs
-    without an explicit profile wait here for idle slices.
+    jobs without an explicit profile wait here for idle slices.
     """
 
     name: str

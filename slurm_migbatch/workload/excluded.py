@@ -6,9 +6,8 @@ by name from the end. It grants nothing: a user who forges it only gets fewer of
 
 An update of ExcNodeList by the job's user passes the filter, which rewrites it. An update by root does not. Nodes added
 by root are detected by offers that are not taken (`avoid` in `decide.capacity.demand`), as are those omitted here;
-nodes
-removed by root get no offers for that job until its user changes the list.
-`gres_templates/migbatch_core.lua.j2` has the same steps.
+nodes removed by root get no offers for that job until its user changes the list. `gres_templates/migbatch_core.lua.j2`
+has the same steps.
 """
 
 from __future__ import annotations

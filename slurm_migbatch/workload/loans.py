@@ -4,8 +4,7 @@ Such a job waits with the GRES `mig:loan:1`, a type that only the catalog node l
 fairshare and limits, and starts it nowhere. Root releases it by writing a profile into its GRES, and withdraws it by
 writing `loan` again. The marker at the end of its comment follows (`mig/grant.py` has its format): it repeats the GRES,
 and the decision's name in it begins with `loan` as long as the job is elastic. Users can write neither, so a job with
-an
-explicit profile is never mistaken for a loan and never reclaimed.
+an explicit profile is never mistaken for a loan and never reclaimed.
 
 Slurm up to 23.02 (tested with 22.05; its GRES begin with `gres:`) keeps the old type: after `scontrol update Gres=` a
 pending job needs the old type and the new one. The old count can be reduced to 0 by a separate update (`emptied`), and

@@ -1,8 +1,7 @@
 """Refusals: one sentence for the user that says what to write instead.
 
 The sentences are defined only here. They are rendered into the Lua shims, so that a user reads the same text whether
-the
-service or the shim answered. Each uses only `%s`, which Python and Lua format alike.
+the service or the shim answered. Each uses only `%s`, which Python and Lua format alike.
 
 Texts from the job are handled as bytes decoded with latin-1 (one character per byte), because Slurm's strings are bytes
 and Lua counts bytes; `show` makes a part of them printable.
@@ -124,5 +123,5 @@ def show(text: str) -> str:
 
 
 def lower(text: str) -> str:
-    """Return the ASCII letters in lower case, every other byte unchanged (as Lua's string.lower in the C locale)."""
+    """Return the ASCII letters in lower case, every other byte as it is (as Lua's string.lower in the C locale)."""
     return text.encode("latin-1", "replace").lower().decode("latin-1")

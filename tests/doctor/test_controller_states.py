@@ -317,7 +317,7 @@ def test_exit_codes(tmp_path: Path) -> None:
     assert done.exit_code == 1 and json.loads(done.output)["roles"] == ["node"]
     for usage in (["--role", "printer"], ["--role", "node", "--nodes"], ["--nothing"]):
         assert CliRunner().invoke(doctor, usage).exit_code == 2
-    assert "could not be made" in CliRunner().invoke(doctor, ["--help"]).output
+    assert "could not run" in CliRunner().invoke(doctor, ["--help"]).output
 
 
 # --- migbatchd

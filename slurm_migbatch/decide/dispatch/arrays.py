@@ -6,9 +6,8 @@ An array is elastic by its hints. With `items=` and `deadline=` each task does `
 Slurm starts the tasks; this module sets the ArrayTaskThrottle. It is the lowest with which the array meets its deadline
 (`decide.dispatch.elasticity.at_once`), or serves the load (`decide.dispatch.instances`), after ElasticBatch: as few
 instances as the load needs, more as soon as it grows. While no other job waits for capacity the number for a deadline
-is
-lowered only with a reserve, so that it does not oscillate; while others wait it is lowered immediately. No task is ever
-stopped: a lower number takes effect as tasks end.
+is lowered only with a reserve, so that it does not oscillate; while others wait it is lowered immediately. No task is
+ever stopped: a lower number takes effect as tasks end.
 
 If the arrays of several users need more than there is, `decide.dispatch.shares` decides: earliest deadlines first, if
 they can be met, and the rest to the user who was served least (D-STACK).

@@ -18,8 +18,7 @@ class Array:
     """A job array on slices of one profile, with a deadline.
 
     `pending` tasks have not begun, each of which takes `task_s` seconds including its start; `running` has the
-    remaining
-    seconds of each that has.
+    remaining seconds of each that has.
     """
 
     pending: int
@@ -33,8 +32,7 @@ def at_once(array: Array, now: float, max_tasks: int, *, current: int | None = N
     `max_tasks`.
 
     Tasks cannot be stopped: with fewer than are running, none starts until enough have ended, so the slots that remain
-    are
-    those that are busy the longest. `spare` is the share by which tasks may be slower than expected. A number below
+    are those that are busy the longest. `spare` is the share by which tasks may be slower than expected. A number below
     `current` is only returned if it would be enough with twice the spare time, so that the number does not oscillate.
     """
     if max_tasks < 1:

@@ -2,8 +2,8 @@
 
 A service is a job array with the hints `role=serve` and `rate=` (items or requests a second of all tasks together), and
 optionally a latency limit; each task is one instance on one slice. Its number follows the load, as in ElasticBatch
-(Xiao
-et al., IEEE TPDS 35(10), 2024) for batch inference; only the abstract is public, so all of this is a reconstruction.
+(Xiao et al., IEEE TPDS 35(10), 2024) for batch inference; only the abstract is public, so all of this is a
+reconstruction.
 
 - One instance serves what is predicted for its slice within the limit, or more if one was measured to do more within
   the

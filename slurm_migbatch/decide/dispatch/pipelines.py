@@ -5,10 +5,8 @@ Slurm's dependencies. Its deadline counts from the submission of its first job. 
 and grants each the smallest slice that alone meets the whole deadline; here, once the others are in the queue,
 `decide.dispatch.split` divides the remaining time over the jobs that have not started, by predicted seconds and cost in
 GPU equivalents times seconds (ESG: Hui et al., HPDC 2024; a job here is a stage of a workflow there). It is divided
-again
-whenever a job starts, ends or is added, and when the predictions no longer fit; so a job's actual duration counts once
-it
-has ended.
+again whenever a job starts, ends or is added, and when the predictions no longer fit; so a job's actual duration counts
+once it has ended.
 
 A job that only waits for other jobs gets its profile only here. One that waits for capacity may also be re-typed by
 `decide.dispatch.retype`, among profiles with which the split still meets the deadline (`Plan.limits`), but never in a

@@ -7,14 +7,12 @@ need, its latency limit, its deadline, its min and max, with at least the memory
 copies were recommended), and not slower than it if nothing else was promised.
 
 Limits of the policy count from a job's submission, its promise from its start. A job with a deadline should be done
-that
-long after its submission; one without in `PATIENCE` times its duration. This decides the order and never the possible
-profiles.
+that long after its submission; one without in `PATIENCE` times its duration. This decides the order and never the
+possible profiles.
 
 Slurm up to 23.02 keeps a pending job's former request (`workload.loans`), so there nothing is re-typed. Not changed are
 jobs with an explicit profile, jobs with a place, with several nodes or several profiles, components of heterogeneous
-jobs,
-and those that wait for anything but capacity.
+jobs, and those that wait for anything but capacity.
 """
 
 from __future__ import annotations
@@ -71,8 +69,7 @@ class ServiceGuarantee:
     """The alternatives of a decision: the first profile and all that meet the request, including it.
 
     `items` of the whole job (None: unknown), `deadline_s` from its start; `terms` describes the request. `retry`: it
-    may be
-    retried on a larger slice (retry=oom).
+    may be retried on a larger slice (retry=oom).
     """
 
     granted: Profile
@@ -246,10 +243,8 @@ class Retype:
         """The job as scontrol takes it: 12, 12_3, 12_[3,5-9] for all tasks that have not started.
 
         For an array either all of these are named together or single tasks one by one: if a list names some of them
-        Slurm gives
-        the new GRES to the first alone, and the new comment to all (24.11, 26.05). An array's own id would also write
-        the
-        comment of running tasks.
+        Slurm gives the new GRES to the first alone, and the new comment to all (24.11, 26.05). An array's own id would
+        also write the comment of running tasks.
         """
         row = self.pending.row
         if row.array_job is None or row.array_task is None:
@@ -280,8 +275,7 @@ class RetypeHistory:
     """When each job was last re-typed, and which profiles it must not get again, to avoid flapping.
 
     `hold_s` is how long a job keeps a new profile. A profile that Slurm refused, or with which a limit of the user
-    prevented
-    the start, is excluded for that job. Jobs are identified by `name_of`.
+    prevented the start, is excluded for that job. Jobs are identified by `name_of`.
     """
 
     hold_s: float = 60.0
@@ -456,8 +450,7 @@ def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[st
     """Return the updates for tasks of these arrays whose marker differs from their GRES.
 
     A task that starts while its array is re-typed keeps its GRES but gets the array's new comment; after a requeue it
-    would
-    be given slices that Slurm did not allocate to it.
+    would be given slices that Slurm did not allocate to it.
     """
     fields_of = {}
     for row in jobs:

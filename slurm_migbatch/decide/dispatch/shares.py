@@ -1,8 +1,7 @@
 """Shares of concurrent tasks when the elastic arrays of several users need more than there is.
 
 D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) places earliest deadlines first and gives gaps to the user who was
-served
-least over the last sessions. Only its abstracts are public; this is a reconstruction for job arrays:
+served least over the last sessions. Only its abstracts are public; this is a reconstruction for job arrays:
 
 1. Every array has one task (Slurm has no throttle of zero).
 2. Earliest deadline first, each array gets the fewest concurrent tasks with which it meets its deadline. Instances of
@@ -10,15 +9,12 @@ least over the last sessions. Only its abstracts are public; this is a reconstru
 3. The rest goes task by task to the user who was served least.
 
 Step 2 protects an array only if its deadline can be met, if its user was not served too much, and if all protected
-arrays
-can be met together: by each deadline the work due by then has to fit into the capacity until then. Arrays are added to
-that set in the order of their users' past service, least first. So if not all deadlines can be met, the users who were
-served most lose, and a user who gives false short deadlines is ahead until he was served more than the others by his
-part
-of one session: for an array of `deadline` seconds, the capacity, times the deadline, divided by the users. A shorter
-deadline reduces that lead, and no new array restores it, only time, as past service decays. Until others have caught
-up,
-step 3 is all that he gets besides one task.
+arrays can be met together: by each deadline the work due by then has to fit into the capacity until then. Arrays are
+added to that set in the order of their users' past service, least first. So if not all deadlines can be met, the users
+who were served most lose, and a user who gives false short deadlines is ahead until he was served more than the others
+by his part of one session: for an array of `deadline` seconds, the capacity, times the deadline, divided by the users.
+A shorter deadline reduces that lead, and no new array restores it, only time, as past service decays. Until others have
+caught up, step 3 is all that he gets besides one task.
 
 Service means compute slices times seconds, by elastic arrays. Past service decays (`ServedTime`), as in Slurm's own
 fairshare, over about ten sessions (D-STACK's number); a session is the longest deadline here, a day at most, so that
@@ -79,8 +75,7 @@ def shares(now: float, claims: Sequence[Claim], total: int, served: Mapping[str,
     """Divide `total` compute slices among the claims; see the module.
 
     One more task than fits is allowed, so that arrays keep their position in Slurm's own order for freed slices; but
-    not if
-    it could take a slice from a protected array.
+    not if it could take a slice from a protected array.
 
     Args:
         now: unix seconds.

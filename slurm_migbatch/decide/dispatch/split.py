@@ -1,14 +1,10 @@
 """Split the remaining time of a pipeline over its stages at the lowest cost.
 
 Each stage has several choices (a profile: predicted seconds, and a cost). The result is the cheapest choice for each
-with
-which the longest path through the stages takes at most the remaining time: ESG's problem for one queue (Hui et al.,
-HPDC
-2024, section 3), which ESG solves by A* over the stages with pruning from both sides. Here, a reconstruction, it is
-solved
-by dynamic programming over Pareto fronts of (seconds, cost), which for a chain finds the same optimum: of all choices
-for
-the first k stages those are kept that are not dominated, and that leave the rest enough time.
+with which the longest path through the stages takes at most the remaining time: ESG's problem for one queue (Hui et
+al., HPDC 2024, section 3), which ESG solves by A* over the stages with pruning from both sides. Here, a reconstruction,
+it is solved by dynamic programming over Pareto fronts of (seconds, cost), which for a chain finds the same optimum: of
+all choices for the first k stages those are kept that are not dominated, and that leave the rest enough time.
 
 Parallel stages are joined by level, the number of stages before one on the longest path to it: a level takes as long as
 its slowest stage and costs the sum of all. The levels' seconds add up to no less than any path, so a split meets the

@@ -3,8 +3,7 @@
 `decide.dispatch.retype` chooses profiles and `decide.dispatch.arrays` throttles, both from capacity that supply's plan
 leaves; `decide.dispatch.pipelines` chooses profiles of jobs with a common deadline, regardless of capacity. The
 alternatives of a job come from the submit filter's decision in the record: an unknown decision is queried
-(`Questions`),
-and the job is not changed until the answer comes.
+(`Questions`), and the job is not changed until the answer comes.
 """
 
 from __future__ import annotations

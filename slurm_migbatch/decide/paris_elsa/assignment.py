@@ -1,14 +1,12 @@
 """Assign pending jobs to stocked slices.
 
 ELSA (Kim et al., DAC 2022, arXiv 2202.13481, the scheduler of PARIS) estimates for every partition when it would finish
-a
-query, and gives the query to the smallest one that leaves slack before its deadline (`lab.papers.pariselsa.elsa`, a
+a query, and gives the query to the smallest one that leaves slack before its deadline (`lab.papers.pariselsa.elsa`, a
 reconstruction). It binds a query to a partition at once, so on equal partitions it stacks queries on the first that has
 slack while others idle.
 
 `Central` is ours and keeps ELSA's two ideas, slack and the cheapest slice first, but binds late: work waits in one
-queue
-until a slice is idle.
+queue until a slice is idle.
 
 - New work takes the idle slice on which it is cheapest and meets its limit. Cost is seconds times price; the price of a
   slice is its compute slices unless the caller knows better. The cheapest kind of slice is the work's **home**.
@@ -39,8 +37,7 @@ _SAME: Final = 1e-6
 """Costs that differ by less are equal: such work is at home on both."""
 _URGENT: Final = 0.1
 """Ranks: urgent work is at 0 to 0.1 per unit of relative loss, own work at its share of remaining slack, other work at
-1
-and more. Own work with nearly no slack so comes before other work that would cost far more here.
+1 and more. Own work with nearly no slack so comes before other work that would cost far more here.
 """
 
 

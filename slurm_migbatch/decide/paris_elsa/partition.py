@@ -2,18 +2,15 @@
 
 PARIS (Kim et al., DAC 2022, arXiv 2202.13481) gives a multi-GPU inference server partitions of several sizes, each for
 the batches that fill it: partition k has the batches between the knee of the next smaller one and its own, and there
-are
-as many partitions of each size as the load of its batches needs. `lab.papers.pariselsa` reconstructs that, because the
-full text was not available.
+are as many partitions of each size as the load of its batches needs. `lab.papers.pariselsa` reconstructs that, because
+the full text was not available.
 
 `partition` is ours. Three steps in PARIS lose capacity: knees split the batches by filling, not by the value of each
 size; rounding comes after the optimum; and placement comes after rounding. Instead one integer program over what one
-GPU
-can hold (`capacity.bundles`) finds the partitioning of all GPUs with the highest flow of work that meets its limits
+GPU can hold (`capacity.bundles`) finds the partitioning of all GPUs with the highest flow of work that meets its limits
 (`flow`). A flow has no bursts, so short trials of random arrivals (`trial.bounded_rate`, the same stream for all) then
 evaluate the program's partitioning and every homogeneous one, and from the best of them GPU by GPU its neighbours as
-long
-as that helps. So it is never worse than the best homogeneous one in the trials used for the choice.
+long as that helps. So it is never worse than the best homogeneous one in the trials used for the choice.
 """
 
 from __future__ import annotations
@@ -37,8 +34,7 @@ TRIAL_JOBS: Final = 2000
 """Jobs in a trial while searching."""
 MARGIN: Final = 0.8
 """Share of the allowed late work that may be late in trials: a partitioning that just meets the bound on one short
-stream
-breaks it on another.
+stream breaks it on another.
 """
 NEIGHBOURS: Final = 24
 """Maximum trials of neighbours: each costs a few milliseconds when it fails, ten times as much when it helps."""

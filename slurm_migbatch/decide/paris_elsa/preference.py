@@ -4,8 +4,7 @@ PARIS gives every size of slice the batches that fill it, and partitions GPUs by
 `decide.paris_elsa.partition` describes what is ours). Here the submit filter assigns a slice to a job's bucket, and the
 history gives arrivals and run times. Supply needs one order of profiles in which it fills the free space of every GPU,
 repeatedly until nothing fits; so only the mix of the computed partitioning matters. Orders that follow it, or one of
-its
-GPUs, are tried on one stream of arrivals, filled by the placement rules of the GPU, and the best of them is used.
+its GPUs, are tried on one stream of arrivals, filled by the placement rules of the GPU, and the best of them is used.
 
 An order is a guess about future requests. A pending job gets capacity regardless of it.
 """

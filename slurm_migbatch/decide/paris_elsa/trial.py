@@ -135,8 +135,7 @@ def bounded_rate(trial: Trial, board: StockCosts, stream: Stream, guess: float, 
     """Return the latency-bounded rate in jobs a second, by bisection from a guess; 0 if none is found.
 
     Sampled lateness is not quite monotonic in the rate: the result is a rate that meets the bounds, next to one (larger
-    by
-    the precision at most) that does not.
+    by the precision at most) that does not.
     """
 
     def holds(rate: float) -> bool:

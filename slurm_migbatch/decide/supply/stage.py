@@ -1,8 +1,7 @@
 """Decide which slots to offer on each node: the supply stage of a decision.
 
 What the queue needs is planned by `decide.supply.planner`; here it is told of the cluster, and its answer becomes
-actions.
-An offer that stands for a job and is not taken for a while is sought on other nodes.
+actions. An offer that stands for a job and is not taken for a while is sought on other nodes.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 def eval_() -> None:
     """Score the predictor on measured tables, beside simple rules that know as much.
 
-    Tables are neutral ones (`migbatch profile export`), or the folder of a laboratory that `migbatch profile import`
+    Tables are common ones (`migbatch profile export`), or the folder of a laboratory that `migbatch profile import`
     knows. The exit code is 0 where it could be measured, whether or not the bars are met.
     """
 

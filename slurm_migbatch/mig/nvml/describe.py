@@ -1,4 +1,4 @@
-"""What a GPU is: its MIG profiles and placements, and the figures that a prior for its speed can start from."""
+"""Describe a GPU: its MIG profiles and placements, and the specifications used by the speed prior."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SILENT = (
     NoPermission,
     InvalidRequest,
     NotFound,
-)  # ways in which a driver does not tell a figure
+)  # errors of a driver that does not report a figure
 
 _ARCHITECTURES = {
     pynvml.NVML_DEVICE_ARCH_VOLTA: "volta",
@@ -34,16 +34,16 @@ _ARCHITECTURES = {
 
 
 class Ask(Protocol):
-    """How a GPU calls NVML."""
+    """Callable that calls NVML for one GPU."""
 
     def __call__(self, operation: str, call: Callable[..., Any], /, *args: object) -> Any:
         """Call with the GPU's handle before `args`; `operation` names the call in the DriverError it may raise."""
 
 
 def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometry, tuple[query.KnownProfile, ...]]:
-    """Return the geometry of a GPU, and every profile id with the profile it belongs to.
+    """Return the geometry of a GPU, and a map from every profile id to its profile.
 
-    `gpu` names the one card in messages, `model` is its model. Raises NotMig for GPUs without MIG and for vGPU guests.
+    `gpu` names the card in messages, `model` is its model. Raises NotMig for GPUs without MIG and for vGPU guests.
     With MIG off drivers do not name profiles, so the names are computed. Two ids of one name (none is known) are one
     profile in the geometry.
     """
@@ -87,7 +87,7 @@ def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometr
 
 
 def read_facts(ask: Ask) -> dict[str, str | int | float]:
-    """Return the figures of the whole GPU; what the driver does not tell is missing.
+    """Return the specifications of the whole GPU; what the driver does not report is missing.
 
     architecture (`ampere` ...); compute_capability (`8.0`); clock_mhz and memory_clock_mhz, the highest of SM and
     memory; memory_bus_bits; memory_mib; pci_bus_id; driver_version; virtualization (`vgpu`, only in such a guest).

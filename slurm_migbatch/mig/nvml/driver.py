@@ -1,4 +1,4 @@
-"""All GPUs of this machine through NVML."""
+"""List all GPUs of this machine through NVML."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slurm_migbatch.mig.nvml.library import LIBRARY
 class NvmlDriver:
     """All GPUs of this machine through NVML.
 
-    `library` is a file to load as the NVML library instead of the system's; root's hooks have no environment that could
-    say so. A process can use one library at a time. Raises DriverMissing where there is no driver.
+    `library` is a file to load as the NVML library instead of the system's; root's hooks have no environment to set it
+    in. A process can use one library at a time. Raises DriverMissing if there is no driver.
     """
 
     def __init__(self, library: str | None = None) -> None:
@@ -37,7 +37,7 @@ class NvmlDriver:
         return self._gpus
 
     def close(self) -> None:
-        """Let go of the library; harmless twice."""
+        """Close the library; repeated calls are harmless."""
         if self._open:
             self._open = False
             LIBRARY.close()

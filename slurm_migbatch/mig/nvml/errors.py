@@ -1,4 +1,4 @@
-"""NVML's return codes as errors with a meaning."""
+"""Translate NVML's return codes to typed errors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a slice really does, by NVML's GPU performance monitoring (GPM): Hopper and later.
+"""Measure the activity of a slice by NVML's GPU performance monitoring (GPM): Hopper and later.
 
-A metric is told between two samples of one GPU instance. The last sample of each instance is kept, so each call costs
-one sample and one computation, and tells what was done since the call before.
+A metric is computed between two samples of one GPU instance. The last sample of each instance is kept, so each call
+costs one sample and one computation, and covers the time since the previous call.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ import pynvml
 from slurm_migbatch.mig.driver import Activity, DriverError, Instance
 
 Call = Callable[..., Any]
-"""`NvmlGpu._call`: what is done in words, a function of NVML and its arguments."""
+"""`NvmlGpu._call`: the operation in words, a function of NVML and its arguments."""
 
 _SM, _TENSOR, _DRAM = 2, 5, 10
 """NVML_GPM_METRIC_SM_UTIL, _ANY_TENSOR_UTIL and _DRAM_BW_UTIL, percent."""
 LEAST_S: Final = 0.1
-"""NVML wants samples that are further apart than this."""
+"""Minimum time between samples that NVML requires."""
 
 
 class GpmSamples:
-    """The last sample of each instance of one GPU, by the UUID of its MIG device, with who held it and when it was."""
+    """The last sample of each instance of one GPU, by the UUID of its MIG device, with its holder and time."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._last: dict[str, tuple[Any, float, tuple[int, int]]] = {}
 
     def measure(self, device: Any, instance: Instance, holder: tuple[int, int]) -> Activity | None:
-        """Return what the instance did since the last call for this holder; None at the first. Raises DriverError."""
+        """Return the activity of the instance since the last call for this holder; None at the first. Raises
+        DriverError.
+        """
         uuid = instance.mig_uuid or ""
         before = self._last.get(uuid)
         if before is not None and before[2] != holder:
@@ -66,7 +68,7 @@ class GpmSamples:
 
     @staticmethod
     def _free(sample: Any) -> None:
-        with suppress(pynvml.NVMLError):  # the library was closed in between
+        with suppress(pynvml.NVMLError):  # the library was closed in the meantime
             pynvml.nvmlGpmSampleFree(sample)
 
     def _between(self, operation: str, first: Any, second: Any, seconds: float) -> Activity | None:
@@ -80,6 +82,6 @@ class GpmSamples:
         if any(metric.nvmlReturn != pynvml.NVML_SUCCESS for metric in metrics):
             return None
         shares = [metric.value / 100.0 for metric in metrics]
-        if not all(0.0 <= share <= 1.05 for share in shares):  # a NaN is none either
+        if not all(0.0 <= share <= 1.05 for share in shares):  # NaN is no value either
             return None
         return Activity(seconds, *(min(share, 1.0) for share in shares))

@@ -1,4 +1,4 @@
-"""One GPU through NVML."""
+"""Operate one GPU through NVML."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class NvmlGpu:
         return Layout(instance.slot for instance in self.instances())
 
     def create(self, slot: Slot) -> Instance:
-        """Make the GPU instance and its full compute instance; raises NoRoom, AlreadyThere, NotMig, NoPermission."""
+        """Create the GPU instance and its full compute instance; raises NoRoom, AlreadyThere, NotMig, NoPermission."""
         operation = f"creating {slot}"
         profile_id = self._profile_id(slot)
         place = pynvml.c_nvmlGpuInstancePlacement_t(slot.placement.start, slot.placement.size)
@@ -142,12 +142,12 @@ class NvmlGpu:
             raise
 
     def complete(self, instance: Instance) -> Instance:
-        """Give the GPU instance its full compute instance; raises NotFound where it is gone."""
+        """Create the full compute instance of the GPU instance; raises NotFound if it no longer exists."""
         gi, info = self._find(instance)
         return self._describe(gi, info, create=True)
 
     def destroy(self, instance: Instance) -> None:
-        """Destroy its compute instances, then itself; what is gone already is fine. Raises Busy."""
+        """Destroy its compute instances, then itself; instances that no longer exist are no error. Raises Busy."""
         try:
             gi, info = self._find(instance)
         except (NotFound, NotMig):
@@ -160,7 +160,7 @@ class NvmlGpu:
             raise Busy(error.code, f"{self!r}: {instance} is still in use {by}") from None
 
     def processes(self, instance: Instance) -> tuple[int, ...]:
-        """Return the ids of the processes on the instance, sorted; none where it is gone."""
+        """Return the ids of the processes on the instance, sorted; none if it no longer exists."""
         pids: set[int] = set()
         for call in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
             try:
@@ -179,7 +179,7 @@ class NvmlGpu:
         return -(-int(self._call(operation, pynvml.nvmlDeviceGetMemoryInfo, device).used) // _MIB)
 
     def activity(self, instance: Instance, holder: tuple[int, int]) -> Activity | None:
-        """Return what it did since the last call for this holder; None at the first. Raises NotMig, DriverMissing."""
+        """Return its activity since the last call for this holder; None at the first. Raises NotMig, DriverMissing."""
         if instance.mig_uuid is None:
             return None
         if self._handle is None:
@@ -191,17 +191,17 @@ class NvmlGpu:
         return int(self._ask("its energy", pynvml.nvmlDeviceGetTotalEnergyConsumption)) / 1000
 
     def keep_activity(self, uuids: Collection[str]) -> None:
-        """Forget the samples of other instances."""
+        """Drop the samples of other instances."""
         self._samples.keep(uuids)
 
     def holders(self, instance: Instance) -> tuple[Holder, ...]:
         """Return the processes on the instance with their names."""
         return tuple(Holder(pid, _command(pid)) for pid in self.processes(instance))
 
-    # -- inside ------------------------------------------------------------------------------------------------
+    # -- internal ------------------------------------------------------------------------------------------------
 
     def _ask(self, operation: str, call: Callable[..., Any], *args: object) -> Any:
-        """Call NVML with this GPU's handle first; `operation` says in a message what failed."""
+        """Call NVML with this GPU's handle first; `operation` names the call in messages."""
         if self._handle is None:
             self._handle = self._call("looking it up", self._look_up)
         return self._call(operation, call, self._handle, *args)
@@ -248,7 +248,7 @@ class NvmlGpu:
         return info.profile_id
 
     def _gpu_instances(self) -> Iterator[tuple[Any, Any]]:
-        """Handle and info of every GPU instance; one that goes away meanwhile is left out."""
+        """Yield handle and info of every GPU instance; one that is destroyed in the meantime is skipped."""
         for known in self._known()[1]:
             for gi in self._ask(f"listing {known.profile} instances", query.gpu_instances, known):
                 try:
@@ -260,7 +260,7 @@ class NvmlGpu:
         return self._call("an instance's description", pynvml.nvmlGpuInstanceGetInfo, gi)
 
     def _find(self, instance: Instance) -> tuple[Any, Any]:
-        """Handle and info of this very instance; NotFound where its id now belongs to another one."""
+        """Return handle and info of exactly this instance; NotFound if its id now belongs to another one."""
         operation = f"finding {instance}"
         gi = self._ask(operation, pynvml.nvmlDeviceGetGpuInstanceById, instance.gi_id)
         info = self._info(gi)
@@ -279,7 +279,7 @@ class NvmlGpu:
         return Slot(profile, Placement(int(info.placement.start), int(info.placement.size)))
 
     def _describe(self, gi: Any, info: Any, create: bool = False) -> Instance:
-        """Return the instance as a value; with `create` its full compute instance is made where it has none."""
+        """Return the instance as a value; with `create` a missing full compute instance is created."""
         slot = self._slot(info)
         full, _ = self._compute_profiles(gi, int(info.profileId))
         ci = next(iter(self._list_compute(gi, full)), None)
@@ -292,7 +292,7 @@ class NvmlGpu:
         return Instance(int(info.id), slot.profile, slot.placement, int(about.id), uuid)
 
     def _create_compute(self, gi: Any, full: tuple[int, ...], slot: Slot) -> Any:
-        """Make the compute instance that takes all of the GPU instance; one that is refused gives way to the next."""
+        """Create the compute instance that takes the whole GPU instance; a refused profile is followed by the next."""
         operation = f"creating the compute instance of {slot}"
         for profile_id in full[:-1]:
             with suppress(NotMig, InvalidRequest):
@@ -302,8 +302,8 @@ class NvmlGpu:
     def _mig_uuid(self, about: Any, gi_id: int, slot: Slot) -> str:
         """Return the UUID of a compute instance's MIG device.
 
-        The handle in its description is the MIG device's on drivers that were measured; nvml.h calls it the parent
-        device. Where it is the GPU's, the MIG devices are walked, which can take seconds.
+        The handle in its description is the MIG device's on the drivers that were tested; nvml.h calls it the parent
+        device. If it is the GPU's, the MIG devices are walked, which can take seconds.
         """
         operation = f"the UUID of {slot}"
         uuid = str(self._call(operation, pynvml.nvmlDeviceGetUUID, about.device))
@@ -346,7 +346,7 @@ class NvmlGpu:
             self._call(operation, call, handle)
 
     def _remove(self, gi: Any, profile_id: int, instance_text: str) -> None:
-        """Destroy all compute instances of a GPU instance and then itself; what is gone already is fine."""
+        """Destroy all compute instances of a GPU instance and then itself; instances already destroyed are no error."""
         for ci in list(self._list_compute(gi, self._compute_profiles(gi, profile_id)[1])):
             self._call_if_present(
                 f"destroying the compute instance of {instance_text}", pynvml.nvmlComputeInstanceDestroy, ci
@@ -354,7 +354,7 @@ class NvmlGpu:
         self._call_if_present(f"destroying {instance_text}", pynvml.nvmlGpuInstanceDestroy, gi)
 
     def _take_back(self, gi: Any, profile_id: int, slot: Slot, cause: DriverError) -> None:
-        """Remove a GPU instance that did not become a whole slice."""
+        """Destroy a GPU instance whose compute instance could not be created."""
         try:
             self._remove(gi, profile_id, str(slot))
         except DriverError as error:
@@ -381,8 +381,8 @@ class NvmlGpu:
 
 
 def _command(pid: int) -> str:
-    """Return the command name of a process in printable form, empty where /proc does not show it."""
-    from pathlib import Path  # only when something is in the way; importing it takes as long as all the rest here
+    """Return the command name of a process in printable form, empty if /proc does not show it."""
+    from pathlib import Path  # imported only when a process blocks: the import takes as long as all others here
 
     try:
         name = Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").removesuffix("\n")

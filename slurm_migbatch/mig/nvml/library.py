@@ -1,4 +1,4 @@
-"""Which library file pynvml talks to."""
+"""Choose the library file that pynvml loads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurm_migbatch.mig.nvml.errors import translated
 
 
 class OpenLibrary:
-    """The one library that a process can use at a time, and by how many drivers it is used."""
+    """The one library that a process can use at a time, and the number of drivers that use it."""
 
     def __init__(self) -> None:
         self.path: str | None = None
@@ -32,7 +32,7 @@ class OpenLibrary:
         self.users += 1
 
     def close(self) -> None:
-        """Undo one `open`."""
+        """Undo one `open`; the last one closes the library."""
         self.users -= 1
         try:
             pynvml.nvmlShutdown()
@@ -42,8 +42,8 @@ class OpenLibrary:
     def _load(self, path: str | None) -> None:
         if path == self.path and pynvml.nvmlLib is not None:
             return
-        # pynvml loads "libnvidia-ml.so.1" by name, which hooks with an empty environment could not direct elsewhere,
-        # and keeps the first library and its functions for ever. Both are set here for the file that was asked for.
+        # pynvml loads "libnvidia-ml.so.1" by name, which hooks with an empty environment cannot redirect, and keeps the
+        # first library and its functions forever. Both are set here for the requested file.
         library = None
         if path is not None:
             try:

@@ -1,4 +1,4 @@
-"""NVML's C-style queries as functions that return Python values; failures stay pynvml.NVMLError."""
+"""Wrap NVML's C-style queries as functions that return Python values; failures remain pynvml.NVMLError."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KnownProfile(NamedTuple):
 
 
 def gpu_profile_info(handle: Any, enum: int, mig_on: bool) -> Any:
-    """Return the named description where the driver has it (MIG on, R470 or later), else the plain one."""
+    """Return the named description if the driver has it (MIG on, R470 or later), else the plain one."""
     if mig_on:
         try:
             return pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, enum, version=2)
@@ -68,7 +68,7 @@ def compute_profile_info(gi: Any, enum: int) -> Any:
 
 
 def mig_device(handle: Any, gi_id: int, ci_id: int) -> Any:
-    """Return the handle of the MIG device of a compute instance, found among all of the GPU; NVML error NOT_FOUND."""
+    """Return the handle of the MIG device of a compute instance, found by a walk over the GPU; NVML error NOT_FOUND."""
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)

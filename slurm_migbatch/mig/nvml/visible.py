@@ -1,6 +1,6 @@
-"""The one device that a program sees, through NVML and without root: what it is, and how much of its memory is in use.
+"""Describe the one device that a program sees, through NVML and without root: its size and the memory in use.
 
-Listing GPU instances and placements is for root. What a user's job may ask is the MIG device itself, by its UUID, so
+Listing GPU instances and placements requires root. A user's job can query the MIG device itself, by its UUID, so
 everything here comes from that: its attributes, its name, its parent GPU.
 """
 
@@ -32,8 +32,8 @@ class Seen(NamedTuple):
     """A GPU or MIG device.
 
     `gpu` is the model of the whole GPU. `profile`, `compute_slices` and `sm_count` are None for a GPU without MIG;
-    where a compute instance is smaller than its GPU instance, `sm_count` is the compute instance's. `memory_share` is
-    the slice's part of the memory of the GPU's largest profile, 1 for a whole GPU. `driver` is the driver's version.
+    if a compute instance is smaller than its GPU instance, `sm_count` is the compute instance's. `memory_share` is
+    the slice's share of the memory of the GPU's largest profile, 1 for a whole GPU. `driver` is the driver's version.
     """
 
     uuid: str
@@ -47,7 +47,7 @@ class Seen(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Memory in use on a device, all in MiB: `used` by everything, `processes` by each process id (None: not told)."""
+    """Memory in use on a device, all in MiB: `used` in total, `processes` by process id (None: unknown)."""
 
     used: float
     processes: tuple[tuple[int, float | None], ...]
@@ -56,8 +56,8 @@ class Usage(NamedTuple):
 class VisibleDevice:
     """A device as CUDA_VISIBLE_DEVICES names it: `MIG-<uuid>`, `GPU-<uuid>` (or its beginning) or an index.
 
-    On a GPU in MIG mode that is named as a whole it is the first slice there, as for CUDA. Raises DriverMissing where
-    there is no driver, NotFound where there is no such device, else DriverError.
+    A whole GPU in MIG mode means its first slice, as in CUDA. Raises DriverMissing if there is no driver, NotFound if
+    there is no such device, else DriverError.
     """
 
     def __init__(self, name: str, library: str | None = None) -> None:
@@ -82,7 +82,7 @@ class VisibleDevice:
         )
 
     def close(self) -> None:
-        """Let go of the library; harmless twice."""
+        """Close the library; repeated calls are harmless."""
         if self._open:
             self._open = False
             LIBRARY.close()
@@ -95,7 +95,7 @@ class VisibleDevice:
     ) -> None:
         self.close()
 
-    # -- inside ------------------------------------------------------------------------------------------------
+    # -- internal ------------------------------------------------------------------------------------------------
 
     def _ask(self, operation: str, call: Callable[..., Any], *args: object) -> Any:
         try:
@@ -160,7 +160,7 @@ class VisibleDevice:
         )
 
     def _named(self) -> Profile | None:
-        """Return the profile as the device's name says it: `NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb`."""
+        """Return the profile in the device's name: `NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb`."""
         match = _MIG_NAME.fullmatch(str(self._ask("its name", pynvml.nvmlDeviceGetName, self._handle)))
         return reported_profile(match[1]) if match else None
 
@@ -180,6 +180,6 @@ class VisibleDevice:
 
 
 def _nearest(profiles: list[tuple[Profile, int]], compute: int, memory_mib: int) -> Profile | None:
-    """Return the plain profile with so many compute slices whose memory is nearest."""
+    """Return the plain profile with this many compute slices and the nearest memory."""
     same = [(abs(mib - memory_mib), profile.suffix, profile) for profile, mib in profiles if profile.compute == compute]
     return min(same)[2] if same else None

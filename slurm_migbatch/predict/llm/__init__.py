@@ -1,1 +1,1 @@
-"""Language models and other large public models: what they hold in memory and how fast a slice serves them."""
+"""Predict memory and serving speed of language models and other large public models."""

@@ -1,7 +1,7 @@
-"""What a model is made of, and what follows from it by arithmetic: parameters, key-value cache, operations.
+"""Describe a model's architecture and compute from it parameters, key-value cache and operations.
 
-Every count is exact for the architectures that the fields describe; what they do not describe (a vision tower, a
-convolution at the input) is `extra`, taken from the published number of parameters.
+Every count is exact for the architectures that the fields describe; other parts (a vision tower, a convolution at the
+input) are `extra`, taken from the published number of parameters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Kind = Literal["decoder", "encoder", "both", "plain"]
 @dataclass(frozen=True)
 class Latent:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): ranks of queries (0: full) and of keys
-    and values, sizes of a head without and with position, and of a value."""
+    and values, sizes of a head without and with position, and of a value.
+    """
 
     kv_rank: int
     query_rank: int = 0
@@ -29,8 +30,9 @@ class Latent:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: how many there are, how many a token visits, the width of each, the width of what every
-    token visits beside them, and the layers that are dense instead."""
+    """A mixture of experts: number of experts, experts per token, width of each, width of the shared experts, and
+    the number of dense layers.
+    """
 
     count: int
     active: int
@@ -43,13 +45,13 @@ class Experts:
 class Architecture:
     """One architecture.
 
-    `layers` of the decoder (of the encoder where there is no other), `width` of the residual stream, query `heads` of
-    `head` dimensions, `kv_heads`, `ffn` of a dense feed-forward, of three matrices where `gated`, of two else.
-    `tied`: the output shares the embedding; `headless`: there is no output over the vocabulary. `norms`: vectors of
-    normalisation in a layer, `norm_bias`: each with a bias; `head_norms`: queries and keys are normalised by head.
-    `positions`: learned ones. `context`: tokens that the model was made for; of its layers only `wide_layers` see all
-    of them, the others `window`. `encoder_layers`: of an encoder with the same sizes, whose output each decoder layer
-    attends to. `extra`: other parameters. `item_mib`: working memory of one item of a plain model (an image, a clip).
+    `layers` of the decoder (of the encoder if there is no decoder), `width` of the residual stream, query `heads` of
+    `head` dimensions, `kv_heads`, `ffn` of a dense feed-forward, of three matrices if `gated`, else of two. `tied`: the
+    output shares the embedding; `headless`: no output over the vocabulary. `norms`: vectors of normalisation in a
+    layer, `norm_bias`: each with a bias; `head_norms`: queries and keys are normalised by head. `positions`: learned
+    ones. `context`: tokens that the model was made for; only `wide_layers` see all of them, the other layers `window`.
+    `encoder_layers`: of an encoder with the same sizes, whose output each decoder layer attends to. `extra`: other
+    parameters. `item_mib`: working memory of one item of a plain model (an image, a clip).
     """
 
     layers: int
@@ -102,14 +104,14 @@ class Architecture:
 
     @cached_property
     def routed(self) -> int:
-        """Parameters of all experts that tokens are routed to."""
+        """Parameters of all routed experts."""
         if self.experts is None:
             return 0
         return (self.layers - self.experts.dense_layers) * self.experts.count * self.feed_forward(self.experts.ffn)
 
     @cached_property
     def embedding(self) -> int:
-        """Parameters of the embedding and of the output, which quantisation leaves as they are."""
+        """Parameters of the embedding and of the output, which quantisation does not change."""
         return self.vocab * self.width * (1 if self.tied or self.headless else 2) + self.positions * self.width
 
     @cached_property
@@ -146,7 +148,7 @@ class Architecture:
         return used + (0 if self.headless else self.vocab * self.width)
 
     def cache_values(self, tokens: int) -> int:
-        """Return the numbers that one sequence of so many tokens keeps in the key-value cache."""
+        """Return the number of values that one sequence of this many tokens keeps in the key-value cache."""
         if self.kind in ("encoder", "plain"):
             return 0
         if self.latent is not None:

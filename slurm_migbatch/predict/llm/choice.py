@@ -1,8 +1,8 @@
-"""Which slices hold a language model and serve it in time, and what to write where none does.
+"""Choose slices that hold a language model and serve it within its limits; word the refusal if there are none.
 
-What does not fit is refused: an engine would fail at its start. The refusal names what would fit: another precision,
-fewer or shorter sequences, another way to tune; else whole GPUs, because no framework shards a model over slices (NCCL
-does not run on MIG instances, and a process sees only one).
+A model that does not fit is refused: its engine would fail at startup. The refusal names what would fit: another
+precision, fewer or shorter sequences, another tuning method; else whole GPUs, because no framework shards a model over
+slices (NCCL does not run on MIG instances, and a process sees only one).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from slurm_migbatch.workload.hints import SERVE, Hints
 from slurm_migbatch.workload.refusal import Refusal, show
 
 NARROWER: Final = ("fp8", "awq")
-"""Quantisations that are proposed, the widest first."""
+"""Suggested quantisations, the widest first."""
 OVERHEAD: Final = 1.05
-"""What tensor parallelism needs beside its share of the model, on each GPU."""
+"""Memory that tensor parallelism needs on each GPU besides its share of the model."""
 FITS: Final = "the smallest slice that serves %s"
 HOLDS: Final = "the smallest slice that holds %s"
 SLOW: Final = "no slice is predicted to be fast enough for %s; using the fastest"
@@ -36,8 +36,9 @@ HOW: Final = {"near": "taken for %s; ", "size": "only the size of %s is known; "
 
 @dataclass(frozen=True)
 class Targets:
-    """What a request asks of speed, None where nothing: microseconds to the first token, of each further one, of a
-    whole request; thousandths of requests a second."""
+    """Speed limits of a request, None if not given: microseconds to the first token, of each further one, of a
+    whole request; thousandths of requests per second.
+    """
 
     ttft_us: int | None = None
     tpot_us: int | None = None
@@ -46,19 +47,19 @@ class Targets:
 
     @classmethod
     def of(cls, hints: Hints) -> Targets:
-        """Return what hints ask for."""
-        rate = None if hints.role == SERVE else hints.llm.rate  # that of all instances
+        """Return the speed limits that hints give."""
+        rate = None if hints.role == SERVE else hints.llm.rate  # of all instances together
         if hints.items is not None and hints.deadline_s is not None:
             rate = max(rate or 0, rate_of(hints.items, hints.deadline_s))
         return cls(hints.llm.ttft_us, hints.llm.tpot_us, hints.slo_us, rate)
 
     @property
     def any(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether any limit is given."""
         return any(value is not None for value in (self.ttft_us, self.tpot_us, self.slo_us, self.rate))
 
     def missed(self, figures: TokenFigures) -> str:
-        """Say which target a slice may miss; "" where it keeps all."""
+        """Return which limit a slice may miss; "" if it keeps all."""
         if not figures.has_speeds:
             return ""
         limits = (
@@ -74,7 +75,7 @@ class Targets:
         return ""
 
     def excess(self, figures: TokenFigures) -> float:
-        """Return how far off the targets the worst figure is, as a factor; 1 or less where all are kept."""
+        """Return the factor by which the worst figure misses its limit; at most 1 if all are kept."""
         worst = 0.0
         for limit, found in (
             (self.ttft_us, figures.ttft_s),
@@ -89,21 +90,21 @@ class Targets:
 
 
 class Corrects(Protocol):
-    """What measurements say of computed figures."""
+    """Corrections of computed figures by measurements."""
 
     def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:
-        """Return by how much the figures of a workload on a profile are to be changed."""
+        """Return the correction for a workload on a profile."""
         ...
 
     def sized(self, workload: Workload) -> Workload:
-        """Return a workload that takes the memory that was measured."""
+        """Return a workload with its memory corrected by measurements."""
         ...
 
 
 def figures_by_profile(
     workload: Workload, partition: Partition, rate: int | None, measured: Corrects
 ) -> Mapping[str, TokenFigures]:
-    """Return the figures of every plain profile by GRES type, the worst where several kinds of GPUs have it."""
+    """Return the figures of every plain profile by GRES type, the worst if several kinds of GPUs have it."""
     found: dict[str, TokenFigures] = {}
     for kind in partition.kinds:
         for info in kind.geometry.profiles:
@@ -118,7 +119,7 @@ def figures_by_profile(
 
 
 def nowhere(workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition, measured: Corrects) -> Refusal:
-    """Return the refusal of what no allowed slice holds."""
+    """Return the refusal of a workload that no allowed slice holds."""
     largest = max(allowed, key=lambda offer: offer.memory_mib)
     need = need_of(workload, largest.memory_mib)
     ways = list(_ways(workload, allowed, partition, measured))
@@ -131,7 +132,9 @@ def nowhere(workload: Workload, allowed: Sequence[ProfileOffer], partition: Part
 
 
 def whole_gpus(need: Need, gpu_mib: int) -> int:
-    """Return how many GPUs of this size hold a model by tensor parallelism: a power of two, as heads divide."""
+    """Return how many GPUs of this size hold a model with tensor parallelism: a power of two, because heads are
+    divided.
+    """
     least = need.used * OVERHEAD / (gpu_mib * need.share)
     return 1 << max(math.ceil(math.log2(max(least, 1.0))), 0)
 
@@ -213,7 +216,7 @@ def _smallest(workload: Workload, offers: Sequence[ProfileOffer]) -> ProfileOffe
 def explanation(
     workload: Workload, figures: TokenFigures, offer: ProfileOffer, reason: str, *, mem_mib: int | None
 ) -> str:
-    """Return the sentence of a choice."""
+    """Return the sentence that explains a choice."""
     names = {"fits": FITS if workload.serving is not None else HOLDS, "time_short": SLOW}
     text = HOW[workload.model.how].replace("%s", workload.model.name) + names[reason] % workload.label
     if mem_mib is not None:

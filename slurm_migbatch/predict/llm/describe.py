@@ -1,6 +1,6 @@
-"""A model on disk, by its `config.json` alone: its architecture, and the hints that tell it.
+"""Read a model on disk from its `config.json`: its architecture, and the hints that describe it.
 
-Nothing of the model is run or loaded. The file is read up to a bound, and every number in it is checked.
+No part of the model is run or loaded. The file is read up to a size limit, and every number in it is checked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slurm_migbatch.predict.llm.architecture import Architecture, Experts, Laten
 from slurm_migbatch.predict.llm.precision import NAMES
 
 MOST_BYTES: Final = 1 << 20
-"""A configuration is some kilobytes."""
+"""Size limit of a configuration, which has a few kilobytes."""
 LIMITS: Final[Mapping[str, int]] = {
     "layers": 1024, "hidden": 1 << 18, "heads": 4096, "kv": 4096, "head": 4096, "ffn": 1 << 21, "vocab": 1 << 24,
     "context": 10_000_000, "experts": 4096, "active": 4096, "expert_ffn": 1 << 21, "shared_ffn": 1 << 21,
@@ -23,7 +23,7 @@ LIMITS: Final[Mapping[str, int]] = {
     "nope": 4096, "rope": 4096, "value": 4096, "tied": 1, "plain_ffn": 1, "bias": 1, "encoder": 1,
     "params": 10**14,
 }  # fmt: skip
-"""Words of `arch=` and the largest number that each takes."""
+"""Keys of `arch=` and the largest number that each accepts."""
 NEEDED: Final = ("layers", "hidden", "heads")
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
@@ -45,7 +45,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "rope": ("qk_rope_head_dim",),
     "value": ("v_head_dim",),
 }
-"""Where configurations in Hugging Face's form tell each number."""
+"""Keys of each number in configurations in Hugging Face's form."""
 ENCODERS: Final = frozenset(
     ["bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "deberta-v2", "electra", "albert", "modernbert", "esm"]
 )
@@ -69,11 +69,11 @@ TIED: Final = frozenset(
         "cohere",
     ]
 )
-"""Kinds of models by what their configuration does not say."""
+"""Model types by the properties that their configuration does not state."""
 
 
 class ArchError(ValueError):
-    """A description that is none; the message says what of it."""
+    """An invalid description; the message says what is wrong."""
 
 
 class DescribeError(Exception):
@@ -82,7 +82,7 @@ class DescribeError(Exception):
 
 @dataclass(frozen=True)
 class Described:
-    """What a configuration says: a name, the numbers of `arch=`, data type and quantisation where it tells them."""
+    """Contents of a configuration: a name, the numbers of `arch=`, data type and quantisation if given."""
 
     name: str
     numbers: Mapping[str, int]
@@ -96,14 +96,14 @@ class Described:
 
     @property
     def hints(self) -> str:
-        """The hints to put into a comment."""
+        """Hints to put into a comment."""
         pairs = [f"model={self.name}", "arch=" + "+".join(f"{key}:{value}" for key, value in self.numbers.items())]
         pairs += [f"dtype={self.dtype}"] if self.dtype else []
         return " ".join(pairs + ([f"quantization={self.quantization}"] if self.quantization else []))
 
 
 def read_arch(text: str) -> Architecture:
-    """Return the architecture that `arch=` tells; raises ArchError."""
+    """Return the architecture that `arch=` describes; raises ArchError."""
     numbers: dict[str, int] = {}
     for pair in text.split("+"):
         name, _, value = pair.partition(":")
@@ -161,7 +161,7 @@ def build(numbers: Mapping[str, int]) -> Architecture:
 
 
 def describe(path: Path) -> Described:
-    """Return what the configuration of a model on disk says; `path` is its folder or the file itself.
+    """Return the configuration of a model on disk; `path` is its directory or the file itself.
 
     Raises:
         DescribeError: there is none, or it does not describe a language model.
@@ -185,7 +185,7 @@ def describe(path: Path) -> Described:
 
 
 def of_config(config: Mapping[str, Any], name: str) -> Described:
-    """Return what a configuration in Hugging Face's form says; raises DescribeError."""
+    """Return the contents of a configuration in Hugging Face's form; raises DescribeError."""
     inner = config.get("text_config")
     text = {**config, **inner} if isinstance(inner, dict) else config
     numbers = {word: value for word, keys in KEYS.items() if (value := _number(text, keys)) is not None}
@@ -213,7 +213,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
 
 
 def _with_files(found: Described, folder: Path) -> Described:
-    """Add what the weights' files hold beyond the description (a vision tower), by their size alone."""
+    """Add parameters that the weight files hold beyond the description (a vision tower), by file size alone."""
     bits = {"fp32": 4, "bf16": 2, "fp16": 2}.get(found.dtype)
     if bits is None or found.quantization:
         return found
@@ -244,7 +244,7 @@ def _moe(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
 
 
 def _windows(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
-    """Return the window, where some layers see all (only then is it sure that engines make use of it)."""
+    """Return the window if some layers see all tokens (otherwise engines may not use it)."""
     kinds = text.get("layer_types")
     window = _number(text, ("sliding_window",))
     if not window or not isinstance(kinds, list) or "sliding_attention" not in kinds:

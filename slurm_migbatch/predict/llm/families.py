@@ -1,9 +1,9 @@
-"""Public models: their architecture as published in their configuration files, and every name that they go by.
+"""List public models: their architecture as published in their configuration files, and all their names.
 
-Sizes of layers come from each model's public `config.json`; parameters follow by arithmetic (`architecture`), and a
-test holds them against the published numbers. Plain models (image, video, speech synthesis) have their published
-parameters, all parts of the pipeline together, and as working memory an estimate of ours for one item at its usual
-size."""
+Layer sizes come from each model's public `config.json`; parameters are computed from them (`architecture`), and a
+test compares them with the published numbers. Plain models (image, video, speech synthesis) have their published
+parameters, all parts of the pipeline together, and our estimate of the working memory of one item at its usual size.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ class Model:
 def _a(
     layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocab: int, context: int, **more: Any
 ) -> Architecture:
-    """Return a decoder as most are since Llama: RMS norms, gated feed-forward, no biases."""
+    """Return a Llama-like decoder: RMS norms, gated feed-forward, no biases."""
     more.setdefault("head", width // heads)
     return Architecture(layers, width, heads, kv_heads, ffn=ffn, vocab=vocab, context=context, **more)
 
 
 def _gpt(layers: int, width: int, heads: int, vocab: int, context: int, **more: Any) -> Architecture:
-    """Return a decoder as GPT-2: layer norms and biases everywhere, two matrices of four times the width, learned
-    positions."""
+    """Return a GPT-2-like decoder: layer norms and biases everywhere, two matrices of four times the width, learned
+    positions.
+    """
     given = {"gated": False, "tied": True, "bias": "all", "norm_bias": True, "positions": context, **more}
     ffn = given.pop("ffn", 4 * width)
     return _a(layers, width, heads, given.pop("kv_heads", heads), ffn, vocab, context, **given)
@@ -57,7 +58,7 @@ def _bloom(layers: int, width: int, heads: int) -> Architecture:
 
 
 def _t5(layers: int, width: int, heads: int, ffn: int, head: int = 64, *, first: bool = False) -> Architecture:
-    """Return a T5: `first` of version 1.0, whose feed-forward is not gated and whose output shares the embedding."""
+    """Return a T5; `first`: version 1.0, whose feed-forward is not gated and whose output shares the embedding."""
     return Architecture(
         layers,
         width,
@@ -101,7 +102,7 @@ def _whisper(layers: int, width: int, heads: int, mels: int = 80, encoder: int =
 
 
 def _bert(layers: int, width: int, heads: int, ffn: int, vocab: int, **more: Any) -> Architecture:
-    """Return an encoder as BERT: token types, a norm after the embedding and a pooler are `extra`."""
+    """Return a BERT-like encoder: token types, a norm after the embedding and a pooler are `extra`."""
     context = more.pop("context", 512)
     types = more.pop("types", 2)
     extra = types * width + 2 * width + (width * width + width) - 2 * width + more.pop("extra", 0)
@@ -652,5 +653,5 @@ ALL: Final[tuple[Model, ...]] = (
     *_ENCODERS,
     *_PLAIN,
 )
-"""Every public model of the table."""
+"""All public models of the table."""
 BY_NAME: Final[Mapping[str, Model]] = MappingProxyType({model.name: model for model in ALL})

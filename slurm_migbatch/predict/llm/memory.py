@@ -1,9 +1,9 @@
-"""Memory that a workload needs, by arithmetic: weights, cache, states of the optimizer, activations, runtime.
+"""Compute the memory that a workload needs: weights, cache, optimizer states, activations, runtime.
 
-Training keeps 16 bytes a parameter with AdamW in mixed precision: weights and gradients at 2, a master copy and two
-moments at 4 each (ZeRO, arXiv 1910.02054, section 3.1). Activations are counted by what PyTorch keeps for the backward
-pass of each layer with memory-efficient attention (after arXiv 2205.05198, section 4, for gated feed-forwards and RMS
-norms in 32 bits), or, where they are computed again, one layer's and the input of each.
+Training keeps 16 bytes per parameter with AdamW in mixed precision: weights and gradients at 2, a master copy and two
+moments at 4 each (ZeRO, arXiv 1910.02054, section 3.1). Activations are what PyTorch keeps for the backward pass of
+each layer with memory-efficient attention (after arXiv 2205.05198, section 4, for gated feed-forwards and RMS norms in
+32 bits), or, with activation checkpointing, those of one layer and the input of each.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from slurm_migbatch.predict.llm.workload import Serving, Training, Workload
 
 MIB: Final = 2**20
 CONTEXT_MIB: Final = 600.0
-"""CUDA's context, its libraries and an engine's own buffers: with the activations of Llama-3.1-8B they make the 0.8 GiB
-that vLLM reports beside weights and cache."""
+"""CUDA's context, its libraries and an engine's own buffers: with the activations of Llama-3.1-8B they make up the 0.8
+GiB that vLLM reports besides weights and cache.
+"""
 TRAINER_MIB: Final = 1024.0
-"""The same of a trainer, with the workspaces of matrix products."""
+"""The same for a trainer, with the workspaces of matrix products."""
 STEP_TOKENS: Final = 2048
 LARGE_STEP_TOKENS: Final = 8192
 LARGE_MIB: Final = 70 * 1024
-"""vLLM passes at most so many tokens at once (max_num_batched_tokens), the more on GPUs of 70 GiB and above."""
+"""Most tokens that vLLM passes at once (max_num_batched_tokens), the larger number on GPUs of 70 GiB and above."""
 LLAMA_CPP_TOKENS: Final = 512
 SGLANG: Final = ((20, 2048, 8), (35, 2048, 24), (60, 4096, 32), (160, 8192, 256), (10**6, 16384, 512))
-"""SGLang's defaults below so many GiB: tokens of a chunk, sequences of the largest CUDA graph."""
+"""SGLang's defaults below this many GiB: tokens of a chunk, sequences of the largest CUDA graph."""
 STATES: Final[Mapping[str, float]] = MappingProxyType(
     {"adamw": 8.0, "adam": 8.0, "adamw_8bit": 2.0, "adafactor": 0.1, "lion": 4.0, "sgd": 0.0, "sgd_momentum": 4.0}
 )
-"""Bytes a trained parameter that the optimizer keeps."""
+"""Bytes of optimizer state per trained parameter."""
 LORA_RANK: Final = 16
 LOGIT_BYTES: Final = 12
-"""Bytes a logit in training: 16 bits, 32 bits for the loss, and both gradients."""
+"""Bytes per logit in training: 16 bits, 32 bits for the loss, and both gradients."""
 TRAINING_ITEMS: Final = 3
-"""Working memory of an item of a plain model in training against inference."""
+"""Working memory of an item of a plain model in training relative to inference."""
 DOUBT: Final = 0.25
-"""Half of the interval of what is estimated (activations and runtime), as a share of it."""
+"""Half of the interval around estimates (activations and runtime), as a share of them."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +65,17 @@ class Need:
 
     @property
     def slice_mib(self) -> int:
-        """The least MiB of a slice that holds it."""
+        """Memory in MiB of the smallest slice that holds it."""
         return math.ceil(self.used / self.share)
 
     @property
     def doubt(self) -> float:
-        """MiB that the need may be off either way."""
+        """Uncertainty of the need in MiB, either way."""
         return DOUBT * (self.activations + self.runtime)
 
     @property
     def parts(self) -> str:
-        """The parts in words."""
+        """Parts of the need in words."""
         named = {
             "weights": self.weights, "KV cache": self.cache, "gradients and optimizer": self.states,
             "activations": self.activations, "runtime": self.runtime,
@@ -84,7 +85,7 @@ class Need:
 
 
 def weights_mib(architecture: Architecture, kept: Precision) -> float:
-    """Return the MiB of a model's weights; what a quantisation leaves as it is counts 16 bits."""
+    """Return the MiB of a model's weights; parts that a quantisation leaves out count 16 bits."""
     if kept.experts_only:
         plain = architecture.parameters - architecture.routed
         return (plain * 16.0 + architecture.routed * kept.bits) / 8 / MIB
@@ -131,8 +132,9 @@ def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
 
 
 def sglang_reserve_mib(slice_mib: int) -> float:
-    """Return what SGLang keeps back where `mem_fraction_static` is not given: for metadata, the activations of a chunk
-    of a prompt (1.5 MiB a token), CUDA graphs (2 MiB a sequence) and its own process."""
+    """Return SGLang's default reserve (without `mem_fraction_static`): metadata, activations of a prompt chunk
+    (1.5 MiB per token), CUDA graphs (2 MiB per sequence) and its own process.
+    """
     gib = slice_mib / 1024
     tokens, graphs = next((row[1:] for row in SGLANG if gib < row[0]), SGLANG[-1][1:])
     reserve = 512.0 + 1.5 * tokens + 2.0 * graphs + 128.0
@@ -140,7 +142,7 @@ def sglang_reserve_mib(slice_mib: int) -> float:
 
 
 def _passed(architecture: Architecture) -> int:
-    """Return the width of the feed-forwards that a token passes in one layer."""
+    """Return the total width of the feed-forwards that a token passes in one layer."""
     experts = architecture.experts
     if experts is None:
         return architecture.ffn
@@ -150,7 +152,7 @@ def _passed(architecture: Architecture) -> int:
 def _training(workload: Workload, training: Training) -> Need:
     architecture, kept = workload.architecture, workload.precision
     base = weights_mib(architecture, kept)
-    # weights at 32 bits need no master copy; below them come a gradient of 2 bytes and a master copy of 4
+    # 32-bit weights need no master copy; below that, a 2-byte gradient and a 4-byte master copy are added
     beside = 4.0 if kept.bits > 16 else 6.0
     if training.method == "full":
         states = architecture.parameters * (beside + STATES[training.optimizer]) / MIB
@@ -161,7 +163,7 @@ def _training(workload: Workload, training: Training) -> Need:
 
 
 def training_need_mib(model: Model, micro_batch: int, seq: int) -> float:
-    """Return the MiB that a full training of a public model with AdamW takes, in the precision it is published in."""
+    """Return the MiB that full training of a public model with AdamW takes, in its published precision."""
     kept = Found(model.name, model.architecture, native(model))
     training = Training("full", "adamw", False, min(seq, model.architecture.context), micro_batch, 1.0)
     return _training(Workload(kept, None, training), training).used
@@ -180,7 +182,7 @@ def lora_parameters(architecture: Architecture, rank: int = LORA_RANK) -> int:
 
 
 def activations_mib(architecture: Architecture, training: Training, bytes_each: float) -> float:
-    """Return the MiB of activations that a training keeps for its backward pass."""
+    """Return the MiB of activations that training keeps for its backward pass."""
     if architecture.kind == "plain":
         items = TRAINING_ITEMS if not training.checkpointing else 1
         return float(items * architecture.item_mib * training.micro_batch)
@@ -189,7 +191,7 @@ def activations_mib(architecture: Architecture, training: Training, bytes_each: 
     keys = architecture.kv_heads * architecture.head
     passed = _passed(architecture) * (4 if architecture.gated else 2)
     layer = (9 * width + 3 * inner + 3 * keys + passed) * bytes_each
-    if architecture.kind != "decoder":  # eager attention keeps the scores, their mask and what is left of them
+    if architecture.kind != "decoder":  # eager attention keeps the scores, their mask and the dropout result
         layer += 2.5 * bytes_each * architecture.heads * training.seq
     layers = architecture.layers + architecture.encoder_layers
     kept = layers * width * bytes_each + layer if training.checkpointing else layers * layer

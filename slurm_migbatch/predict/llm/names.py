@@ -1,7 +1,6 @@
-"""From a model's name to what it is: every public spelling, the quantisation in it, and sizes where nothing else is
-known.
+"""Resolve a model's name: every public spelling, the quantisation in it, and a size if nothing else is known.
 
-A name loses its organisation, its letter case and the words that change nothing (instruct, chat, dates); the longest
+A name loses its organisation, its letter case and the words without meaning (instruct, chat, dates); the longest
 run of its words that is a public model is that model. `llama-3-70b`, `Meta-Llama-3-70B-Instruct-AWQ` and
 `hermes-2-theta-llama-3-70b.Q4_K_M.gguf` are one model in three precisions.
 """
@@ -28,7 +27,7 @@ _IDLE: Final = (
     "fp16 bf16 float16 bfloat16 half vllm onnx ct2 faster turbomind g128 g32 128g sym desc tensorrt trtllm",
 )
 FILLERS: Final = frozenset(" ".join(_IDLE).split())
-"""Words that say nothing of the architecture. `turbo` and `mini` do."""
+"""Words that say nothing about the architecture. `turbo` and `mini` do."""
 SIZES: Final = frozenset(
     [
         "tiny",
@@ -54,21 +53,21 @@ SIZES: Final = frozenset(
         "minicpm",
     ]
 )
-"""Words that name another size, where they stand beside a model's name."""
+"""Words that change the size when they follow a model's name."""
 ROUNDED: Final = 1.1
-"""What a model may have over the size in its name: a "7b" has up to 7.7 billion parameters."""
+"""Tolerance above the size in a model's name: a "7b" has up to 7.7 billion parameters."""
 LARGEST: Final = 5e12
-"""Parameters beyond which a number in a name is no size."""
+"""Largest number in a name that is read as a size."""
 ALIKE: Final = 0.75
-"""Likeness (`difflib`) from which a name is suggested."""
+"""Minimum likeness (`difflib`) of a suggested name."""
 MISSPELT: Final = 0.8
-"""Likeness (`difflib`) from which a word beside a model's name is a size with a letter wrong."""
+"""Minimum likeness (`difflib`) of a word next to a model's name to a misspelled size."""
 LONGEST: Final = 48
-"""Characters of a name that is compared with others: what a submission costs stays bounded."""
+"""Most characters of a name that are compared, which bounds the cost of a submission."""
 COMPARED: Final = 16
-"""Public names that a name is compared with in full."""
+"""Most public names that a name is fully compared with."""
 SAME_SIZE: Final = 0.2
-"""How far a size in a name may be off a model's own, and it is still that model."""
+"""Tolerance of a size in a name to the model's own size."""
 _SIZE: Final = re.compile(r"(?:([0-9]{1,3})x)?([0-9]{1,4}(?:\.[0-9]{1,3})?)([bmt])")
 _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
@@ -76,10 +75,11 @@ _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
 
 @dataclass(frozen=True)
 class Found:
-    """What a name says.
+    """Meaning of a name.
 
-    `name`: the canonical one, or the user's where the model is not public. `how`: `public`; `near`, a public model
-    whose name is alike and whose size is the one in the name; `size`, no more than that."""
+    `name`: the canonical one, or the user's if the model is not public. `how`: `public`; `near`, a public model
+    with a similar name and the size given in the name; `size`, only a size is known.
+    """
 
     name: str
     architecture: Architecture
@@ -89,7 +89,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Sized:
-    """A number of parameters, in all and those that one token visits."""
+    """A number of parameters: all of them, and those that one token uses."""
 
     total: float
     active: float
@@ -106,7 +106,7 @@ def _words(name: str) -> list[str]:
 
 
 def _index() -> Mapping[str, Model]:
-    """Return the public models by squeezed name, with and without the words that say nothing, and without dots."""
+    """Return the public models by squeezed name, with and without the words without meaning, and without dots."""
     found: dict[str, Model] = {}
     ways = (lambda w: w, lambda w: [x for x in w if x not in FILLERS], lambda w: [x.replace(".", "") for x in w])
     for way in ways:
@@ -117,7 +117,7 @@ def _index() -> Mapping[str, Model]:
 
 
 def _groups(name: str) -> set[str]:
-    """Return the groups of three characters in a name, its beginning and its end marked."""
+    """Return the trigrams of a name, with its beginning and end marked."""
     marked = f"^{name}$"
     return {marked[at : at + 3] for at in range(len(marked) - 2)}
 
@@ -136,19 +136,19 @@ _BY_GROUP: Final = _by_group()
 
 
 def known(name: str) -> Model | None:
-    """Return the public model of this very name, in any spelling, without words beside it; None: there is none."""
+    """Return the public model with exactly this name, in any spelling, without other words; None: there is none."""
     return _BY_NAME.get(squeeze(name))
 
 
 def generates(name: str) -> bool:
-    """Return whether a name is that of a public model that makes tokens, whose memory follows by arithmetic."""
+    """Return whether a name is that of a public generative model, whose memory can be computed."""
     found = known(name)
     return found is not None and found.architecture.kind in ("decoder", "both")
 
 
 @lru_cache(maxsize=4096)
 def resolve(name: str) -> Found | None:
-    """Return what a name says; None where it says nothing, not even a size."""
+    """Return the meaning of a name; None if it has none, not even a size."""
     words = _words(name)
     kept, quantisation = _without_quantisation(words)
     telling = [word for word in kept if word not in FILLERS]
@@ -176,13 +176,13 @@ def native(model: Model) -> Precision:
 
 @lru_cache(maxsize=1024)
 def suggestion(name: str) -> str | None:
-    """Return the public name that a name is most like; None where there is none."""
+    """Return the most similar public name; None if there is none."""
     kept, _ = _without_quantisation(_words(name))
     return next(iter(_alike("-".join(word for word in kept if word not in FILLERS))), None)
 
 
 def size_of(words: Sequence[str]) -> Sized | None:
-    """Return the size that a name's words tell: `70b`, `8x7b` (as if nothing were shared), `235b` and `a22b`."""
+    """Return the size in a name's words: `70b`, `8x7b` (as if nothing were shared), `235b` and `a22b`."""
     total = active = 0.0
     for word in words:
         match = _SIZE.fullmatch(word.removeprefix("a"))
@@ -201,10 +201,11 @@ def size_of(words: Sequence[str]) -> Sized | None:
 
 @lru_cache(maxsize=1024)
 def of_size(size: Sized) -> Architecture:
-    """Return a decoder of so many parameters, of which nothing else is known, on the large side.
+    """Return a decoder of this many parameters with otherwise unknown architecture, erring on the large side.
 
     Depth and width are those between public models of that size (a width of 128 to a layer); up to 14 billion every
-    head has its own keys and values, as in Llama 2 and in Qwen 1.5, beyond there are eight."""
+    head has its own keys and values, as in Llama 2 and in Qwen 1.5, beyond there are eight.
+    """
     layers = min(max(round((size.active / 12 / 128**2) ** (1 / 3)), 2), 128)
     width = layers * 128
     heads = layers
@@ -213,7 +214,7 @@ def of_size(size: Sized) -> Architecture:
     base = Architecture(layers, width, heads, kv_heads, 128, 4 * width, vocab, 32768, tied=size.total < 4e9)
     experts = None
     if size.active < 0.9 * size.total:
-        # a count of experts that has the share of active parameters; what is left over is `extra`
+        # a count of experts that has the share of active parameters; the remainder is `extra`
         count = max(round(size.total / size.active), 2)
         experts = Experts(count, 1, 1)
     made = replace(base, ffn=1, experts=experts)
@@ -226,12 +227,12 @@ def of_size(size: Sized) -> Architecture:
 
 
 def mentions_active(name: str) -> bool:
-    """Return whether a name tells what one token visits (`a2.7b`), which is no size of the whole."""
+    """Return whether a word states the active parameters (`a2.7b`), which are not the model's size."""
     return any(word.startswith("a") and _SIZE.fullmatch(word[1:]) for word in _words(name))
 
 
 def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | None]:
-    """Return the words without those that name a precision, and the precision; the narrowest of several."""
+    """Return the words without those that name a precision, and the narrowest precision named."""
     kept: list[str] = []
     found: list[Precision] = []
     place = 0
@@ -256,7 +257,7 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
 
 
 def _parted(word: str) -> list[str]:
-    """Part `8b.q4` (of a GGUF file) and `quantized.w4a16`: a dot before a letter parts words."""
+    """Split `8b.q4` (of a GGUF file) and `quantized.w4a16`: a dot before a letter separates words."""
     return [part for part in re.split(r"\.(?=[a-z])", word) if part]
 
 
@@ -277,14 +278,14 @@ def _public(words: Sequence[str]) -> tuple[Model | None, int]:
 
 @lru_cache(maxsize=1024)
 def _misspelt_size(word: str) -> bool:
-    """Return whether a word is nearly, but not quite, one that names another size: `lrge`."""
+    """Return whether a word is a misspelling of one that names another size: `lrge`."""
     if word in SIZES or word in FILLERS or not 4 <= len(word) <= LONGEST or not word.isalpha():
         return False
     return bool(difflib.get_close_matches(word, SIZES, 1, MISSPELT))
 
 
 def _same_size(model: Model, size: Sized | None) -> bool:
-    """Return whether the size in a name may be the model's; the names of some tell only what one token visits."""
+    """Return whether the size in a name may be the model's; some names state only the active parameters."""
     if size is None:
         return True
     near = (1 - SAME_SIZE, 1 + SAME_SIZE)
@@ -296,7 +297,7 @@ def _same_size(model: Model, size: Sized | None) -> bool:
 
 
 def _with_context(model: Model, words: Sequence[str]) -> Architecture:
-    """Return the architecture with the context that the name tells: `phi-3-mini-128k`."""
+    """Return the architecture with the context that the name states: `phi-3-mini-128k`."""
     for word in words:
         match = _CONTEXT.fullmatch(word)
         if match and (match[2] == "k" or int(match[1]) <= 10):
@@ -306,7 +307,7 @@ def _with_context(model: Model, words: Sequence[str]) -> Architecture:
 
 
 def _alike(name: str) -> list[str]:
-    """Return the public names that a name is most like, of those that share most of its groups of three characters."""
+    """Return the most similar public names, among those that share most trigrams."""
     if len(name) > LONGEST:
         return []
     shared = Counter(candidate for group in _groups(name) for candidate in _BY_GROUP.get(group, ()))

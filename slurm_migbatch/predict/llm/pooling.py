@@ -1,4 +1,4 @@
-"""What measured points say together that have something in common: a Gaussian process whose noise has heavy tails."""
+"""Pool measured points with common properties: a Gaussian process with heavy-tailed noise."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NOISE: Final = 0.05
 TAIL: Final = 4.0
 """Degrees of freedom of the noise: a point unlike its series counts less."""
 LIMIT: Final = 45.0
-"""Squared distance from what is computed, in units of its doubt, at which a point teaches nothing."""
+"""Squared distance from the computed value, in units of its spread, from which a point is ignored."""
 MOST_POINTS: Final = 120
-"""Points on one GPU that are kept, of every series an even choice."""
+"""Most points kept per GPU, an even choice of every series."""
 _ROUNDS: Final = 3
 
 
@@ -29,7 +29,7 @@ class MeasuredPoint(Protocol):
 
     @property
     def series(self) -> tuple[str, ...]:
-        """What it shares most with."""
+        """The group that it shares most with."""
         ...
 
 
@@ -37,24 +37,24 @@ P = TypeVar("P", bound=MeasuredPoint)
 
 
 def trust(distance: float) -> float:
-    """Return how far a point at this squared distance is believed: from 1 at none to 0 at LIMIT (Tukey's biweight)."""
+    """Return the weight of a point at this squared distance: from 1 at none to 0 at LIMIT (Tukey's biweight)."""
     return max(0.0, 1.0 - distance / LIMIT) ** 2
 
 
 def solve(alike: Array, spread: Array, off: Array, trusts: Array) -> tuple[Array, Array]:
-    """Return the inverse of the points' covariance with its noise, and that times what they are off.
+    """Return the inverse of the points' covariance with its noise, and its product with their errors.
 
     Args:
-        alike: what each pair has in common, 1 for a point with itself.
-        spread: standard deviation of what is computed, by point.
+        alike: correlation of each pair, 1 for a point with itself.
+        spread: standard deviation of the computed value, by point.
         off: logarithms of measured over computed.
-        trusts: how far each is believed, above 0.
+        trusts: weight of each, above 0.
     """
     covariance = alike * np.outer(spread, spread)
     weight = np.ones(len(off))
     for _ in range(_ROUNDS):
         inverse = np.linalg.inv(covariance + np.diag(NOISE**2 / (trusts * weight)))
-        # each point against what the others say of it
+        # each point against the prediction from the others
         missed = (inverse @ off) ** 2 / inverse.diagonal()
         weight = np.minimum((TAIL + 1.0) / (TAIL + missed), 1.0) ** 2
     solved = np.linalg.inv(covariance + np.diag(NOISE**2 / (trusts * weight))).astype(np.float64)

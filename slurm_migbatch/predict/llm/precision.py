@@ -1,4 +1,4 @@
-"""Bits that parameters and cached values take, by the names that engines and file names use.
+"""Map the precision names of engines and file names to bits of parameters and cached values.
 
 Bits of a quantised parameter include its scales: 4 bits in groups of 128 with a 16-bit scale and a 4-bit zero point
 (AWQ, GPTQ: 4.16), in blocks of 64 with a 32-bit scale (bitsandbytes NF4: 4.5; with double quantisation 4.127, QLoRA,
@@ -48,14 +48,14 @@ GGUF: Final[Mapping[str, float]] = MappingProxyType(
         "q6-k": 6.57, "q8-0": 8.5, "f16": 16.0, "gguf": 8.5,
     }
 )  # fmt: skip
-"""Bits of every parameter of a GGUF file; where only `gguf` is given, those of the usual largest level, Q8_0."""
+"""Bits of every parameter of a GGUF file; plain `gguf` counts as the largest common level, Q8_0."""
 NAMES: Final = frozenset({*WEIGHTS, *GGUF})
 _BPW: Final = re.compile(r"([1-8](?:\.[0-9]{1,2})?)bpw")
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How a model's weights are kept: `name` for messages, bits of a parameter of the body and of the embedding.
+    """Precision of a model's weights: `name` for messages, bits of a parameter of the body and of the embedding.
 
     `experts_only`: the bits are those of routed experts, the rest is at 16 (gpt-oss).
     """
@@ -74,7 +74,7 @@ def plain(dtype: str) -> Precision:
 
 
 def quantised(name: str) -> Precision | None:
-    """Return the precision of a quantisation by its name; None where it is none that is known."""
+    """Return the precision of a quantisation by its name; None if it is unknown."""
     if name in GGUF:
         return Precision(name, GGUF[name], GGUF[name])
     if name in WEIGHTS:

@@ -1,14 +1,14 @@
-"""What servers of language models were measured to do, against the arithmetic of `speed`.
+"""Correct the speeds that `speed` computes by measured servers of language models.
 
 Each measured point is a pair of logarithms: measured over computed time to the first token, and of each further one.
-What is off is the sum of effects of the engine, of the model, of the model on that engine, of its precision there, and
-of the load, the last alike for like loads and slices (partial pooling: a Gaussian process whose covariance is the sum
-of theirs). With nothing measured the arithmetic stands; a point pulls its own series (one model in one precision by one
-engine) nearly all the way, others by what they share.
+The error is the sum of effects of the engine, of the model, of the model on that engine, of its precision there, and
+of the load, the last similar for similar loads and slices (partial pooling: a Gaussian process whose covariance is the
+sum of theirs). Without measurements the computed figures stand; a point corrects its own series (one model in one
+precision by one engine) almost fully, and others by what they share.
 
-A table may be wrong. A point whose figures contradict each other teaches nothing, and none does beyond a distance from
-the arithmetic (`pooling.LIMIT`); what lies far off counts less. One model alone tells nothing of an engine: what it
-shows may be its own. Memory is no part of this: what an engine takes is not need (`memory`).
+A table may be wrong. A point whose figures contradict each other is ignored, and so is one beyond a distance from
+the computed value (`pooling.LIMIT`); distant points count less. One model alone does not correct an engine: its error
+may be its own. Memory is not corrected here: what an engine takes is not what it needs (`memory`).
 """
 
 from __future__ import annotations
@@ -40,27 +40,29 @@ OF_MODEL: Final = 0.05
 OF_BOTH: Final = 0.15
 OF_SERIES: Final = 0.35
 OF_LOAD: Final = 0.35
-"""Shares of the variance that a computed figure has (`speed.arithmetic_spread`), by what it comes from. In the 92
-measurements of NVIDIA's sample most of what a model is off is common to its series, in time to the first token about
-four fifths (variances; `migbatch eval llm` shows what follows)."""
+"""Shares of a computed figure's variance (`speed.arithmetic_spread`), by effect. In the 92 measurements of NVIDIA's
+sample most of a model's error is common to its series, in time to the first token about four fifths (variances;
+`migbatch eval llm` shows the effect).
+"""
 REACH: Final = (1.0, 1.0, 1.0, 0.7)
-"""Logarithms of concurrency, tokens in, tokens out and share of the GPU over which loads are alike."""
+"""Logarithms of concurrency, tokens in, tokens out and share of the GPU within which loads are similar."""
 ELSEWHERE: Final = 0.5
-"""What another laboratory's points have in common with a site's."""
+"""Correlation of another laboratory's points with a site's."""
 UNNAMED: Final = 0.7
-"""How far points of any engine count for a job that names none."""
+"""Weight of points of any engine for a job that names none."""
 DOUBTED: Final = {"ttft": 0.6, "tpot": 0.35}
-"""Unit of the distance from the arithmetic, by figure: a factor of ten in both is beyond `pooling.LIMIT`."""
+"""Unit of the distance from the computed value, by figure: a factor of ten in both is beyond `pooling.LIMIT`."""
 AGREE: Final = 2.0
-"""Factor by which a request's time may differ from the sum of its tokens', and still speak of the same thing."""
+"""Largest factor between a request's time and the sum of its tokens' times in a consistent row."""
 LEAST: Final = {"ttft": 0.15, "tpot": 0.06}
-"""Standard deviation of logarithms that stays however much was measured: what days and prompts differ by."""
+"""Standard deviation of logarithms that no number of measurements removes: variation between days and prompts."""
 
 
 @dataclass(frozen=True)
 class ServedPoint:
-    """One measured point: what it is of, under which load and on which share of the GPU (logarithms), how far off the
-    arithmetic it is, and the spread that the arithmetic claims there."""
+    """One measured point: its series, load and share of the GPU (logarithms), its error against the computed value, and
+    the computed value's spread there.
+    """
 
     gpu: str
     engine: str
@@ -73,12 +75,12 @@ class ServedPoint:
 
     @property
     def series(self) -> tuple[str, str, str, str]:
-        """What it shares most with."""
+        """The group that it shares most with."""
         return (self.source, self.engine, self.model, self.precision)
 
     @property
     def trust(self) -> float:
-        """How far it is believed: from 1 near the arithmetic to 0 far off."""
+        """Weight of the point: from 1 near the computed value to 0 far from it."""
         units = [DOUBTED[figure] for figure in FIGURES]
         far = sum((away / unit) ** 2 for away, unit in zip(self.away, units, strict=True))
         return trust(far)
@@ -94,7 +96,7 @@ class ServedPoint:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ServedPoint:
-        """Read `to_dict`'s form; raises KeyError, TypeError or ValueError where it is none."""
+        """Read the form of `to_dict`; raises KeyError, TypeError or ValueError if it is invalid."""
         gpu, engine, model, precision, source = (str(word) for word in data["of"])
         load = _numbers(data["load"], 4)
         away, spread = _numbers(data["away"], 2), _numbers(data["spread"], 2)
@@ -114,13 +116,13 @@ def _numbers(values: Any, count: int) -> list[float]:
 
 
 def points_of(rows: Iterable[Measurement]) -> list[ServedPoint]:
-    """Return the believable points of a table's rows of servers, in a stable order, a bounded number of a GPU."""
+    """Return the plausible points of a table's rows of servers, in a stable order, a bounded number per GPU."""
     found = [point for row in rows if row.kind == SERVE and (point := point_of(row)) is not None and point.trust > 0]
     return bounded(found, lambda point: (point.load, point.away))
 
 
 def point_of(row: Measurement) -> ServedPoint | None:
-    """Return the point of a row, believable or not; None where it says nothing of a language model that is served."""
+    """Return the point of a row, plausible or not; None if it is not about a served language model."""
     if row.ttft_s is None or row.tpot_s is None or not row.output or not row.input_size or not _agrees(row):
         return None
     engine = row.engine if row.engine in CHOICES["engine"] else None
@@ -154,13 +156,12 @@ def point_of(row: Measurement) -> ServedPoint | None:
 
 
 def gpu_of(name: str) -> str:
-    """Return the name of a GPU's model without its memory: by how much it differs from the arithmetic has little to do
-    with that."""
+    """Return the name of a GPU's model without its memory, which hardly changes the error of computed figures."""
     return short_name(name.replace("-", " "), 0).removesuffix("-0gb")
 
 
 def _agrees(row: Measurement) -> bool:
-    """Return whether a row's figures speak of the same requests."""
+    """Return whether a row's figures are consistent."""
     assert row.ttft_s is not None and row.tpot_s is not None and row.output is not None
     if row.latency_s is None:
         return True
@@ -170,7 +171,7 @@ def _agrees(row: Measurement) -> bool:
 
 
 def load_of(workload: Workload, share: float) -> tuple[float, float, float, float]:
-    """Return where a load lies: logarithms of its concurrency, tokens in and out, and the share of the GPU."""
+    """Return the coordinates of a load: logarithms of its concurrency, tokens in and out, and the share of the GPU."""
     serving = workload.serving
     assert serving is not None
     return (
@@ -180,7 +181,7 @@ def load_of(workload: Workload, share: float) -> tuple[float, float, float, floa
 
 
 class ServedMeasurements:
-    """Corrects computed figures by measured points. Without points it leaves them as they are."""
+    """Correct computed figures by measured points. Without points they are unchanged."""
 
     def __init__(self, points: Sequence[ServedPoint] = ()) -> None:
         self.points = tuple(points)
@@ -190,7 +191,7 @@ class ServedMeasurements:
         self._by_gpu = {gpu: _Process(mine) for gpu, mine in by_gpu.items()}
 
     def correction(self, workload: Workload, gpu: str, machine: Machine, share: float) -> Correction:
-        """Return by how much the figures of a workload on a share of a GPU are to be changed."""
+        """Return the correction for a workload on a share of a GPU."""
         serving = workload.serving
         if gpu not in self._by_gpu or serving is None or workload.architecture.kind not in ("decoder", "both"):
             return ASIS
@@ -200,12 +201,12 @@ class ServedMeasurements:
         return self.at(ServedPoint(gpu, serving.engine, model, precision, SITE, load, (0.0, 0.0), spread))
 
     def at(self, asked: ServedPoint) -> Correction:
-        """Return the same for a place where a point could be; how far that one is off does not count."""
+        """Return the correction at a point's coordinates; the point's own error is ignored."""
         process = self._by_gpu.get(asked.gpu)
         return ASIS if process is None else process.correction(asked)
 
     def misses(self, points: Iterable[ServedPoint]) -> dict[tuple[str, str, str], list[float]]:
-        """Return how far points are off what is predicted of them, by figure, model and GPU."""
+        """Return the errors of points against their predictions, by figure, model and GPU."""
         found: dict[tuple[str, str, str], list[float]] = {}
         for point in points:
             said = self.at(point)
@@ -226,7 +227,7 @@ class _Process:
         models: dict[str, set[str]] = {}
         for point in points:
             models.setdefault(point.engine, set()).add(point.model)
-        # what one model shows may be its own; that several agree by chance is ever less likely
+        # the error of one model may be its own; that several agree by chance is ever less likely
         self._of_engine = {engine: OF_ENGINE * (1.0 - 1.0 / len(names)) ** 2 for engine, names in models.items()}
 
     def correction(self, asked: ServedPoint) -> Correction:
@@ -246,14 +247,14 @@ class _Process:
 
     @cached_property
     def _solved(self) -> list[tuple[Array, Array]]:
-        """For each figure the inverse of the points' covariance with its noise, and that times what they are off."""
+        """For each figure the inverse of the points' covariance with its noise, and its product with their errors."""
         alike = np.array([self._alike(point) for point in self._points])
         return [
             solve(alike, self._spread[:, place], self._away[:, place], self._trust) for place in range(len(FIGURES))
         ]
 
     def _alike(self, asked: ServedPoint) -> Array:
-        """Return what each point has in common with another: 1 for itself under the same load."""
+        """Return the correlation of each point with another: 1 for itself under the same load."""
         engine = [self._of_engine.get(p.engine, 0.0) * (p.engine == asked.engine) for p in self._points]
         model = np.array([p.model == asked.model for p in self._points], dtype=np.float64)
         same = np.array([1.0 if p.engine == asked.engine else UNNAMED * (asked.engine == "") for p in self._points])
@@ -261,7 +262,7 @@ class _Process:
         near = np.exp(-0.5 * np.sum((self._load - np.array(asked.load) / REACH) ** 2, axis=1))
         source = np.array([1.0 if p.source == asked.source else ELSEWHERE for p in self._points])
         own = model * same
-        # what lies far off teaches others less than itself
+        # distant points correct others less than themselves
         shared = (np.array(engine) + OF_MODEL * model) * self._trust * asked.trust
         parts = shared + own * (OF_BOTH + exact * (OF_SERIES + OF_LOAD * near))
         found: Array = source * parts

@@ -1,10 +1,11 @@
-"""How fast a slice serves a language model: time to the first token, time of each further one, tokens a second.
+"""Compute how fast a slice serves a language model: time to the first token, time of each further one, tokens a second.
 
-Reading a prompt (prefill) is bound by the SMs; making a token (decode) by reading all weights and every sequence's
-cache, so by the slice's share of memory bandwidth; each layer costs launches beside. Sequences that are served
-together wait for each other's prefills: in the time that one makes its tokens, each other one begins once
-(`interference`). A roofline with these few efficiencies is what GenZ (arXiv 2406.01698) and LLM-Viewer (arXiv
-2402.16363) do; how the efficiencies are fitted, and how far they are off, `migbatch eval llm` shows."""
+Reading a prompt (prefill) is limited by the SMs; generating a token (decode) by reading all weights and every
+sequence's cache, so by the slice's share of memory bandwidth; each layer adds launches. Sequences that are served
+together wait for each other's prefills: while one generates its tokens, each other one begins once
+(`interference`). GenZ (arXiv 2406.01698) and LLM-Viewer (arXiv 2402.16363) use the same kind of roofline with few
+efficiencies; `migbatch eval llm` shows how the efficiencies are fitted, and their error.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from slurm_migbatch.workload.catalog import GpuKind
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """What of a data sheet's figures is reached.
+    """Efficiencies relative to a data sheet's figures.
 
-    `compute`: share of the dense 16-bit rate in prefill; `narrow`: how many times faster 8-bit weights with 8-bit
-    activations are; `bandwidth`: share of the memory bandwidth in decode; `layer_us`: microseconds of launches and gaps
-    in each layer; `first`, `each`: prefills that a first token waits for, and more of them for each other sequence;
-    `turn`: share of the time between two requests' ends that the next one waits besides. `spread_ttft`, `spread_tpot`:
+    `compute`: share of the dense 16-bit rate in prefill; `narrow`: speedup of 8-bit weights with 8-bit
+    activations; `bandwidth`: share of the memory bandwidth in decode; `layer_us`: microseconds of launches and gaps
+    in each layer; `first`, `each`: prefills that a first token waits for, and further ones for each other sequence;
+    `turn`: share of the time between two requests' ends that the next one also waits. `spread_ttft`, `spread_tpot`:
     standard deviations of logarithms, for a model that was not measured.
     """
 
@@ -45,28 +46,32 @@ class Efficiencies:
 
 
 DEFAULT: Final = Efficiencies()
-"""Of the fit that `migbatch eval llm` makes on the 92 measurements of TensorRT-LLM, SGLang and vLLM on a whole H100 in
-NVIDIA's aiconfigurator-core 0.12.0 (Apache-2.0, systems/silicon_sample.csv)."""
+"""From the fit that `migbatch eval llm` makes on the 92 measurements of TensorRT-LLM, SGLang and vLLM on a whole H100
+in NVIDIA's aiconfigurator-core 0.12.0 (Apache-2.0, systems/silicon_sample.csv).
+"""
 EIGHT_BITS: Final = frozenset({"fp8", "fp8-dynamic", "fbgemm-fp8", "modelopt", "w8a8", "w8a8-fp8", "smoothquant"})
 """Quantisations whose products are computed in 8 bits."""
 SLICE_DOUBT: Final = 0.15
-"""Standard deviation of logarithms of what a slice does against its shares. Nobody has published it for these models;
-that of other models is taken, whose mean error on slices is 12 % before they are known (`migbatch eval predictor`)."""
+"""Standard deviation of logarithms of a slice's performance relative to its shares. There are no published measurements
+for these models; other models' is used, whose mean error on slices is 12 % before they are measured (`migbatch eval
+predictor`).
+"""
 STRANGER_DOUBT: Final = 0.2
-"""The same of a model of which only the size is known, and of an engine or a kind of work that was not measured."""
+"""The same for a model of which only the size is known, and for an engine or kind of work that was not measured."""
 TRAINING_COMPUTE: Final = 0.4
 """Share of the dense 16-bit rate in training: the model FLOPs utilisation that PaLM (arXiv 2204.02311, section 4.1) and
-later reports give for large models, 0.35 to 0.55."""
+later reports give for large models, 0.35 to 0.55.
+"""
 TRAINING_SPREAD: Final = 0.3
-"""Standard deviation of logarithms of a step of a training: the span of those reports."""
+"""Standard deviation of logarithms of a training step: the range of those reports."""
 SPAN: Final = 1.2816
-"""Standard deviations at which one in ten lies beyond: both ends of an interval of 80 %, promises of 90 %."""
+"""Standard deviations that one in ten exceeds: both ends of an 80 % interval, 90 % bounds."""
 LATE: Final = 0.95
-"""The highest load that waiting is computed for; beyond it the rate is not kept anyway."""
+"""Highest load for which waiting is computed; above it the rate is not sustained."""
 
 
 class Machine(NamedTuple):
-    """What of a GPU a workload has: operations and bytes a second, MiB, and whether it is a slice of it."""
+    """GPU resources of a workload: operations and bytes per second, MiB, and whether it is a slice."""
 
     flops: float
     bytes_s: float
@@ -76,8 +81,9 @@ class Machine(NamedTuple):
 
 @dataclass(frozen=True)
 class Pace:
-    """Middle figures in seconds: the first token, each further one, and a request from end to end; tokens a second of
-    all sequences, and how many of them fit at once."""
+    """Median figures in seconds: the first token, each further one, and a request from end to end; tokens per second of
+    all sequences, and how many of them fit at once.
+    """
 
     ttft: float
     tpot: float
@@ -88,9 +94,9 @@ class Pace:
 
 @dataclass(frozen=True)
 class Correction:
-    """By how much measured times differ from computed ones (logarithms: to the first token, of each further one, of a
-    step of a training), and the standard deviations of logarithms that are left; `points`: how many were measured of
-    this very model."""
+    """Correction of computed times (logarithms: to the first token, of each further one, of a training step), and the
+    remaining standard deviations of logarithms; `points`: number of measurements of exactly this model.
+    """
 
     ttft: float = 0.0
     tpot: float = 0.0
@@ -101,7 +107,7 @@ class Correction:
     spread_step: float | None = None
 
     def of(self, pace: Pace, workload: Workload) -> Pace:
-        """Return a computed pace as it is after the correction; a request takes what its tokens take."""
+        """Return a computed pace after the correction; a request's time is the sum of its tokens' times."""
         serving = workload.serving
         if self == ASIS or serving is None or pace.tpot <= 0:
             return pace
@@ -113,14 +119,15 @@ class Correction:
 
 
 ASIS: Final = Correction()
-"""Nothing was measured."""
+"""No measurements."""
 
 
 @dataclass(frozen=True)
 class TokenFigures(Figures):
-    """`Figures` whose batch is one request (or step of a training) and whose rate is requests (steps) a second; and
-    those of the tokens. `slice_mib` is what a slice must have for it; `has_speeds`: the speeds mean something;
-    `measured`: points of this very model that they were corrected by."""
+    """`Figures` whose batch is one request (or training step) and whose rate is requests (steps) per second, with
+    the token figures. `slice_mib` is the memory a slice must have; `has_speeds`: whether the speeds are meaningful;
+    `measured`: number of points of exactly this model that corrected them.
+    """
 
     ttft_s: Interval
     tpot_s: Interval
@@ -136,11 +143,11 @@ class TokenFigures(Figures):
 
     @property
     def need_mib(self) -> int:
-        """The memory that a slice must have, in whole MiB: exact, since no table is made of it."""
+        """Memory that a slice must have, in whole MiB: exact, because it is not in the compiled table."""
         return self.slice_mib
 
     def worst(self, other: Figures) -> TokenFigures:
-        """Return the figures that hold on two kinds of GPUs."""
+        """Return the figures that hold on both kinds of GPUs."""
         assert isinstance(other, TokenFigures)
         base = super().worst(other)
         tokens = self.tokens_s.hull(other.tokens_s)
@@ -158,7 +165,7 @@ class TokenFigures(Figures):
 
 
 def machine_of(kind: GpuKind, info: ProfileInfo) -> Machine:
-    """Return what a profile has of its GPU: operations by its share of the SMs, bandwidth by its memory slices."""
+    """Return a profile's resources: operations by its share of the SMs, bandwidth by its memory slices."""
     sms = max(kind.sm_count, kind.full.sm_count, 1)
     compute = max(info.sm_count, 1) / sms
     memory = info.memory_slices / max(kind.full.memory_slices, 1)
@@ -169,14 +176,14 @@ def machine_of(kind: GpuKind, info: ProfileInfo) -> Machine:
 
 
 def prefill_s(architecture: Architecture, kept: Precision, tokens: float, machine: Machine, eff: Efficiencies) -> float:
-    """Return the seconds of reading a prompt of so many tokens, alone."""
+    """Return the seconds of reading a prompt of this many tokens alone."""
     rate = machine.flops * eff.compute * (eff.narrow if kept.name in EIGHT_BITS else 1.0)
     floor = weights_mib(architecture, kept) * MIB / (machine.bytes_s * eff.bandwidth)
     return max(architecture.operations(tokens) / rate, floor) + _launches(architecture, eff)
 
 
 def step_s(workload: Workload, sequences: float, tokens: float, machine: Machine, eff: Efficiencies) -> float:
-    """Return the seconds in which each of so many sequences, of so many tokens each, gets one token more."""
+    """Return the seconds in which each of this many sequences, of this many tokens each, gets one more token."""
     architecture, kept, serving = workload.architecture, workload.precision, workload.serving
     assert serving is not None
     read = weights_read_mib(architecture, kept, sequences) * MIB
@@ -187,11 +194,11 @@ def step_s(workload: Workload, sequences: float, tokens: float, machine: Machine
 
 
 def weights_read_mib(architecture: Architecture, kept: Precision, sequences: float) -> float:
-    """Return the MiB of weights that one step reads: of routed experts those that any sequence visits, in the mean."""
+    """Return the MiB of weights that one step reads: of routed experts, the mean over those that any sequence uses."""
     whole = weights_mib(architecture, kept)
     lookup = architecture.vocab * architecture.width * kept.embedding_bits / 8 / MIB
     if not architecture.tied and not architecture.headless:
-        whole -= lookup  # the embedding is looked up, the output is read
+        whole -= lookup  # the embedding is only indexed, the output is read
     experts = architecture.experts
     if experts is None:
         return whole
@@ -204,7 +211,7 @@ def _launches(architecture: Architecture, eff: Efficiencies) -> float:
 
 
 def fitting(workload: Workload, need: Need, machine: Machine) -> float:
-    """Return how many sequences of the usual length the cache has room for, at least one."""
+    """Return how many sequences of the usual length fit into the cache, at least one."""
     serving = workload.serving
     assert serving is not None
     sequence_mib = workload.architecture.cache_values(serving.input + serving.output) * serving.cache_bits / 8 / MIB
@@ -213,7 +220,9 @@ def fitting(workload: Workload, need: Need, machine: Machine) -> float:
 
 
 def pace_of(workload: Workload, need: Need, machine: Machine, eff: Efficiencies = DEFAULT) -> Pace:
-    """Return how a slice serves so many sequences at once, each followed by another: the closed loop of a benchmark."""
+    """Return the performance of a slice with this many sequences at once, each followed by another: a closed-loop
+    benchmark.
+    """
     serving = workload.serving
     assert serving is not None
     inputs, outputs = float(serving.input), float(max(serving.output, 1))
@@ -228,7 +237,7 @@ def pace_of(workload: Workload, need: Need, machine: Machine, eff: Efficiencies 
     first = prefill * begin + step
     first += eff.turn * others / at_once * (first + (outputs - 1) * tpot) / at_once
     whole = first + (outputs - 1) * tpot
-    waits = (serving.concurrency / at_once - 1.0) * whole  # what does not fit waits for those that do
+    waits = (serving.concurrency / at_once - 1.0) * whole  # sequences that do not fit wait for those that do
     request = whole + waits
     return Pace(first + waits, tpot, request, at_once * outputs / whole, max(int(at_once), 1))
 
@@ -236,8 +245,9 @@ def pace_of(workload: Workload, need: Need, machine: Machine, eff: Efficiencies 
 def figures_of(
     workload: Workload, need: Need, machine: Machine, rate: float, correction: Correction = ASIS
 ) -> TokenFigures:
-    """Return all figures of a workload on a slice; `rate`: requests a second that come, 0 where they follow each
-    other; `correction`: what measurements say."""
+    """Return all figures of a workload on a slice; `rate`: arriving requests per second, 0 for a closed loop;
+    `correction`: by measurements.
+    """
     memory = Interval(need.used - need.doubt, need.used, need.used + need.doubt)
     if workload.training is not None:
         return _training_figures(workload, workload.training, need, machine, memory, correction)
@@ -265,8 +275,9 @@ def arithmetic_spread(workload: Workload, machine: Machine) -> tuple[float, floa
 
 
 def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, correction: Correction = ASIS) -> Pace:
-    """Return how a slice serves requests that come at a rate, by chance: as many are served at once as the rate fills
-    (Little's law), and a first token waits as in a queue of one server that reads prompts (M/D/1)."""
+    """Return the performance of a slice with random arrivals at a rate: the concurrency follows from the rate
+    (Little's law), and a first token waits as in a queue of one server that reads prompts (M/D/1).
+    """
     full = correction.of(pace_of(workload, need, machine), workload)
     serving = workload.serving
     if rate <= 0 or serving is None or workload.architecture.kind in ("encoder", "plain"):
@@ -276,7 +287,7 @@ def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, corre
     pace = full
     for _ in range(
         min(full.at_once.bit_length(), 5)
-    ):  # about the concurrency at which as many requests are served as come
+    ):  # near the concurrency at which the served rate equals the arrival rate
         middle = (low + high) / 2
         fewer = replace(workload, serving=replace(serving, concurrency=max(round(middle), 1)))
         pace = correction.of(pace_of(fewer, need, machine), fewer)
@@ -284,7 +295,7 @@ def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, corre
             low = middle
         else:
             high = middle
-    pace = replace(pace, tokens_s=full.tokens_s)  # what is promised is what the slice can do
+    pace = replace(pace, tokens_s=full.tokens_s)  # the stated rate is the slice's capacity
     load = min(rate / max(most, 1e-12), LATE)
     prefill = prefill_s(workload.architecture, workload.precision, float(serving.input), machine, DEFAULT)
     waits = load / (2.0 * (1.0 - load)) * prefill
@@ -306,16 +317,16 @@ def _training_figures(
 
 
 def training_spread(workload: Workload, machine: Machine) -> float:
-    """Return the standard deviation of the logarithm of a computed step of a training."""
+    """Return the standard deviation of the logarithm of a computed training step."""
     return math.hypot(TRAINING_SPREAD, _doubt(workload, machine))
 
 
 def training_step_s(workload: Workload, need: Need, machine: Machine) -> float:
-    """Return the seconds that a step of a training is computed to take."""
+    """Return the computed seconds of a training step."""
     architecture, training = workload.architecture, workload.training
     assert training is not None
     tokens = float(training.seq * training.micro_batch)
-    # backward passes cost twice a forward one; frozen weights need no gradient of theirs
+    # backward passes cost twice a forward one; frozen weights need no gradient of their own
     passes = (3.0 if training.method == "full" else 2.0) + (1.0 if training.checkpointing else 0.0)
     operations = architecture.operations(float(training.seq)) * training.micro_batch
     if architecture.kind == "plain":

@@ -1,14 +1,14 @@
-"""What trainings of language models were measured to do, against the arithmetic of `speed` and `memory`.
+"""Correct the figures that `speed` and `memory` compute by measured training jobs of language models.
 
 Each measured point holds up to two logarithms: measured over computed seconds of a step, and measured over computed
-memory beside weights, gradients and optimizer, which are counted and not estimated. What is off is the sum of effects
-of the site's software, of networks of a like size, of the network, of the way in which it is trained (method,
-precision, whether activations are computed again) and of the size of a step and its slice, pooled as in `served`.
+memory besides weights, gradients and optimizer, which are counted, not estimated. The error is the sum of effects
+of the site's software, of networks of a similar size, of the network, of the training method (method, precision,
+activation checkpointing) and of the size of a step and its slice, pooled as in `served`.
 Names that share an architecture are one network.
 
-As there, what lies far off the arithmetic teaches nothing, less what lies off at all, and one network alone tells
-nothing of the site. No measurement makes a training take less than its weights, gradients and optimizer: a point that
-says so teaches nothing of memory.
+As in `served`, points far from the computed value are ignored, distant ones count less, and one network alone does not
+correct the site. No measurement reduces a training job below its weights, gradients and optimizer: a point that does
+so is ignored for memory.
 """
 
 from __future__ import annotations
@@ -41,22 +41,25 @@ OF_LIKE: Final = 0.15
 OF_NETWORK: Final = 0.20
 OF_WAY: Final = 0.25
 OF_LOAD: Final = 0.30
-"""Shares of the variance that a computed figure has, by what it comes from. Nobody has published measurements that
-would tell them; these are ours, after those of servers."""
+"""Shares of a computed figure's variance, by effect. There are no published measurements for them; these are our
+estimates, based on those of servers.
+"""
 LIKE: Final = 0.5
-"""Logarithms of layers, width, active and all parameters over which networks are alike."""
+"""Logarithms of layers, width, active and all parameters within which networks are similar."""
 REACH: Final = (1.0, 1.0, 0.7)
-"""Logarithms of tokens in a step, tokens of a sequence and share of the GPU over which loads are alike; of memory the
-share does not matter."""
+"""Logarithms of tokens in a step, tokens of a sequence and share of the GPU within which loads are similar; for memory
+the share does not matter.
+"""
 BESIDE_SPREAD: Final = 0.4
-"""Standard deviation of the logarithm of what is estimated of a training's memory."""
+"""Standard deviation of the logarithm of the estimated part of training memory."""
 DOUBTED: Final = 0.34
-"""Unit of the distance from the arithmetic: a factor of ten is beyond `pooling.LIMIT`."""
+"""Unit of the distance from the computed value: a factor of ten is beyond `pooling.LIMIT`."""
 DOUBTED_LESS: Final = 0.2
-"""The same of less memory, where a quarter is: more likely the row does not say how it was trained, and a slice that is
-too small ends the job."""
+"""The same for less memory than computed, where a factor of four is: the row more likely omits how it was trained, and
+a slice that is too small ends the job.
+"""
 LEAST: Final = 0.06
-"""Standard deviation of logarithms that stays however much was measured."""
+"""Standard deviation of logarithms that no number of measurements removes."""
 
 Shape = tuple[float, float, float, float]
 Load = tuple[float, float, float]
@@ -64,10 +67,10 @@ Load = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class TrainedPoint:
-    """One measured point: of which model, trained in which way, logarithms of its shape (layers, width, active and all
-    parameters) and of its load (tokens in a step, of a sequence, share of the GPU), how far off the arithmetic a step
-    and the memory beside weights and states are (None: not told, or not believed), and the spread that the arithmetic
-    claims of a step there."""
+    """One measured point: the model, the training method, logarithms of its shape (layers, width, active and all
+    parameters) and of its load (tokens in a step, of a sequence, share of the GPU), the errors of a step and of the
+    memory besides weights and states (None: unknown or implausible), and the spread of a computed step there.
+    """
 
     gpu: str
     model: str
@@ -80,7 +83,7 @@ class TrainedPoint:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """What it shares most with."""
+        """The group that it shares most with."""
         return (self.source, self.model, self.way)
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,7 +98,7 @@ class TrainedPoint:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainedPoint:
-        """Read `to_dict`'s form; raises KeyError, TypeError or ValueError where it is none."""
+        """Read the form of `to_dict`; raises KeyError, TypeError or ValueError if it is invalid."""
         gpu, model, way, source = (str(word) for word in data["of"])
         layers, width, active, whole = (float(value) for value in data["shape"])
         tokens, seq, share = (float(value) for value in data["load"])
@@ -109,7 +112,7 @@ class TrainedPoint:
 
 
 def points_of(rows: Iterable[Measurement]) -> list[TrainedPoint]:
-    """Return the believable points of a table's rows of trainings, in a stable order, a bounded number of a GPU."""
+    """Return the plausible points of a table's rows of training jobs, in a stable order, a bounded number per GPU."""
     found = []
     for row in rows:
         point = point_of(row) if row.kind == "train" else None
@@ -120,7 +123,7 @@ def points_of(rows: Iterable[Measurement]) -> list[TrainedPoint]:
 
 
 def point_of(row: Measurement) -> TrainedPoint | None:
-    """Return the point of a row, believable or not; None where it says nothing of the training of a language model."""
+    """Return the point of a row, plausible or not; None if it is not about training a language model."""
     told = row.input_size and row.procs == 1 and row.source not in (RUNS, SILENT)
     if not told or facts_of(row.gpu) is None or not _agrees(row):
         return None
@@ -163,7 +166,7 @@ def _workload(row: Measurement) -> Workload | None:
 
 
 def _agrees(row: Measurement) -> bool:
-    """Return whether throughput and latency speak of the same steps; with one of them, or none, they do."""
+    """Return whether throughput and latency are consistent; with one of them, or none, they are."""
     if row.latency_s is None or row.throughput_per_s is None:
         return True
     return 1 / AGREE <= row.throughput_per_s * row.latency_s / row.batch <= AGREE
@@ -178,7 +181,7 @@ def _trust(place: int, away: float) -> float:
 
 
 def way_of(workload: Workload) -> str:
-    """Return how a model is trained, as far as it decides by how much the arithmetic is off."""
+    """Return the part of the training method that affects the error of computed figures."""
     training = workload.training
     assert training is not None
     return f"{workload.precision.name}/{training.method}{'/checkpointing' if training.checkpointing else ''}"
@@ -199,17 +202,17 @@ def load_of(workload: Workload, share: float) -> Load:
 
 
 class TrainedMeasurements:
-    """Corrects computed trainings by measured points. Without points it leaves them as they are."""
+    """Correct computed training figures by measured points. Without points they are unchanged."""
 
     def __init__(self, points: Sequence[TrainedPoint] = ()) -> None:
         self.points = tuple(points)
         gpus = {point.gpu for point in self.points if point.away[0] is not None}
         self._steps = {gpu: _Process([point for point in self.points if point.gpu == gpu], 0) for gpu in gpus}
-        # what a training holds does not depend on the GPU
+        # training memory does not depend on the GPU
         self._beside = _Process(self.points, 1)
 
     def correction(self, workload: Workload, gpu: str, machine: Machine, share: float) -> Correction:
-        """Return by how much the figures of a training on a share of a GPU are to be changed."""
+        """Return the correction for a training job on a share of a GPU."""
         if gpu not in self._steps or workload.training is None or workload.architecture.kind == "plain":
             return ASIS
         asked = _asked(workload, gpu, share, training_spread(workload, machine))
@@ -217,14 +220,14 @@ class TrainedMeasurements:
         return Correction(step=shift, spread_step=spread, points=own)
 
     def sized(self, workload: Workload) -> Workload:
-        """Return a workload that takes the memory that was measured; one of another kind as it is."""
+        """Return a workload with its memory corrected by measurements; one of another kind unchanged."""
         if not self.points or workload.training is None or workload.architecture.kind == "plain":
             return workload
         shift, _, _ = self._beside.at(_asked(workload, "", 1.0, BESIDE_SPREAD))
         return replace(workload, beside=math.exp(shift))
 
     def misses(self, points: Iterable[TrainedPoint]) -> dict[tuple[str, str, str], list[float]]:
-        """Return how far points are off what is predicted of them, by figure, model and GPU."""
+        """Return the errors of points against their predictions, by figure, model and GPU."""
         found: dict[tuple[str, str, str], list[float]] = {}
         for point in points:
             for figure, away in zip(FIGURES, point.away, strict=True):
@@ -233,8 +236,9 @@ class TrainedMeasurements:
         return found
 
     def at(self, figure: str, asked: TrainedPoint) -> tuple[float, float]:
-        """Return by how much a figure is off at a place where a point could be, and the standard deviation of that;
-        how far that one is off does not count."""
+        """Return the error of a figure at a point's coordinates, and its standard deviation; the point's own error is
+        ignored.
+        """
         if figure == FIGURES[1]:
             return self._beside.at(asked)[:2]
         process = self._steps.get(asked.gpu)
@@ -242,7 +246,7 @@ class TrainedMeasurements:
 
 
 def _asked(workload: Workload, gpu: str, share: float, spread: float) -> TrainedPoint:
-    """Return the place of a workload; how far it is off does not count."""
+    """Return the coordinates of a workload; its error is ignored."""
     load = load_of(workload, share)
     return TrainedPoint(
         gpu, workload.model.name, way_of(workload), SITE, shape_of(workload), load, (0.0, 0.0), spread
@@ -262,12 +266,13 @@ class _Process:
         self._shape = np.array([point.shape for point in self._points]).reshape(-1, 4)
         self._load = np.array([point.load for point in self._points]).reshape(-1, 3)
         networks = len({point.shape for point in self._points})
-        # what one network shows may be its own; that several agree by chance is ever less likely
+        # the error of one network may be its own; that several agree by chance is ever less likely
         self._of_site = OF_SITE * (1.0 - 1.0 / networks) ** 2 if networks else 0.0
 
     def at(self, asked: TrainedPoint) -> tuple[float, float, int]:
-        """Return by how much a figure is off at a place, the standard deviation that is left, and how many points are
-        of the same network trained in the same way."""
+        """Return the error of a figure at given coordinates, the remaining standard deviation, and the number of points
+        of the same network trained with the same method.
+        """
         spread = self._spread_of(asked)
         alike = self._alike(asked, 1.0)
         if not alike.any():
@@ -292,13 +297,13 @@ class _Process:
         return solve(alike, self._spread, self._away, self._trust)
 
     def _alike(self, asked: TrainedPoint, trusted: float) -> Array:
-        """Return what each point has in common with another: 1 for itself."""
+        """Return the correlation of each point with another: 1 for itself."""
         distance = np.sum(((self._shape - np.array(asked.shape)) / LIKE) ** 2, axis=1)
         network = np.array([point.shape == asked.shape for point in self._points], dtype=np.float64)
         way = np.array([point.way == asked.way for point in self._points], dtype=np.float64)
         near = np.exp(-0.5 * np.sum(((self._load - np.array(asked.load)) / self._reach) ** 2, axis=1))
         source = np.array([1.0 if point.source == asked.source else ELSEWHERE for point in self._points])
-        # what lies far off teaches others less than itself
+        # distant points correct others less than themselves
         shared = (self._of_site + OF_LIKE * np.exp(-0.5 * distance)) * self._trust * trusted
         parts: Array = source * (shared + network * (OF_NETWORK + way * (OF_WAY + OF_LOAD * near)))
         return parts

@@ -1,10 +1,11 @@
-"""What is asked of a language model: how it is served or tuned, with what users left out filled in and named.
+"""Describe a language model workload: how it is served or tuned, with omitted hints filled in and listed.
 
-Where nothing is specified engines have their documented default: vLLM keeps 0.9 of the memory it sees and makes sure
-of room for one sequence of `max_model_len`, which is the model's whole context unless specified (docs.vllm.ai, "Engine
-Arguments"); SGLang keeps back what it expects to need beside weights and cache, by the GPU's memory (server_args.py
-of 0.5; `memory.sglang_reserve_mib`); TensorRT-LLM and TGI take 0.9 of what is free; llama.cpp and Ollama keep one
-sequence of 4096 tokens. Transformers and trainers take what they need; 0.95 of a slice is counted on."""
+Unspecified values are the engine's documented defaults: vLLM uses 0.9 of the memory it sees and needs room for one
+sequence of `max_model_len`, by default the model's whole context (docs.vllm.ai, "Engine Arguments"); SGLang reserves
+what it expects to need besides weights and cache, by the GPU's memory (server_args.py of 0.5;
+`memory.sglang_reserve_mib`); TensorRT-LLM and TGI take 0.9 of the free memory; llama.cpp and Ollama keep one
+sequence of 4096 tokens. Transformers and trainers take what they need, up to 0.95 of a slice.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +29,16 @@ SHARES: Final[Mapping[str, float]] = MappingProxyType(
         "transformers": 0.95, "": 0.9,
     }
 )  # fmt: skip
-"""Share of a slice that an engine may fill, by engine; empty: not specified."""
+"""Share of a slice that an engine may fill, by engine; empty: unspecified."""
 TRAINING_SHARE: Final = 0.95
 ALONE: Final = frozenset({"llamacpp", "ollama", "transformers"})
-"""Engines that serve one sequence at a time where nothing is specified."""
+"""Engines that serve one sequence at a time by default."""
 CASTING: Final = frozenset({"vllm", "sglang", "trtllm", "tgi"})
 """Engines that load 32-bit weights as 16-bit ones."""
 OLLAMA: Final = "q4-k-m"
-"""What the tags of Ollama's library hold where they say nothing else."""
+"""Default quantisation of tags in Ollama's library."""
 SHORT: Final = 4096
-"""Context of llama.cpp and Ollama where none is given."""
+"""Default context of llama.cpp and Ollama."""
 USUAL_LENGTH: Final = 8192
 USUAL_CONCURRENCY: Final = 8
 USUAL_INPUT: Final = 1024
@@ -48,9 +49,10 @@ USUAL_MICRO_BATCH: Final = 1
 
 @dataclass(frozen=True)
 class Serving:
-    """How a model is served: `concurrency` sequences of at most `length` tokens, of which `input` come with a request
-    and `output` are made; bits of a cached value; the engine (empty: not specified) and the share that it may fill.
-    `reserve`: tokens of the one sequence for which the engine makes sure of room (0: no more than that)."""
+    """How a model is served: `concurrency` sequences of at most `length` tokens, with `input` tokens per request and
+    `output` generated ones; bits of a cached value; the engine (empty: unspecified) and the share that it may fill.
+    `reserve`: tokens of the one sequence that the engine needs room for (0: no such minimum).
+    """
 
     length: int
     concurrency: int
@@ -64,8 +66,9 @@ class Serving:
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is tuned: method (full, lora, qlora), optimizer, whether activations are computed again, tokens of a
-    sequence, sequences in one pass."""
+    """How a model is tuned: method (full, lora, qlora), optimizer, activation checkpointing, tokens of a sequence,
+    sequences in one pass.
+    """
 
     method: str
     optimizer: str
@@ -77,8 +80,9 @@ class Training:
 
 @dataclass(frozen=True)
 class Workload:
-    """One model at one kind of work. `assumed`: what was left out, in words. `beside`: by measurements, how many times
-    what is estimated of a training's memory (activations, runtime) it takes."""
+    """One model with one kind of work. `assumed`: the values filled in, in words. `beside`: correction factor of the
+    estimated part of training memory (activations, runtime) by measurements.
+    """
 
     model: Found
     serving: Serving | None
@@ -88,17 +92,17 @@ class Workload:
 
     @property
     def architecture(self) -> Architecture:
-        """What the model is made of."""
+        """Architecture of the model."""
         return self.model.architecture
 
     @property
     def precision(self) -> Precision:
-        """How its weights are kept."""
+        """Precision of its weights."""
         return self.model.precision
 
     @property
     def label(self) -> str:
-        """A stable name of all that figures depend on, for messages and the record."""
+        """A stable name of everything that figures depend on, for messages and the record."""
         head = f"{self.model.name}/{self.precision.name}"
         if self.training is not None:
             ours = self.training
@@ -118,10 +122,10 @@ def asks(hints: Hints) -> bool:
 
 
 def workload_of(hints: Hints) -> Workload | None:
-    """Return what the hints ask for; None where they name no language model.
+    """Return the workload that hints describe; None if they name no language model.
 
     Raises:
-        Refusal: they ask for one of unknown size, or in words that are not known.
+        Refusal: its size is unknown, or a hint's value is.
     """
     found = _model(hints)
     if found is None:
@@ -155,8 +159,9 @@ def _model(hints: Hints) -> Found | None:
 
 
 def _refuse_unsized(hints: Hints) -> None:
-    """Refuse what cannot be sized; a name of which nothing is known, without any word of a language model, is left to
-    the curves and to the site's default."""
+    """Refuse a model whose size is unknown. Unknown names without any language model hint are left to the curves and to
+    the site's default.
+    """
     if hints.mem_mib is not None:
         return
     if hints.model is None:
@@ -224,8 +229,9 @@ def _serving(hints: Hints, found: Found) -> Workload:
 
 
 def _usual_length(engine: str, architecture: Architecture, concurrency: int) -> int:
-    """Return the length that is assumed where none is specified: all that are served at once share a cache of as many
-    tokens as the usual number of usual sequences, but each has room for a usual request."""
+    """Return the length that is assumed if none is specified: all sequences at once share a cache of as many tokens as
+    the usual number of usual sequences, but each has room for a usual request.
+    """
     if architecture.kind == "encoder":
         return architecture.context
     usual = SHORT if engine in ALONE else USUAL_LENGTH
@@ -250,7 +256,7 @@ def _training(hints: Hints, found: Found) -> Workload:
         assumed.append(f"micro_batch={micro_batch}")
     again = llm_hints.checkpointing
     if again is None:
-        again = "on" if method == "qlora" else "off"  # peft's prepare_model_for_kbit_training switches it on
+        again = "on" if method == "qlora" else "off"  # peft's prepare_model_for_kbit_training enables it
         assumed.append(f"checkpointing={again}")
     model = found
     if method == "qlora":

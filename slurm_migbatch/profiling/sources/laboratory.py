@@ -1,4 +1,4 @@
-"""What one laboratory's importer is: which files are its own, and what is read from them."""
+"""Define the importer of one laboratory: which files it reads, and how."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurm_migbatch.profiling.measurement import Measurement
 
 
 class Reading(NamedTuple):
-    """Points as read, copies of one point included, and notices for whoever imports."""
+    """Points as read, copies of one point included, and notices for the user."""
 
     rows: list[Measurement]
     notices: list[str]
@@ -24,9 +24,9 @@ class Laboratory:
     """One importer.
 
     Attributes:
-        name: as shown to people and written in the column `source`.
+        name: as shown and written in the column `source`.
         headers: sets of columns in lower case; a file that has all of one set belongs to the laboratory.
-        read: the points in such files below one folder; bad lines go to the Problems.
+        read: the points in such files below one folder; bad lines are added to the Problems.
     """
 
     name: str
@@ -62,9 +62,9 @@ A100_80: dict[str, LaboratorySlice] = {
     "4g.40gb": LaboratorySlice(4, 4, 56, 40192),
     "7g.80gb": LaboratorySlice(7, 8, 98, 80896),
 }
-"""The same of an A100 80GB."""
+"""The same for an A100 80GB."""
 
 
 def known(name: str) -> ModelFacts | None:
-    """Return what is known of the model that a laboratory calls `name`."""
+    """Return the specifications of the model that a laboratory calls `name`."""
     return next((facts for facts in BUILT_IN if name == facts.name or name in facts.aliases), None)

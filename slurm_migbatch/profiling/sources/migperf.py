@@ -1,15 +1,15 @@
-"""MIGPerf (MIGProfiler): inference and training on slices of an A100 40GB and 80GB, as its folder `data/` holds them.
+"""Import MIGPerf (MIGProfiler): inference and training on slices of an A100 40GB and 80GB, from its folder `data/`.
 
-Read are all tables with `model_name`, `latency` and `start_timestamp`; the GPU and the kind come from the folders
+All tables with `model_name`, `latency` and `start_timestamp` are read; the GPU and the kind come from the folders
 (`A100-40g/infer_bsz`, `A100-80g/train/cv`), the slice from a column or from the file's name.
 
 - Latency is in milliseconds for one batch. The throughput column of the text models on the 80 GB card is wrong (its
   script divides the number of tensors, 3, by the latency), so throughput is batch / latency everywhere.
-- One measurement stands in up to four files; the same start is the same measurement, and the copy with the memory is
-  taken. The same point started at two times was measured twice.
+- One measurement is in up to four files; the same start is the same measurement, and the copy with the memory is
+  taken. The same point with two start times was measured twice.
 - Rows of zeros did not fit.
-- On the 80 GB card texts are padded to the longest of their batch, and few reviews are as long as 256 tokens: where the
-  spread of the latency is over a tenth of its mean, the length is not what the column says, and the row is left out.
+- On the 80 GB card texts are padded to the longest of their batch, and few reviews are as long as 256 tokens: if the
+  spread of the latency is over a tenth of its mean, the length differs from the column, and the row is dropped.
 - Memory is the frame buffer in use (MiB), the CUDA context included, which differs from slice to slice.
 - `resnet50_moco` is ResNet-50 trained from MoCo's weights, `vision_transformer` is torchvision's ViT-B/16.
 """
@@ -57,11 +57,11 @@ _ENCODERS = {
     "distiluse-base-multilingual-cased-v1": _DISTIL,
     "distiluse-base-multilingual-cased-v2": _DISTIL,
 }
-"""Of their published configurations."""
+"""From their published configurations."""
 
 
 class _Place(NamedTuple):
-    """What the file's place and name say; None where they do not."""
+    """GPU, kind and slice by the file's path; None if they are not in it."""
 
     card: str
     kind: str
@@ -96,7 +96,7 @@ def _read(root: Path, files: Sequence[Path], problems: Problems) -> Reading:
 
 
 def _place(path: Path) -> _Place | str:
-    """Return the place, or why there is none."""
+    """Return these values, or why there are none."""
     parts = [part.lower() for part in path.resolve().parts]
     cards = [i for i, part in enumerate(parts[:-1]) if _FOLDER.fullmatch(part)]
     if not cards:
@@ -122,7 +122,7 @@ def _profile_in(name: str, card: str) -> str | None:
 
 
 def _by(profiles: dict[str, LaboratorySlice], *, slices: int | None = None, gigabytes: int | None = None) -> str | None:
-    """Return the first profile with so many slices or so much memory: of 3g and 4g, MIGPerf used 3g alone."""
+    """Return the first profile with this many slices or this much memory: of 3g and 4g, MIGPerf used only 3g."""
     for name, mig_slice in profiles.items():
         if mig_slice.compute == slices or name.endswith(f".{gigabytes}gb"):
             return name
@@ -182,7 +182,7 @@ def _profile(place: _Place, cells: dict[str, str]) -> str:
 
 
 def _measured(point: _Taken) -> tuple[object, ...]:
-    """Return what two copies of one measurement have in common."""
+    """Return the common key of two copies of one measurement."""
     row = point.row
     return row.gpu, row.model, row.kind, row.profile, row.batch, row.input_size, row.source, point.start
 

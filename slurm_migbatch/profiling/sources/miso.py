@@ -1,16 +1,16 @@
-"""MISO (SoCC 22): training steps on slices of an A100 40GB.
+"""Import MISO (SoCC 22): training steps on slices of an A100 40GB.
 
-Read are the table of step times (one line for each slice, model and batch), beside it the table of resources, and below
-it the lists of batches that fit each slice (`configs/1g_5gb.json`).
+Read are the table of step times (one line for each slice, model and batch), the table of resources next to it, and
+the lists of batches that fit each slice below it (`configs/1g_5gb.json`).
 
-- The first step holds the warm-up; the mean over all later ones counts. Deep Speech varies much from step to step (its
-  batches differ in length): the mean is what a whole job takes.
-- A batch that its laboratory lists for some slice but not for this one did not fit: it is a point that did not run.
-- Memory was read on the whole GPU, where TensorFlow takes what it can get in large steps: ResNet shows 9.9 GB and yet
-  trains on a slice of 4.75 GB. A figure goes with the point on 7g.40gb only where no smaller slice disproves it.
-- Names are the laboratory's own scripts': "bert" is BERT-base with 512 tokens, "resnet" and "mobilenet" are ResNet-50
-  and MobileNetV2 on CIFAR-10 (32 pixels), "transformer" is a small one for time series, "embedding" a 1-D CNN over word
-  vectors. The last two and "gnn" get a prefix, since others mean other networks by these words.
+- The first step includes the warm-up; the mean over all later ones is used. Deep Speech varies much from step to step
+  (its batches differ in length): the mean is what a whole job takes.
+- A batch that the laboratory lists for some slice but not for this one did not fit: it is a point that did not run.
+- Memory was read on the whole GPU, where TensorFlow allocates in large steps: ResNet shows 9.9 GB but
+  trains on a slice of 4.75 GB. A figure is used for the point on 7g.40gb only if no smaller slice disproves it.
+- Names are those of the laboratory's scripts: "bert" is BERT-base with 512 tokens, "resnet" and "mobilenet" are
+  ResNet-50 and MobileNetV2 on CIFAR-10 (32 pixels), "transformer" is a small one for time series, "embedding" a 1-D CNN
+  over word vectors. The last two and "gnn" get a prefix, because these names usually mean other networks.
 """
 
 from __future__ import annotations

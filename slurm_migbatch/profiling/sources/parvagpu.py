@@ -1,13 +1,13 @@
-"""ParvaGPU (SC24): inference on slices of an A100 80GB, one to five processes in each, as its artifact holds it.
+"""Import ParvaGPU (SC24): inference on slices of an A100 80GB, one to five processes in each, from its artifact.
 
-Read are the files of `prof_data/`, one for each model, and the same stacked in one table with a column `model`.
+Read are the files of `prof_data/`, one for each model, and the same data in one table with a column `model`.
 
 - The throughput is that of one process; here it is multiplied by the processes.
 - The latency is rounded to whole milliseconds, which is up to half of a short one; batch / throughput is the same mean
   to five digits.
-- Rows of zeros did not run, mostly for want of memory. But its runtime never enters `torch.no_grad()` and so keeps what
-  only training needs; ResNet-50 ends at batch 32 on 10 GB. Taken as memory limits of inference the zeros would be far
-  off, so they are left out.
+- Rows of zeros did not run, mostly for lack of memory. But its runtime never enters `torch.no_grad()` and so keeps what
+  only training needs; ResNet-50 ends at batch 32 on 10 GB. As memory limits of inference the zeros would be far
+  off, so they are dropped.
 - Its "bert" is BERT-large with 128 tokens. All images, those for Inception too, have 224 pixels (the runtime script).
 """
 
@@ -51,7 +51,7 @@ def _read(_root: Path, files: Sequence[Path], problems: Problems) -> Reading:
 
 
 _ITS_OWN = {"bert": "bert-large"}
-"""Names that mean another model to everybody else."""
+"""Names that usually mean another model."""
 
 
 def _row(model: str | None, cells: dict[str, str]) -> Measurement:
