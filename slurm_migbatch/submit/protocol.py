@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote
 
 from slurm_migbatch.submit.request import Accept, Answer, Pass, Refuse, RequestError
 
@@ -35,13 +36,17 @@ def decode(message: bytes) -> dict[str, str]:
     if not message.endswith(b"\n\n"):
         raise RequestError("the message is not complete")
     fields: dict[str, str] = {}
-    for line in message[:-2].split(b"\n"):
-        key, equals, value = line.partition(b"=")
-        name = key.decode("latin-1")
-        if not equals or _KEY.fullmatch(name) is None or name in fields:
+    for line in message[:-2].decode("latin-1").split("\n"):
+        key, equals, value = line.partition("=")
+        if not equals or key in fields or not _is_key(key):
             raise RequestError("a line is not key=value, or a key comes twice")
-        fields[name] = (unquote_to_bytes(value) if b"%" in value else value).decode("latin-1")
+        fields[key] = unquote(value, "latin-1") if "%" in value else value
     return fields
+
+
+@lru_cache(256)
+def _is_key(text: str) -> bool:
+    return _KEY.fullmatch(text) is not None
 
 
 def encode_answer(answer: Answer) -> bytes:

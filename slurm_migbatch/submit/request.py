@@ -128,14 +128,14 @@ class JobRequest:
         now: dict[str, Any] = {}
         values: dict[str, Any] = {}
         for key, text in rest.items():
-            if key == "now_pending":
+            if key in _TEXTS:
+                values[key] = text
+            elif key in _NUMBERS:
+                values[key] = _number(key, text)
+            elif key == "now_pending":
                 now["pending"] = text == "1"
             elif key.startswith("now_") and key[4:] in _PRESENT:
                 now[key[4:]] = text
-            elif key in _NUMBERS:
-                values[key] = _number(key, text)
-            elif key in _TEXTS:
-                values[key] = text
             else:
                 raise RequestError(f"unknown key {ascii(key)[:40]}")
         if "uid" not in values:

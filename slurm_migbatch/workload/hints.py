@@ -67,7 +67,7 @@ FORMS: Final = {
 }
 """What to write for each key; rendered into the Lua shims too."""
 
-_ALLOWED = re.compile(r"[A-Za-z0-9 =._:/+-]")
+_STRANGE = re.compile(r"[^A-Za-z0-9 =._:/+-]")
 _MODEL = re.compile(r"[a-z0-9][a-z0-9._/:-]{0,95}")
 _PIPELINE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _PROFILE = re.compile(r"[0-9]{1,2}g\.[0-9]{1,4}gb[a-z.-]{0,8}")
@@ -152,11 +152,12 @@ def parse(*texts: str) -> Hints:
 def _pairs(text: str, values: dict[str, str]) -> None:
     if len(text) > MAX_BYTES:
         raise Refusal("hint_long", str(len(text)))
-    for char in text:
-        if _ALLOWED.fullmatch(char) is None:
-            if ord(char) >= 0x80:
-                raise Refusal("hint_ascii")
-            raise Refusal("hint_char", char if " " < char <= "~" else f"number {ord(char)}")
+    strange = _STRANGE.search(text)
+    if strange is not None:
+        char = strange[0]
+        if ord(char) >= 0x80:
+            raise Refusal("hint_ascii")
+        raise Refusal("hint_char", char if " " < char <= "~" else f"number {ord(char)}")
     for token in text[len(PREFIX) :].split(" "):
         if not token:
             continue
