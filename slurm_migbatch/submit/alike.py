@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.answer_cache import CachedAnswer
 from slurm_migbatch.submit.decision import SubmitDecision
+from slurm_migbatch.submit.gres_request import mentions_gpus
 from slurm_migbatch.submit.request import TRES_FIELDS
 from slurm_migbatch.submit.rewrite import SLURM_LIMIT
 from slurm_migbatch.submit.script import recurring_key
@@ -49,7 +50,7 @@ class Question(NamedTuple):
         if request.get("kind") != "submit" or not hinting.is_hint(comment):
             return None
         # whole GPUs: what runs of the same job used is told beside the answer
-        if not _AROUND.isdisjoint(request) or any("gpu" in request.get(name, "").lower() for name in TRES_FIELDS):
+        if not _AROUND.isdisjoint(request) or mentions_gpus(request.get(name) for name in TRES_FIELDS):
             return None
         try:
             hints = hinting.parse(comment)

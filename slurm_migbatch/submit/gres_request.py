@@ -58,6 +58,11 @@ def mentions(texts: Iterable[str | None]) -> bool:
     return any("mig" in low or "gpu" in low for low in (lower(text) for text in texts if text))
 
 
+def mentions_gpus(texts: Iterable[str | None]) -> bool:
+    """Return whether any text could ask for whole GPUs."""
+    return any("gpu" in lower(text) for text in texts if text)
+
+
 def read(request: JobRequest, *, gpus: bool) -> GresRequest | None:
     """Return the MIG entries of a request (with `gpus` the GPU entries too); None without any. Raises Refusal."""
     found: list[GresRequest] = []

@@ -22,7 +22,8 @@ from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.alike import AlikeAnswers, Question
 from slurm_migbatch.submit.answer_cache import AnswerCache, CachedAnswer
 from slurm_migbatch.submit.decision import Decide, SubmitDecision
-from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Refuse, RequestError
+from slurm_migbatch.submit.gres_request import mentions_gpus
+from slurm_migbatch.submit.request import TRES_FIELDS, Accept, JobRequest, Pass, Refuse, RequestError
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.submit.script import condense
 from slurm_migbatch.workload.catalog import SiteCatalog
@@ -70,7 +71,8 @@ class SubmitState:
         """
         if decision is None or not decision.recurring:
             return True
-        return decision.reason not in SENTENCES and not (decision.reason == "whole_gpu" and self.policy.advise)
+        advised = self.policy.advise and mentions_gpus(decision.asked.get(name) for name in TRES_FIELDS)
+        return decision.reason not in SENTENCES and not advised
 
 
 class Statistics:
