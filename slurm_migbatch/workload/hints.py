@@ -33,8 +33,9 @@ of them may tell it. Where several do, the shortest counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.workload import llmhints, nearmiss, units
@@ -176,7 +177,8 @@ def _unknown(key: str) -> Refusal:
     return Refusal("hint_typo", show(key), meant) if meant else Refusal("hint_key", show(key))
 
 
-def _value(key: str, text: str) -> dict[str, str | int]:
+@lru_cache(1024)
+def _value(key: str, text: str) -> Mapping[str, str | int]:
     found = _READERS[key](lower(text))
     if found is None:
         raise Refusal("hint_value", key, show(text), FORMS[key])
