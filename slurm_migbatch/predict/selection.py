@@ -169,6 +169,13 @@ class Chooser:
             raise Refusal("input_unit", model, grid.unit, f"input={grid.default_input}{grid.unit}")
         return bucket_of(hints, model, grid)
 
+    def decisive_bucket(self, hints: Hints) -> Bucket | None:
+        """Return the bucket that stands for all numbers of the hints that it rounds.
+
+        None where no model with figures is named, or exact numbers count. Raises Refusal as `bucket` does.
+        """
+        return None if llm_workload.asks(hints) else self.bucket(hints)
+
     def figures(self, workload: Bucket, partition: Partition) -> Mapping[str, Figures]:
         """Return the figures of each plain profile by GRES type, the worst where several kinds of GPUs have it."""
         cell = Bucket(workload.model, workload.role, workload.batch, workload.input, workload.unit)

@@ -54,13 +54,14 @@ class Question(NamedTuple):
             return None
         try:
             hints = hinting.parse(comment)
-            bucket = chooser.bucket(hints)
-            if bucket is None or chooser.workload(hints) is not None:
-                return None
+            bucket = chooser.decisive_bucket(hints)
         except Refusal:
             return None
+        if hints.model is None and hints.mem_mib is None:
+            return None  # runs of the same job count
+        weighed = hints if bucket is None else (bucket, _whole_hints(hints))
         common = tuple([pair for pair in request.items() if pair[0] not in _OWN])
-        return cls((common, bucket, _whole_hints(hints)), request, comment, hints)
+        return cls((common, weighed), request, comment, hints)
 
     def decision(self, like: SubmitDecision, id: str, ts: float) -> SubmitDecision:
         """Return what is decided on it, as on one that is alike."""

@@ -143,6 +143,11 @@ def test_what_is_alike(chooser: Chooser) -> None:
     others = ["slo=230ms", *(f"slo=201ms {more}" for more in ("batch=8", "retry=oom", "max=3g.40gb", "role=train"))]
     keys = [asked.key, *served, *(question(chooser, f"{BERT} {comment}").key for comment in others)]
     assert len(set(keys)) == len(keys)
+    for hints in ("model=llama-3.1-8b max_model_len=8k", "mem=15gb", "model=no-such-model"):
+        one, two = (question(chooser, f"migbatch: {hints}{blank}", name=blank) for blank in ("", " "))
+        assert one is not None and two is not None and one.key == two.key
+    for comment in ("migbatch:", "migbatch: role=train", "migbatch: batch=8 slo=3ms", "hello", "", "migbatch: model"):
+        assert question(chooser, comment) is None
     for fields in ({"partition": "mixed"}, {"batch": 1}, {"req_nodes": "n1"}, {"tres_per_node": "gres/mig:auto:2"}):
         other = question(chooser, "migbatch: model=bert-large slo=201ms", **fields)
         assert other is not None and asked.key != other.key
