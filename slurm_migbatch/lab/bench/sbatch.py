@@ -149,9 +149,9 @@ def compare(
     """Submit jobs of some kinds to all clusters in turns; `advice`: with cli_filter.
 
     Returns:
-        Figures by the names of the kinds: times on each side, and of the filter and of the empty scripts over none
-        `ratio`, the median of the blocks' ratios of medians; the mean of these ratios with its 95 % interval; and the
-        ratio of the total times.
+        Figures by the names of the kinds: times on each side, and of the filter over none and over empty scripts, and
+        of these over none, `ratio`, the median of the blocks' ratios of medians; the mean of these ratios with its
+        95 % interval; and the ratio of the total times.
     """
     sides = clusters.sides(advice=advice)
     series = {
@@ -173,15 +173,18 @@ def compare(
 
 def _figures(series: Mapping[str, _Series]) -> dict[str, Any]:
     found: dict[str, Any] = {name: one.to_dict() for name, one in series.items()}
-    base = series["without"]
-    for name, over in (("with", "filter"), ("empty", "empty")):
-        ratios = [one / two for one, two in zip(series[name].medians, base.medians, strict=True)]
+    for over, one, other in (
+        ("filter_over_none", series["with"], series["without"]),
+        ("empty_over_none", series["empty"], series["without"]),
+        ("filter_over_empty", series["with"], series["empty"]),
+    ):
+        ratios = [mine / its for mine, its in zip(one.medians, other.medians, strict=True)]
         mean, low, high = mean_with_interval(ratios)
-        found[f"{over}_over_none"] = {
+        found[over] = {
             "ratio": statistics.median(ratios),
             "mean": mean,
             "interval_95": [low, high],
-            "total": sum(series[name].times) / sum(base.times),
+            "total": sum(one.times) / sum(other.times),
         }
     return found
 

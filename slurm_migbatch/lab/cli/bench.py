@@ -76,6 +76,7 @@ def _tell_sbatch(name: str, kind: dict[str, Any]) -> None:
                 f"of total times {found['total']:.3f})"
             )
         click.echo(f"    {_SIDES[side]:<20} {text}")
+    click.echo(f"    with over an empty one: ratio {kind['filter_over_empty']['ratio']:.3f}")
 
 
 @bench.command()
