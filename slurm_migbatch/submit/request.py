@@ -123,6 +123,7 @@ class JobRequest:
         """Read the protocol's keys and values; raises RequestError for unknown keys and bad numbers."""
         rest = dict(flat)
         kind = rest.pop("kind", "submit")
+        rest.pop("script", None)  # as a shim of an earlier release passes it: without the digest no job is known again
         if kind not in ("submit", "modify"):
             raise RequestError(f"kind must be submit or modify, not {ascii(kind)[:40]}")
         now: dict[str, Any] = {}
