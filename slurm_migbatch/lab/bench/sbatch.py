@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.lab.bars import Times, mean_with_interval
+from slurm_migbatch.lab.bars import Times, mean_with_interval, quantile
 from slurm_migbatch.lab.bench.hooks import BenchError
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.testbed.cluster import Cluster
 
 _RPC: Final = "REQUEST_SUBMIT_BATCH_JOB"
 _CROWD: Final = "crowd"
+#: the share of submissions that were the fastest
+_UNDISTURBED: Final = 0.1
 #: what lua does where a site has the plugin and no rule
 _EMPTY: Final = {
     "job_submit": "function slurm_job_submit() return slurm.SUCCESS end\n"
@@ -151,7 +153,8 @@ def compare(
     Returns:
         Figures by the names of the kinds: times on each side, and of the filter over none and over empty scripts, and
         of these over none, `ratio`, the median of the blocks' ratios of medians; the mean of these ratios with its
-        95 % interval; and the ratio of the total times.
+        95 % interval; the ratio of the total times; and that of the fastest tenth, which other work on the machine does
+        not disturb.
     """
     sides = clusters.sides(advice=advice)
     series = {
@@ -185,6 +188,7 @@ def _figures(series: Mapping[str, _Series]) -> dict[str, Any]:
             "mean": mean,
             "interval_95": [low, high],
             "total": sum(one.times) / sum(other.times),
+            "undisturbed": quantile(one.times, _UNDISTURBED) / quantile(other.times, _UNDISTURBED),
         }
     return found
 
