@@ -119,12 +119,38 @@ def test_a_full_node_sends_the_job_back_and_its_tasks_cannot_run(node):
     node.prolog(1, "[mig:7g.80gb:1]")
     code, line = node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
     assert code == exits.OK and "sent back" in line
-    assert node.scontrol_calls() == ["requeue 2"]
+    assert node.scontrol_calls() == ["requeue incomplete 2"]
     (misfit,) = node.events("misfit")
     assert (misfit["job"], misfit["grant"]) == (2, "mig:1g.10gb:1") and "no place" in misfit["reason"]
     assert node.handoff(2).slices == ()
     node.check()
     assert [event["job"] for event in node.events("stop")] == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [
+        (["7 2 1 0", "2 2 3 0", "8 2 2 0"], "2_3"),  # the array's last task, which has the array's id
+        (["2 9 4 0"], "2"),
+        (["2 2 N/A 0"], "2"),
+        (["1 1 N/A 1", "2 2 N/A 1", "3 3 N/A 1"], "1"),  # a part of a heterogeneous job
+        (["2 2 N/A N/A"], "2"),
+    ],
+)
+def test_a_job_is_sent_back_by_the_name_of_it_alone(node, rows, name):
+    node.prolog(1, "[mig:7g.80gb:1]")
+    node.slurm_names(2, *rows)
+    assert "sent back" in node.prolog(2, "[mig:1g.10gb:1]")[1]
+    assert node.scontrol_calls() == [f"requeue incomplete {name}"]
+
+
+@pytest.mark.parametrize("rows", [["3 3 N/A 0"], ["2 2 N/A 0", "2 2 N/A 0"], ["2"], [""]])
+def test_a_job_whose_name_is_not_certain_is_not_sent_back(node, rows):
+    node.prolog(1, "[mig:7g.80gb:1]")
+    node.slurm_names(2, *rows)
+    code, line = node.prolog(2, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "tasks will fail" in line
+    assert node.scontrol_calls() == [] and node.handoff(2).slices == ()
 
 
 def test_a_refusal_stays_until_the_next_run_has_its_slice(node):
@@ -337,7 +363,7 @@ def test_only_zombies_left_is_a_misfit_and_not_a_drain(node):
     node.machine.stick_destroy(None)
     code, line = node.prolog(2, "[mig:7g.80gb:1]")
     assert code == exits.OK and "sent back" in line
-    assert node.scontrol_calls() == ["requeue 2"]
+    assert node.scontrol_calls() == ["requeue incomplete 2"]
 
 
 def test_instances_made_by_hand_are_respected_while_in_use_and_adopted_when_not(new_node):
@@ -399,7 +425,7 @@ def test_a_lost_gpu_drains_the_node_with_a_reason_and_the_job_goes_elsewhere(nod
     code, line = node.prolog(2, "[mig:1g.10gb:1]")
     assert code == exits.OK and "fell off the bus" in line, line
     assert node.scontrol_calls()[0].startswith("update NodeName=n1 State=DRAIN Reason=migbatch: GPU-")
-    assert node.scontrol_calls()[1:] == ["requeue 2"]
+    assert node.scontrol_calls()[1:] == ["requeue incomplete 2"]
     assert node.events("fault")[-1]["drain"] is True
 
 
