@@ -300,6 +300,20 @@ def test_a_requeued_job_is_hastened_once_it_is_pending_again() -> None:
     assert job in world.running()
 
 
+def test_of_an_array_the_task_that_was_requeued_is_hastened_alone() -> None:
+    """The record of the task that started last has the array's own id: the others wait for the time that they named."""
+    world = World()
+    world.steps(2)
+    later = world.clock.time() + 121
+    array = world.slurm.submit("mig:7g.80gb:1", array="0-1", reason="BeginTime", eligible=later)
+    world.slurm.change(array, array_task="1", tasks=1)
+    asked = []
+    world.slurm.hasten = asked.append  # type: ignore[method-assign]
+    world.loop.observer.send_back(array)
+    world.steps(5)
+    assert asked == [f"{array}_1"]
+
+
 def test_an_offer_that_slurm_does_not_take_is_made_elsewhere() -> None:
     world = World(nodes=2, gpus=1, settings=SupplySettings(stuck_s=5))
     world.steps(2)
