@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.node import exits, plan, repair
+from slurm_migbatch.node import exits, handoff, plan, repair
 from slurm_migbatch.node.deadline import Deadline, locked
 from tests.support.nodes import ALICE, BOB
 
@@ -106,6 +106,28 @@ def test_a_new_run_takes_back_what_the_earlier_one_still_holds(node):
     assert [row.restart for row in node.slices("held")] == [1]
     assert node.events("stop")[0]["restart"] == 0
     node.check()
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_job_whose_number_another_users_job_had_gets_its_own_slice(node, before):
+    """slurmctld has lost its state and counts anew, and the Epilog of the job of before never came."""
+    node.prolog(1, "[mig:3g.40gb:1]", restart=before)
+    (row,) = node.slices("held")
+    assert node.prolog(1, "[mig:1g.10gb:1]", uid=BOB)[0] == exits.OK
+    assert [(r.uid, r.restart, r.slot.profile.name) for r in node.slices("held")] == [(BOB, 0, "1g.10gb")]
+    assert node.cap(row.cap_gi)[0] != ALICE
+    assert list(handoff.listed(node.executor.paths.job)) == [(1, 0)] and node.handoff(1).uid == BOB
+    assert [(event["job"], event["restart"]) for event in node.events("stop")] == [(1, before)]
+    node.epilog(1, uid=BOB)
+    node.check()
+
+
+def test_what_another_users_job_of_that_number_left_hides_no_refusal(node):
+    node.prolog(1, "[mig:1g.10gb:1]", restart=3)
+    node.epilog(1, restart=3)
+    node.prolog(2, "[mig:7g.80gb:1]")
+    assert "sent back" in node.prolog(1, "[mig:7g.80gb:1]", uid=BOB)[1]
+    assert sorted(handoff.listed(node.executor.paths.job)) == [(1, 0), (2, 0)] and node.handoff(1).slices == ()
 
 
 def test_an_epilog_without_any_count_ends_the_job(node):
