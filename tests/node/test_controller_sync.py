@@ -9,6 +9,7 @@ import pytest
 from slurm_migbatch.node import auth, plan
 from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
 from slurm_migbatch.node.controller_sync import ControllerSync
+from slurm_migbatch.testbed.proc import wait_until
 
 
 class Controller:
@@ -167,6 +168,24 @@ def test_the_threads_carry_everything_and_end_when_told(served, controller):
     for thread in threads:
         thread.join(120)
         assert not thread.is_alive()
+
+
+def test_an_unforeseen_error_ends_no_thread(served, caplog):
+    """What a node finds on itself is looked up in many places, and none may keep the others from being told."""
+    (node, _), found = served, []
+
+    def checks(_gpus):
+        found.append(1)
+        raise KeyError("odd")
+
+    stopping = threading.Event()
+    sync = ControllerSync(node.config, node.executor.gpus, stopping, checks)
+    thread = next(thread for thread in sync.threads() if thread.name == "findings")
+    thread.start()
+    wait_until(lambda: len(found) > 1, 60.0, "the second attempt")
+    stopping.set()
+    thread.join()
+    assert "findings: KeyError('odd'); will be tried again" in caplog.text
 
 
 def answers(controller, database, told, acked=None):
