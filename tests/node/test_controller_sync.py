@@ -1,6 +1,7 @@
 """Events out, plans in: against a controller that checks and one that lies."""
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -134,6 +135,32 @@ def test_a_controller_that_is_down_is_an_error_to_wait_out(token):
     link = ControllerClient(["http://127.0.0.1:9"], auth.TokenSigner(str(token)), "n1", timeout=1.0)
     with pytest.raises(ControllerError, match=r"127\.0\.0\.1"):
         link.post("/node/v1/events", {})
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 500 no\r\nContent-Length: 30\r\n\r\nbad\n\x1b]0;x\x07 node n2: all is well",
+        b"\x1b[2J\x0cHTTP is not spoken here\r\n\r\n",
+    ],
+    ids=["refusal", "no status"],
+)
+def test_what_a_stranger_at_the_port_says_is_logged_on_one_line(token, raw):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+        def answer():
+            link, _ = server.accept()
+            with link:
+                link.recv(65536)
+                link.sendall(raw)
+
+        stranger = threading.Thread(target=answer)
+        stranger.start()
+        with pytest.raises(ControllerError) as refused:
+            ControllerClient([url], auth.TokenSigner(str(token)), "n1", timeout=5).post("/node/v1/events", {})
+        stranger.join()
+    assert str(refused.value).isprintable()
 
 
 def test_the_inventory_is_told_once(served, controller):

@@ -1,6 +1,7 @@
 """What Prolog and Epilog do on a machine that works."""
 
 import json
+import stat
 import time
 from pathlib import Path
 
@@ -545,3 +546,12 @@ def test_a_prolog_that_cannot_get_a_lock_in_time_gives_up(new_node):
     assert node.slices("intent")  # the lock was not ours to undo it
     node.reconcile()
     node.check()
+
+
+def test_a_directory_that_a_killed_hook_had_just_made_is_for_users_to_read_again(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.forget_executor()
+    for name in ("", "job"):
+        (node.root / "run" / name).chmod(0o700)  # as `mkdir` makes it under a hook's umask
+    assert node.prolog(2, "[mig:1g.10gb:1]")[0] == exits.OK
+    assert [stat.S_IMODE((node.root / "run" / name).stat().st_mode) for name in ("", "job")] == [0o755, 0o755]
