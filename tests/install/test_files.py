@@ -147,7 +147,7 @@ def test_a_record_is_written_to_a_directory_of_roots_alone(record, tmp_path, how
         record.directory.mkdir(mode=0o777 if how == "open" else 0o755)
         record.directory.chmod(0o777 if how == "open" else 0o755)
         os.chown(record.directory, 1 if how == "theirs" else 0, -1)
-    with pytest.raises(InstallConflict, match=r"must be a directory|belong to root"):
+    with pytest.raises(InstallConflict, match=r"must be a directory|owned by root"):
         install(InstallRecord(record.directory), Wanted(str(tmp_path / "hook"), "x\n"))
     assert not list(theirs.iterdir()) and not list(record.directory.iterdir())
 

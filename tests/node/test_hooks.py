@@ -127,7 +127,7 @@ def test_what_another_users_job_of_that_number_left_hides_no_refusal(node):
     node.prolog(1, "[mig:1g.10gb:1]", restart=3)
     node.epilog(1, restart=3)
     node.prolog(2, "[mig:7g.80gb:1]")
-    assert "sent back" in node.prolog(1, "[mig:7g.80gb:1]", uid=BOB)[1]
+    assert "requeued" in node.prolog(1, "[mig:7g.80gb:1]", uid=BOB)[1]
     assert sorted(handoff.listed(node.executor.paths.job)) == [(1, 0), (2, 0)] and node.handoff(1).slices == ()
 
 
@@ -163,7 +163,7 @@ def test_a_full_node_sends_the_job_back_and_its_tasks_cannot_run(node):
 def test_a_job_is_sent_back_by_the_name_of_it_alone(node, rows, name):
     node.prolog(1, "[mig:7g.80gb:1]")
     node.slurm_names(2, *rows)
-    assert "sent back" in node.prolog(2, "[mig:1g.10gb:1]")[1]
+    assert "requeued" in node.prolog(2, "[mig:1g.10gb:1]")[1]
     assert node.scontrol_calls() == [f"requeue incomplete {name}"]
 
 
