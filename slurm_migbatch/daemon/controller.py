@@ -8,15 +8,14 @@ are written down after the call: one whose row is lost is decided again.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from slurm_migbatch.daemon.actuator import JobClient, apply_moves, apply_orders, name_of
 from slurm_migbatch.daemon.advertiser import Advertised, Advertiser
 from slurm_migbatch.daemon.dryrun import DryRun
+from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.decide.capacity.model import Reservation
 from slurm_migbatch.decide.core import Decision, DecisionMemory, Outcomes, Settings, Settled, decide, needed, settle
@@ -163,22 +162,6 @@ class RoundReport:
     again: bool = False
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Hold off the collector of reference cycles; it runs after the round instead.
-
-    A round on a large site makes some hundred thousand objects that live until it is over and form no cycles to speak
-    of; looking at all of them again and again would take as long as the plan itself.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class Controller:
     """Runs rounds.
 
@@ -212,7 +195,7 @@ class Controller:
         #: what keeps rounds; set before the first one
         self.recorder: Recorder = NoRecorder()
 
-    @_uncollected()
+    @uncollected()
     def round(self, jobs: Sequence[JobRow] | None = None, rows: Sequence[NodeRow] | None = None) -> RoundReport:
         """Run one round.
 

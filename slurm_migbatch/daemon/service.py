@@ -24,6 +24,7 @@ from slurm_migbatch.daemon.addresses import NodeAddresses
 from slurm_migbatch.daemon.api import Asking, NodeApi, anywhere
 from slurm_migbatch.daemon.audit import Auditor, Excess, OrphanWatch
 from slurm_migbatch.daemon.facts import policy_of, slurm_uids
+from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.gate import ApiLimits
 from slurm_migbatch.daemon.gauges import slices_by_state, waits
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
@@ -248,6 +249,12 @@ class Service:
         self.submit.facts.snapshot(snapshot)
         if not self._activity.acts():
             return False
+        self._check(snapshot)
+        return await self.rounds.follow(snapshot)
+
+    @uncollected()
+    def _check(self, snapshot: SlurmView) -> None:
+        """Compare the queue with the record, with the nodes' reports and with the queue before."""
         news, departed = self._unsaved.update(snapshot.jobs)
         if news:
             self.writer.replace(self._unsaved.save, "jobs")
@@ -262,7 +269,6 @@ class Service:
                 self._errand(self._cancel(excess, name_of(rows[excess.job])))
         for orphan in self._orphans.check(self.rounds.view.facts(), snapshot.jobs, time.monotonic()):
             log.warning("%s; run `migbatch node reconcile` there, and check that its agent runs", orphan)
-        return await self.rounds.follow(snapshot)
 
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
         try:

@@ -42,6 +42,10 @@ _RUNNABLE_PROSE = "Nodes required for job are DOWN"
 #: Name, partitions, features, reservations, and whether only jobs of a reservation may have it now.
 _NodeFacts: TypeAlias = tuple[str, tuple[str, ...], frozenset[str], frozenset[str], bool]
 
+#: Partition, features, requested nodes, reservation and number of nodes of a job.
+_Asked: TypeAlias = tuple[str, str, str, str, int]
+
+_NONE = frozenset[str]()
 _MOST_POOLS = 4096
 _WORDS = re.compile(r"[A-Za-z0-9_.=:-]+")
 
@@ -208,11 +212,11 @@ class DemandBook:
             before, self._entries = self._entries, []
             for start, end, new in queue.edits:
                 self._entries += before[start:end]
-                self._entries += [self._noted(queue, row) for row in new]
+                self._entries += self._noted_all(queue, new)
         else:
             self._site, self._loan = _Site(*_told(nodes, supply)), loan
             self._throttled, self._components = {}, {}
-            self._entries = [self._noted(queue, row) for row in queue.jobs]
+            self._entries = self._noted_all(queue, queue.jobs)
         self._nodes, self._supply, self._version = nodes, supply, queue.version
 
     def _same_site(self, nodes: Sequence[NodeRow], supply: frozenset[str]) -> bool:
@@ -223,10 +227,12 @@ class DemandBook:
         was, now = ([pair[i] for pair in others] for i in (0, 1))
         return [row.name for row in was] == [row.name for row in now] and _told(was, supply) == _told(now, supply)
 
+    def _noted_all(self, queue: JobQueue, rows: Iterable[JobRow]) -> list[Demand | JobRow | None]:
+        """Return what is kept of each row."""
+        return [self._noted(queue, row) if row.pending else None for row in rows]
+
     def _noted(self, queue: JobQueue, row: JobRow) -> Demand | JobRow | None:
-        """Return what is kept of a row."""
-        if not row.pending:
-            return None
+        """Return what is kept of a pending row."""
         if row.het_job is not None:
             self._components[id(row)] = row.het_job
             return row
@@ -260,16 +266,8 @@ class DemandBook:
         pool = self._site.pool(row, avoid.get(row.job_id, ()))
         if len(pool) < row.num_nodes:
             return None
-        return Demand(
-            job=row.job_id,
-            parts=_parts(row.gres),
-            pool=pool,
-            nodes=row.num_nodes,
-            copies=copies,
-            limit_s=row.time_limit_s,
-            apart=apart,
-            loan=apart is None and self._loan is not None and self._loan(row),
-        )
+        loan = apart is None and self._loan is not None and self._loan(row)
+        return Demand(row.job_id, _parts(row.gres), pool, row.num_nodes, copies, row.time_limit_s, apart, loan)
 
 
 def _copies(queue: JobQueue, row: JobRow) -> int:
@@ -294,7 +292,8 @@ class _Site:
         for name, partitions, *_ in facts:
             for partition in partitions:
                 self._in_partition.setdefault(partition, set()).add(name)
-        self._pools: dict[tuple[str, ...], frozenset[str]] = {}
+        #: by the request and the nodes to exclude
+        self._pools: dict[tuple[_Asked, frozenset[str]], frozenset[str]] = {}
         #: equal pools are one object, so that it is quick to tell that they are equal
         self._interned: dict[frozenset[str], frozenset[str]] = {}
 
@@ -309,20 +308,17 @@ class _Site:
 
     def pool(self, row: JobRow, avoid: Collection[str]) -> frozenset[str]:
         """Return the nodes on which Slurm could start a job, without those to be avoided."""
-        key = (row.partition, row.features, row.requested_nodes, row.reservation, str(row.num_nodes))
-        pool = self._pools.get(key)
-        if pool is None:
-            pool = self._pools[key] = self._intern(self._found(row))
-        if AWAY in row.gres:
-            pool = pool.difference(away(row.gres))
+        apart: frozenset[str] = away(row.gres) if AWAY in row.gres else _NONE
         if OPEN in row.comment:
-            pool = pool.difference(excluded(row.comment))
+            apart = apart.union(excluded(row.comment))
         if avoid:
-            pool = pool.difference(avoid)
-        return self._intern(pool)
-
-    def _intern(self, pool: frozenset[str]) -> frozenset[str]:
-        return self._interned.setdefault(pool, pool)
+            apart = apart.union(avoid)
+        asked = (row.partition, row.features, row.requested_nodes, row.reservation, row.num_nodes)
+        pool = self._pools.get((asked, apart))
+        if pool is None:
+            pool = self._found(row).difference(apart)
+            pool = self._pools[asked, apart] = self._interned.setdefault(pool, pool)
+        return pool
 
     def _found(self, row: JobRow) -> frozenset[str]:
         names: set[str] = set()

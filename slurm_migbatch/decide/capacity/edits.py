@@ -30,6 +30,8 @@ def edits(before: tuple[T, ...], now: tuple[T, ...]) -> list[Edit[T]]:
 
     An object that is another one is new, whatever it equals; one that has moved is gone, and new elsewhere.
     """
+    if not before:
+        return [Edit(0, 0, now)] if now else []
     found: list[Edit[T]] = []
     i = j = 0
     while i < len(before) or j < len(now):

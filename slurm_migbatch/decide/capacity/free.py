@@ -15,7 +15,7 @@ from functools import lru_cache
 from slurm_migbatch.decide.capacity.demand import profiles, slices
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Mode, Node, NodePlan
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import Layout
+from slurm_migbatch.mig.layout import Layout, Slot, layout_of
 from slurm_migbatch.mig.planning import capacity, choose
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -143,16 +143,17 @@ def _left(node: Node, made: NodePlan, meant: Counter[Profile], reserved: Collect
     room = NodeCapacity()
     frozen = made.fixed or node.mode is not Mode.OPEN
     for gpu in node.gpus:
-        used = gpu.occupied
-        layout = made.layouts.get(gpu.uuid, gpu.free)
-        for slot in layout.slots:
-            if slot.placement.mask & gpu.occupied.mask:
+        used, given = gpu.occupied, list[Slot]()
+        for slot in made.layouts.get(gpu.uuid, gpu.free).slots:
+            if slot.placement.mask & used.mask:
                 continue
             if taken[slot.profile] > 0:
                 taken[slot.profile] -= 1
-                used = used.add(slot)
+                given.append(slot)
             elif frozen:
                 room.fixed[slot.profile] += 1
+        if given:
+            used = layout_of((*used.slots, *given))
         if not frozen and (node.name, gpu.uuid) not in reserved and _any(gpu.geometry, used):
             room.gpus.append((gpu.geometry, used))
     return room

@@ -6,20 +6,19 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from operator import itemgetter
+from typing import NamedTuple
 
+from slurm_migbatch.decide.capacity.lazy import lazy
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layout_of
 from slurm_migbatch.mig.profile import Profile
 
 _slot_of = itemgetter(0)
-#: One object for all GPUs whose slots are the same.
-_layout = lru_cache(maxsize=1 << 15)(Layout)
 
 
-@dataclass(frozen=True)
-class Lease:
+class Lease(NamedTuple):
     """A slot that is taken: by a run of a job, or by a zombie (an instance that could not be destroyed; job None).
 
     `until` is when it should be free by the job's time limit; None where nothing bounds it. With `guest` Slurm does not
@@ -32,40 +31,46 @@ class Lease:
     guest: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Gpu:
     """One GPU.
 
-    `offered` are the free slots of the plan that the node has now; `warm` the idle instances that lie on it.
+    Attributes:
+        offered: the free slots of the plan that the node has now.
+        warm: the idle instances that lie on it.
+        occupied: slots of jobs and zombies; `leased`: of jobs alone.
+        free: slots of the plan that touch none that is occupied.
+        busy: occupied slots in their order, each with the time at which it should be free.
     """
 
     uuid: str
     geometry: Geometry
-    leases: tuple[Lease, ...] = ()
-    offered: Layout = EMPTY
-    warm: Layout = EMPTY
+    leases: tuple[Lease, ...]
+    offered: Layout
+    warm: Layout
+    # computed once: an unchanged GPU is the same object from round to round
+    occupied: Layout = field(init=False, repr=False, compare=False)
+    leased: Layout = field(init=False, repr=False, compare=False)
+    free: Layout = field(init=False, repr=False, compare=False)
+    busy: tuple[tuple[Slot, float | None], ...] = field(init=False, repr=False, compare=False)
 
-    # A GPU on which nothing happens is the same object from round to round, so these are worked out once.
-
-    @cached_property
-    def occupied(self) -> Layout:
-        """Slots of jobs and zombies."""
-        return _layout(tuple([lease.slot for lease in self.leases]))
-
-    @cached_property
-    def leased(self) -> Layout:
-        """Slots of jobs."""
-        return _layout(tuple([lease.slot for lease in self.leases if lease.job is not None]))
-
-    @cached_property
-    def free(self) -> Layout:
-        """Slots of the plan that touch none that is occupied."""
-        return self.offered.clear_of(self.occupied.mask)
-
-    @cached_property
-    def busy(self) -> tuple[tuple[Slot, float | None], ...]:
-        """Occupied slots in their order, each with the time at which it should be free."""
-        return tuple(sorted([(lease.slot, lease.until) for lease in self.leases], key=_slot_of))
+    def __init__(
+        self,
+        uuid: str,
+        geometry: Geometry,
+        leases: tuple[Lease, ...] = (),
+        offered: Layout = EMPTY,
+        warm: Layout = EMPTY,
+    ) -> None:
+        occupied = leased = layout_of(tuple([lease.slot for lease in leases]))
+        jobs = tuple([lease.slot for lease in leases if lease.job is not None])
+        if len(jobs) < len(leases):
+            leased = layout_of(jobs)
+        busy = [(lease.slot, lease.until) for lease in leases]
+        busy.sort(key=_slot_of)
+        free = offered.clear_of(occupied.mask)
+        self.__dict__.update(uuid=uuid, geometry=geometry, leases=leases, offered=offered, warm=warm)
+        self.__dict__.update(occupied=occupied, leased=leased, free=free, busy=tuple(busy))
 
 
 class Mode(Enum):
@@ -99,27 +104,32 @@ class Node:
         """
         return self._unmatched
 
-    @cached_property
+    @lazy
     def _unmatched(self) -> Counter[Profile]:
-        held = {p: n for p, n in ((p, n - self.leased[p]) for p, n in self.used.items()) if n > 0}
-        return Counter(held) | Counter(self.unlocated)
+        leased = self.leased
+        held = Counter({p: n - leased[p] for p, n in self.used.items() if n > leased[p]})
+        return held | Counter(self.unlocated) if self.unlocated else held
 
-    @cached_property
+    @lazy
     def leased(self) -> Counter[Profile]:
         """Slices of jobs that have a lease, as far as Slurm counts them under their profiles."""
-        guests = [lease.slot.profile for gpu in self.gpus for lease in gpu.leases if lease.guest]
-        found = Counter([slot.profile for gpu in self.gpus for slot in gpu.leased.slots])
-        return found - Counter(guests) if guests else found
+        leases = [lease for gpu in self.gpus for lease in gpu.leases if lease.job is not None and not lease.guest]
+        return Counter([lease.slot.profile for lease in leases])
 
 
 class Kind:
-    """Pool, slices of a node, and nodes; a value that is quick to look up."""
+    """Pool, slices of a node, and nodes; hashed once.
 
-    __slots__ = ("_hash", "_key")
+    `slices`: one profile for each slice on a node, the largest first. `single`: whether this is one slice in total.
+    """
+
+    __slots__ = ("_hash", "_key", "single", "slices")
 
     def __init__(self, pool: frozenset[str], parts: tuple[tuple[Profile, int], ...], nodes: int) -> None:
         self._key = (pool, parts, nodes)
         self._hash = hash(self._key)
+        self.slices = tuple(sorted((p for p, n in parts for _ in range(n)), reverse=True))
+        self.single = nodes == 1 and len(self.slices) == 1
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Kind) and self._hash == other._hash and self._key == other._key)
@@ -151,17 +161,15 @@ class Demand:
     apart: int | None = None
     loan: bool = False
 
-    # A job that waits has the same demand from round to round, so these are worked out once.
-
-    @cached_property
-    def slices(self) -> tuple[Profile, ...]:
-        """One profile for each slice on a node, the largest first."""
-        return tuple(sorted((p for p, n in self.parts for _ in range(n)), reverse=True))
-
-    @cached_property
+    @lazy
     def kind(self) -> Kind:
         """What tells demands apart as far as finding room for them goes."""
         return _kind(self.pool, self.parts, self.nodes)
+
+    @property
+    def slices(self) -> tuple[Profile, ...]:
+        """One profile for each slice on a node, the largest first."""
+        return self.kind.slices
 
 
 @dataclass(frozen=True)
@@ -223,13 +231,14 @@ class NodePlan:
     open: bool = True
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A demand for which supply was found: on which nodes, and how many of its copies."""
+class Placed(NamedTuple):
+    """A demand for which supply was found: on which nodes, and how many of its copies.
+
+    `standing`: whether all of it is already offered, so that Slurm only has to start it.
+    """
 
     nodes: tuple[str, ...]
     copies: int
-    #: whether all of it is already offered, so that Slurm only has to start it
     standing: bool
 
 

@@ -7,7 +7,8 @@ unchanged rows saves work. A row that is another object counts as new whatever i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Final
 
 from slurm_migbatch.decide.capacity.edits import Edit, edits
@@ -84,28 +85,33 @@ class JobQueue:
         gone += self.jobs[at:]
         self.version += 1
         self.edits, self.jobs, self.gone = found, now, gone
-        self.fresh = list({id(row): row for edit in found for row in edit.new}.values())
-        self.changed = frozenset([row.job_id for rows in (self.gone, self.fresh) for row in rows])
+        fresh = list(chain.from_iterable([edit.new for edit in found]))
+        by_job = {row.job_id: row for row in fresh}
+        if len(by_job) < len(fresh):  # some row is listed twice
+            fresh = list({id(row): row for row in fresh}.values())
+        self.fresh = fresh
+        self.changed = frozenset(chain(by_job, [row.job_id for row in gone]))
         started = set(self.guests)
         for row in self.gone:
             self.rows.pop(row.job_id, None)
-            self._drop(row, started)
+            if row.active:
+                self._drop(row, started)
+        self.rows.update(by_job)
         for row in self.fresh:
-            self.rows[row.job_id] = row
-            self._add(row, started)
+            if row.active:
+                self._add(row, started)
         self.guests = frozenset(started)
 
     def signalled(self) -> list[JobRow]:
         """Return the active jobs with the hint `signal=`, in Slurm's order."""
         return [row for row in self.jobs if id(row) in self._signalled] if self._signalled else []
 
-    def holders(self, node: str) -> Iterable[JobRow]:
+    def holders(self, node: str) -> Collection[JobRow]:
         """Return the jobs that have MIG slices on a node; one that is completing may have given them back."""
         return self._holders.get(node, {}).values()
 
     def _add(self, row: JobRow, started: set[int]) -> None:
-        if not row.active:
-            return
+        """Take in an active job."""
         if row.array_job is not None:
             self.running[row.array_job] += 1
         if _SIGNAL in row.comment:
@@ -118,8 +124,7 @@ class JobQueue:
                 started.add(row.job_id)
 
     def _drop(self, row: JobRow, started: set[int]) -> None:
-        if not row.active:
-            return
+        """Forget a job that was active."""
         if row.array_job is not None:
             self.running[row.array_job] -= 1
             if not self.running[row.array_job]:

@@ -205,7 +205,7 @@ class Codec:
     def _sequence(self, part: Any, kind: Convert) -> Codes:
         inner = self.codes(part)
         return Codes(
-            lambda value: [inner.encode(item) for item in value],
+            list if inner.encode is _same else lambda value: [inner.encode(item) for item in value],
             lambda data: kind(inner.decode(e) for e in _list(data)),
         )
 
@@ -231,13 +231,14 @@ class Codec:
     def _dataclass(self, kind: type) -> Codes:
         fields = self.fields(kind)
         defaults = {field.name: _default(field) for field in dataclasses.fields(kind) if field.name in fields}
+        parts = [(name, field.encode, defaults[name]) for name, field in fields.items()]
 
         def encode(value: Any) -> Json:
             row = {}
-            for name, field in fields.items():
-                content, default = getattr(value, name), defaults[name]
+            for name, encode_part, default in parts:
+                content = getattr(value, name)
                 if content is not default and (type(content) is not type(default) or content != default):
-                    row[name] = field.encode(content)
+                    row[name] = content if encode_part is _same else encode_part(content)
             return row
 
         def decode(data: Json) -> Any:
@@ -279,6 +280,10 @@ def _exactly(*kinds: type) -> Convert:
 _object, _list = _exactly(dict), _exactly(list)
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
 def _number(value: float) -> Json:
     return value if math.isfinite(value) else str(float(value))
 
@@ -316,13 +321,15 @@ def _geometry(data: Json) -> Geometry:
         raise CodecError(str(error)) from error
 
 
+AS_IT_IS: Final = Codes(_same, _same)
+"""Codes of values that are JSON already."""
 _LEAVES: Final[Mapping[Any, Codes]] = {
-    Any: Codes(_plain, lambda data: data),
+    Any: Codes(_plain, _same),
     type(None): Codes(lambda value: None, lambda data: None),
-    bool: Codes(lambda value: value, _exactly(bool)),
-    int: Codes(lambda value: value, _exactly(int)),
+    bool: Codes(_same, _exactly(bool)),
+    int: Codes(_same, _exactly(int)),
     float: Codes(_number, _as_number),
-    str: Codes(lambda value: value, _exactly(str)),
+    str: Codes(_same, _exactly(str)),
     Profile: Codes(lambda value: value.name, _profile),
     Geometry: Codes(lambda value: value.to_dict(), _geometry),
 }

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from operator import attrgetter
+from typing import Any, Final, NewType
 
 from slurm_migbatch.decide.actions import Offer
 from slurm_migbatch.decide.capacity.facts import NodeFacts
@@ -21,8 +22,8 @@ from slurm_migbatch.decide.lending.ledger import Loan
 from slurm_migbatch.decide.lending.model import LoanOrder
 from slurm_migbatch.decide.lending.stage import OrderOutcome
 from slurm_migbatch.decide.recording import memory as memory_state
-from slurm_migbatch.decide.recording.codec import Codec, CodecError, Codes, Json, canonical
-from slurm_migbatch.decide.recording.deltas import Delta
+from slurm_migbatch.decide.recording.codec import AS_IT_IS, Codec, CodecError, Codes, Json, canonical
+from slurm_migbatch.decide.recording.deltas import Delta, RowDelta
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus, Predictions, WeighedProfile
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -39,6 +40,8 @@ _QUESTIONS: Final[Mapping[str, tuple[Any, Any]]] = {
     "rates": (Hints, dict[Profile, float]),
     "candidates": (Hints, tuple[Profile, tuple[WeighedProfile, ...]] | None),
 }
+_Written = NewType("_Written", object)
+"""A value that is JSON already."""
 #: parts of a snapshot that are written in ways of their own
 _APART: Final = [(ClusterSnapshot, name) for name in ("jobs", "nodes", "inventory", "plans", "predictions")]
 
@@ -288,12 +291,12 @@ class _Tables:
     def __init__(self) -> None:
         self.geometries: list[Geometry] = []
         self.numbers: dict[Geometry, int] = {}
-        self.codec = Codec({Geometry: Codes(self._number, self._geometry)}, _APART)
-        self.jobs: Delta[int] = Delta(self.codec, JobRow, by_field=True)
-        self.nodes: Delta[str] = Delta(self.codec, NodeRow, by_field=True)
+        self.codec = Codec({Geometry: Codes(self._number, self._geometry), _Written: AS_IT_IS}, _APART)
+        self.jobs: RowDelta[int] = RowDelta(self.codec, JobRow, attrgetter("job_id"))
+        self.nodes: RowDelta[str] = RowDelta(self.codec, NodeRow, attrgetter("name"))
         self.inventory: Delta[str] = Delta(self.codec, NodeFacts)
         self.plans: Delta[str] = Delta(self.codec, PlanStatus)
-        self.offers: Delta[str] = Delta(self.codec, Any)
+        self.offers: Delta[str] = Delta(self.codec, _Written)
         self.answers: dict[tuple[str, Any, str], Any] = {}
         self.version: str | None = None
         self.written = 0
@@ -353,13 +356,10 @@ class SegmentWriter:
     def recorded(self, known: RecordedRound, asked: Iterable[Asked]) -> Json:
         """Return the entry of a round that is made of recorded parts."""
         tables, snapshot = self._tables, known.snapshot
-        jobs = {row.job_id: row for row in snapshot.jobs}
-        if len(jobs) != len(snapshot.jobs):
-            raise CodecError("Slurm lists a job twice")
         entry: dict[str, Json] = {
             "seen": tables.codec.encode(snapshot, ClusterSnapshot),
-            "jobs": tables.jobs.write(jobs),
-            "nodes": tables.nodes.write({row.name: row for row in snapshot.nodes}),
+            "jobs": tables.jobs.write_rows(snapshot.jobs),
+            "nodes": tables.nodes.write_rows(snapshot.nodes),
             "inventory": tables.inventory.write(snapshot.inventory),
             "plans": tables.plans.write(snapshot.plans),
             "asked": self._asked(snapshot.predictions.version, asked),

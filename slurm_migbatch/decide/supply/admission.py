@@ -13,7 +13,7 @@ from copy import copy
 from operator import itemgetter
 from typing import TypeAlias
 
-from slurm_migbatch.decide.capacity.model import Gpu, Mode, Node, NodePlan
+from slurm_migbatch.decide.capacity.model import Mode, Node, NodePlan
 from slurm_migbatch.decide.supply.gpu_state import GpuState, GpuStates
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.profile import Profile
@@ -140,7 +140,7 @@ class Admission:
     def idle(self) -> int:
         """Memory slices that are neither used nor claimed."""
         if self._idle is None:
-            self._idle = sum(idle_slices(gpu, shape) for gpu, shape in zip(self.node.gpus, self.shapes, strict=True))
+            self._idle = sum([shape.idle for shape in self.shapes])
         return self._idle
 
     @property
@@ -149,11 +149,6 @@ class Admission:
         if self._spare is None:
             self._spare = Counter([slot.profile for shape in self.shapes for slot in shape.rest.slots])
         return self._spare
-
-
-def idle_slices(gpu: Gpu, shape: GpuState) -> int:
-    """Return the memory slices of a GPU that are neither used nor claimed."""
-    return gpu.geometry.memory_slices - shape.taken.mask.bit_count()
 
 
 def in_order(busy: Busy) -> Busy:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from slurm_migbatch.decide.capacity.model import Gpu, Node
@@ -237,9 +237,9 @@ class Fleet:
             self.on(self._names[bisect_right(self._firsts, index) - 1])
         return self._gpus[index]
 
-    def claimed(self) -> list[GpuClaims]:
-        """Return the GPUs on which anything was claimed, in order."""
-        return [self._gpus[index] for index in sorted(self._claimed)]
+    def claimed(self) -> Iterator[GpuClaims]:
+        """Return the GPUs on which anything is claimed now, in order."""
+        return map(self._gpus.__getitem__, sorted(self._claimed))
 
     def touched(self) -> set[str]:
         """Return the nodes whose GPUs are not as the plan has found them."""
@@ -377,7 +377,8 @@ class Fleet:
             return self.admissions[node].spare
         found = self.fixed(node)
         for gpu_claims in self.on(node):
-            found.update(slot.profile for slot in gpu_claims.shape.rest.slots)
+            for slot in gpu_claims.shape.rest.slots:
+                found[slot.profile] += 1
         return found
 
     def _is_fresh(self, node: str) -> bool:
@@ -385,7 +386,7 @@ class Fleet:
 
     def place_on(self, node: str, slices: tuple[Profile, ...]) -> list[tuple[Profile, str | GpuClaims]] | None:
         """Return places for all of `slices` (largest first) on one node; None where they do not all fit."""
-        search = _Search(self._shapes(node), self.fixed(node), slices)
+        search = _Search(self._shapes(node), dict(self._fixed.get(node, ())), slices)
         if search.run():
             first = self._first[node]
             return [(profile, node if i is None else self.gpu(first + i)) for profile, i in search.chosen]
@@ -408,7 +409,7 @@ class _Search:
         chosen: for each slice the number of the GPU; None for a pinned slot.
     """
 
-    def __init__(self, shapes: list[GpuState], fixed: Counter[Profile], slices: Sequence[Profile]) -> None:
+    def __init__(self, shapes: list[GpuState], fixed: dict[Profile, int], slices: Sequence[Profile]) -> None:
         self._shapes, self._fixed, self._slices = shapes, fixed, slices
         self.chosen: list[tuple[Profile, int | None]] = []
         self._steps = 0
@@ -424,7 +425,7 @@ class _Search:
             return True
         self._steps += 1
         profile = self._slices[len(self.chosen)]
-        if self._fixed[profile] > 0:
+        if self._fixed.get(profile, 0) > 0:
             self._fixed[profile] -= 1
             self.chosen.append((profile, None))
             if self.run():

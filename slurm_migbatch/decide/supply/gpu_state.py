@@ -40,6 +40,7 @@ class GpuState:
         "claims",
         "future",
         "geometry",
+        "idle",
         "keep",
         "last_choice",
         "rest",
@@ -55,6 +56,8 @@ class GpuState:
         self.book, self.geometry, self.used, self.keep = book, geometry, used, keep
         self.claims, self.slots = claims, slots
         self.taken = used.union(slots)
+        #: memory slices that are neither used nor claimed
+        self.idle = geometry.memory_slices - self.taken.mask.bit_count()
         #: offers of before that no claim uses and that can stay
         self.rest = book.legal(geometry, self.taken, keep.clear_of(self.taken.mask))
         self.value = book.value(geometry, self.taken)

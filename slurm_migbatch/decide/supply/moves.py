@@ -232,7 +232,7 @@ def leaving(nodes: dict[str, Node], moves: Mapping[int, Move], queue: JobQueue, 
 
 
 def _soon(lease: Lease, job: int, now: float) -> Lease:
-    return replace(lease, until=now + _SOON_S) if lease.job == job else lease
+    return lease._replace(until=now + _SOON_S) if lease.job == job else lease
 
 
 def _may_move(row: JobRow, now: float, rules: MoveRules) -> bool:

@@ -26,7 +26,7 @@ Whatever is left keeps its present offers; empty space is filled by preference.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -148,7 +148,7 @@ class _PlanRound:
             _by_node(previous),
         )
         self.reserver = Reserver(self.fleet, now, previous, share, most)
-        self.copies: Counter[int] = Counter()  # by number of the demand
+        self.copies = defaultdict[int, int](int)  # by number of the demand
         self.waiting: dict[int, None] = {}
         self.cramped: set[int] = set()
         self._components: dict[int, list[int]] = {}
@@ -172,7 +172,7 @@ class _PlanRound:
         for number in range(self._queued, self._queued + len(self._moving.leaving)):
             demand = self.demands[number]
             if (at := self.fleet.find(demand.pool, demand.slices[0])) is not None:
-                self.fleet.claim(at, (number, 0, demand.slices[0]))
+                self._claim(at, (number, 0, demand.slices[0]))
                 self.fleet.commit()
         for number, demand in enumerate(islice(self.demands, self._queued)):
             if demand.apart is not None:
@@ -200,21 +200,24 @@ class _PlanRound:
         )
 
     def _placed(self) -> dict[int, Placed]:
-        nodes: dict[int, dict[str, None]] = {}
+        copies, nodes = self.copies, defaultdict[int, list[str]](list)
         moving: set[int] = set()
         for name, claim in self.fleet.on_fixed:
-            nodes.setdefault(claim[0], {})[name] = None
+            nodes[claim[0]].append(name)
+        known: dict[tuple[int, int, int], frozenset[Profile]] = {}  # by the ids of the three layouts
         for gpu_claims in self.fleet.claimed():
-            claims = [*gpu_claims.settled, *gpu_claims.claims]
-            present = {*gpu_claims.gpu.free.slots, *gpu_claims.gpu.occupied.slots}
-            new = {slot.profile for slot in gpu_claims.shape.taken.slots if slot not in present}
-            for claim in claims:
-                nodes.setdefault(claim[0], {})[gpu_claims.node] = None
+            taken, free, occupied = gpu_claims.shape.taken, gpu_claims.gpu.free, gpu_claims.gpu.occupied
+            key = (id(taken), id(free), id(occupied))
+            new = known.get(key)
+            if new is None:
+                new = known[key] = _new(taken, free, occupied)
+            for claim in (*gpu_claims.settled, *gpu_claims.claims):
+                nodes[claim[0]].append(gpu_claims.node)
                 if claim[2] in new:
                     moving.add(claim[0])
         return {
-            self.demands[number].job: Placed(tuple(names), self.copies[number], number not in moving)
-            for number, names in sorted(nodes.items())
+            self.demands[number].job: Placed(tuple(dict.fromkeys(nodes[number])), copies[number], number not in moving)
+            for number in sorted(nodes)
             if number < self._queued
         }
 
@@ -247,17 +250,17 @@ class _PlanRound:
         key = demand.kind
         if key in self._hopeless:
             return False
-        slices = demand.slices
-        if demand.nodes == 1 and len(slices) == 1:
-            at = self.fleet.find(demand.pool, slices[0])
+        if key.single:
+            profile = key.slices[0]
+            at = self.fleet.find(demand.pool, profile)
             if at is None:
                 self._tries = 0
-                if demand.loan or not self._make_room(demand.pool, slices[0], frozenset(), _REPAIR_DEPTH):
+                if demand.loan or not self._make_room(demand.pool, profile, frozenset(), _REPAIR_DEPTH):
                     self._hopeless.add(key)
                     return False
-                at = self.fleet.find(demand.pool, slices[0])
+                at = self.fleet.find(demand.pool, profile)
                 assert at is not None
-            self.fleet.claim(at, (number, copy, slices[0]))
+            self._claim(at, (number, copy, profile))
             return True
         found = self._candidates(demand, demand.nodes)
         if len(found) < demand.nodes:
@@ -302,7 +305,14 @@ class _PlanRound:
     def _take(self, number: int, copy: int, nodes: Iterable[_Places]) -> None:
         for places in nodes:
             for profile, where in places:
-                self.fleet.claim(where, (number, copy, profile))
+                self._claim(where, (number, copy, profile))
+
+    def _claim(self, at: str | GpuClaims, claim: Claim) -> None:
+        """Place the claim of a demand."""
+        limit = self.demands[claim[0]].limit_s
+        if limit is not None and limit < self.reserver.least_limit_s:
+            self.reserver.least_limit_s = limit
+        self.fleet.claim(at, claim)
 
     def _candidates(self, demand: Demand, most: int) -> dict[str, _Places]:
         """Return up to `most` nodes on which all slices fit, and where; those that need the least change first."""
@@ -310,17 +320,15 @@ class _PlanRound:
         if names is None:
             names = self._order[demand.pool, demand.parts] = self._by_missing(demand.pool, demand.slices)
         found: dict[str, _Places] = {}
-        dead: set[str] = set()
+        looked_at = 0
         for name in names:
+            looked_at += 1
             places = self.fleet.place_on(name, demand.slices)
-            if places is None:
-                dead.add(name)
-                continue
-            found[name] = places
-            if len(found) == most:
-                break
-        if dead:
-            self._order[demand.pool, demand.parts] = [n for n in names if n not in dead]
+            if places is not None:
+                found[name] = places
+                if len(found) == most:
+                    break
+        names[:looked_at] = found  # nodes without room now have none later in this plan
         return found
 
     def _by_missing(self, pool: frozenset[str], slices: tuple[Profile, ...]) -> list[str]:
@@ -366,7 +374,7 @@ class _PlanRound:
 
     def _move_for(self, demand: Demand) -> None:
         """Name a training without which a slice fits, and that fits elsewhere then; a place is kept for it there."""
-        if demand.nodes != 1 or len(demand.slices) != 1:
+        if not demand.kind.single:
             return
         profile = demand.slices[0]
         first = self._queued + len(self._moving.leaving)
@@ -384,7 +392,7 @@ class _PlanRound:
             if at is None or (at if isinstance(at, str) else at.node) not in {run.node, *run.elsewhere}:
                 continue
             if at is not gpu_claims:
-                self.fleet.claim(at, (number, 0, run.slot.profile))
+                self._claim(at, (number, 0, run.slot.profile))
             self.fleet.commit()
             self._moves.append(PlannedMove(run.demand.job, demand.job))
             return
@@ -400,7 +408,7 @@ class _PlanRound:
 
     def _movable(self, claim: Claim) -> bool:
         demand = self.demands[claim[0]]
-        return demand.apart is None and demand.nodes == 1 and len(demand.slices) == 1
+        return demand.apart is None and demand.kind.single
 
     def _clear(
         self, gpu_claims: GpuClaims, profile: Profile, movable: Sequence[Claim], spared: frozenset[int], depth: int
@@ -472,25 +480,28 @@ class _PlanRound:
         optional: list[tuple[Layout, str]] = []
         changed = False
         anew = anew and not node.unmatched()  # a job that is just starting may be on any slot
-        still = node.mode is not Mode.WITHDRAWN and not self.fleet.plannable(node.name)
+        book, keeps = self.fleet.book, node.mode is not Mode.WITHDRAWN
+        still = keeps and not self.fleet.plannable(node.name)
         for gpu_claims in self.fleet.on(node.name):
             gpu = gpu_claims.gpu
-            if still or node.mode is Mode.WITHDRAWN:
-                final = self.fleet.book.unchanged(gpu.leased, gpu.free, node.mode is not Mode.WITHDRAWN)
+            if still or not keeps:
+                final = book.unchanged(gpu.leased, gpu.free, keeps)
             else:
-                final = self.fleet.book.final(
+                final = book.final(
                     gpu_claims.shape, gpu.occupied, gpu.leased, gpu.free, preference, gpu_claims.hidden, anew=anew
                 )
                 optional.append((final.optional, gpu.uuid))
-            free.update(final.free)
+            for profile, count in final.free.items():
+                free[profile] = free.get(profile, 0) + count
             layouts[gpu.uuid] = final.layout
-            withdrawn |= final.withdrawn
+            if final.withdrawn:
+                withdrawn |= final.withdrawn
             if gpu.offered is not gpu.free:  # slots that something lies across, or did when it was last heard of
                 withdrawn.update(slot.profile for slot in gpu.offered.slots if slot not in final.layout)
             changed = changed or final.changed
         self._keep_total(node, layouts, free, optional)
         held = node.unmatched()
-        offers = {p: n for p, n in ((p, n - held[p]) for p, n in free.items()) if n > 0}
+        offers = {p: n - held[p] for p, n in free.items() if n > held[p]}
         return NodePlan(node.name, layouts, offers, frozenset(withdrawn), changed, still, node.mode is not Mode.CLOSED)
 
     @staticmethod
@@ -506,6 +517,11 @@ class _PlanRound:
                 layouts[uuid] = layouts[uuid].remove(slot)
                 free[slot.profile] -= 1
                 over -= 1
+
+
+def _new(taken: Layout, free: Layout, occupied: Layout) -> frozenset[Profile]:
+    """Return the profiles of taken slots that are neither offered yet nor in use."""
+    return frozenset([slot.profile for slot in taken.slots if slot not in free and slot not in occupied])
 
 
 def _by_node(reservations: Iterable[Reservation]) -> dict[str, set[str]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 
 from slurm_migbatch.decide.capacity.model import Demand, Reservation
-from slurm_migbatch.decide.supply.admission import Admission, Busy, When, idle_slices, in_order
+from slurm_migbatch.decide.supply.admission import Admission, Busy, When, in_order
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, GpuClaims
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.mig.geometry import Geometry
@@ -23,6 +23,8 @@ _GAIN_S = 60.0
 _MAX_NODES = 64
 
 _Held = tuple[Slot, float | None]
+#: Lower bound of the time, index of the GPU, and ""; for all GPUs of a node: index of its first GPU, and its name.
+_Ranked = tuple[When, int, str]
 #: Before every moment that matters.
 _BEFORE = -math.inf
 _Places = list[tuple[GpuClaims, Slot]]
@@ -39,13 +41,19 @@ class Reserver:
         self._share, self._most = share, most
         self._count: dict[frozenset[str], int] = {}
         self._bound: dict[frozenset[str], int] = {}
-        self._ranked: dict[tuple[frozenset[str], Profile], list[tuple[When, int, str]]] = {}
+        self._ranked: dict[tuple[frozenset[str], Profile], list[_Ranked]] = {}
         self._emptiest: dict[frozenset[str], list[tuple[int, str]]] = {}
         #: by node and slices: what decided when they fit soonest, and that
         self._soonest_on: dict[tuple[str, tuple[Profile, ...]], tuple[_Stamp, tuple[When, _Places] | None]] = {}
+        #: nodes with reservations
+        self._blocked: set[str] = set()
         #: by GPU with claims: what decides which of its slots are busy until when, and that
         self._busy_at: dict[int, tuple[tuple[object, ...], Busy]] = {}
+        #: by GPU: stamp of `_by_end`, and its result
+        self._ends_at: dict[int, tuple[tuple[object, ...], Sequence[tuple[float, int]]]] = {}
         self.made: list[Reservation] = []
+        #: minimum time limit of the claims made so far
+        self.least_limit_s = math.inf
 
     def is_full(self, pool: frozenset[str]) -> bool:
         """Tell whether there may be no more reservations in the pool; once so, it stays so."""
@@ -60,7 +68,7 @@ class Reserver:
         if any(self.is_full(pool) for pool in pools):
             return False
         first = demands[0]
-        if len(demands) == 1 and first.nodes == 1 and len(first.slices) == 1:
+        if len(demands) == 1 and first.kind.single:
             single = self._single(first, copy, first.slices[0], ends)
             found = None if single is None else (single[0], [single[1]])
         else:
@@ -126,14 +134,8 @@ class Reserver:
             when, index, node = ranked[0]
             if node:
                 heapq.heappop(ranked)
-                known, first = self._fleet.admissions[node], self._fleet.first_index(node)
-                if profile not in known.first:
-                    if (soonest := _first_of(known, profile)) is not None:
-                        heapq.heappush(ranked, (soonest[0], first + soonest[1], node))
-                    continue
-                for i, some in enumerate(known.soonest, first):
-                    if (at := some[profile]) is not None:
-                        heapq.heappush(ranked, (at, i, ""))
+                for closer in self._closer(node, profile, ends):
+                    heapq.heappush(ranked, closer)
                 continue
             gpu_claims = self._fleet.gpu(index)
             found = self._soonest(gpu_claims, profile, ends)
@@ -145,34 +147,67 @@ class Reserver:
                 return found[0], gpu_claims, found[1]
         return None
 
-    def _rank(
-        self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]
-    ) -> list[tuple[When, int, str]]:
-        """Return when GPUs of the pool have room at the earliest.
+    def _closer(self, node: str, profile: Profile, ends: Callable[[Claim], float | None]) -> Iterator[_Ranked]:
+        """Yield the ranks of the GPUs of a node, or a closer rank of the node."""
+        known, first = self._fleet.admissions[node], self._fleet.first_index(node)
+        if profile in known.first:
+            for i, some in enumerate(known.soonest, first):
+                if (at := some[profile]) is not None:
+                    yield at, i, ""
+        elif self._fleet.as_admitted(node):
+            if (soonest := _first_of(known, profile)) is not None:
+                yield soonest[0], first + soonest[1], node
+        else:
+            for gpu_claims in self._fleet.on(node):
+                yield self._at_best(gpu_claims, profile, ends), gpu_claims.index, ""
 
-        The third is empty, or the node that the GPU stands for.
-        """
-        fleet, ranked = self._fleet, []
+    def _rank(self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]) -> list[_Ranked]:
+        """Return lower bounds of when the GPUs of the pool have room."""
+        fleet, ranked = self._fleet, list[_Ranked]()
+        # If no GPU has room now, at least one slot or claim has to end first.
+        full = fleet.find(pool, profile) is None
         for known, first in fleet.open_nodes(pool):
-            name = known.node.name
-            stands = known.next_end > self._now
-            if stands and profile in known.first:
+            name, next_end = known.node.name, known.next_end
+            if next_end <= self._now:
+                ranked += [(self._at_best(some, profile, ends), some.index, "") for some in fleet.on(name)]
+            elif profile in known.first:
                 if (soonest := known.first[profile]) is not None:
                     ranked.append((soonest[0], first + soonest[1], name))
-            elif stands and profile not in known.room:
-                ranked.append(((0, known.next_end, 0), first, name))
-            elif stands and fleet.as_admitted(name):
+            elif not full or name in self._blocked:
                 ranked.append(((0, _BEFORE, 0), first, name))
             else:
-                ranked += [(self._at_best(some, profile, ends), some.index, "") for some in fleet.on(name)]
+                soon = next_end if fleet.as_admitted(name) else min(next_end, self._now + self.least_limit_s)
+                ranked.append((self._rank_of((0, soon, 0)), first, name))
         return ranked
 
     def _at_best(self, gpu_claims: GpuClaims, profile: Profile, ends: Callable[[Claim], float | None]) -> When:
-        """Return the rank that a GPU has at best: where it has no room now, one of its slots has to be free first."""
-        if gpu_claims.shape.future is not None or gpu_claims.shape.add(profile) is not None:
+        """Return a lower bound of the rank of a GPU: when enough memory slices are free, wherever they lie."""
+        shape = gpu_claims.shape
+        if shape.future is not None or shape.add(profile) is not None:
             return (0, _BEFORE, 0)
-        soon = min([end for _, end in self._busy(gpu_claims, ends) if end is not None], default=math.inf)
-        return self._rank_of((0, soon, 0))
+        if profile not in shape.geometry:
+            return (0, math.inf, 0)
+        missing = max(1, shape.geometry.info(profile).memory_slices - shape.idle)
+        for end, memory_slices in self._by_end(gpu_claims, ends):
+            missing -= memory_slices
+            if missing <= 0:
+                return self._rank_of((0, end, 0))
+        return (0, math.inf, 0)
+
+    def _by_end(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> Sequence[tuple[float, int]]:
+        """Return the end and the memory slices of each slot and claim on a GPU, the soonest end first."""
+        stamp = (gpu_claims.claims, gpu_claims.until)
+        known = self._ends_at.get(gpu_claims.index)
+        if known is not None and _same(known[0], stamp):
+            return known[1]
+        info = gpu_claims.shape.geometry.info
+        found = [(math.inf if end is None else end, slot.placement.size) for slot, end in gpu_claims.until]
+        for claim in gpu_claims.claims:
+            end = ends(claim)
+            found.append((math.inf if end is None else end, info(claim[2]).memory_slices))
+        found.sort()
+        self._ends_at[gpu_claims.index] = stamp, found
+        return found
 
     def _rank_of(self, when: When) -> When:
         """Return `when` as it compares with what was found in earlier rounds: all that is free now is `_BEFORE`."""
@@ -310,7 +345,7 @@ class Reserver:
         return max(whens), kept
 
     def _idle(self, name: str) -> int:
-        return sum(idle_slices(gpu_claims.gpu, gpu_claims.shape) for gpu_claims in self._fleet.on(name))
+        return sum([gpu_claims.shape.idle for gpu_claims in self._fleet.on(name)])
 
     def _node_soonest(
         self, name: str, slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
@@ -422,6 +457,7 @@ class Reserver:
         self._fleet.change(gpu_claims, frozen, ())
 
     def _block(self, gpu_claims: GpuClaims, slots: list[Slot]) -> None:
+        self._blocked.add(gpu_claims.node)
         gpu_claims.reserved = (*gpu_claims.reserved, *slots)
         reserved = Layout(gpu_claims.reserved)
         staying = Layout(s for s, _ in gpu_claims.until if not s.placement.mask & reserved.mask)
