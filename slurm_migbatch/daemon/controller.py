@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from slurm_migbatch.daemon.actuator import JobClient, apply_moves, apply_orders
+from slurm_migbatch.daemon.actuator import JobClient, apply_moves, apply_orders, name_of
 from slurm_migbatch.daemon.advertiser import Advertised, Advertiser
 from slurm_migbatch.daemon.dryrun import DryRun
 from slurm_migbatch.daemon.observer import Observer
@@ -274,15 +274,15 @@ class Controller:
     def _apply_supply(self, decided: SupplyDecision | None, snapshot: ClusterSnapshot) -> _Applied:
         if decided is None:
             return _Applied()
-        applied = _Applied()
+        applied, jobs = _Applied(), self.memory.supply.queue.rows
         for action in decided.start_now:
             applied.calls += 1
             try:
-                self._slurm.hasten(action.job)
+                self._slurm.hasten(name_of(jobs[action.job]) if action.job in jobs else action.job)
             except SlurmError as error:
                 applied.notes.append(f"job {action.job} keeps its requeue delay: {error}")
         rows = {row.name: row for row in snapshot.nodes}
-        plans, jobs = [offer.plan for offer in decided.offers], self.memory.supply.queue.rows
+        plans = [offer.plan for offer in decided.offers]
         try:
             done = self._advertiser.advertise(plans, decided.nodes, rows, jobs, self._clock.monotonic, decided.sharing)
         except SlurmError as failure:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from slurm_migbatch.daemon.nodesview import LiveView, NodesView
+from slurm_migbatch.daemon.told import Told, hear
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.lending.elastic_jobs import report_of
 from slurm_migbatch.decide.snapshot import (
@@ -18,8 +19,6 @@ from slurm_migbatch.decide.snapshot import (
     PlanStatus,
     Predictions,
     PublishedPlan,
-    Report,
-    Run,
 )
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -85,8 +84,7 @@ class Observer:
         self.view, self._board, self._total, self._silence_s = view, board, total, silence_s
         self._predictions, self._blackout = predictions or NoPredictions(), blackout
         self._lock = threading.Lock()
-        self._sent_back: set[int] = set()
-        self._reports: list[tuple[Run, Report]] = []
+        self._told: list[Told] = []
         self._past: LendingPast | None = None
         #: by node, its row and its plan; unchanged ones are the same objects from round to round
         self._rows: dict[str, NodeRow] = {}
@@ -94,26 +92,22 @@ class Observer:
         #: profiles to offer for empty space, by the history of requests
         self.preference: tuple[Profile, ...] = ()
 
-    def send_back(self, job: int) -> None:
-        """Record that a node requeued a job because it found no slice for it."""
-        with self._lock:
-            self._sent_back.add(job)
-
     def remember(self, past: LendingPast) -> None:
         """Set the record's data at the start of the service."""
         with self._lock:
             self._past = past
 
-    def ingested(self, events: Sequence[Mapping[str, Any]], now: float | None = None) -> None:
-        """Add reports of jobs, after they were stored."""
+    def ingested(self, node: str, events: Sequence[Mapping[str, Any]], now: float | None = None) -> None:
+        """Add a node's events about its runs, after they were stored: progress reports, and misfits."""
         moment = time.time() if now is None else now
-        reports = [
-            found
-            for event in events
-            if event.get("kind") == "progress" and (found := report_of(event, moment)) is not None
-        ]
+        told = []
+        for event in events:
+            if event.get("kind") == "progress" and (found := report_of(event, moment)) is not None:
+                told.append(Told(node, *found, moment))
+            elif event.get("kind") == "misfit" and isinstance(event.get("job"), int):
+                told.append(Told(node, (event["job"], int(event.get("restart") or 0)), None, moment))
         with self._lock:
-            self._reports += reports
+            self._told += told
 
     def snapshot(
         self, now: float, jobs: Sequence[JobRow], rows: Sequence[NodeRow], answers: Answers, recording: bool
@@ -131,18 +125,20 @@ class Observer:
             if row.name in inventory and any(row.gres.values()):
                 self._statuses[row.name] = self._status(kept, known.get(row.name))
         with self._lock:
-            sent_back, self._sent_back = self._sent_back, set()
-            reports, self._reports = self._reports, []
+            told, self._told = self._told, []
             past, self._past = self._past, None
+        heard = hear(told, {row.job_id: row for row in jobs} if told else {}, now)
+        with self._lock:
+            self._told = heard.later + self._told
         return ClusterSnapshot(
             now=now,
             jobs=tuple(jobs),
             nodes=tuple(nodes),
             inventory=inventory,
             plans=self._statuses,
-            sent_back=tuple(sorted(sent_back)),
+            sent_back=tuple(sorted(set(heard.sent_back))),
             preference=self.preference,
-            reports=tuple(reports),
+            reports=tuple(heard.reports),
             past=past,
             answers=answers,
             recording=recording,

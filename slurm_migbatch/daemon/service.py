@@ -19,6 +19,7 @@ from typing import Any
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import messages
+from slurm_migbatch.daemon.actuator import name_of
 from slurm_migbatch.daemon.addresses import NodeAddresses
 from slurm_migbatch.daemon.api import Asking, NodeApi, anywhere
 from slurm_migbatch.daemon.audit import Auditor, Excess, OrphanWatch
@@ -255,8 +256,10 @@ class Service:
             self._asking = True
             self._errand(self._ask_ends(frozenset(self._ended)))
         if self.config.daemon.audit:
-            for excess in self._auditor.check(self.rounds.view.facts(), snapshot.jobs):
-                self._errand(self._cancel(excess))
+            found = self._auditor.check(self.rounds.view.facts(), snapshot.jobs)
+            rows = {row.job_id: row for row in snapshot.jobs} if found else {}
+            for excess in found:
+                self._errand(self._cancel(excess, name_of(rows[excess.job])))
         for orphan in self._orphans.check(self.rounds.view.facts(), snapshot.jobs, time.monotonic()):
             log.warning("%s; run `migbatch node reconcile` there, and check that its agent runs", orphan)
         return await self.rounds.follow(snapshot)
@@ -273,16 +276,16 @@ class Service:
         finally:
             self._asking = False
 
-    async def _cancel(self, excess: Excess) -> None:
+    async def _cancel(self, excess: Excess, name: str) -> None:
         log.error("%s; cancelling it", excess)
         self._audited.inc()
         reason = f"migbatch: cancelled: {excess}"
         with contextlib.suppress(Exception):
-            await asyncio.to_thread(self._client.update_job, excess.job, AdminComment=reason)
+            await asyncio.to_thread(self._client.update_job, name, AdminComment=reason)
         try:
-            await asyncio.to_thread(self._client.cancel, excess.job)
+            await asyncio.to_thread(self._client.cancel, name)
         except Exception as error:
-            log.error("cannot cancel job %d, cancel it by hand: %s", excess.job, error)
+            log.error("cannot cancel job %s, cancel it by hand: %s", name, error)
 
     def _errand(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

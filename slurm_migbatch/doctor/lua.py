@@ -22,7 +22,7 @@ CLI_FILTER: Final = shim.CLI_FILTER
 BESIDE: Final[Mapping[str, str]] = {shim.JOB_SUBMIT: "migbatch_submit.lua", shim.CLI_FILTER: "migbatch_cli_filter.lua"}
 """Path of migbatch's script if a site has a script of its own that loads it."""
 _INSTALL: Final = "migbatch install --role controller --apply"
-_KNOWN: Final = re.compile(r"^M\.BUILT_IN = .*$", re.MULTILINE)
+_KNOWN: Final = re.compile(r"^(?:--:)?M\.BUILT_IN = .*$", re.MULTILINE)
 
 
 class RenderingError(RuntimeError):

@@ -12,6 +12,7 @@ import json
 import os
 import pwd
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -19,6 +20,7 @@ from typing import Final, Literal
 from slurm_migbatch.install.undo import undo
 
 Kind = Literal["own", "once", "site", "directory"]
+_RECORD: Final = "record.json"
 _LONG: Final = 150
 """Lines of a new file that a diff shows by default."""
 
@@ -82,23 +84,6 @@ def read(path: str) -> str | None:
         return None
 
 
-def _read_own(path: Path) -> str | None:
-    """Return the text of a file that nobody but this user could have written; None where there is none.
-
-    Raises:
-        InstallConflict: others could have written it.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise InstallConflict(f"{path} cannot be opened: {error.strerror}") from None
-    with os.fdopen(handle, "rb") as file:
-        _check_own(path, handle)
-        return file.read().decode("utf-8", "surrogateescape")
-
-
 def _check_own(path: Path, handle: int) -> None:
     status = os.fstat(handle)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -113,28 +98,28 @@ def digest(text: str) -> str:
 class InstallRecord:
     """What was written to this host, below one directory of root's.
 
-    That may lie in one of SlurmUser's, who could put another one in its place: nothing is believed but root's files.
+    That may lie in one of SlurmUser's, who could put another one in its place: nothing is believed but root's files,
+    and nothing is written but to a directory that is root's alone, in which no name leads elsewhere.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._path = directory / "record.json"
         self.entries: dict[str, Entry] = {}
-        text = _read_own(self._path)
+        text = self._read(_RECORD)
         if text is not None:
             try:
                 self.entries = {data["path"]: Entry(**data) for data in json.loads(text)["entries"]}
             except (ValueError, KeyError, TypeError):
                 raise InstallConflict(
-                    f"{self._path} cannot be read: restore it from a backup, or move it away"
+                    f"{directory / _RECORD} cannot be read: restore it from a backup, or move it away"
                 ) from None
 
     def keep(self, name: str, text: str) -> str:
         """Store a text next to the record; returns its name."""
-        place = self.directory / f"{name.strip('/').replace('/', '%')}.{digest(text)[:12]}"
-        if not place.exists():
-            self._private(place, text)
-        return place.name
+        file = f"{name.strip('/').replace('/', '%')}.{digest(text)[:12]}"
+        if self._read(file) is None:
+            self._write(file, text)
+        return file
 
     def kept(self, name: str) -> str:
         """Return a stored text.
@@ -142,7 +127,7 @@ class InstallRecord:
         Raises:
             InstallConflict: it is missing.
         """
-        text = _read_own(self.directory / name)
+        text = self._read(name)
         if text is None:
             raise InstallConflict(f"{self.directory / name} is missing: restore this file")
         return text
@@ -151,34 +136,68 @@ class InstallRecord:
         """Write the record; an empty one is removed, with all backups."""
         if self.entries:
             data = {"version": 1, "entries": [asdict(entry) for entry in self.entries.values()]}
-            self._private(self._path, json.dumps(data, indent=1) + "\n")
-        elif self.directory.exists():
-            self._empty()
+            self._write(_RECORD, json.dumps(data, indent=1) + "\n")
+            return
+        with self._opened() as folder:
+            for name in os.listdir(folder) if folder is not None else ():  # noqa: PTH208 - the one that was opened
+                os.unlink(name, dir_fd=folder)
+        if folder is not None:
             self.directory.rmdir()
 
-    def _empty(self) -> None:
+    @contextmanager
+    def _opened(self) -> Iterator[int | None]:
+        """Open the directory; yields None where there is none. Raises InstallConflict where it is not root's alone."""
         try:
             handle = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield None
+            return
         except OSError as error:
             text = f"{self.directory} must be a directory owned by root: {error.strerror}"
             raise InstallConflict(text) from None
         try:
             _check_own(self.directory, handle)
-            for name in os.listdir(handle):  # noqa: PTH208 - the directory that was looked at
-                os.unlink(name, dir_fd=handle)
+            yield handle
         finally:
             os.close(handle)
 
-    def _private(self, place: Path, text: str) -> None:
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write(str(place), text, 0o600, None)
+    def _read(self, name: str) -> str | None:
+        """Return a text; None where there is none. Raises InstallConflict where others could have written it."""
+        with self._opened() as folder:
+            if folder is None:
+                return None
+            try:
+                handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                raise InstallConflict(f"{self.directory / name} cannot be opened: {error.strerror}") from None
+            with os.fdopen(handle, "rb") as file:
+                _check_own(self.directory / name, handle)
+                return file.read().decode("utf-8", "surrogateescape")
+
+    def _write(self, name: str, text: str) -> None:
+        self.directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.directory.mkdir(mode=0o700)
+        with self._opened() as folder:
+            if folder is None:
+                raise InstallConflict(f"{self.directory} has just been removed: run this again")
+            write(name, text, 0o600, None, folder)
 
 
-def write(path: str, text: str, mode: int, owner: tuple[int, int] | None) -> None:
-    """Write a file so that a reader sees the old or the new one, never a part; links are followed."""
-    place = Path(path).resolve()
-    fresh = place.with_name(f".{place.name}.migbatch-new")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def write(path: str, text: str, mode: int, owner: tuple[int, int] | None, folder: int | None = None) -> None:
+    """Write a file so that a reader sees the old or the new one, never a part; a link is replaced, not followed.
+
+    Args:
+        path: absolute, or a name in the open directory `folder`.
+        text: what it is to hold.
+        mode, owner: what it is to have; None: this process's user.
+        folder: see `path`.
+    """
+    fresh = str(Path(path).with_name(f".{Path(path).name}.migbatch-new"))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(fresh, flags, 0o600, dir_fd=folder)
     with os.fdopen(handle, "wb") as out:
         out.write(text.encode("utf-8", "surrogateescape"))
         out.flush()
@@ -186,7 +205,7 @@ def write(path: str, text: str, mode: int, owner: tuple[int, int] | None) -> Non
             os.fchown(out.fileno(), *owner)
         os.fchmod(out.fileno(), mode)
         os.fsync(out.fileno())
-    fresh.replace(place)
+    os.replace(fresh, path, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 # --- differences
@@ -330,13 +349,19 @@ def _apply_file(change: FileChange, record: InstallRecord) -> None:
 
 
 def _write(change: FileChange) -> None:
-    """Write what a file is to hold; one that is there keeps its mode and owner unless it is ours."""
+    """Write what a file is to hold; one that is there keeps its mode and owner unless it is ours.
+
+    Links are followed, and only to what was read: whoever may change the directory could have put one there since.
+    """
     assert change.after is not None
+    place = Path(change.path).resolve()
+    if read(str(place)) != change.before or (change.before is None and os.path.lexists(change.path)):
+        raise InstallConflict(f"{change.path} has changed since it was read: run this again")
     if change.kind == "site" and change.before is not None:
-        status = Path(change.path).stat()
-        write(change.path, change.after, status.st_mode & 0o7777, (status.st_uid, status.st_gid))
+        status = place.stat()
+        write(str(place), change.after, status.st_mode & 0o7777, (status.st_uid, status.st_gid))
     else:
-        write(change.path, change.after, change.mode, (_uid(change.owner), 0))
+        write(str(place), change.after, change.mode, (_uid(change.owner), 0))
 
 
 def _site_entry(change: FileChange, after: str, record: InstallRecord) -> Entry:

@@ -15,17 +15,22 @@ class NotMeasurable(ValueError):
 
 @dataclass(frozen=True)
 class Bar:
-    """One figure that should not exceed its target or, with `at_least`, should reach it."""
+    """One figure that should not exceed its target or, with `at_least`, should reach it.
+
+    `floor`: the same figure where ours does nothing, below which nothing of ours can bring it.
+    """
 
     name: str
     value: float
     target: float
     at_least: bool = False
+    floor: float | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Bar:
         """Return the bar that `to_dict` wrote."""
-        return cls(values["name"], values["value"], values["target"], values.get("at_least", False))
+        more = values.get("at_least", False), values.get("floor")
+        return cls(values["name"], values["value"], values["target"], *more)
 
     @property
     def ok(self) -> bool:
@@ -38,13 +43,16 @@ class Bar:
         return ">=" if self.at_least else "<="
 
     def to_dict(self) -> dict[str, Any]:
-        """Return `{"name", "value", "target", "ok"}`, and `"at_least": true` where more is better."""
+        """Return name, value, target and ok; `"at_least": true` where more is better, "floor" where it has one."""
         fields = {"name": self.name, "value": round(self.value, 6), "target": self.target, "ok": self.ok}
-        return {**fields, "at_least": True} if self.at_least else fields
+        floor = {} if self.floor is None else {"floor": round(self.floor, 6)}
+        return {**fields, **({"at_least": True} if self.at_least else {}), **floor}
 
     def line(self) -> str:
         """Return one line for people."""
-        return f"{'ok' if self.ok else 'MISSED':<7} {self.name}: {self.value:.4g} (target {self.sign} {self.target:g})"
+        floor = "" if self.floor is None else f"; {self.floor:.4g} where ours does nothing"
+        met = "ok" if self.ok else "MISSED"
+        return f"{met:<7} {self.name}: {self.value:.4g} (target {self.sign} {self.target:g}{floor})"
 
 
 def quantile(values: Iterable[float], share: float) -> float:

@@ -209,26 +209,34 @@ class Agent:
     def _housekeeping(self) -> None:
         """Repair regularly: undo leftovers of dead hooks, end what Slurm has ended, find manual changes."""
         executor: Executor | None = None
-        known = unmapped = ""
+        known = ("", "")
         while not self._stopping.wait(self._config.reconcile_every):
             try:
                 executor = executor or Executor(self._config, self._gpus)
-                done, unknown = executor.reconcile(Deadline(self._config.hook_deadline))
-                for line in done:
-                    log.info("repaired: %s", line)
-                if unknown and unknown != known:
-                    log.warning("cannot determine ended runs: %s", unknown)
-                known = unknown
-                if executor.maps.problem and executor.maps.problem != unmapped:
-                    log.warning("job maps are outdated: %s", executor.maps.problem)
-                unmapped = executor.maps.problem
+                known = self._reconcile(executor, known)
+                continue
             except DriverError as error:
                 log.warning("the driver does not answer: %s", error)
                 self._gpus.reset()
+                continue
             except (JournalError, TooLate, OSError) as error:
                 log.warning("housekeeping: %s", error)
-                if executor is not None:
-                    executor.close()
-                executor = None
+            except Exception:
+                log.exception("housekeeping failed and will be tried again")
+            if executor is not None:
+                executor.close()
+            executor = None
         if executor is not None:
             executor.close()
+
+    @staticmethod
+    def _reconcile(executor: Executor, known: tuple[str, str]) -> tuple[str, str]:
+        """Repair once; return what cannot be told and what is wrong with job maps, each logged where it is new."""
+        done, unknown = executor.reconcile(Deadline(executor.config.hook_deadline))
+        for line in done:
+            log.info("repaired: %s", line)
+        if unknown and unknown != known[0]:
+            log.warning("cannot determine ended runs: %s", unknown)
+        if executor.maps.problem and executor.maps.problem != known[1]:
+            log.warning("job maps are outdated: %s", executor.maps.problem)
+        return unknown, executor.maps.problem

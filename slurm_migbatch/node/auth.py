@@ -14,11 +14,13 @@ import ctypes
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import socket
 import stat
 import threading
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
@@ -29,9 +31,12 @@ DIGEST_HEADER = "X-Migbatch-Digest"
 MAX_CREDENTIAL = 4096
 TOKEN_LIFETIME_S = 300.0
 MIN_TOKEN_BYTES = 32
+MOST_CREDENTIALS = 20_000
+"""Credentials of one node that are remembered at a time: thirty a second, where a busy node makes two or three."""
 KEY_WORD = "migbatch-node-key"
 """First word of a token file that holds one node's key: `migbatch-node-key NODE HEX`."""
 
+_HEAD = re.compile(r"([0-9]{1,12}):([0-9a-f]{1,64}):(.+)")
 _MUNGE_OPT_ADDR4 = 5
 _MUNGE_OPT_SOCKET = 8
 _MUNGE_ERRORS = {15: "expired", 16: "from the future", 17: "used before"}
@@ -219,7 +224,8 @@ class TokenSigner:
             self._own = _own_key(path, text)
         else:
             self._secret = text
-        self._seen: dict[str, float] = {}
+        self._seen: OrderedDict[str, tuple[float, str]] = OrderedDict()  # the oldest first: until when, and whose
+        self._live: Counter[str] = Counter()  # how many of them each node has
         self._lock = threading.Lock()
 
     def key_line(self, node: str) -> str:
@@ -234,18 +240,32 @@ class TokenSigner:
     def verify(self, credential: str, payload: bytes, node: str) -> PeerIdentity:
         """Check the code first, then the clock, then whether it was used."""
         head, _, mac = _bounded(credential).decode("ascii").rpartition(":")
-        fields = head.split(":")
-        if len(fields) != 3 or fields[2] != node or not hmac.compare_digest(mac, self._mac(head, payload, node)):
+        fields = _HEAD.fullmatch(head)
+        if fields is None:
+            raise AuthError("the credential is malformed")
+        if fields[3] != node or not hmac.compare_digest(mac, self._mac(head, payload, node)):
             raise AuthError(f"the credential does not match the token of {node} and this message")
         now = time.time()
-        if abs(now - int(fields[0])) > TOKEN_LIFETIME_S:
+        if abs(now - int(fields[1])) > TOKEN_LIFETIME_S:
             raise AuthError("the credential has expired: check that the clocks of node and controller agree")
-        with self._lock:
-            self._seen = {nonce: until for nonce, until in self._seen.items() if until > now}
-            if fields[1] in self._seen:
-                raise AuthError("the credential was used before")
-            self._seen[fields[1]] = now + 2 * TOKEN_LIFETIME_S
+        self._use(fields[2], node, now)
         return PeerIdentity(0, node)
+
+    def _use(self, nonce: str, node: str, now: float) -> None:
+        """Remember a credential for as long as it could be used again. Raises AuthError where it was used already."""
+        with self._lock:
+            while self._seen and next(iter(self._seen.values()))[0] <= now:
+                _, (_, whose) = self._seen.popitem(last=False)
+                self._live[whose] -= 1
+                if not self._live[whose]:
+                    del self._live[whose]
+            if nonce in self._seen:
+                raise AuthError("the credential was used before")
+            if self._live[node] >= MOST_CREDENTIALS:
+                minutes = 2 * TOKEN_LIFETIME_S / 60
+                raise AuthError(f"{node} has made {self._live[node]} credentials within {minutes:.0f} minutes")
+            self._seen[nonce] = now + 2 * TOKEN_LIFETIME_S, node
+            self._live[node] += 1
 
     def _key(self, node: str) -> bytes:
         if self._own is None:

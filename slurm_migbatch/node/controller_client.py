@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
+from slurm_migbatch.mig.text import printable
 from slurm_migbatch.node.auth import SIGNATURE_HEADER, AuthError, Signer, headers, response_payload
 
 MAX_ANSWER = 8 << 20
+SAID = 200
+"""Characters of what anybody may have said at the controller's port that are told on."""
 CONNECT_S = 3.0
 """Timeout in seconds for one of several controllers."""
 #: a host that is switched off sends nothing: seconds of silence, then between probes, and their number
@@ -94,7 +97,8 @@ class ControllerClient:
             signature = answer.getheader(SIGNATURE_HEADER, "")
             status = answer.status
         except (OSError, http.client.HTTPException) as error:
-            raise _Elsewhere(f"controller {parts.hostname}: {error or type(error).__name__}") from error
+            why = printable(str(error)[:SAID]) or type(error).__name__
+            raise _Elsewhere(f"controller {parts.hostname}: {why}") from error
         finally:
             self._connections.discard(connection)
             connection.close()
@@ -102,7 +106,7 @@ class ControllerClient:
             raise ControllerError(f"controller {parts.hostname}: the answer is too long")
         if status != 200:
             kind = _Elsewhere if status == http.HTTPStatus.SERVICE_UNAVAILABLE else ControllerError
-            raise kind(f"controller {parts.hostname}: {status} {text[:200].decode('utf-8', 'replace')}")
+            raise kind(f"controller {parts.hostname}: {status} {printable(text[:SAID].decode('utf-8', 'replace'))}")
         try:
             self._signer.verify(signature, response_payload(credential, text), self._node)
         except AuthError as error:

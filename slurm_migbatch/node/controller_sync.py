@@ -90,6 +90,11 @@ class ControllerSync:
                 if not quiet:
                     log.warning("%s: %s; will retry", name, error)
                 quiet = True
+            except Exception as error:
+                if not quiet:
+                    log.exception("%s: %r; will be tried again", name, error)
+                quiet = True
+            if quiet:
                 self._stopping.wait(pause * random.uniform(0.7, 1.3))  # noqa: S311
                 pause = min(pause * 2, longest)
         if name == "events":

@@ -146,6 +146,7 @@ class Executor:
         for note in ending.listed(self.paths.run, env.job):  # its restart count may be this run's, see there
             self.repairer.noted(note)
         self._release_earlier(env, owner_id, ("running", "ending"))
+        given = self._handoffs(env)
         known = self._journal_run(env)
         if known is not None and known.state == "running" and self._whole(known):
             return exits.OK, f"{env.run}: already has its slices{self._map_jobs()}"
@@ -160,9 +161,8 @@ class Executor:
             return self._trouble(env, str(error), deadline, owner_id)
         self._clear_errors()
         self._release_earlier(env, owner_id)
-        for job, restart in list(handoff.listed(self.paths.job)):
-            if job == env.job and restart < (env.restart or 0):
-                handoff.remove(self.paths.job, job, restart)
+        for restart in given:
+            handoff.remove(self.paths.job, env.job, restart)
         places = ", ".join(str(row) for row in allocation.slices)
         made = "warm" if allocation.warm else "made"
         return exits.OK, f"{env.run}: {places} {made} in {allocation.elapsed_ms} ms{self._map_jobs()}"
@@ -191,9 +191,22 @@ class Executor:
         self.repairer.finish(run._replace(state="ending"))
         return False
 
+    def _handoffs(self, env: HookEnv) -> list[int]:
+        """Return the earlier runs of the job that have a hand-off; those of another user's job of that number go."""
+        found = {restart for job, restart in handoff.listed(self.paths.job) if job == env.job}
+        earlier = [restart for restart in found if restart < (env.restart or 0)]
+        for restart in found.difference(earlier):
+            there = handoff.load(self.paths.job, env.job, restart)
+            if there is not None and there.uid != env.uid:
+                handoff.remove(self.paths.job, env.job, restart)
+        return earlier
+
     def _release_earlier(self, env: HookEnv, owner_id: str, states: Sequence[str] = ("misfit",)) -> None:
-        """Release what earlier runs of the job hold: a job has one run on a node at a time."""
-        runs = self.journal.runs("job=? AND restart<?", (env.job, env.restart or 0))
+        """Release what earlier runs of the job hold: a job has one run on a node at a time.
+
+        Where slurmctld has lost its state and counts anew, another user's job may have had its number.
+        """
+        runs = self.journal.runs("job=? AND (restart<? OR uid<>?)", (env.job, env.restart or 0, env.uid))
         runs = [run for run in runs if run.state in states]
         if runs:
             self._begin_release(runs, None, owner_id)

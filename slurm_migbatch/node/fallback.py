@@ -24,7 +24,7 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[
     from slurm_migbatch.mig.driver import DriverError
     from slurm_migbatch.node.conf import ConfError
     from slurm_migbatch.node.config import load
-    from slurm_migbatch.node.deadline import Deadline
+    from slurm_migbatch.node.deadline import Deadline, TooLate
     from slurm_migbatch.node.executor import Executor
     from slurm_migbatch.node.hookenv import HookEnv, HookEnvError
     from slurm_migbatch.node.journal import JournalError
@@ -41,18 +41,16 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[
         config = load(etc, env.node)
         try:
             executor = Executor(config)
-        except JournalError as error:
+        except (JournalError, TooLate, DriverError, OSError) as error:  # the latter while a journal is built anew
             return without_journal(config, env, str(error))
         code, line = executor.run(env)
         # Without the agent nobody else looks for what an Epilog that never came has left.
-        with suppress(LivenessError, JournalError, OSError):
+        with suppress(LivenessError, JournalError, DriverError, TooLate, OSError):
             executor.repairer.orphans(Deadline(SLURM_QUERY_S))
     except HookEnvError as error:
         return exits.CONTEXT, str(error)
     except (ConfError, PathsError) as error:
         return exits.INSTALLATION, str(error)
-    except DriverError as error:
-        return exits.UNSAFE, str(error)
     return code, f"{line} ({reason})" if line else ""
 
 

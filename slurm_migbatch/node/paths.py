@@ -91,15 +91,18 @@ def _directory(path: str, mode: int, parent: int | None = None) -> int:
             with suppress(FileExistsError):  # another hook was faster
                 os.mkdir(path, mode, dir_fd=parent)
             handle = os.open(path, flags, dir_fd=parent)
-            os.fchmod(handle, mode)
     except OSError as error:
         raise PathsError(f"directory {path}: {error.strerror}; run `migbatch node install` as root") from error
     status = os.fstat(handle)
-    if status.st_uid != 0 or status.st_mode & 0o022 or stat.S_IMODE(status.st_mode) & ~mode & 0o077:
+    given = stat.S_IMODE(status.st_mode)
+    if status.st_uid == 0 and given != mode and not given & ~mode:
+        with suppress(OSError):
+            os.fchmod(handle, mode)  # a hook was killed that had just made it, under a hook's umask
+    if status.st_uid != 0 or given & 0o022 or given & ~mode & 0o077:
         os.close(handle)
         raise PathsError(
             f"directory {path} must belong to root with mode {mode:o}, not uid {status.st_uid} "
-            f"mode {stat.S_IMODE(status.st_mode):o}; correct it by hand"
+            f"mode {given:o}; correct it by hand"
         )
     return handle
 

@@ -216,9 +216,17 @@ def is_private(path: str, uid: int) -> bool:
 
 
 def send_back(etc: str, environ: dict[bytes, bytes]) -> None:
-    """Requeue the job whose batch script must not run; as the user, who may do that with a batch job."""
+    """Requeue the job whose batch script must not run; as the user, who may do that with a batch job.
+
+    The array task that started last has the array's own id, by which all tasks would be requeued.
+    """
     if in_step(environ):
         return
+    job, task = environ.get(b"SLURM_JOB_ID", b""), environ.get(b"SLURM_ARRAY_TASK_ID", b"")
+    if not job.isdigit():
+        return
+    if environ.get(b"SLURM_ARRAY_JOB_ID") == job and task.isdigit():
+        job += b"_" + task
     node = conf.node_name(environ)
     settings = conf.read(f"{etc}/{conf.NAME}", node)
     program = settings.get("ScontrolPath") or "/usr/bin/scontrol"
@@ -227,7 +235,7 @@ def send_back(etc: str, environ: dict[bytes, bytes]) -> None:
         kept[b"SLURM_CONF"] = settings["SlurmConf"].encode()
     kept[b"PATH"] = b"/usr/bin:/bin"
     try:
-        child = posix.posix_spawn(program, [program, "requeue", environ[b"SLURM_JOB_ID"].decode("ascii")], kept)
+        child = posix.posix_spawn(program, [program, "requeue", "incomplete", job.decode("ascii")], kept)
         posix.waitpid(child, 0)
     except OSError:
         return  # then the task fails, which is right too

@@ -86,6 +86,10 @@ class Watcher:
             except (JournalError, PathsError, OSError) as error:
                 self._warn_once(f"cannot sample running jobs: {error}")
                 pause = self._config.sample_every
+            except Exception as error:  # of a job's making, perhaps; the others are looked at again
+                if self._warn_once(f"running jobs cannot be looked at: {error!r}"):
+                    log.exception("this was not foreseen")
+                pause = self._config.sample_every
 
     def _rounds(self, stopping: threading.Event, wake: int) -> None:
         """Sample regularly until the journal is replaced or it is time to stop."""

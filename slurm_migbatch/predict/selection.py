@@ -33,6 +33,8 @@ from slurm_migbatch.workload.catalog import Partition, ProfileOffer
 from slurm_migbatch.workload.hints import SERVE, Hints
 from slurm_migbatch.workload.refusal import Refusal, show
 
+#: choices that are remembered
+_MOST_CHOICES: Final = 4096
 #: how many letters longer or shorter a name may be than the known one that is perhaps meant
 _LETTERS_OFF: Final = 3
 
@@ -122,8 +124,8 @@ def canonical(name: str, grids: Mapping[str, Grid], aliases: Mapping[str, str]) 
 
 
 class Chooser:
-    """Ranks and chooses slices with any predictor. Figures are kept by cell, so a second request of a cell costs
-    nothing."""
+    """Ranks and chooses slices with any predictor. Figures are kept by cell and choices by bucket, so a second request
+    of one costs next to nothing."""
 
     def __init__(self, predictor: Predictor, *, refuse_misses: bool = False, remember: int = 100_000) -> None:
         """`refuse_misses`: refuse a job that no slice is predicted to serve in time, instead of giving it the
@@ -134,6 +136,8 @@ class Chooser:
         self._remember = remember
         self._figures: dict[tuple[Bucket, tuple[str, ...]], Mapping[str, Figures]] = {}
         self._ladders: dict[tuple[Bucket, tuple[str, ...]], Ladder] = {}
+        #: each with the partition that it is of: there may be another of its name later
+        self._choices: dict[tuple[str, Bucket, JobLimits, bool, int | None], tuple[Partition, SliceChoice]] = {}
         self._advice: dict[tuple[Bucket, tuple[str, ...], Profile], Advice | None] = {}
         self._tokens: dict[tuple[Workload, int | None, tuple[str, ...]], Mapping[str, TokenFigures]] = {}
         self._grids = {name: grid for name, grid in predictor.grids().items() if not llm_names.generates(name)}
@@ -163,6 +167,13 @@ class Chooser:
         if hints.input_unit and hints.input_unit != grid.unit:
             raise Refusal("input_unit", model, grid.unit, f"input={grid.default_input}{grid.unit}")
         return bucket_of(hints, model, grid)
+
+    def decisive_bucket(self, hints: Hints) -> Bucket | None:
+        """Return the bucket that stands for all numbers of the hints that it rounds.
+
+        None where no model with figures is named, or exact numbers count. Raises Refusal as `bucket` does.
+        """
+        return None if llm_workload.asks(hints) else self.bucket(hints)
 
     def figures(self, workload: Bucket, partition: Partition) -> Mapping[str, Figures]:
         """Return the figures of each plain profile by GRES type, the worst if several kinds of GPUs have it."""
@@ -197,7 +208,8 @@ class Chooser:
 
         `batch`: the user's batch.
         """
-        alike = replace(workload, batch=workload.batch if batch else 0, rate=None)
+        chosen = workload.batch if batch else 0
+        alike = Bucket(workload.model, workload.role, chosen, workload.input, workload.unit, workload.slo_us)
         key = (alike, tuple(kind.name for kind in partition.kinds), offer.profile)
         if key not in self._advice:
             if len(self._advice) >= self._remember:
@@ -245,24 +257,42 @@ class Chooser:
         workload = self.workload(hints)
         if workload is not None:
             return self._choose_for_tokens(workload, hints, partition, limits, allowed)
-        leaves_batch = told and bucket is not None and _leaves_batch(hints)
-        if bucket is not None and leaves_batch:
-            self._ladder(bucket, partition)  # of which the next figures are a part
-        figures = {} if bucket is None else self.figures(bucket, partition)
-        usable = [offer for offer in allowed if offer.profile.gres_type in figures]
-        if bucket is None or not usable:
-            if job is not None and policy.runs and hints.model is None and hints.mem_mib is None:
-                return _from_runs(job, policy, partition, limits, allowed)
-            return self._without_figures(hints, partition, limits, allowed)
-        usual, reason = _pick(usable, figures, bucket, limits)
+        choice = None if bucket is None else self._by_bucket(hints, bucket, partition, limits, told=told)
+        if choice is not None:
+            return choice
+        if job is not None and policy.runs and hints.model is None and hints.mem_mib is None:
+            return _from_runs(job, policy, partition, limits, allowed)
+        return self._without_figures(hints, partition, limits, allowed)
+
+    def _by_bucket(
+        self, hints: Hints, bucket: Bucket, partition: Partition, limits: JobLimits, *, told: bool
+    ) -> SliceChoice | None:
+        """Choose by what is predicted of a bucket; None where nothing is known of the slices that the job may have."""
+        leaves_batch = told and _leaves_batch(hints)
+        key = partition.name, bucket, limits, leaves_batch, _arrivals(hints)  # nothing else of the hints counts
+        kept = self._choices.get(key)
+        if kept is not None and kept[0] is partition:
+            return kept[1]
         if leaves_batch:
-            choice = self._with_batch(hints, bucket, partition, [o for o in usable if o.order <= usual.order], reason)
-            if choice is not None:
-                return choice
-        if reason == "time_short" and self.refuse_misses:
-            raise Refusal("too_slow", bucket.name)
-        text = REASONS[reason] + _predicted(bucket, figures[usual.profile.gres_type], usual, limits)
-        return SliceChoice(usual, reason, text, bucket, self.rank(bucket, partition, limits), bucket.name)
+            self._ladder(bucket, partition)  # of which the next figures are a part
+        figures = self.figures(bucket, partition)
+        usable = [offer for offer in partition.plain if limits.within(offer) and offer.profile.gres_type in figures]
+        if not usable:
+            return None
+        usual, reason = _pick(usable, figures, bucket, limits)
+        choice = None
+        if leaves_batch:
+            offers = [offer for offer in usable if offer.order <= usual.order]
+            choice = self._with_batch(bucket, partition, offers, reason, limits, _arrivals(hints))
+        if choice is None:
+            if reason == "time_short" and self.refuse_misses:
+                raise Refusal("too_slow", bucket.name)
+            text = REASONS[reason] + _predicted(bucket, figures[usual.profile.gres_type], usual, limits)
+            choice = SliceChoice(usual, reason, text, bucket, self.rank(bucket, partition, limits), bucket.name)
+        if len(self._choices) >= _MOST_CHOICES:
+            self._choices.clear()
+        self._choices[key] = partition, choice
+        return choice
 
     def told_bucket(self, hints: Hints, partition: Partition) -> Bucket | None:
         """Return the bucket of a batch job: with the batch that was chosen for it if the hints leave it open.
@@ -275,7 +305,13 @@ class Chooser:
         return self.choose(hints, partition, told=True).bucket or bucket
 
     def _with_batch(
-        self, hints: Hints, bucket: Bucket, partition: Partition, offers: Sequence[ProfileOffer], reason: str
+        self,
+        bucket: Bucket,
+        partition: Partition,
+        offers: Sequence[ProfileOffer],
+        reason: str,
+        limits: JobLimits,
+        arrivals: int | None,
     ) -> SliceChoice | None:
         """Choose slice and batch together; None if no batch keeps the limits.
 
@@ -283,10 +319,11 @@ class Chooser:
             bucket: of the usual batch.
             offers: the slices up to the one that the usual batch is given.
             reason: why that is given it.
+            limits: what the job may have.
+            arrivals: requests that a service gets; None: it is none.
         """
         assert bucket.slo_us is not None
-        limits, usual = limits_of(hints, partition), offers[-1]
-        arrivals = (hints.llm.rate or 0) if hints.role == SERVE else None
+        usual = offers[-1]
         terms = Terms(bucket.slo_us, bucket.rate, arrivals, limits.mem_mib, bucket.batch)
         found = rightsize(offers, self._ladder(bucket, partition), terms)
         if found is None:
@@ -489,6 +526,11 @@ def _mem_nowhere(mem_mib: int, offers: Iterable[ProfileOffer]) -> Refusal:
 def _leaves_batch(hints: Hints) -> bool:
     """Return whether the hints are of inference with a latency limit and leave its batch open."""
     return hints.batch is None and hints.slo_us is not None and hints.kind == "infer"
+
+
+def _arrivals(hints: Hints) -> int | None:
+    """Return the thousandths of requests a second that a service gets in all; None where the job is none."""
+    return (hints.llm.rate or 0) if hints.role == SERVE else None
 
 
 def _in_time(figures: Figures, bucket: Bucket) -> bool:

@@ -237,7 +237,7 @@ class SlurmClient(Protocol):
         `SlurmRefused` names those refused.
         """
 
-    def update_job(self, job_id: int, **fields: str) -> None:
+    def update_job(self, job_id: int | str, **fields: str) -> None:
         """Update one job (see `update_jobs`): keys as scontrol spells them (Gres, Comment, StartTime)."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
@@ -305,8 +305,8 @@ class SlurmClient(Protocol):
     def release(self, job_id: int) -> None:
         """Undo `hold`."""
 
-    def cancel(self, job_id: int) -> None:
-        """End a job for good; one that has gone already is no error."""
+    def cancel(self, job_id: int | str) -> None:
+        """End a job, or one task of an array ("123_4"), for good; what has gone already is no error."""
 
     def diag(self) -> Diag:
         """Return slurmctld's counts of remote procedure calls."""

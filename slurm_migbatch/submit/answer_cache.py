@@ -1,14 +1,14 @@
 """Cache of answers: users submit one script many times over.
 
 A request that is the same to the last byte gets the same answer, under a new name for the decision, for as long as the
-site is the same: the answers belong to a `Site` and go with it.
+site is the same: the answers belong to a `SubmitState` and go with it.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from slurm_migbatch.submit.decision import SubmitDecision
+from slurm_migbatch.submit.decision import Decide, SubmitDecision
 
 MOST: Final = 4096
 LONGEST: Final = 4096
@@ -21,11 +21,11 @@ class CachedAnswer(NamedTuple):
     verdict: str
     before: bytes
     after: bytes
-    decision: SubmitDecision | None
+    decide: Decide | None
 
     def named(self, id: str) -> bytes:
         """Return the answer under another decision name."""
-        return self.before + id.encode() + self.after if self.decision is not None else self.before
+        return self.before + id.encode() + self.after if self.decide is not None else self.before
 
 
 class AnswerCache:
@@ -41,14 +41,18 @@ class AnswerCache:
 
     def keep(self, request: bytes, verdict: str, answer: bytes, decision: SubmitDecision | None, name: str) -> None:
         """Keep an answer made under `name`, unless its decision keeps an older name or shows it twice."""
-        if len(request) > LONGEST:
-            return
-        before, after = answer, b""
+        before, after, decide = answer, b"", None
         if decision is not None:
             parts = answer.split(name.encode())
             if decision.id != name or len(parts) != 2:
                 return
-            before, after = parts
+            before, after, decide = *parts, decision.again
+        self.put(request, CachedAnswer(verdict, before, after, decide))
+
+    def put(self, request: bytes, answer: CachedAnswer) -> None:
+        """Keep an answer, unless its request is long."""
+        if len(request) > LONGEST:
+            return
         if len(self._given) >= self._most:
             self._given.clear()
-        self._given[request] = CachedAnswer(verdict, before, after, decision)
+        self._given[request] = answer

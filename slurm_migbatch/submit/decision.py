@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slurm_migbatch.predict.candidate import Candidate
@@ -40,6 +40,10 @@ class SubmitDecision:
     recurring: str = ""
     engine: str = ""
 
+    def again(self, id: str, ts: float) -> SubmitDecision:
+        """Return the decision on another request that says the same, under its own name."""
+        return self if id == self.id else replace(self, id=id, ts=ts)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form; texts of the user that are not UTF-8 have their odd bytes replaced."""
         return {
@@ -62,3 +66,7 @@ class SubmitDecision:
             "recurring": self.recurring,
             "engine": self.engine,
         }
+
+
+Decide = Callable[[str, float], SubmitDecision]
+"""Makes a decision whose answer has been given, of its name and its time: only the record needs it."""

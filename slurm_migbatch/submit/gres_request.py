@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from slurm_migbatch.slurm import gres
@@ -41,12 +42,12 @@ class GresRequest:
     field: str
     entries: tuple[GresEntry | str, ...]
 
-    @property
+    @cached_property
     def parts(self) -> tuple[GresEntry, ...]:
         """The MIG and GPU entries."""
         return tuple(entry for entry in self.entries if isinstance(entry, GresEntry))
 
-    @property
+    @cached_property
     def others(self) -> tuple[str, ...]:
         """The entries that stay as they are."""
         return tuple(entry for entry in self.entries if isinstance(entry, str))
@@ -55,6 +56,11 @@ class GresRequest:
 def mentions(texts: Iterable[str | None]) -> bool:
     """Return whether any text could request slices; the fast exit for every other job."""
     return any("mig" in low or "gpu" in low for low in (lower(text) for text in texts if text))
+
+
+def mentions_gpus(texts: Iterable[str | None]) -> bool:
+    """Return whether any text could ask for whole GPUs."""
+    return any("gpu" in lower(text) for text in texts if text)
 
 
 def read(request: JobRequest, *, gpus: bool) -> GresRequest | None:

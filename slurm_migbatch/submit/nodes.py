@@ -8,14 +8,12 @@ nodes have all of them, and the job is pending. `gres_templates/migbatch_core.lu
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.workload.catalog import MigNode, SiteCatalog
-from slurm_migbatch.workload.holding import can_hold
 from slurm_migbatch.workload.refusal import Refusal, show
 
 READ: Final = 512
@@ -146,16 +144,8 @@ def check_room(
     """
     if not catalog.nodes:
         return
-    shapes = Counter(
-        node.gpus
-        for node in (catalog.nodes.values() if choice.nodes is None else choice.nodes)
-        if not node.partitions.isdisjoint(names)
-    )
-    kinds = catalog.kinds
-    able = 0
-    for gpus, count in shapes.items():
-        if can_hold([kinds[name].room for name in gpus], slices):
-            able += count
+    need = tuple(slices.items())
+    able = catalog.able(names, need) if choice.nodes is None else catalog.able_of(choice.nodes, names, need)
     if able >= wanted:
         return
     asked = ",".join(f"mig:{kind}:{count}" for kind, count in slices.items())

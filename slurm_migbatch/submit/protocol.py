@@ -1,7 +1,8 @@
 """The line protocol between the Lua shim and the service: `key=value`, one a line, ended by an empty line.
 
 In values `%` and the line feed are percent-encoded, and nothing else: encoding costs time for each byte that it
-changes, under slurmctld's locks. Any byte may be, and is decoded. Values are bytes decoded with latin-1. The socket
+changes, under slurmctld's locks. Any byte may be, and is decoded. Values are bytes decoded with latin-1. `script` is as
+long as all others together; it stands behind the empty line as it is. The socket
 is of type SOCK_SEQPACKET: one packet is one request, one packet its answer. Lua can speak it in a few lines, a peer
 that has gone gives EPIPE instead of a SIGPIPE (slurmctld is a big threaded process whose signals are not ours), and
 nobody can send half a request.
@@ -11,37 +12,46 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote
 
 from slurm_migbatch.submit.request import Accept, Answer, Pass, Refuse, RequestError
 
 MAX_REQUEST: Final = 65536
 """Bytes. A change tells eighteen strings, which have at most 1024 each; the encoding triples them at worst."""
 _END: Final = "\n"
+_SCRIPT: Final = "script"
 _KEY = re.compile(r"[a-z_0-9]{1,40}")
 
 
 def encode(fields: Mapping[str, str]) -> bytes:
     """Return the keys and latin-1 values as a message."""
-    lines = [f"{key}={value.replace('%', '%25').replace(_END, '%0A')}" for key, value in fields.items()]
-    return f"{_END.join(lines)}\n\n".encode("latin-1")
+    lines = [
+        f"{key}={value.replace('%', '%25').replace(_END, '%0A')}\n" for key, value in fields.items() if key != _SCRIPT
+    ]
+    return f"{''.join(lines)}\n{fields.get(_SCRIPT, '')}".encode("latin-1")
 
 
 def decode(message: bytes) -> dict[str, str]:
     """Return a message's keys and latin-1 values; raises RequestError."""
     if len(message) > MAX_REQUEST:
         raise RequestError("the message is too long")
-    if not message.endswith(b"\n\n"):
+    head, end, script = message.partition(b"\n\n")
+    if not end:
         raise RequestError("the message is not complete")
-    fields: dict[str, str] = {}
-    for line in message[:-2].split(b"\n"):
-        key, equals, value = line.partition(b"=")
-        name = key.decode("latin-1")
-        if not equals or _KEY.fullmatch(name) is None or name in fields:
+    fields = {_SCRIPT: script.decode("latin-1")} if script else {}
+    for line in head.decode("latin-1").split("\n"):
+        key, equals, value = line.partition("=")
+        if not equals or key in fields or not _is_key(key):
             raise RequestError("a line is not key=value, or a key comes twice")
-        fields[name] = (unquote_to_bytes(value) if b"%" in value else value).decode("latin-1")
+        fields[key] = unquote(value, "latin-1") if "%" in value else value
     return fields
+
+
+@lru_cache(256)
+def _is_key(text: str) -> bool:
+    return _KEY.fullmatch(text) is not None
 
 
 def encode_answer(answer: Answer) -> bytes:

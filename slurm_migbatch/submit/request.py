@@ -123,19 +123,20 @@ class JobRequest:
         """Read the protocol's keys and values; raises RequestError for unknown keys and bad numbers."""
         rest = dict(flat)
         kind = rest.pop("kind", "submit")
+        rest.pop("script", None)  # as a shim of an earlier release passes it: without the digest no job is known again
         if kind not in ("submit", "modify"):
             raise RequestError(f"kind must be submit or modify, not {ascii(kind)[:40]}")
         now: dict[str, Any] = {}
         values: dict[str, Any] = {}
         for key, text in rest.items():
-            if key == "now_pending":
+            if key in _TEXTS:
+                values[key] = text
+            elif key in _NUMBERS:
+                values[key] = _number(key, text)
+            elif key == "now_pending":
                 now["pending"] = text == "1"
             elif key.startswith("now_") and key[4:] in _PRESENT:
                 now[key[4:]] = text
-            elif key in _NUMBERS:
-                values[key] = _number(key, text)
-            elif key in _TEXTS:
-                values[key] = text
             else:
                 raise RequestError(f"unknown key {ascii(key)[:40]}")
         if "uid" not in values:

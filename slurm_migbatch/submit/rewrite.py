@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Final
 
@@ -318,6 +319,8 @@ class _Job:
             notes.append(choice.note)
         if self.request.uncatalogued:
             notes.append(MESSAGES["reserved"] % self.catalog.stem)
+        if not notes and not choice.changes:
+            return answer
         lead = [answer.message] if answer.message else []
         message = "; ".join([*lead, *notes]) if lead else f"migbatch: {'; '.join(notes)}" if notes else ""
         return replace(answer, changes={**answer.changes, **choice.changes}, message=message)
@@ -428,7 +431,7 @@ class _Job:
         decision = self._decision(request, partition, hints, outcome)
         return Accept(changes, message, decision, waits=True)
 
-    @property
+    @cached_property
     def _key(self) -> str:
         """Key of the recurring job; empty if it cannot be recognised."""
         asked = self.request
@@ -480,7 +483,9 @@ class _Job:
             return None
         advice = self.chooser.advice(bucket, partition, partition.offers[grant.parts[0][0].gres_type], hints.batch)
         # a batch that the user has chosen stays his own, also between the edges of the grid
-        return replace(advice, batch=hints.batch) if advice is not None and hints.batch else advice
+        if advice is None or not hints.batch or advice.batch == hints.batch:
+            return advice
+        return replace(advice, batch=hints.batch)
 
     def _named(self, grant: Grant, old_marker: str, name: str) -> Grant:
         """Return the grant with its decision's name: the old one if only the comment changes.

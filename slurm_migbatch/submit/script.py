@@ -11,7 +11,6 @@ import re
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
-from urllib.parse import unquote_to_bytes
 
 MOST_BYTES: Final = 8192
 """Bytes of a script that the shim passes; the rest makes no difference."""
@@ -77,19 +76,12 @@ def fold(name: str) -> str:
 
 def condense(request: bytes) -> bytes:
     """Return a request with its `script` replaced by `digest` and `engine`; any other as it is."""
-    start = request.find(b"\nscript=")
-    if start < 0:
-        return request
-    end = request.find(b"\n", start + 1)
-    if end < 0:
-        return request
-    # an escape takes three bytes, and further ones make no difference
-    return request[:start] + _condensed(request[start + len(b"\nscript=") : end][: 3 * MOST_BYTES]) + request[end:]
+    head, end, script = request.partition(b"\n\n")
+    return head + _condensed(script[:MOST_BYTES]) + end if script else request
 
 
 @lru_cache(_KNOWN)
-def _condensed(encoded: bytes) -> bytes:
-    script = unquote_to_bytes(encoded.replace(b"%0A", b"\n"))  # most escapes are line feeds, and each takes its time
+def _condensed(script: bytes) -> bytes:
     named = engine(script)
     return (f"\ndigest={digest(script)}" + (f"\nengine={named}" if named else "")).encode("ascii")
 

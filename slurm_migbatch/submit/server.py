@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -175,19 +175,10 @@ class SubmitServer:
 
     def _run(self) -> None:
         while self._last is None or time.monotonic() < self._last:
-            ready = {number for number, _ in self._poll.poll(0 if self._turns else self._patience())}
-            if self._wake in ready:
-                self._begin_to_stop()
-            elif self._last is not None and not ready and not self._turns and not self._silent:
+            ready = self._poll.poll(0 if self._turns else self._patience())
+            if self._last is not None and not ready and not self._turns and not self._silent:
                 return
-            for number in ready & self._clients.keys():
-                client = self._clients[number]
-                if client.uid in self._service.speakers:
-                    self._speak(client)
-                else:
-                    self._turns.add(client)
-            for number in self._listeners.keys() & ready:
-                self._accept(*self._listeners[number])
+            self._look_at([number for number, _ in ready])
             if (turn := self._turns.next()) is not None:
                 self._speak(turn)
             if self._silent:
@@ -195,6 +186,22 @@ class SubmitServer:
             if self._due is not None and time.monotonic() >= self._due:
                 again = self._idle_task()
                 self._due = None if again is None else time.monotonic() + again
+
+    def _look_at(self, ready: Sequence[int]) -> None:
+        """Answer those of root and SlurmUser who have asked, then see to everybody else."""
+        for number in ready:
+            client = self._clients.get(number)
+            if client is None:
+                continue
+            if client.uid in self._service.speakers:
+                self._speak(client)
+            else:
+                self._turns.add(client)
+        for number in ready:
+            if number == self._wake:
+                self._begin_to_stop()
+            elif number in self._listeners:
+                self._accept(*self._listeners[number])
 
     def _begin_to_stop(self) -> None:
         self._poll.unregister(self._wake)

@@ -11,7 +11,7 @@ import struct
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +19,11 @@ from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.predict.recurring import SENTENCES, PastRun
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
-from slurm_migbatch.submit.answer_cache import AnswerCache
-from slurm_migbatch.submit.decision import SubmitDecision
-from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Refuse, RequestError
+from slurm_migbatch.submit.alike import AlikeAnswers, Question
+from slurm_migbatch.submit.answer_cache import AnswerCache, CachedAnswer
+from slurm_migbatch.submit.decision import Decide, SubmitDecision
+from slurm_migbatch.submit.gres_request import mentions_gpus
+from slurm_migbatch.submit.request import TRES_FIELDS, Accept, JobRequest, Pass, Refuse, RequestError
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.submit.script import condense
 from slurm_migbatch.workload.catalog import SiteCatalog
@@ -60,6 +62,7 @@ class SubmitState:
     chooser: Chooser
     policy: SubmitPolicy
     answers: AnswerCache = field(default_factory=AnswerCache, compare=False)
+    alike: AlikeAnswers = field(default_factory=AlikeAnswers, compare=False)
 
     def keeps(self, decision: SubmitDecision | None) -> bool:
         """Return whether the same request will get the same answer as long as the site is the same.
@@ -68,7 +71,8 @@ class SubmitState:
         """
         if decision is None or not decision.recurring:
             return True
-        return decision.reason not in SENTENCES and not (decision.reason == "whole_gpu" and self.policy.advise)
+        advised = self.policy.advise and mentions_gpus(decision.asked.get(name) for name in TRES_FIELDS)
+        return decision.reason not in SENTENCES and not advised
 
 
 class Statistics:
@@ -111,7 +115,7 @@ class SubmitService:
         self._clock = clock
         self._past: dict[str, tuple[PastRun, ...]] = {}
         self._recorder = recorder
-        self._unrecorded: deque[tuple[SubmitDecision, str, float]] = deque(maxlen=MOST_UNRECORDED)
+        self._unrecorded: deque[tuple[Decide, str, float]] = deque(maxlen=MOST_UNRECORDED)
         #: who may ask on behalf of others
         self.speakers = frozenset({0, *slurm_uids})
         self.statistics = Statistics()
@@ -140,15 +144,11 @@ class SubmitService:
         request = condense(request)
         site, speaker = self._site, peer_uid in self.speakers
         given = site.answers.get(request) if speaker else None
-        if given is not None:
-            name = ""
-            if given.decision is not None:
-                name = new_id()
-                self._remember(given.decision, name, self._clock())
-            self.statistics.note(given.verdict, time.perf_counter() - began)
-            return given.named(name)
         try:
-            verdict, message = self._answer(request, peer_uid, site, speaker=speaker)
+            if given is not None:
+                verdict, message = self._give(given)
+            else:
+                verdict, message = self._answer(request, peer_uid, site, speaker=speaker)
         except RequestError as error:
             verdict, message = "error", protocol.encode({"verdict": "error", "message": str(error)})
         except Exception:  # the shim then decides by its table; a bug here must not stop submissions
@@ -158,7 +158,13 @@ class SubmitService:
         return message
 
     def _answer(self, request: bytes, peer_uid: int, site: SubmitState, *, speaker: bool) -> tuple[str, bytes]:
-        job = JobRequest.from_fields(protocol.decode(request))
+        fields = protocol.decode(request)
+        question = Question.of(fields, site.chooser) if speaker else None
+        given = None if question is None else site.alike.get(question)
+        if given is not None:
+            site.answers.put(request, given)
+            return self._give(given)
+        job = JobRequest.from_fields(fields)
         if not speaker and job.uid != peer_uid:
             raise RequestError(f"uid {peer_uid} may only query his own requests")
         name, now = new_id(), self._clock()
@@ -168,24 +174,34 @@ class SubmitService:
             decision = answer.decision if isinstance(answer, Accept) else None
             if site.keeps(decision):
                 site.answers.keep(request, verdict, message, decision, name)
+                if question is not None and decision is not None:
+                    site.alike.keep(question, message, decision, name)
             if decision is not None:
-                self._remember(decision, decision.id, now)
+                self._remember(decision.again, decision.id, now)
         return verdict, message
 
-    def _remember(self, decision: SubmitDecision, name: str, ts: float) -> None:
+    def _give(self, given: CachedAnswer) -> tuple[str, bytes]:
+        """Give an answer again, under a new name."""
+        name = ""
+        if given.decide is not None:
+            name = new_id()
+            self._remember(given.decide, name, self._clock())
+        return given.verdict, given.named(name)
+
+    def _remember(self, decide: Decide, name: str, ts: float) -> None:
         if self._recorder is None:
             return
         if len(self._unrecorded) == MOST_UNRECORDED:
             self.statistics.dropped_records += 1
-        self._unrecorded.append((decision, name, ts))
+        self._unrecorded.append((decide, name, ts))
 
     def record(self) -> bool:
         """Pass the oldest waiting decision to the recorder; return whether more wait."""
         if not self._unrecorded or self._recorder is None:
             return False
-        decision, name, ts = self._unrecorded.popleft()
+        decide, name, ts = self._unrecorded.popleft()
         try:
-            self._recorder(decision if name == decision.id else replace(decision, id=name, ts=ts))
+            self._recorder(decide(name, ts))
         except Exception:
             log.exception("cannot record decision %s", name)
         return bool(self._unrecorded)

@@ -68,6 +68,7 @@ def render(  # noqa: PLR0913 - one keyword for each thing that goes into the tex
         autoescape=False,  # noqa: S701  (Lua, not HTML: values go through the lua filter)
     )
     environment.filters["lua"] = quote
+    environment.filters["commented"] = _commented
     return environment.get_template(f"{name}.j2").render(
         socket_path=socket,
         table_path=table,
@@ -115,3 +116,8 @@ def render(  # noqa: PLR0913 - one keyword for each thing that goes into the tex
         # without models and nodes: it must not grow with the site, nor change with what its nodes have at the moment
         built_in=site_source(replace(catalog, nodes={})),
     )
+
+
+def _commented(source: str) -> str:
+    """Return Lua source as comments, from which cli_filter.lua compiles it where it is needed."""
+    return "".join(f"--:{line}\n" for line in source.split("\n"))

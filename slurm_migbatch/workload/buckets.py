@@ -10,7 +10,7 @@ All figures are integers (microseconds, thousandths of items per second), so tha
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -93,8 +93,9 @@ def preferred(value: int, *, ceiling: bool) -> int:
     while value >= 1000 * scale:
         scale *= 10
     if ceiling:
-        return next((number * scale for number in R20 if number * scale >= value), 1000 * scale)
-    return max(number * scale for number in R20 if number * scale <= value)
+        place = bisect_left(R20, -(-value // scale))
+        return (R20[place] if place < len(R20) else 1000) * scale
+    return R20[bisect_right(R20, value // scale) - 1] * scale
 
 
 def rate_of(items: int, seconds: int) -> int:

@@ -8,7 +8,8 @@ memory slices), never from the g in its name.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +17,16 @@ from typing import Any, Final
 
 from slurm_migbatch.mig.geometry import Geometry, GeometryError, ProfileInfo
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.workload.holding import GpuRoom, room_of
+from slurm_migbatch.workload.holding import GpuRoom, Need, can_hold, room_of
 
 WIRE_VERSION = 1
 NODE_FEATURE: Final = "mig_node_"
 """Prefix of the feature of one node; the node name follows. A job that names nodes requests such features instead,
 which the catalog nodes have too, so that it pends for profiles that its nodes do not offer at the moment.
 """
+
+_MOST_NEEDS: Final = 4096
+"""Answers of `SiteCatalog.able` that are remembered."""
 
 
 class CatalogError(ValueError):
@@ -191,6 +195,7 @@ class SiteCatalog:
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     nodes: Mapping[str, MigNode] = field(default_factory=dict)
     stem: str = ""
+    _able: dict[tuple[tuple[str, ...], Need], int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, partition in self.partitions.items():
@@ -223,6 +228,22 @@ class SiteCatalog:
             return parts[0]
         lends = all(part.lends for part in parts)
         return Partition(",".join(names), tuple(kinds.values()), parts[0].default.profile, lends)
+
+    def able(self, names: Collection[str], need: Need) -> int:
+        """Return how many nodes of the partitions `names` could hold these slices at once, if they were empty."""
+        key = tuple(names), need
+        known = self._able.get(key)
+        if known is None:
+            if len(self._able) >= _MOST_NEEDS:
+                self._able.clear()
+            known = self._able[key] = self.able_of(self.nodes.values(), names, need)
+        return known
+
+    def able_of(self, nodes: Iterable[MigNode], names: Collection[str], need: Need) -> int:
+        """Return how many of some nodes that are in the partitions `names` could."""
+        shapes = Counter(node.gpus for node in nodes if not node.partitions.isdisjoint(names))
+        kinds = self.kinds
+        return sum(count for gpus, count in shapes.items() if can_hold([kinds[name].room for name in gpus], dict(need)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form."""

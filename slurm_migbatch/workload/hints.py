@@ -33,8 +33,9 @@ of them may tell it. Where several do, the shortest counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.workload import llmhints, nearmiss, units
@@ -67,7 +68,7 @@ FORMS: Final = {
 }
 """What to write for each key; also rendered into the Lua shims."""
 
-_ALLOWED = re.compile(r"[A-Za-z0-9 =._:/+-]")
+_STRANGE = re.compile(r"[^A-Za-z0-9 =._:/+-]")
 _MODEL = re.compile(r"[a-z0-9][a-z0-9._/:-]{0,95}")
 _PIPELINE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _PROFILE = re.compile(r"[0-9]{1,2}g\.[0-9]{1,4}gb[a-z.-]{0,8}")
@@ -152,11 +153,12 @@ def parse(*texts: str) -> Hints:
 def _pairs(text: str, values: dict[str, str]) -> None:
     if len(text) > MAX_BYTES:
         raise Refusal("hint_long", str(len(text)))
-    for char in text:
-        if _ALLOWED.fullmatch(char) is None:
-            if ord(char) >= 0x80:
-                raise Refusal("hint_ascii")
-            raise Refusal("hint_char", char if " " < char <= "~" else f"number {ord(char)}")
+    strange = _STRANGE.search(text)
+    if strange is not None:
+        char = strange[0]
+        if ord(char) >= 0x80:
+            raise Refusal("hint_ascii")
+        raise Refusal("hint_char", char if " " < char <= "~" else f"number {ord(char)}")
     for token in text[len(PREFIX) :].split(" "):
         if not token:
             continue
@@ -175,7 +177,8 @@ def _unknown(key: str) -> Refusal:
     return Refusal("hint_typo", show(key), meant) if meant else Refusal("hint_key", show(key))
 
 
-def _value(key: str, text: str) -> dict[str, str | int]:
+@lru_cache(1024)
+def _value(key: str, text: str) -> Mapping[str, str | int]:
     found = _READERS[key](lower(text))
     if found is None:
         raise Refusal("hint_value", key, show(text), FORMS[key])

@@ -93,6 +93,13 @@ def test_bars_that_more_is_better_for_say_so():
         assert Bar.from_dict(bar.to_dict()) == bar
 
 
+def test_bars_below_which_nothing_of_ours_can_come_say_so():
+    bar = Bar("x", 1.4, 1.15, floor=1.3666)
+    assert bar.line() == "MISSED  x: 1.4 (target <= 1.15; 1.367 where ours does nothing)"
+    assert bar.to_dict()["floor"] == 1.3666
+    assert Bar.from_dict(bar.to_dict()) == bar
+
+
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0.01, 1.0))
 def test_quantile_is_the_smallest_that_enough_values_do_not_exceed(values, share):
     q = quantile(values, share)

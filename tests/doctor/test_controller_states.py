@@ -109,14 +109,21 @@ def test_prolog_flags(flags: str, said: str) -> None:
 # --- scripts
 
 
-def test_a_script_of_the_site_that_loads_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "beside", "known"),
+    [
+        ("job_submit.lua", "migbatch_submit.lua", "M.BUILT_IN"),
+        ("cli_filter.lua", "migbatch_cli_filter.lua", "--:M.BUILT_IN"),
+    ],
+)
+def test_a_script_of_the_site_that_loads_ours(tmp_path: Path, script: str, beside: str, known: str) -> None:
     """Ours lies beside it; what is left out of ours, or is of an earlier site, is told apart."""
 
     def rendering(name: str, module: bool) -> str:
-        assert name == "job_submit.lua" and module
-        return "-- Written by migbatch\nM.BUILT_IN = {1}\nreturn M\n"
+        assert name == script and module
+        return f"-- Written by migbatch\n{known} = {{1}}\nreturn M\n"
 
-    site, ours = tmp_path / "job_submit.lua", tmp_path / "migbatch_submit.lua"
+    site, ours = tmp_path / script, tmp_path / beside
     site.write_text("return slurm.SUCCESS\n")
 
     def look() -> list[Finding]:
@@ -125,13 +132,13 @@ def test_a_script_of_the_site_that_loads_ours(tmp_path: Path) -> None:
     assert "does not load ours" in one(look())
     site.write_text(scripts.call_lua(site.read_text(), str(ours)))
     assert "is missing: every submission fails" in one(look())
-    ours.write_text(rendering("job_submit.lua", True))
+    ours.write_text(rendering(script, True))
     assert [each.level for each in look()] == [GOOD]
-    ours.write_text(rendering("job_submit.lua", True).replace("{1}", "{2}"))
+    ours.write_text(rendering(script, True).replace("{1}", "{2}"))
     assert [each.level for each in look()] == [ODD]
-    ours.write_text(rendering("job_submit.lua", True).replace("return M", "return nil"))
+    ours.write_text(rendering(script, True).replace("return M", "return nil"))
     assert "differs from what this release renders" in one(look())
-    ours.write_text(rendering("job_submit.lua", True))
+    ours.write_text(rendering(script, True))
     ours.chmod(0o666)
     assert f"chmod go-w {ours}" in one(look())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.candidate import Figures, Interval
-from slurm_migbatch.predict.selection import Chooser, limits_of
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.selection import Chooser, SliceChoice, limits_of
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind, Partition
 from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.llmhints import LlmHints
 from slurm_migbatch.workload.refusal import Refusal
 from tests.support.gpu_kinds import A100_40, H100, SITE, P
 
@@ -158,3 +161,26 @@ def test_a_choice_that_fits_does_fit_and_no_smaller_one_would(asked: Hints, time
         assert choice.offer == min(good, key=lambda offer: offer.order)
     if choice.reason == "time_short":
         assert not any(candidate.ok for candidate in choice.candidates)
+
+
+def outcome(chooser: Chooser, hints: Hints, partition: Partition, told: bool) -> SliceChoice | str:
+    try:
+        return chooser.choose(hints, partition, told=told)
+    except Refusal as refusal:
+        return str(refusal)
+
+
+def test_what_was_chosen_before_changes_no_choice() -> None:
+    """One is kept for each bucket; other limits, another partition of the same name and the like are none of it."""
+    lives_on = Chooser(LearnedPredictor())
+    partitions = [GPU, SITE.partitions["mixed"], Partition("gpu", (A100_40,))]
+    batches, roles, rates = [None, 32], [None, "serve"], [None, 5_000, 900_000]
+    highest, needs, told = [None, "4g.40gb", "2g.20gb"], [None, 15_000], [False, True]
+    for _ in range(2):
+        for partition, batch, role, rate, high, need, tells in itertools.product(
+            partitions, batches, roles, rates, highest, needs, told
+        ):
+            llm = LlmHints(rate=rate) if role == "serve" else LlmHints()
+            hints = Hints("bert-large", batch, slo_us=40_000, mem_mib=need, role=role, max=high, llm=llm)
+            fresh = outcome(Chooser(lives_on.predictor), hints, partition, tells)
+            assert outcome(lives_on, hints, partition, tells) == fresh, hints

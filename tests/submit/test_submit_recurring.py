@@ -101,6 +101,17 @@ def test_a_job_without_a_script_is_not_known_again(
     assert key_of(service, decisions) == ""
 
 
+def test_advice_on_a_whole_gpu_beside_a_choice_counts_runs_that_came_in_between(
+    shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
+) -> None:
+    hints = "migbatch: model=bert-large"
+    job = JobRequest(USER, partition="gpu", tres_per_node="gres/gpu:1,gres/mig:auto", comment=hints, name="a", batch=1)
+    before = shim(job, script=SCRIPT % 1)
+    remember(service, key_of(service, decisions), 2.0, 2.1, 2.2)
+    after = shim(job, script=SCRIPT % 1)
+    assert "2.2 GiB" not in before.message and "2.2 GiB" in after.message
+
+
 @pytest.mark.parametrize("script", ["\xff\x00%%\n=" * 4000, "\n" * 100_000, "script=1\n\nverdict=refuse\n" * 3000])
 def test_no_script_confuses_the_filter(shim: Shim, script: str) -> None:
     assert len(script) > MOST_BYTES

@@ -58,7 +58,7 @@ for name in ("script user_name partition tres_per_node tres_per_job tres_per_soc
 for name in ("ntasks_per_tres ntasks_per_node sockets_per_node shared requeue"):gmatch("%S+") do
   NUMBERS[name] = 65534
 end
-for name in ("min_nodes max_nodes num_tasks job_id job_state het_job_offset"):gmatch("%S+") do
+for name in ("user_id min_nodes max_nodes num_tasks job_id job_state het_job_offset"):gmatch("%S+") do
   NUMBERS[name] = 4294967294
 end
 NUMBERS.array_job_id = 0
@@ -67,9 +67,9 @@ local function record(fields, set, environment)
   return setmetatable({}, {
     __index = function(_, name)
       if set and set[name] ~= nil then return set[name] end
-      if name == "script" then return fields.batch == "1" and (fields.script or "#!/bin/sh") or nil end
+      if name == "script" then return fields.batch == "1" and (fields.given_script or "#!/bin/sh") or nil end
       if name == "environment" then return environment end
-      if name == "argv" then return fields.argv and { [0] = "job.sh", fields.argv } or nil end
+      if name == "argv" then return fields.given_argv and { [0] = "job.sh", fields.given_argv } or nil end
       if name == "reservation" then return fields.uncatalogued == "1" and "bare" or nil end
       if STRINGS[name] then return fields[name] end
       if NUMBERS[name] then return tonumber(fields[name]) or NUMBERS[name] end
@@ -166,7 +166,7 @@ class Shim:
         Whether the marker says that a change wrote it is in `changed`; in the answer it is as the service writes it.
         `more`: what else the job has (`script`, `argv`)."""
         assert self._process.stdin and self._process.stdout
-        message = protocol.encode({**request.to_fields(), **more})
+        message = protocol.encode({**request.to_fields(), **{f"given_{name}": text for name, text in more.items()}})
         self._process.stdin.write(message.replace(b"\0", b"%00"))  # Lua's io.read ends a line there
         self._process.stdin.flush()
         reply = b""

@@ -52,6 +52,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "standing": dict[int, tuple[tuple[str, ...], int, float]],
         "avoided": dict[int, dict[str, float]],
         "sent_back": set[int],
+        "hurried": dict[int, tuple[float, ...]],
         "pairs": dict[int, int],
         "preference": tuple[Profile, ...] | None,
         "moves": MoveMemory,

@@ -27,6 +27,10 @@ from slurm_migbatch.workload.loans import is_marked
 _FREE: Final = "free space"
 """Reason to rearrange a node without a job."""
 
+HURRIED_S: Final = 600.0
+HURRIES: Final = 3
+"""A job that nodes requeue is started without Slurm's delay at most so often in so many seconds."""
+
 
 @dataclass(frozen=True)
 class SupplySettings:
@@ -56,6 +60,7 @@ class SupplyMemory:
         standing: offers to a job that are not taken: nodes, tasks, and since when.
         avoided: nodes on which a job did not start though it could, and until when they are avoided.
         sent_back: jobs that nodes requeued and that Slurm does not show as pending yet.
+        hurried: when such jobs were started without the delay, in the last `HURRIED_S` seconds.
         pairs: second job -> first job of a slice that they are to share.
         preference: the last offers for empty space.
         moves: training jobs that are moved for larger slices.
@@ -65,6 +70,7 @@ class SupplyMemory:
     standing: dict[int, tuple[tuple[str, ...], int, float]] = field(default_factory=dict)
     avoided: dict[int, dict[str, float]] = field(default_factory=dict)
     sent_back: set[int] = field(default_factory=set)
+    hurried: dict[int, tuple[float, ...]] = field(default_factory=dict)
     pairs: Mapping[int, int] = field(default_factory=dict)
     preference: tuple[Profile, ...] | None = None
     moves: MoveMemory = field(default_factory=MoveMemory)
@@ -224,9 +230,13 @@ def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMe
 
 
 def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNow, ...]:
-    """Return jobs that a node requeued and that wait only for Slurm's delay."""
+    """Return jobs that a node requeued and that wait only for Slurm's delay.
+
+    A job that is requeued repeatedly waits for it, to limit the load of slurmctld and the node.
+    """
     memory.sent_back.update(snapshot.sent_back)
-    listed = memory.queue.rows
+    listed, now = memory.queue.rows, snapshot.now
+    memory.hurried = {job: times for job, times in memory.hurried.items() if times[-1] > now - HURRIED_S}
     found = []
     for job in sorted(memory.sent_back):
         row = listed.get(job)
@@ -234,7 +244,9 @@ def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNo
             memory.sent_back.discard(job)
         elif row.pending:
             memory.sent_back.discard(job)
-            if waits_for_begin(row, snapshot.now):
+            times = tuple(time for time in memory.hurried.get(job, ()) if time > now - HURRIED_S)
+            if waits_for_begin(row, now) and len(times) < HURRIES:
+                memory.hurried[job] = (*times, now)
                 found.append(StartNow(job))
     return tuple(found)
 

@@ -73,9 +73,13 @@ def _tell_sbatch(name: str, kind: dict[str, Any]) -> None:
             low, high = found["interval_95"]
             text += (
                 f"; ratio {found['ratio']:.3f} (95 % interval of the blocks' mean {low:.3f} to {high:.3f}; "
-                f"of total times {found['total']:.3f})"
+                f"of total times {found['total']:.3f}; of the fastest tenth {found['undisturbed']:.3f})"
             )
         click.echo(f"    {_SIDES[side]:<20} {text}")
+    own = kind["filter_over_empty"]
+    click.echo(
+        f"    the filter over empty scripts: ratio {own['ratio']:.3f} (of the fastest tenth {own['undisturbed']:.3f})"
+    )
 
 
 @bench.command()

@@ -19,7 +19,7 @@ from slurm_migbatch.predict.llm.architecture import Architecture
 from slurm_migbatch.predict.llm.describe import ArchError, read_arch
 from slurm_migbatch.predict.llm.names import Found
 from slurm_migbatch.predict.llm.precision import Precision
-from slurm_migbatch.workload.hints import SERVE, Hints
+from slurm_migbatch.workload.hints import NO_LLM, SERVE, Hints
 from slurm_migbatch.workload.llmhints import LlmHints
 from slurm_migbatch.workload.refusal import Refusal, show
 
@@ -117,8 +117,10 @@ class Workload:
 
 def asks(hints: Hints) -> bool:
     """Return whether hints are of a language model, whatever its name. Any service may have a rate."""
+    if hints.llm is NO_LLM:
+        return False
     told = replace(hints.llm, rate=None) if hints.role == SERVE else hints.llm
-    return told != LlmHints()
+    return told != NO_LLM
 
 
 def workload_of(hints: Hints) -> Workload | None:

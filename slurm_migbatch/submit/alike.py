@@ -1,0 +1,120 @@
+"""Submissions that differ only in what their answer repeats, or does not depend on.
+
+People submit many jobs that are alike: other scripts under other names, with the same hints or with numbers that fall
+into the same bucket; and of one bucket all get the same slice (`workload.buckets`). So who has answered one of them
+knows the answer to the others. It has their own comment, and the decision is recorded with what they asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import fields, replace
+from functools import partial
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit.answer_cache import CachedAnswer
+from slurm_migbatch.submit.decision import SubmitDecision
+from slurm_migbatch.submit.gres_request import mentions_gpus
+from slurm_migbatch.submit.request import TRES_FIELDS
+from slurm_migbatch.submit.rewrite import SLURM_LIMIT
+from slurm_migbatch.submit.script import recurring_key
+from slurm_migbatch.workload import hints as hinting
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.refusal import Refusal
+
+MOST: Final = 4096
+"""Answers that are remembered."""
+_OWN: Final = frozenset({"comment", "name", "account", "digest", "engine"})
+"""What may differ: the comment is judged by its hints, and the others count only where there are none of use."""
+_AROUND: Final = frozenset({"extra", "exc_nodes"})
+"""What is read or written together with the comment."""
+_ROUNDED: Final = frozenset({"items", "slo_us", "deadline_s"})
+"""Hints that count as far as the bucket holds them."""
+_whole_hints = attrgetter(*(field.name for field in fields(Hints) if field.name not in _ROUNDED))
+
+
+class Question(NamedTuple):
+    """A submission; those with the same `key` are alike."""
+
+    key: Hashable
+    request: Mapping[str, str]
+    comment: str
+    hints: Hints
+
+    @classmethod
+    def of(cls, request: Mapping[str, str], chooser: Chooser) -> Question | None:
+        """Return the question that a request puts; None where it is not known to be like any other."""
+        comment = request.get("comment", "")
+        if request.get("kind") != "submit" or not hinting.is_hint(comment):
+            return None
+        # whole GPUs: what runs of the same job used is told beside the answer
+        if not _AROUND.isdisjoint(request) or mentions_gpus(request.get(name) for name in TRES_FIELDS):
+            return None
+        try:
+            hints = hinting.parse(comment)
+            bucket = chooser.decisive_bucket(hints)
+        except Refusal:
+            return None
+        if hints.model is None and hints.mem_mib is None:
+            return None  # runs of the same job count
+        weighed = hints if bucket is None else (bucket, _whole_hints(hints))
+        common = tuple([pair for pair in request.items() if pair[0] not in _OWN])
+        return cls((common, weighed), request, comment, hints)
+
+    def decision(self, like: SubmitDecision, id: str, ts: float) -> SubmitDecision:
+        """Return what is decided on it, as on one that is alike."""
+        asked = self.request
+        digest = asked.get("digest")
+        identity = asked.get("account", ""), asked.get("partition", ""), asked.get("name", "")
+        return replace(
+            like,
+            id=id,
+            ts=ts,
+            asked={**like.asked, "comment": self.comment},
+            hints=self.hints,
+            recurring="" if digest is None else recurring_key(like.uid, *identity, digest),
+            engine=asked.get("engine", ""),
+        )
+
+
+class AlikeAnswer(NamedTuple):
+    """One answer: `before`, the comment, `between`, the decision's name, `after`. `longest`: comment that has room."""
+
+    before: bytes
+    between: bytes
+    after: bytes
+    longest: int
+    decision: SubmitDecision
+
+    def to(self, question: Question) -> CachedAnswer:
+        """Return the answer to a question that is alike."""
+        before = self.before + question.comment.encode("latin-1") + self.between
+        return CachedAnswer("accept", before, self.after, partial(question.decision, self.decision))
+
+
+class AlikeAnswers:
+    """Answers by question; where there are too many, all are dropped."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._given: dict[Hashable, AlikeAnswer] = {}
+        self._most = most
+
+    def get(self, question: Question) -> CachedAnswer | None:
+        """Return the answer to a question; None where none that is alike was answered, or its comment has no room."""
+        given = self._given.get(question.key)
+        return given.to(question) if given is not None and len(question.comment) <= given.longest else None
+
+    def keep(self, question: Question, answer: bytes, decision: SubmitDecision, name: str) -> None:
+        """Keep an answer made under `name`, unless its decision keeps an older name or shows it twice."""
+        lead = f"set_comment={question.comment}".encode("latin-1")
+        before, comment, rest = answer.partition(lead + b" ")
+        marker = rest.partition(b"\n")[0]
+        parts = rest.split(name.encode())
+        if not comment or decision.id != name or len(parts) != 2 or name.encode() in before:
+            return
+        if len(self._given) >= self._most:
+            self._given.clear()
+        longest = SLURM_LIMIT - len(b" " + marker)
+        self._given[question.key] = AlikeAnswer(before + b"set_comment=", b" " + parts[0], parts[1], longest, decision)

@@ -1,0 +1,179 @@
+"""Who submits jobs that are alike gets the answers that each would get alone, and each is recorded as it was asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.predict.recurring import DONE, PastRun, RunsPolicy
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit import protocol, service
+from slurm_migbatch.submit.alike import AlikeAnswers, Question
+from slurm_migbatch.submit.decision import SubmitDecision
+from slurm_migbatch.submit.request import JobRequest
+from slurm_migbatch.submit.rewrite import SubmitPolicy
+from slurm_migbatch.submit.script import recurring_key
+from slurm_migbatch.submit.service import SubmitService
+from slurm_migbatch.workload.catalog import SiteCatalog
+from tests.support.examples import examples
+from tests.support.gpu_kinds import SITE
+from tests.support.submit_agreement import words
+
+GPU = SITE.partitions["gpu"]
+CATALOG = SiteCatalog({**SITE.partitions, "train": replace(GPU, name="train", lends=True)})
+POLICIES = [SubmitPolicy(), SubmitPolicy(runs=RunsPolicy(1), advise=True), SubmitPolicy(hints_in_extra=True)]
+NAME = "abcdefgh"
+SCRIPTS = ("d1", "d2")
+#: of which there are runs that used little
+PAST = {
+    recurring_key(1001, account, partition, name, digest): [PastRun(1, "7g.80gb", DONE, 2048)]
+    for account in ("", "acc")
+    for partition in ("gpu", "mixed")
+    for name in ("a-1", "b")
+    for digest in SCRIPTS
+}
+
+BERT = "migbatch: model=bert-large"
+#: near each other, so that some are alike
+COMMENTS = [
+    *("", "hello", "migbatch: ", "migbatch: role=train", "migbatch: mem=15gb", BERT),
+    *(f"{BERT} slo={slo}" for slo in ("201ms", "0.21s", "230ms", "1ms")),
+    *(
+        f"{BERT} slo=201ms {more}"
+        for more in ("batch=8", "batch=7", "mem=15gb", "max=2g.20gb", "retry=oom", "role=train")
+    ),
+    *(f"{BERT} slo={slo} role=serve rate={rate}" for slo in ("201ms", "0.21s") for rate in (5, 900)),
+    *(f"{BERT} items={items} deadline={time}" for items, time in (("1e6", "30m"), ("1e6", "1801s"), ("50000", "9s"))),
+    *(f"{BERT} items={items} pipeline=p" for items in ("1e6", "50000")),
+    *(
+        f"{BERT} slo={slo} {more}"
+        for slo in ("201ms", "0.21s")
+        for more in ("engine=vllm", "params=340m", "colour=red")
+    ),
+    *(f"migbatch: model=llama-3.1-8b slo={slo}" for slo in ("1s", "1001ms", "9ms")),
+    *(f"migbatch: model=no-such-model slo={slo}" for slo in ("1s", "1001ms")),
+]
+own = st.fixed_dictionaries(
+    {"comment": st.sampled_from(COMMENTS), "name": words("a-1 b")},
+    optional={"account": st.just("acc"), "engine": st.just("vllm"), "digest": st.sampled_from(SCRIPTS)},
+)
+rest = st.fixed_dictionaries(
+    {
+        "partition": words("gpu gpu mixed train"),
+        "tres_per_node": words("gres/mig:auto gres/mig:auto gres/mig:1g.10gb:1 gres/GPU:1 gres/gpu:1,gres/mig:auto"),
+    },
+    optional={"batch": st.just(1), "extra": st.just("migbatch: mem=15gb"), "exc_nodes": words("n1 n2")},
+)
+
+
+@pytest.fixture(autouse=True)
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "new_id", lambda: NAME)
+
+
+def answers(chooser: Chooser, policy: SubmitPolicy, *requests: bytes) -> list[tuple[bytes, list[SubmitDecision]]]:
+    """The answers of one service, each with the decision behind it."""
+    decisions: list[SubmitDecision] = []
+    made = SubmitService(CATALOG, chooser, decisions.append, policy=policy, clock=lambda: 7.0)
+    made.learn(PAST)
+    given = []
+    for request in requests:
+        answer = made.handle(request)
+        made.close()
+        given.append((answer, [*decisions]))
+        decisions.clear()
+    return given
+
+
+@settings(max_examples=examples(2000))
+@given(rest, st.lists(own, min_size=6, max_size=12), st.sampled_from(POLICIES))
+def test_an_answer_is_what_it_would_be_alone(
+    chooser: Chooser, rest: dict[str, object], each: list[dict[str, str]], policy: SubmitPolicy
+) -> None:
+    requests = [protocol.encode(JobRequest(1001, **rest, **fields).to_fields()) for fields in each]
+    made = answers(chooser, policy, *requests)
+    assert made == [alone for request in requests for alone in answers(chooser, policy, request)]
+
+
+AUTO = {"partition": "gpu", "tres_per_node": "gres/mig:auto"}
+WHOLE = {"partition": "gpu", "tres_per_node": "gres/gpu:1", "batch": 1, "name": "b", "comment": BERT}
+
+
+@pytest.mark.parametrize(
+    ("policy", "each"),
+    [
+        (SubmitPolicy(), [{**AUTO, "comment": f"{BERT} engine=vllm slo={number}ms"} for number in range(1, 200)]),
+        (POLICIES[1], [WHOLE, {**WHOLE, "digest": "d1"}]),
+        (POLICIES[1], [WHOLE | {"tres_per_node": "gres/gpu,gres/mig:auto"} | more for more in ({}, {"digest": "d1"})]),
+        (POLICIES[2], [{**AUTO, "comment": f"{BERT} items={n}", "extra": "migbatch: deadline=9s"} for n in (1, 50000)]),
+        (
+            SubmitPolicy(),
+            [
+                {**AUTO, "comment": f"{BERT} slo={ms}ms{role}", "batch": 1}
+                for ms in (9, 20, 40, 80, 160, 400)
+                for role in ("", " role=serve")
+            ],
+        ),
+    ],
+    ids=["exact times of language models", "runs", "runs beside a choice", "hints elsewhere", "a service"],
+)
+def test_what_else_an_answer_depends_on(chooser: Chooser, policy: SubmitPolicy, each: list[dict[str, object]]) -> None:
+    requests = [protocol.encode(JobRequest(1001, **fields).to_fields()) for fields in each]
+    made = answers(chooser, policy, *requests)
+    assert len({str(answer) for answer in made}) > 1
+    assert made == [alone for request in requests for alone in answers(chooser, policy, request)]
+
+
+def question(chooser: Chooser, comment: str, **fields: object) -> Question | None:
+    values = {"partition": "gpu", "tres_per_node": "gres/mig:auto", **fields}
+    return Question.of(JobRequest(1001, comment=comment, **values).to_fields(), chooser)
+
+
+def test_what_is_alike(chooser: Chooser) -> None:
+    """Numbers of one bucket, and who and what it is."""
+    asked = question(chooser, "migbatch: model=bert-large slo=201ms", name="a", digest="d1", engine="vllm")
+    other = question(chooser, "migbatch: slo=0.21s model=bert_large", name="b", digest="d2", account="c")
+    assert asked is not None and other is not None and asked.key != other.key  # models are told as they were written
+    other = question(chooser, "migbatch: slo=0.21s  model=bert-large", name="b", digest="d2", account="c")
+    assert other is not None and asked.key == other.key
+    served = [question(chooser, f"{BERT} slo=201ms role=serve rate={rate}").key for rate in (5, 900)]
+    others = ["slo=230ms", *(f"slo=201ms {more}" for more in ("batch=8", "retry=oom", "max=3g.40gb", "role=train"))]
+    keys = [asked.key, *served, *(question(chooser, f"{BERT} {comment}").key for comment in others)]
+    assert len(set(keys)) == len(keys)
+    for hints in ("model=llama-3.1-8b max_model_len=8k", "mem=15gb", "model=no-such-model"):
+        one, two = (question(chooser, f"migbatch: {hints}{blank}", name=blank) for blank in ("", " "))
+        assert one is not None and two is not None and one.key == two.key
+    for comment in ("migbatch:", "migbatch: role=train", "migbatch: batch=8 slo=3ms", "hello", "", "migbatch: model"):
+        assert question(chooser, comment) is None
+    for fields in ({"partition": "mixed"}, {"batch": 1}, {"req_nodes": "n1"}, {"tres_per_node": "gres/mig:auto:2"}):
+        other = question(chooser, "migbatch: model=bert-large slo=201ms", **fields)
+        assert other is not None and asked.key != other.key
+
+
+@pytest.mark.parametrize("more", [{}, {"exc_nodes": "n[1-9],m[1-9]"}], ids=["the marker", "excluded nodes too"])
+def test_a_comment_that_leaves_less_room_is_answered_as_it_would_be_alone(
+    chooser: Chooser, more: dict[str, str]
+) -> None:
+    gres = "gres/mig:auto,gres/mig:2g.20gb:1,gres/mig:3g.40gb:1"
+    asked = JobRequest(1001, partition="gpu", tres_per_node=gres, comment=BERT, **more)
+    requests = [
+        protocol.encode(replace(asked, comment=BERT + " " * blanks).to_fields()) for blanks in (0, *range(850, 970, 3))
+    ]
+    given = answers(chooser, SubmitPolicy(), *requests)
+    assert b"verdict=accept" in given[0][0] and b"verdict=refuse" in given[-1][0]
+    assert given == [alone for request in requests for alone in answers(chooser, SubmitPolicy(), request)]
+
+
+def test_too_many_answers_are_forgotten(chooser: Chooser) -> None:
+    kept = AlikeAnswers(most=2)
+    asked = [question(chooser, f"migbatch: model=bert-large batch={batch}") for batch in (1, 2, 3)]
+    made: list[SubmitDecision] = []
+    maker = SubmitService(SITE, chooser, made.append)
+    for each in asked:
+        answer = maker.handle(protocol.encode(each.request))
+        maker.close()
+        kept.keep(each, answer, made[-1], NAME)
+    assert [kept.get(each) is None for each in asked] == [True, True, False]

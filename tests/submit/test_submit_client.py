@@ -1,0 +1,82 @@
+"""cli_filter.lua in a real Lua 5.1: sbatch passes at once, srun and salloc ask for what their steps can repeat."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.submit.rewrite import SubmitPolicy
+from slurm_migbatch.submit.shim import CLI_FILTER, render
+from tests.support.gpu_kinds import SITE
+
+ASK = """
+local told = {}
+local function tell(...) told[#told + 1] = string.format(...) end
+slurm = { SUCCESS = 0, ERROR = -1, log_error = tell, log_info = tell, log_verbose = tell }
+local loaded = dofile(arg[1])
+if type(loaded) == "table" then slurm_cli_setup_defaults, slurm_cli_pre_submit = loaded.after() end
+if arg[2] == "gone" then os.remove(arg[1]) end
+local real, compiled = loadstring, "compiled nothing"
+loadstring = function(...) compiled = "compiled more" return real(...) end
+local options = {}
+for place = 3, #arg do
+  local name, value = arg[place]:match("^(.-)=(.*)$")
+  options[name] = value
+end
+print(slurm_cli_pre_submit(options, 0))
+print(options.gres)
+print(compiled)
+print(table.concat(told, "|"))
+"""
+
+
+def ask(folder: Path, *options: str, module: bool = False, gone: bool = False) -> list[str]:
+    """Return what becomes of a request: the code, its GRES, whether more than the head was compiled, what was told."""
+    text = render(
+        CLI_FILTER,
+        socket="/nonexistent",
+        table="/nonexistent",
+        catalog=SITE,
+        policy=SubmitPolicy(trusted_uids=frozenset({4242})),
+        default_partition="gpu",
+        module=module,
+    )
+    (folder / CLI_FILTER).write_text(text)
+    (folder / "ask.lua").write_text(ASK)
+    line = ["lua5.1", "ask.lua", str(folder / CLI_FILTER), "gone" if gone else "there", *options]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("type=sbatch", "gres=mig:auto", "comment=migbatch: model=bert-large"),
+        ("type=sbatch", "gpus=1"),
+        ("type=salloc", "gres=fpga:1"),
+        ("type=srun", "comment=hello"),
+    ],
+)
+def test_what_needs_nothing_passes_at_once(tmp_path: Path, options: tuple[str, ...]) -> None:
+    code, _, compiled, told = ask(tmp_path, *options)
+    assert (code, compiled, told) == ("0", "compiled nothing", "")
+
+
+@pytest.mark.parametrize("module", [False, True], ids=["the script", "beside the site's own"])
+def test_srun_asks_for_what_its_steps_can_repeat(tmp_path: Path, module: bool) -> None:
+    code, gres, compiled, told = ask(tmp_path, "type=srun", "gres=mig:auto", module=module)
+    assert (code, gres, compiled) == ("0", "mig:1", "compiled more")
+    assert "for mig:auto" in told
+
+
+def test_what_slurmctld_would_refuse_is_refused_here(tmp_path: Path) -> None:
+    code, _, _, told = ask(tmp_path, "type=salloc", "gres=mig:1g")
+    assert code == "-1" and "full profile name" in told
+
+
+def test_a_script_that_has_gone_lets_the_request_travel(tmp_path: Path) -> None:
+    """Where it is replaced just now, job_submit.lua judges all the same."""
+    code, gres, _, told = ask(tmp_path, "type=srun", "gres=mig:auto", gone=True)
+    assert (code, gres, told) == ("0", "mig:auto", "")
