@@ -1,4 +1,4 @@
-"""What migbatchd knows beside Slurm's queue, and how it becomes a snapshot: what nodes hold, reported and returned."""
+"""Collect migbatchd's state outside Slurm's queue and build snapshots: leases of nodes, reports, requeued jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 
 
 class NodeBoard(Protocol):
-    """The plan board, as far as it is read here."""
+    """The read interface of the plan board."""
 
     def current(self, node: str) -> PublishedPlan | None:
         """Return the newest plan of `node`; None until one was published."""
@@ -38,9 +38,9 @@ class NodeBoard(Protocol):
 
 
 class CompleteView(LiveView):
-    """`LiveView` of those nodes alone that have told everything that they hold, to this database and this service.
+    """`LiveView` of the nodes that have reported all their leases to this database and this service.
 
-    What the database holds of others may be of any age. Nothing is planned for them, and what Slurm was told stays.
+    The database's data of other nodes may be of any age. Nothing is planned for them, and their counts in Slurm remain.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class CompleteView(LiveView):
         self._complete: set[str] = set()
 
     def set_complete(self, node: str, complete: bool) -> None:
-        """Note whether what is known of a node is all that it holds."""
+        """Record whether the known leases of a node are all that it has."""
         with self._lock:
             (self._complete.add if complete else self._complete.discard)(node)
 
@@ -60,15 +60,15 @@ class CompleteView(LiveView):
 
 
 class Observer:
-    """Collects what comes between two snapshots; fed from the event loop, read from the controller's thread.
+    """Collect events between two snapshots; fed from the event loop, read from the controller's thread.
 
     Args:
-        view: what the nodes hold.
-        board: what they were told to offer.
+        view: leases of the nodes.
+        board: offers of the nodes.
         total: the constant sum of a node's mig counts, by its row.
-        silence_s: a node that was not heard for so many seconds is left as it is.
+        silence_s: a node without a message for so many seconds is not changed.
         predictions: the predictor.
-        blackout: whether nothing may be lent at a moment (unix seconds).
+        blackout: whether nothing may be lent at a time (unix seconds).
     """
 
     def __init__(
@@ -86,19 +86,19 @@ class Observer:
         self._lock = threading.Lock()
         self._told: list[Told] = []
         self._past: LendingPast | None = None
-        #: by node, its row and what it was told to offer; those that stay are the same objects from round to round
+        #: by node, its row and its plan; unchanged ones are the same objects from round to round
         self._rows: dict[str, NodeRow] = {}
         self._statuses: dict[str, PlanStatus] = {}
-        #: what empty space is best offered as, by the history of requests
+        #: profiles to offer for empty space, by the history of requests
         self.preference: tuple[Profile, ...] = ()
 
     def remember(self, past: LendingPast) -> None:
-        """Hand over what the record knew when the service started."""
+        """Set the record's data at the start of the service."""
         with self._lock:
             self._past = past
 
     def ingested(self, node: str, events: Sequence[Mapping[str, Any]], now: float | None = None) -> None:
-        """Take in what a node told of its runs, after it was stored: their own reports, and which it sent back."""
+        """Add a node's events about its runs, after they were stored: progress reports, and misfits."""
         moment = time.time() if now is None else now
         told = []
         for event in events:
@@ -112,7 +112,7 @@ class Observer:
     def snapshot(
         self, now: float, jobs: Sequence[JobRow], rows: Sequence[NodeRow], answers: Answers, recording: bool
     ) -> ClusterSnapshot:
-        """Return the cluster as it is now; what is told once only is in this snapshot and in no later one."""
+        """Return the current cluster; one-time events are in this snapshot and in no later one."""
         inventory = self.view.facts()
         before, self._rows = self._rows, {}
         known, self._statuses = self._statuses, {}

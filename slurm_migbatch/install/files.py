@@ -1,7 +1,7 @@
-"""Files and directories of one host as they are to be: what differs, as a diff; writing it with backups; undoing it.
+"""Compare files and directories of one host with the wanted ones: diff, write with backups, undo.
 
-What was written stands in a record beside the backups, with a digest: a file of ours that somebody edited since is
-never overwritten, and a site's file gets back what it held before. Standard library only.
+Written files are listed in a record next to the backups, with a digest: a file of migbatch's that was edited since is
+never overwritten, and a site's file is restored to its earlier content. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from slurm_migbatch.install.undo import undo
 Kind = Literal["own", "once", "site", "directory"]
 _RECORD: Final = "record.json"
 _LONG: Final = 150
-"""Lines of a new file that a diff shows unless all are asked for."""
+"""Lines of a new file that a diff shows by default."""
 
 
 class InstallConflict(RuntimeError):
-    """A file cannot be written or taken back without losing what somebody else wrote; the text says what to do."""
+    """A file cannot be written or removed without losing other changes; the text says what to do."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A file or directory as it is to be.
+    """A wanted file or directory.
 
     Attributes:
-        path: where.
-        text: what it holds; of a directory nothing.
-        kind: "own" is ours alone, "once" is written where there is none and then the site's, "site" is the site's and
-            edited, "directory" is made.
-        mode, owner: of what is made; a site's file keeps its own.
+        path: its path.
+        text: its content; empty for a directory.
+        kind: "own" belongs to migbatch alone, "once" is written if missing and then belongs to the site, "site" is the
+            site's and edited, "directory" is created.
+        mode, owner: of new files; a site's file keeps its own.
     """
 
     path: str
@@ -50,7 +50,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Entry:
-    """What the record knows of one path: the text as written by us, and the name of the backup of what was there."""
+    """Record of one path: the text as written by migbatch, and the name of the backup of the previous content."""
 
     path: str
     kind: Kind
@@ -61,9 +61,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class FileChange:
-    """A difference between what is and what is to be; `before` or `after` None: there is no such file.
+    """A difference between the current and the wanted state; `before` or `after` None: no such file.
 
-    `conflict` says why it cannot be made, and what to do; `back`: it takes away what was written earlier.
+    `conflict` says why it cannot be applied, and what to do; `back`: it removes something written earlier.
     """
 
     path: str
@@ -77,7 +77,7 @@ class FileChange:
 
 
 def read(path: str) -> str | None:
-    """Return the text of a file, bytes that are no UTF-8 kept; None where there is none."""
+    """Return the text of a file, keeping bytes that are not UTF-8; None if there is none."""
     try:
         return Path(path).read_bytes().decode("utf-8", "surrogateescape")
     except (FileNotFoundError, NotADirectoryError):
@@ -115,17 +115,17 @@ class InstallRecord:
                 ) from None
 
     def keep(self, name: str, text: str) -> str:
-        """Store a text beside the record; returns its name."""
+        """Store a text next to the record; returns its name."""
         file = f"{name.strip('/').replace('/', '%')}.{digest(text)[:12]}"
         if self._read(file) is None:
             self._write(file, text)
         return file
 
     def kept(self, name: str) -> str:
-        """Return a text that was kept.
+        """Return a stored text.
 
         Raises:
-            InstallConflict: it is gone.
+            InstallConflict: it is missing.
         """
         text = self._read(name)
         if text is None:
@@ -133,7 +133,7 @@ class InstallRecord:
         return text
 
     def save(self) -> None:
-        """Write the record; where it holds nothing it goes, with all backups."""
+        """Write the record; an empty one is removed, with all backups."""
         if self.entries:
             data = {"version": 1, "entries": [asdict(entry) for entry in self.entries.values()]}
             self._write(_RECORD, json.dumps(data, indent=1) + "\n")
@@ -208,11 +208,11 @@ def write(path: str, text: str, mode: int, owner: tuple[int, int] | None, folder
     os.replace(fresh, path, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-# --- what differs
+# --- differences
 
 
 def differing(wanted: Iterable[Wanted], record: InstallRecord) -> list[FileChange]:
-    """Return what must change for `wanted` to be; nothing where all is as it is to be."""
+    """Return the changes needed for `wanted`; nothing if everything is in place."""
     return [change for target in wanted if (change := _difference(target, record)) is not None]
 
 
@@ -241,7 +241,7 @@ def _directory(target: Wanted) -> FileChange | None:
 
 
 def leaving(record: InstallRecord) -> list[FileChange]:
-    """Return what must change for everything that was written to be gone."""
+    """Return the changes that remove everything that was written."""
     found = [_back(entry, record) for entry in reversed(record.entries.values()) if entry.kind != "directory"]
     folders = sorted((entry for entry in record.entries.values() if entry.kind == "directory"), key=lambda e: e.path)
     found += [FileChange(entry.path, "", None, "directory") for entry in reversed(folders)]
@@ -296,11 +296,11 @@ def _shown(text: str | None) -> list[str]:
     return printable.splitlines(keepends=True)
 
 
-# --- making it so
+# --- applying
 
 
 def apply(changes: Iterable[FileChange], record: InstallRecord) -> None:
-    """Make changes and note each before it is made; those with a conflict are left out."""
+    """Apply changes and record each before it is made; those with a conflict are skipped."""
     for change in changes:
         if change.conflict:
             continue
@@ -365,7 +365,7 @@ def _write(change: FileChange) -> None:
 
 
 def _site_entry(change: FileChange, after: str, record: InstallRecord) -> Entry:
-    """Return what is to be known of a site's file: what it holds without our edits, and with them."""
+    """Return the record of a site's file: its content without migbatch's edits, and with them."""
     original = change.before
     entry = record.entries.get(change.path)
     if entry is not None and entry.kind == "site" and original is not None:

@@ -20,7 +20,7 @@ SLURM_QUERY_S = 6.0
 
 
 def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[int, str]:
-    """Exit code and line. `reason` says why the agent did not do it."""
+    """Return exit code and line. `reason` says why the agent did not do it."""
     from slurm_migbatch.mig.driver import DriverError
     from slurm_migbatch.node.conf import ConfError
     from slurm_migbatch.node.config import load
@@ -55,7 +55,7 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[
 
 
 def without_journal(config: NodeConfig, env: HookEnv, why: str) -> tuple[int, str]:
-    """Run the hook where the journal cannot be opened. Raises PathsError."""
+    """Run the hook if the journal cannot be opened. Raises PathsError."""
     from slurm_migbatch.node import ending
     from slurm_migbatch.node.caps import Caps
     from slurm_migbatch.node.gpus import Gpus
@@ -70,7 +70,7 @@ def without_journal(config: NodeConfig, env: HookEnv, why: str) -> tuple[int, st
 
 
 def inside_job(job: int) -> str:
-    """Say why this process is in the wrong cgroup, if it is: PrologFlags=RunInJob would hide the devices from it."""
+    """Return why this process is in the wrong cgroup, if it is: PrologFlags=RunInJob would hide the devices from it."""
     try:
         with open("/proc/self/cgroup", encoding="ascii", errors="replace") as file:
             text = file.read()

@@ -46,17 +46,17 @@ FINAL = (
     "REVOKED",
     "TIMEOUT",
 )
-"""`slurm.states.ENDED` once more, which hooks do not import; tests/node/test_liveness_states.py compares them."""
+"""Copy of `slurm.states.ENDED`, which hooks do not import; tests/node/test_liveness_states.py compares them."""
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 UNKNOWN = "Invalid job id specified"
 
 
 class LivenessError(RuntimeError):
-    """Which runs are over cannot be found out; the message says why."""
+    """Ended runs cannot be determined; the message says why."""
 
 
 class JobRecord(NamedTuple):
-    """A job as slurmctld shows it: how often it was requeued, its state as squeue prints it, and its nodes."""
+    """A job as slurmctld shows it: its restart count, its state as squeue prints it, and its nodes."""
 
     restarts: int
     state: str

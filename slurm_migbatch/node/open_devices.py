@@ -25,7 +25,7 @@ from itertools import islice
 from typing import NamedTuple
 
 MOST = 4096
-"""Descriptors of one process that are looked at; more belong to a process that holds them for their number."""
+"""Most descriptors of one process to check; more are held only for their number."""
 
 
 _NAME = re.compile(r"/nvidia-cap[0-9]+( \(deleted\))?$")
@@ -44,7 +44,7 @@ class OpenDevice(NamedTuple):
 
 
 class OpenDeviceScan:
-    """Scans the processes of the machine, some at a time."""
+    """Scan the processes of the machine, some at a time."""
 
     def __init__(self) -> None:
         self._after = 0

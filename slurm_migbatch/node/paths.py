@@ -1,7 +1,7 @@
-"""The directories of the node: RunDir (gone at reboot), StateDir and ProgressDir, opened so that nobody can swap them.
+"""Open the node's directories RunDir (lost at reboot), StateDir and ProgressDir so that nobody can replace them.
 
 RunDir is 0755 with `job/` (0755, hand-offs, each read by its user) and `lock/` (0700); StateDir is 0700; ProgressDir is
-0711, a file system of its own with files that users write (`progress.py`). All belong to root.
+0711, a separate file system with files that users write (`progress.py`). All belong to root.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -19,11 +19,11 @@ from slurm_migbatch.node.config import NodeConfig
 
 
 class PathsError(RuntimeError):
-    """A directory is missing, foreign or writable by others; the message says which and what to do."""
+    """A directory is missing, of another owner or writable by others; the message says which and what to do."""
 
 
 class Paths(NamedTuple):
-    """Open directories as descriptors, and the paths of what lies in StateDir."""
+    """Open directories as descriptors, and the paths in StateDir."""
 
     run: int
     job: int
@@ -34,7 +34,7 @@ class Paths(NamedTuple):
 
     @classmethod
     def open(cls, config: NodeConfig) -> Paths:
-        """Open them, making what is missing. Raises PathsError."""
+        """Open them, creating missing ones. Raises PathsError."""
         run = _directory(config.run_dir, 0o755)
         return cls(
             run=run,
@@ -52,7 +52,7 @@ class Paths(NamedTuple):
 
 
 def public(path: str) -> int:
-    """Open a directory that everyone may read and root alone may change; makes it. Raises PathsError."""
+    """Open a directory that everyone may read and only root may change; create it if missing. Raises PathsError."""
     return _directory(path, 0o755)
 
 
@@ -62,12 +62,12 @@ def _checked(path: str) -> str:
 
 
 def limited(path: str) -> int:
-    """Open ProgressDir, with a file system of its own mounted on it where that can be done."""
+    """Open ProgressDir, with a separate file system mounted on it if possible."""
     mode = 0o711
     handle = _directory(path, mode)
     with suppress(OSError):  # then no progress file is made (`progress.make`)
         if not tmpfs.is_mounted(handle):
-            with tmpfs.alone(handle):  # others wait here, and then see it at the same path
+            with tmpfs.alone(handle):  # other processes wait here, and then see it at the same path
                 again = _directory(path, mode)
                 try:
                     if not tmpfs.is_mounted(again):

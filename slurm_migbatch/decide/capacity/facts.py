@@ -1,4 +1,4 @@
-"""What a node has told of its GPUs: the slots that are taken, those out of use, and idle instances."""
+"""State of a node's GPUs by its reports: leased slots, slots out of use, and idle instances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU as the planner is told of it: what its node says, what its plan says, and when its jobs should end."""
+"""Build the planner's view of a GPU from its node's report, its plan, and the end times of its jobs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class KnownGpu(NamedTuple):
         until: tuple[float | None, ...],
         guests: tuple[bool, ...] = (),
     ) -> KnownGpu:
-        """Read what a node says of one GPU.
+        """Read a node's report of one GPU.
 
         Args:
-            facts: what the node says.
-            rows: the slots of its present plan.
+            facts: the node's report.
+            rows: the slots of its current plan.
             until: when each lease should end.
             guests: whether Slurm counts each lease as a guest; empty: none of them.
         """

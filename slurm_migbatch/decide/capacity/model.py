@@ -1,4 +1,4 @@
-"""What the planner is told and what it answers, as plain values. Times are unix seconds."""
+"""Define the planner's input and result as plain values. Times are unix seconds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _slot_of = itemgetter(0)
 class Lease(NamedTuple):
     """A slot that is taken: by a run of a job, or by a zombie (an instance that could not be destroyed; job None).
 
-    `until` is when it should be free by the job's time limit; None where nothing bounds it. With `guest` Slurm does not
-    count it under its profile: the job came to share it, and is alone there by now.
+    `until` is when it should be free by the job's time limit; None without a limit. With `guest` Slurm does not
+    count it under its profile: the job came to share it, and is alone there now.
     """
 
     slot: Slot
@@ -74,19 +74,19 @@ class Gpu:
 
 
 class Mode(Enum):
-    """What may be done with a node's supply."""
+    """Allowed changes to a node's supply."""
 
     OPEN = "open"  # plan freely
-    FROZEN = "frozen"  # what it offers stays and counts; nothing is changed, because it might not learn of it
+    FROZEN = "frozen"  # its offers remain and count; nothing is changed, because the node might not receive it
     WITHDRAWN = "withdrawn"  # used slots only: Slurm would start jobs there that fail
-    CLOSED = "closed"  # Slurm starts nothing there; its plan stays, and what it offers is not counted
+    CLOSED = "closed"  # Slurm starts nothing there; its plan remains, and its offers are not counted
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node: its GPUs, what Slurm counts as in use on it, and the constant sum of its mig counts.
+    """One node: its GPUs, Slurm's counts in use, and the constant sum of its mig counts.
 
-    `unlocated` are the slices of jobs that run here and have no lease yet: which slots they took is not known.
+    `unlocated` are the slices of running jobs without a lease yet: their slots are unknown.
     """
 
     name: str
@@ -97,10 +97,10 @@ class Node:
     mode: Mode = Mode.OPEN
 
     def unmatched(self) -> Counter[Profile]:
-        """Return slices that are in use somewhere among the free slots.
+        """Return slices that are in use on unknown free slots.
 
-        What Slurm counts beyond the leases is one bound, and jobs without a lease are another: a job that ended unheard
-        of hides one that started unheard of from the counts alone.
+        Slurm's counts beyond the leases are one bound, and jobs without a lease are another: in the counts an
+        unreported end hides an unreported start.
         """
         return self._unmatched
 
@@ -138,18 +138,18 @@ class Kind:
         return self._hash
 
 
-#: Demands of a kind mostly share one object.
+#: Demands of a kind usually share one object.
 _kind = lru_cache(maxsize=256)(Kind)
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What pending work needs, in Slurm's order of consideration.
+    """Needs of pending work, in Slurm's order of consideration.
 
-    `parts` are slices on each of `nodes` nodes; `copies` jobs alike (array tasks). `pool` names the nodes on which
+    `parts` are slices on each of `nodes` nodes; `copies` equal jobs (array tasks). `pool` names the nodes on which
     Slurm could start it. `limit_s` is its time limit. Demands that share a value of `apart` (components of one
-    heterogeneous job) are of use only all together, and on nodes of their own each; such a one may have no parts.
-    A `loan` may have what is left when all others are served; nothing is moved or kept free for it.
+    heterogeneous job) are useful only all together, each on nodes of its own; such a component may have no parts.
+    A `loan` gets only what is left after all others; nothing is moved or reserved for it.
     """
 
     job: int
@@ -163,7 +163,7 @@ class Demand:
 
     @lazy
     def kind(self) -> Kind:
-        """What tells demands apart as far as finding room for them goes."""
+        """Properties of demands that matter for finding room."""
         return _kind(self.pool, self.parts, self.nodes)
 
     @property
@@ -174,10 +174,10 @@ class Demand:
 
 @dataclass(frozen=True)
 class Reservation:
-    """Slots that are kept free for a demand that fits nowhere now: `(node, gpu, slot)`, one for each slice.
+    """Slots that are reserved for a demand that fits nowhere now: `(node, gpu, slot)`, one for each slice.
 
-    Free space in them is offered to nobody else. `copy` tells the tasks of an array apart. `at` is when the last of
-    them should be free; None where something without a time limit is in the way.
+    Free space in them is offered to no other job. `copy` distinguishes the tasks of an array. `at` is when the last of
+    them should be free; None if something without a time limit blocks it.
     """
 
     job: int
@@ -188,13 +188,13 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Restartable:
-    """A training that runs, and that may be stopped and started again elsewhere.
+    """A running training job that may be stopped and restarted elsewhere.
 
     Attributes:
-        demand: what it needs then.
-        node, gpu, slot: where it is now.
+        demand: its needs after that.
+        node, gpu, slot: its current place.
         until: the end of its time limit; None: it has none.
-        elsewhere: the other nodes that have as many CPUs free as it has.
+        elsewhere: the other nodes with enough free CPUs for it.
     """
 
     demand: Demand
@@ -207,7 +207,7 @@ class Restartable:
 
 @dataclass(frozen=True)
 class PlannedMove:
-    """A training that makes way: its job, and the job that waits for its place."""
+    """A training job to move, and the pending job that gets its place."""
 
     job: int
     waiting: int
@@ -218,8 +218,8 @@ class NodePlan:
     """The new plan of a node.
 
     `layouts`: GPU uuid -> every slot that its jobs may have, used and free. `offers`: free slots by profile that Slurm
-    may be told of. `withdrawn`: profiles of which a slot that nobody holds by the old plan is not in this one.
-    `fixed`: the slots are not to be changed now, only what Slurm says of them. `open`: Slurm may start jobs there.
+    may count. `withdrawn`: profiles with an unused slot in the old plan that is not in this one.
+    `fixed`: the slots must not be changed now, only Slurm's counts. `open`: Slurm may start jobs there.
     """
 
     node: str
@@ -249,11 +249,11 @@ class ClusterPlan:
     nodes: Mapping[str, NodePlan]
     reservations: tuple[Reservation, ...] = ()
     placed: Mapping[int, Placed] = field(default_factory=dict)
-    #: jobs that wait: neither supply nor a reservation now
+    #: jobs with neither supply nor a reservation now
     waiting: tuple[int, ...] = ()
-    #: those of them that wait for ever: components that cannot have nodes of their own, however free the nodes are
+    #: those of them that can never start: components that cannot have nodes of their own, even if all nodes are free
     cramped: frozenset[int] = frozenset()
-    #: node -> profiles that Slurm counts as used beyond what leases and plan can explain; the node is left alone
+    #: node -> profiles that Slurm counts as used beyond what leases and plan explain; the node is left unchanged
     unexplained: Mapping[str, Mapping[Profile, int]] = field(default_factory=dict)
     moves: tuple[PlannedMove, ...] = ()
 

@@ -1,7 +1,7 @@
-"""Slurm's queue from snapshot to snapshot: which rows are new, and what planning needs of those that stay.
+"""Track Slurm's queue between snapshots: which rows are new, and the planner's data of unchanged ones.
 
-A row that is the same object as in the snapshot before is not looked at again, so a caller that keeps the objects of
-unchanged rows saves work. A row that is another object counts as new whatever it says, so nothing depends on that.
+A row that is the same object as in the previous snapshot is not processed again, so a caller that keeps the objects of
+unchanged rows saves work. A different object counts as new whatever its content, so correctness does not depend on it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from slurm_migbatch.slurm.client import JobRow
 #: Slurm's name of the gres.
 GRES: Final = "mig"
 _SIGNAL: Final = "signal="
-"""What the comment of a job holds that says which signal it takes for a warning."""
+"""Part of a job's comment that states which signal it takes as a warning."""
 
 
 class JobQueue:
     """The queue of the newest snapshot.
 
     Attributes:
-        jobs: it, in Slurm's order.
+        jobs: the queue, in Slurm's order.
         rows: by job id; of several rows of a job the last.
-        version: how many queues there were; who follows `edits` must have seen every one.
-        edits: how this queue is made of the one before.
-        fresh: rows that are new, or elsewhere than in the queue before; `gone`: those that it held there.
+        version: number of queues so far; users of `edits` must have processed every one.
+        edits: edits from the previous queue to this one.
+        fresh: rows that are new, or at another position than before; `gone`: those that were removed.
         changed: job ids of both.
         guests: jobs that Slurm has started as guests.
-        running: how many tasks of each array are active.
+        running: number of active tasks of each array.
     """
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ class JobQueue:
         return queue
 
     def update(self, jobs: Sequence[JobRow]) -> None:
-        """Take in the next queue."""
-        if not self._whole:  # the last one was not taken in to its end, or a job had two rows
+        """Set the next queue."""
+        if not self._whole:  # the last update was incomplete, or a job had two rows
             self._forget()
         self._whole = False
         now = tuple(jobs)
@@ -72,7 +72,7 @@ class JobQueue:
             self._follow(now, [Edit(0, 0, now)])
 
     def _forget(self) -> None:
-        """Start from nothing; who follows does so too."""
+        """Start from nothing; users of `edits` must do so too."""
         self.version += 1
         self.jobs, self.rows, self._holders, self._signalled = (), {}, {}, {}
         self.running, self.guests = Counter(), frozenset()

@@ -1,8 +1,8 @@
-"""Values of decisions to JSON and back, by their type hints.
+"""Encode values of decisions as JSON and decode them, by their type hints.
 
-A recording may come from a stranger, so nothing in it names what is built: the hint does. Fields of a dataclass that
-are at their default are left out, and those that a file lacks get it: a file of an earlier version stays readable.
-Mappings keep their order; one with keys that are no strings becomes a list of pairs. Sets are sorted.
+A recording may come from an untrusted source, so nothing in it names what is built: the hint does. Fields of a
+dataclass at their default are omitted, and missing ones get it: a file of an earlier version stays readable. Mappings
+keep their order; one with keys that are not strings becomes a list of pairs. Sets are sorted.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RecordedTask:
     state: str
 
 
-#: what a value behind a protocol becomes
+#: concrete types of values behind a protocol
 _CONCRETE: Final[Mapping[Any, type]] = {
     PublishedPlan: RecordedPlan,
     RunProgress: RecordedProgress,
@@ -80,10 +80,10 @@ _ODD: Final = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 class Codec:
-    """Encodes and decodes by type hints.
+    """Encode and decode by type hints.
 
     Args:
-        special: types that are written in a way of the caller's own.
+        special: types with an encoding of the caller's own.
         omit: fields of dataclasses that are neither written nor read.
     """
 
@@ -92,14 +92,14 @@ class Codec:
         self._omit = frozenset(omit)
 
     def encode(self, value: Any, hint: Any) -> Json:
-        """Return `value` as what `json.dumps` takes."""
+        """Return `value` in a form for `json.dumps`."""
         return self.codes(hint).encode(value)
 
     def decode(self, data: Json, hint: Any) -> Any:
         """Return the value that was encoded.
 
         Raises:
-            CodecError: `data` is nothing that the hint allows.
+            CodecError: `data` does not match the hint.
         """
         try:
             return self.codes(hint).decode(data)
@@ -156,7 +156,7 @@ class Codec:
         raise TypeError(f"cannot encode {_shown(kind)}")
 
     def _value(self, kind: type) -> Codes:
-        """Return the codes of layouts and grants, which check what they are made of."""
+        """Return the codecs of layouts and grants, which validate their parts."""
         if kind is Layout:
             slots = self.codes(tuple[Slot, ...])
             return Codes(lambda value: slots.encode(value.slots), lambda data: Layout(slots.decode(data)))
@@ -257,7 +257,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def canonical(data: Json) -> str:
-    """Return JSON in one spelling, so that equal data are equal texts."""
+    """Return canonical JSON, so that equal data are equal texts."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

@@ -36,7 +36,7 @@ class Delta(Generic[K]):
         return self._last
 
     def write(self, now: Mapping[K, Any]) -> Json:
-        """Return what changed since the last call; empty where nothing did."""
+        """Return the changes since the last call; empty if there are none."""
         before, self._last = self._last, dict(now)
         found: dict[str, Any] = {}
         if removed := [key for key in before if key not in now]:
@@ -60,7 +60,7 @@ class Delta(Generic[K]):
         """Return the mapping after a delta.
 
         Raises:
-            CodecError: it is no delta of the mapping before.
+            CodecError: it does not apply to the previous mapping.
         """
         if not delta:
             return self._last

@@ -1,4 +1,4 @@
-"""What the planner is told of nodes, kept from round to round for those of which nothing has changed."""
+"""Build the planner's input of nodes, cached between rounds for unchanged ones."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _HOLDING = (ACTIVE | {UNREAD}) - {"COMPLETING"}
 
 @dataclass(frozen=True)
 class _KnownNode:
-    """A node for the planner, and what it was made from.
+    """A node for the planner, and its sources.
 
     Attributes:
-        node: None where nothing can be planned for it.
-        notes: sentences about it that need somebody's attention.
+        node: None if nothing can be planned for it.
+        notes: sentences about it that need attention.
         jobs: those that have slices of it.
-        passing: whether what is said of it moves with the time: a job of it has ended, as far as Slurm knows.
+        passing: whether the result depends on the time: a job of it has ended, as far as Slurm knows.
         gpus: by UUID.
     """
 
@@ -45,7 +45,7 @@ class _KnownNode:
 
 
 class KnownNodes:
-    """The nodes of one snapshot after the other."""
+    """The nodes of successive snapshots."""
 
     def __init__(self) -> None:
         self._version = -1
@@ -61,12 +61,12 @@ class KnownNodes:
             snapshot: the cluster.
             queue: of the snapshot.
             pairs: second job -> first job of a slice that they are to share.
-            notes: takes sentences about nodes that need somebody's attention.
+            notes: receives sentences about nodes that need attention.
         """
         rows = {row.name: row for row in snapshot.nodes}
         started = queue.guests
         shares = bool(pairs or started)
-        # What two jobs share follows from much more than a node, so then every node is looked at.
+        # Sharing depends on much more than a node, so then every node is processed.
         stays = queue.version == self._version + 1 and not shares and not self._sharing
         self._version, self._sharing = queue.version, shares
         moved = _touched(queue) if stays else frozenset[str]()
@@ -124,7 +124,7 @@ def _look(
     now: float,
     before: _KnownNode | None,
 ) -> _KnownNode:
-    """Make a node for the planner."""
+    """Build a node for the planner."""
     if not sum(row.gres.values()):
         idle = f"{name} has MIG GPUs but no gres mig in slurm.conf, so nothing can be offered"
         return _KnownNode(facts, row, status, None, (idle,) if facts.gpus else ())

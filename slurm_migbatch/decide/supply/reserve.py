@@ -1,4 +1,4 @@
-"""Reservations: where a demand that fits nowhere now should find its slots soonest."""
+"""Reserve the slots that should be free soonest for a demand that fits nowhere now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
-#: A reservation moves only where that gains more than this, and more than a tenth of what is left to wait.
+#: A reservation moves only if that gains more than this, and more than a tenth of the remaining wait.
 _GAIN_S = 60.0
 _MAX_NODES = 64
 
@@ -28,7 +28,7 @@ _Ranked = tuple[When, int, str]
 #: Before every moment that matters.
 _BEFORE = -math.inf
 _Places = list[tuple[GpuClaims, Slot]]
-#: what of each GPU of a node decides when slices fit there; never changed in place
+#: what of each GPU of a node determines when slices fit there; never changed in place
 _Stamp = list[tuple[object, ...]]
 
 
@@ -43,7 +43,7 @@ class Reserver:
         self._bound: dict[frozenset[str], int] = {}
         self._ranked: dict[tuple[frozenset[str], Profile], list[_Ranked]] = {}
         self._emptiest: dict[frozenset[str], list[tuple[int, str]]] = {}
-        #: by node and slices: what decided when they fit soonest, and that
+        #: by node and slices: the inputs and the result of the earliest time at which they fit
         self._soonest_on: dict[tuple[str, tuple[Profile, ...]], tuple[_Stamp, tuple[When, _Places] | None]] = {}
         #: nodes with reservations
         self._blocked: set[str] = set()
@@ -56,13 +56,13 @@ class Reserver:
         self.least_limit_s = math.inf
 
     def is_full(self, pool: frozenset[str]) -> bool:
-        """Tell whether there may be no more reservations in the pool; once so, it stays so."""
+        """Return whether the pool has reached its limit of reservations; this does not change back."""
         return len(self.made) >= self._most or self._count.get(pool, 0) >= self._limit(pool)
 
     def reserve(self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]) -> bool:
-        """Reserve for one copy of a demand, or for all of several that have to be apart.
+        """Reserve for one copy of a demand, or for all of several that need separate nodes.
 
-        False where there may be no more reservations or no place can ever hold it.
+        False if the limit is reached or no place can ever hold it.
         """
         pools = {demand.pool for demand in demands}
         if any(self.is_full(pool) for pool in pools):
@@ -122,9 +122,9 @@ class Reserver:
     ) -> tuple[When, GpuClaims, Slot] | None:
         """Return the GPU that could hold the profile soonest.
 
-        GPUs are ranked once per pool and profile. Later claims and reservations only make a GPU worse, so it is enough
-        to look again at the one that comes first. A node stands for its GPUs as the plan has found them until it comes
-        first: then they take its place.
+        GPUs are ranked once per pool and profile. Later claims and reservations only make a GPU worse, so it is
+        sufficient to check the first one again. A node represents its unchanged GPUs until it comes first: then they
+        replace it.
         """
         ranked = self._ranked.get((pool, profile))
         if ranked is None:
@@ -210,7 +210,7 @@ class Reserver:
         return found
 
     def _rank_of(self, when: When) -> When:
-        """Return `when` as it compares with what was found in earlier rounds: all that is free now is `_BEFORE`."""
+        """Return `when` in a form comparable with results of earlier rounds: all that is free now is `_BEFORE`."""
         return when if when[1] > self._now else (when[0], _BEFORE, when[2])
 
     def _soonest(
@@ -232,7 +232,7 @@ class Reserver:
         return min(found, default=None)
 
     def _when(self, gpu_claims: GpuClaims, slot: Slot, ends: Callable[[Claim], float | None]) -> When | None:
-        """Return when the slot should be free; None where a reservation or the rest of the GPU forbids it."""
+        """Return when the slot should be free; None if a reservation or the rest of the GPU forbids it."""
         busy = self._busy(gpu_claims, ends)
         return _when(gpu_claims.gpu.geometry, gpu_claims.reserved, busy, slot, self._now)
 
@@ -243,7 +243,7 @@ class Reserver:
         profile: Profile,
         ends: Callable[[Claim], float | None],
     ) -> tuple[When, GpuClaims, Slot] | None:
-        """Return last round's place, if it can still be had."""
+        """Return the previous round's place, if it is still available."""
         name, uuid, slot = place
         if name not in pool or name not in self._fleet.nodes or not self._fleet.plannable(name):
             return None
@@ -265,7 +265,7 @@ class Reserver:
     def _several(
         self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
     ) -> tuple[When, list[_Places]] | None:
-        """Return places for each demand on nodes of its own, so that the last is free as soon as may be."""
+        """Return places for each demand on nodes of its own, so that the last is free as soon as possible."""
         most = sum(demand.nodes for demand in demands)
         options = [self._node_options(demand, most, ends) for demand in demands]
         best = _soonest_apart(demands, options)
@@ -305,7 +305,7 @@ class Reserver:
     def _all_again(
         self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
     ) -> tuple[When, list[_Places]] | None:
-        """Return last round's places, if every one of them can still be had beside the others."""
+        """Return the previous round's places, if all of them are still available together."""
         whens = []
         kept: list[_Places] = []
         by_gpu: dict[int, list[Slot]] = {}
@@ -352,7 +352,7 @@ class Reserver:
     ) -> tuple[When, _Places] | None:
         """Return the fewest ends, soonest first, after which all slices fit on the node.
 
-        Kept while its GPUs stay alike.
+        Cached while its GPUs are unchanged.
         """
         all_claims = self._fleet.on(name)
         stamp: _Stamp = [
@@ -445,7 +445,7 @@ class Reserver:
         return found
 
     def _freeze(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> None:
-        """Fix the claims on this GPU where they are, so that the reserved slots can rely on it."""
+        """Fix the claims on this GPU in their slots, because the reserved slots depend on it."""
         if not gpu_claims.claims:
             return
         gpu_claims.until = self._busy(gpu_claims, ends)
@@ -472,7 +472,7 @@ class Reserver:
 
 @lru_cache(maxsize=1 << 16)
 def _openings(geometry: Geometry, taken: Layout, profile: Profile) -> tuple[tuple[Slot, tuple[int, ...], int], ...]:
-    """Return each slot that could be had, which of the taken ones are in its way, and their memory slices."""
+    """Return each available slot, the taken slots in its way, and their memory slices."""
     found = []
     for slot in geometry.info(profile).slots if profile in geometry else ():
         inside = tuple([i for i, other in enumerate(taken) if other.placement.mask & slot.placement.mask])
@@ -483,9 +483,9 @@ def _openings(geometry: Geometry, taken: Layout, profile: Profile) -> tuple[tupl
 
 
 def _first_of(known: Admission, profile: Profile) -> tuple[When, int] | None:
-    """Return when the first GPU of a node should have room as it was found, and its number; `_BEFORE` where it has.
+    """Return when the first GPU of a node should have room in its initial state, and its number; `_BEFORE` if it has.
 
-    As long as none of its ends has passed, that does not depend on the time it is now.
+    As long as none of its ends has passed, that does not depend on the current time.
     """
     first: tuple[When, int] | None = None
     for i, (shape, until, some) in enumerate(zip(known.shapes, known.until, known.soonest, strict=True)):
@@ -534,7 +534,7 @@ def _when(geometry: Geometry, reserved: Sequence[Slot], busy: Busy, slot: Slot, 
 def _soonest_apart(
     demands: Sequence[Demand], options: Sequence[Mapping[str, tuple[When, _Places]]]
 ) -> tuple[When, list[list[str]]] | None:
-    """Return nodes for each demand, no two the same, and when the last is free; None where there are none."""
+    """Return nodes for each demand, no two the same, and when the last is free; None if there are none."""
     most = sum(demand.nodes for demand in demands)
     best: tuple[When, list[list[str]]] | None = None
     whens = sorted({when for some in options for when, _ in some.values()})
