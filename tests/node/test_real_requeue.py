@@ -72,7 +72,9 @@ def test_a_misfit_of_a_part_of_a_heterogeneous_job_sends_all_of_it_back(bed):
 
 def test_a_job_that_is_cancelled_during_its_prolog_does_not_come_back(bed):
     job = int(bed.submit("--nodelist=n1", "--requeue", "--hold", "--comment=try [mig:7g.80gb:3]", wrap="echo I RAN"))
-    with (bed.node_directory("n1") / "run/lock" / run_lock(job)).open("w") as lock:
+    locks = bed.node_directory("n1") / "run" / "lock"
+    locks.mkdir(mode=0o700, parents=True, exist_ok=True)  # no hook has run there yet, where this test is the first
+    with (locks / run_lock(job)).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         bed.run(["scontrol", "release", str(job)])
         bed.wait_job(job, "RUNNING")
