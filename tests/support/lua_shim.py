@@ -72,7 +72,7 @@ local function record(fields, set, environment)
       if name == "argv" then return fields.given_argv and { [0] = "job.sh", fields.given_argv } or nil end
       if name == "reservation" then return fields.uncatalogued == "1" and "bare" or nil end
       if STRINGS[name] then return fields[name] end
-      if NUMBERS[name] then return tonumber(fields[name]) or NUMBERS[name] end
+      if NUMBERS[name] then return tonumber(fields["given_" .. name] or fields[name]) or NUMBERS[name] end
       error("no field " .. tostring(name))
     end,
     __newindex = function(_, name, value)
