@@ -72,7 +72,7 @@ local function record(fields, set, environment)
       if name == "argv" then return fields.given_argv and { [0] = "job.sh", fields.given_argv } or nil end
       if name == "reservation" then return fields.uncatalogued == "1" and "bare" or nil end
       if STRINGS[name] then return fields[name] end
-      if NUMBERS[name] then return tonumber(fields[name] or fields["given_" .. name]) or NUMBERS[name] end
+      if NUMBERS[name] then return tonumber(fields["given_" .. name] or fields[name]) or NUMBERS[name] end
       error("no field " .. tostring(name))
     end,
     __newindex = function(_, name, value)
@@ -164,7 +164,7 @@ class Shim:
         `environment`, with `count_steps` what it took in `steps`.
 
         Whether the marker says that a change wrote it is in `changed`; in the answer it is as the service writes it.
-        `more`: what else the job has (`script`, `argv`, `user_id`)."""
+        `more`: what else the job has (`script`, `argv`)."""
         assert self._process.stdin and self._process.stdout
         message = protocol.encode({**request.to_fields(), **{f"given_{name}": text for name, text in more.items()}})
         self._process.stdin.write(message.replace(b"\0", b"%00"))  # Lua's io.read ends a line there
