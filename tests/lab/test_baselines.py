@@ -272,7 +272,7 @@ def test_every_registered_policy_plays() -> None:
 
 def test_policies_that_cannot_be_made_say_why() -> None:
     static, halves = registry.find("static"), registry.find("halves")
-    with pytest.raises(PlaceError, match=r"cannot be cut into 4g\.40gb, 4g\.40gb"):
+    with pytest.raises(PlaceError, match=r"cannot be divided into 4g\.40gb, 4g\.40gb"):
         static.play(static.params(layout=("4g.40gb", "4g.40gb")), Setup(A100, 1, 1, (), Whole()))
     with pytest.raises(PlaceError, match="1 nodes cannot be divided"):
         halves.play(halves.params(), Setup(A100, 1, 4, (), Whole()))

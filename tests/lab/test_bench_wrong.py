@@ -100,7 +100,7 @@ def test_a_training_that_its_limit_ends_is_not_taken_for_done(data):
     found = lendslices.miso(data)
     job = SimulatedJob(1, "train1", 0.0, 900.0, app="bert-base", batch=8, costs=lendslices.TRAIN)
     played = PlayedLoad([job], [SimulatedJob(9, "infer", 0.0, 5.0, "infer", profile=THREE)], [], limits={1: 300})
-    with pytest.raises(NotMeasurable, match="never done"):
+    with pytest.raises(NotMeasurable, match="never ended"):
         lendruns.play(played, found, lendruns.WAYS["ours"])
 
 

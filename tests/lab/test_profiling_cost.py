@@ -80,7 +80,7 @@ def test_scenarios_of_parvagpu_have_a_column_for_each_model_in_order(tmp_path: P
 def test_scenarios_that_do_not_fit_the_table_are_made_up(tmp_path: Path, latency: str) -> None:
     found = samples(laboratory(models=("vgg16", "resnet50"), source="ParvaGPU"))
     served, why = services(scenarios(tmp_path, latency, "10,1\n20,30"), found)
-    assert "made up" in why and {s.sample.model for s in served} == {"vgg16", "resnet50"}
+    assert "synthetic" in why and {s.sample.model for s in served} == {"vgg16", "resnet50"}
 
 
 def test_points_are_chosen_once_each_and_more_are_known_at_each_stage() -> None:

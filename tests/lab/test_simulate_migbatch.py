@@ -193,7 +193,7 @@ def test_jobs_that_fit_nowhere_are_named(write: Callable[..., Path]) -> None:
     first, second = ours["notices"]
     assert first.startswith("2 jobs were refused; the first, 1 (1 x 1g.6gb): ")
     assert "1g.6gb" in first.partition("): ")[2]
-    assert second.startswith("2 jobs were not done")
+    assert second.startswith("2 jobs had not ended")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_wrong_calls_are_refused(write: Callable[..., Path], tmp_path: Path) -> 
     done = run(write(), "--policy", "fifo", "--config", "x.toml")
     assert done.exit_code == 2 and "--config is for policy migbatch" in done.output
     done = run(write(), "--policy", "fifo", "--policy", "sjf", "--log", tmp_path / "x")
-    assert done.exit_code == 2 and "--log takes the events of one policy" in done.output
+    assert done.exit_code == 2 and "--log writes the events of one policy" in done.output
     done = run(write(base=BASE.replace("gpus = 2", "gpus = 2\nmig = false")))
     assert isinstance(done.exception, PlaceError) and "cluster.mig = true" in str(done.exception)
 

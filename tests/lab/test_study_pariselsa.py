@@ -102,7 +102,7 @@ def test_the_commands_print_one_object_or_tables(monkeypatch, table, tmp_path, n
     done = CliRunner().invoke(cli, ["bench", "study", name, "--data", str(table), *count], standalone_mode=False)
     assert done.exception is None, done.exception
     assert "reconstruction" in done.stdout
-    assert "migbatchd runs nothing of this" in done.stdout
+    assert "migbatchd uses none of these rules" in done.stdout
 
 
 @pytest.mark.parametrize("measure", [pariselsa.measure, dstack.measure])

@@ -154,7 +154,7 @@ def test_the_command_speaks_to_people(tmp_path: Path) -> None:
     for part in ("error of throughput", "error of memory", "roofline", "under a latency limit", "relative", "all cnn"):
         assert part in said
     said = run("profiling", "--data", str(data), "--level", "0.9")
-    assert "made up" in said and "100%" in said and "measured cells only" in said
+    assert "synthetic" in said and "100%" in said and "measured cells only" in said
     assert json.loads(run("profiling", "--data", str(data), "--json"))["bars"]
 
 
