@@ -1,1 +1,3 @@
-"""Simulator, traces, baselines, experiments and evaluation: what the product is measured with, and never imports."""
+"""Simulate, benchmark and evaluate migbatch: simulator, traces, baselines and experiments, never imported by the
+product.
+"""

@@ -1,4 +1,4 @@
-"""Figures and the bars they are held against, in the form that every benchmark prints."""
+"""Compare figures with their targets ("bars"), in the form that every benchmark prints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class NotMeasurable(ValueError):
-    """The data, or what was run, does not hold what an experiment needs; the message says what."""
+    """Required data are missing; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Bar:
         return {**fields, **({"at_least": True} if self.at_least else {}), **floor}
 
     def line(self) -> str:
-        """Return one line for people."""
+        """Return one line of text."""
         floor = "" if self.floor is None else f"; {self.floor:.4g} without migbatch"
         met = "ok" if self.ok else "MISSED"
         return f"{met:<7} {self.name}: {self.value:.4g} (target {self.sign} {self.target:g}{floor})"
@@ -63,7 +63,7 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Times:
-    """Durations of one thing, in milliseconds."""
+    """Durations of one operation, in milliseconds."""
 
     median_ms: float
     p99_ms: float

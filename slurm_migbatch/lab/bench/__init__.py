@@ -1,1 +1,1 @@
-"""What parts of the product cost on this machine, as ratios."""
+"""Measure the cost of parts of the product on this machine, as ratios."""

@@ -1,7 +1,7 @@
-"""What the hooks cost: Prolog, TaskProlog and Epilog as slurmd starts them, against starting Python for nothing.
+"""Measure Prolog, TaskProlog and Epilog as slurmd starts them, relative to starting Python.
 
-The driver is the simulated one without latency, so what is measured is ours: interpreter, imports, files, locks,
-journal and the trip to the agent. Base and hooks take turns, so that a busy machine slows all of them alike.
+The simulated driver has no latency here, so only migbatch's own cost is measured: interpreter, imports, files, locks,
+journal and the request to the agent. Base and hooks alternate, so that a busy machine slows all of them equally.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slurm_migbatch.testbed.simdriver import SimulatedMachine
 MEDIAN_TARGET, P99_TARGET = 3.0, 6.0
 NODE = "bench"
 HOOKS = ("prolog", "task_prolog", "epilog")
-#: NVML calls that make or take away something
+#: NVML calls that create or destroy instances
 CHANGES = (
     "nvmlDeviceCreateGpuInstance",
     "nvmlDeviceCreateGpuInstanceWithPlacement",
@@ -35,14 +35,14 @@ CHANGES = (
 
 
 class BenchError(RuntimeError):
-    """It could not be measured; the message says why."""
+    """A measurement is not possible; the message says why."""
 
 
 def measure(rounds: int = 300, gpu_type: str = "h100-80gb") -> dict[str, Any]:
     """Run the hooks of `rounds` jobs with the agent and as many without it.
 
     Returns:
-        Figures and bars. Ratios are to the median of `python3 -I -S -c pass` in the same turn.
+        Figures and bars. Ratios are to the median of `python3 -I -S -c pass` in the same round.
 
     Raises:
         BenchError: not root, or a hook failed.
@@ -136,7 +136,7 @@ def _start_agent(home: Path) -> subprocess.Popen[bytes]:
 
 
 def _series(home: Path, machine: SimulatedMachine, rounds: int, first_job: int) -> dict[str, Any]:
-    """One warm-up job, which makes the slice, then `rounds` jobs that find it."""
+    """One warm-up job, which creates the slice, then `rounds` jobs that find it."""
     base = [sys.executable, "-I", "-S", "-c", "pass"]
     times: dict[str, list[float]] = {name: [] for name in ("python", *HOOKS)}
     _job(home, first_job, {})
@@ -184,7 +184,7 @@ def _run(argv: Sequence[str], env: Mapping[str, str], expect: str = "") -> float
     """Seconds from start to end of a process, as slurmd sees them.
 
     Raises:
-        BenchError: it failed, or printed other than it should.
+        BenchError: it failed, or its output is not as expected.
     """
     read, write = os.pipe()
     try:

@@ -1,8 +1,8 @@
-"""A made-up large and busy site, for figures of migbatchd's rounds: running jobs, a long queue, and what changes.
+"""Simulate a large, busy site for figures of migbatchd's rounds: running jobs, a long queue, and changes.
 
-Slurm and the nodes answer at once, so what is measured is migbatchd's own. Rows of nodes are new objects in every
-round, as Slurm's client makes them; rows of jobs that stay are the same, as `daemon.poll` keeps them. What nodes hold
-and what they are told stands where migbatchd has it.
+Slurm and the nodes answer at once, so only migbatchd is measured. Rows of nodes are new objects in every
+round, as Slurm's client makes them; unchanged rows of jobs are the same objects, as in `daemon.poll`. Leases and plans
+are stored where migbatchd stores them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 
 NOW: Final = 1_800_000_000.0
 _LOAD: Final = 0.7
-"""How likely one more slice is in use on a GPU with room for it, at the beginning."""
+"""Probability that one more slice is in use on a GPU with room for it, at the beginning."""
 _SIZES: Final = {1: 6, 2: 3, 3: 3, 4: 1, 7: 1}
-"""How many of fourteen requests are for so many compute slices."""
+"""Requests by number of compute slices, of fourteen."""
 _STATES: Final = frozenset({"MIXED"})
 _PARTITIONS: Final = ("gpu", "train")
 _LIMITS: Final = (900, 3600, 4 * 3600, 24 * 3600)
@@ -56,7 +56,7 @@ class LargeSite:
         self.view = CompleteView()
         self._board = PlanBoard(wall=lambda: self.now, clock=lambda: self.now)
         self.gpus = nodes * gpus
-        self._random = random.Random(seed)  # noqa: S311 a made-up site, no secret
+        self._random = random.Random(seed)  # noqa: S311 a synthetic site, not a secret
         self._geometry, self._pending = geometry, pending
         self._slots = sorted(geometry.slots)
         plain = [info.profile for info in geometry.profiles if not info.profile.suffix]
@@ -85,7 +85,7 @@ class LargeSite:
             self._gres[name] = {plain[-1].gres_type: total, "none": total}
         self.submit()
 
-    # -- SlurmClient and plan board, as far as a round needs them --------------------------------------------------
+    # -- SlurmClient and plan board, as far as a round uses them ---------------------------------------------------
 
     def jobs(self) -> tuple[JobRow, ...]:
         """Slurm's queue: what runs, and what waits in its order."""
@@ -110,19 +110,19 @@ class LargeSite:
         return rows
 
     def set_gres(self, updates: Mapping[str, str]) -> None:
-        """Change what nodes offer."""
+        """Change nodes' offers."""
         for node, text in updates.items():
             self._gres[node] = _counts(text)
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
-        """Change no job: nobody here asked for a slice of any size."""
+        """Ignore: no job here may have any profile."""
 
     def current(self, node: str) -> Plan | None:
         """Return the plan of a node."""
         return self._board.current(node)
 
     def publish(self, node: str, gpus: GpuSlots, guests: Guests | None = None) -> int:
-        """Make this the plan of a node, which takes it over at once."""
+        """Make this the plan of a node, which applies it at once."""
         version = self._board.publish(node, gpus, guests)
         self._board.confirm(node, version)
         self._renewed[node] = None
@@ -137,24 +137,24 @@ class LargeSite:
         return self._board.wait_acked(node, version, timeout)
 
     def silence(self, node: str) -> float:
-        """Return when a node was heard."""
+        """Return when a node last sent a message."""
         return self._board.silence(node)
 
-    # -- what happens between rounds -------------------------------------------------------------------------------
+    # -- events between rounds -----------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Have every node ask migbatchd for its plan."""
+        """Let every node request its plan."""
         for name in self._held:
             self._board.heard(name)
 
     def submit(self) -> None:
-        """Submit jobs until as many wait as should."""
+        """Submit jobs until the queue has its length again."""
         while len(self._waiting) < self._pending:
             row = self._drawn(self._random.choice(self._asked))
             self._waiting[row.job_id] = row
 
     def end(self, count: int) -> None:
-        """End this many of the jobs that run, and have a tenth as many of those that wait cancelled."""
+        """End this many running jobs, and cancel a tenth as many pending ones."""
         ended = self._random.sample(list(self._running), min(count, len(self._running)))
         rows = [self._running.pop(job) for job in ended]
         runs = {(row.job_id, 0) for row in rows}
@@ -168,14 +168,14 @@ class LargeSite:
             del self._waiting[job]
 
     def start(self) -> int:
-        """Start in Slurm's order what finds its slices on offer; return how many jobs."""
+        """Start jobs in Slurm's order if their slices are offered; return how many."""
         for node in self._renewed:
             self._look(node)
         self._renewed.clear()
         return sum(row.reason == "Priority" and self._begun(row) for row in list(self._waiting.values()))
 
     def _look(self, node: str) -> None:
-        """See what a node offers now."""
+        """Read a node's current offer."""
         for nodes in self._free.values():
             nodes.pop(node, None)
         plan, held = self._board.current(node), self._held[node]

@@ -1,12 +1,12 @@
-"""What learning costs: a refit on many runs, and predictions where very many models are known.
+"""Measure learning: a refit on many runs, and predictions with very many known models.
 
-Runs are made up: a thousand models of known facts whose true curves are off from physics by a factor of two or so, run
-on slices of an H100 at several batches by a few dozen users. The refit is the whole of what migbatchd's child does
-(reading the record from SQLite, the check against the present model, writing the version); predictions are those of the
-chooser that answers submissions, of cells that nobody has asked for before.
+Runs are synthetic: a thousand models with known specifications whose true curves differ from physics by a factor of
+about two, run on slices of an H100 at several batches by a few dozen users. The refit is everything that migbatchd's
+child does (reading the record from SQLite, the check against the current model, writing the version); predictions are
+those of the chooser that answers submissions, for new cells.
 
-Both compute and do little else, so they are held against their targets by the time that they had a processor: what else
-this machine does is not theirs. Wall-clock time stands beside it.
+Both mostly compute, so their targets are in processor time, independent of other work on
+this machine. Elapsed time is printed as well.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measure(runs: int = 10_000, models: int = 1000, progress: Say = silent) -> d
     Returns:
         Figures and bars.
     """
-    chance = random.Random(20)  # noqa: S311 made-up jobs
+    chance = random.Random(20)  # noqa: S311 synthetic jobs
     with tempfile.TemporaryDirectory(prefix="migbatch-bench-") as place:
         geometry = _geometry(Path(place) / "machine")
         config = _config(Path(place), _made_up(models, chance))
@@ -96,7 +96,7 @@ def _geometry(place: Path) -> Geometry:
 
 
 def _made_up(count: int, chance: random.Random) -> dict[str, ModelConfig]:
-    """Facts of models beside the built-in ones that have curves, `count` in all."""
+    """Specifications of models in addition to the built-in ones with curves, `count` in all."""
     found = {}
     for number in range(count - sum(not generates(model.name) for model in BUILT_IN)):
         text = chance.random() < 0.5
@@ -183,7 +183,7 @@ def _refit(config: Config, progress: Say) -> dict[str, Any]:
 
 
 def _predict(config: Config, geometry: Geometry, chance: random.Random) -> dict[str, Any]:
-    """Choices of slices, each of another cell, as the submit service makes them."""
+    """Choices of slices, each of another cell, as in the submit service."""
     began = time.perf_counter()
     chooser = chooser_of(config)
     loading = time.perf_counter() - began
@@ -195,7 +195,7 @@ def _predict(config: Config, geometry: Geometry, chance: random.Random) -> dict[
     spent: list[float] = []
     own: list[float] = []
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # both as in the process that answers
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # both as in the answering process
     gc.disable()
     try:
         for number in range(_ASKED + 50):

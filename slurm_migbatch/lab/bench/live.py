@@ -1,11 +1,11 @@
-"""Lending on a real Slurm: the same wave with and without, and what `migbatch simulate`'s Slurm had predicted of both.
+"""Measure lending on a real Slurm: the same wave with and without, and the simulated Slurm's prediction of both.
 
-Two nodes of four simulated H100s. Inference belongs on the first half of the nodes. *half*: training has the other half
-and nothing more, under the same migbatchd, with the same elastic jobs and sizes. *lending*: it may have what is idle
-on the first half too.
+Two nodes of four simulated H100s. Inference uses the first half of the nodes. *half*: training has only the other half,
+under the same migbatchd, with the same elastic jobs and sizes. *lending*: it may also use idle slices
+of the first half.
 
-Both have migbatchd's decision, with the shipped configuration but for `waves.settings`. Every figure is read from the
-record that migbatchd keeps and from what the training jobs themselves wrote.
+Both use migbatchd's decision, with the default configuration plus `waves.settings`. Every figure is read from the
+record that migbatchd keeps and from the training jobs' own output.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def measure(
 
     Raises:
         NotMeasurable: a job was refused, or did not end.
-        TestbedError: the test bed is at fault.
+        TestbedError: the test bed failed.
     """
     wave = wave or draw(seed)
     ways: dict[str, dict[str, Any]] = {}
@@ -82,7 +82,7 @@ def _bars(half: Mapping[str, Any], lending: Mapping[str, Any]) -> list[Bar]:
 
 
 def run(wave: Wave, lending: bool, say: Say = silent, slurm_root: str = "") -> dict[str, Any]:
-    """One way, on a test bed of its own (with the Slurm of `slurm_root`, where given); its figures."""
+    """One way, on a test bed of its own (with the Slurm of `slurm_root`, if given); its figures."""
     with wavebed.bed_for(wave, waves.settings(wave), slurm_root, _partitions(wave, lending)) as bed:
         library = wavebed.install(bed.directory / "elastic")
         played = wavebed.play(bed, _plans(wave, library), say)
@@ -112,7 +112,7 @@ def _partitions(wave: Wave, lending: bool) -> dict[str, str]:
 
 
 def _plans(wave: Wave, library: Path) -> dict[str, list[wavebed.WaveJob]]:
-    """Return what each user submits: inference by one, training by another."""
+    """Return the submissions of each user: inference by one, training by another."""
     inference = [
         wavebed.WaveJob(
             request.at,

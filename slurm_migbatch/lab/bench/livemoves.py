@@ -1,12 +1,12 @@
-"""Moves on a real Slurm: the same day with and without, and what `migbatch simulate`'s Slurm had predicted of both.
+"""Measure moves on a real Slurm: the same day with and without, and the simulated Slurm's prediction of both.
 
 Two nodes of four simulated H100s, and jobs on slices of any size (`experiments.movewave`). *moves*: migbatchd's
-decision with the shipped configuration but for `movewave.settings`. *nothing moved*: the same with `[moves] enabled =
-false`. First fit stands beside as it is computed: no Slurm, no delay, and a start takes no time, so it is stronger than
-any site could have it.
+decision with the default configuration plus `movewave.settings`. *nothing moved*: the same with `[moves] enabled =
+false`. First fit is computed for comparison: no Slurm, no delay, and a start takes no time, so it is stronger than
+any real site.
 
-Trainings are those of `bench.live`. Waits are until the first start; what a training waits between its runs is part of
-its completion time.
+Training jobs are those of `bench.live`. Waits are until the first start; waits of a training job between its runs are
+part of its completion time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def measure(data: Path, seed: int = 1, say: Say = silent, slurm_root: str = "") 
 
     Raises:
         NotMeasurable: the trace is missing, a job was refused, or did not end.
-        TestbedError: the test bed is at fault.
+        TestbedError: the test bed failed.
         TraceError: the trace cannot be read.
     """
     kinds = movewave.kinds_of(data)
@@ -80,7 +80,7 @@ def measure(data: Path, seed: int = 1, say: Say = silent, slurm_root: str = "") 
 
 
 def bars(ours: Mapping[str, Any], still: Mapping[str, Any]) -> list[Bar]:
-    """Return what is held against a target: the day with moves beside the one without."""
+    """Return the figures with targets: the day with moves compared with the one without."""
     found = [
         Bar("mean wait with moves relative to no moves", fragmentation.ratio(ours["wait_s"], still["wait_s"]), 1.0),
         Bar("mean completion time with moves relative to no moves", ours["jct_s"] / still["jct_s"], 1.0),
@@ -99,7 +99,7 @@ def bars(ours: Mapping[str, Any], still: Mapping[str, Any]) -> list[Bar]:
 
 
 def run(wave: MoveWave, moves: bool, say: Say = silent, slurm_root: str = "") -> tuple[Outcome, dict[str, Any]]:
-    """One way, on a test bed of its own (with the Slurm of `slurm_root`, where given): jobs, and figures of moves."""
+    """One way, on a test bed of its own (with the Slurm of `slurm_root`, if given): jobs, and figures of moves."""
     with wavebed.bed_for(wave, movewave.settings(wave, moves), slurm_root, {}) as bed:
         library = wavebed.install(bed.directory / "elastic")
         played = wavebed.play(bed, plans(wave, library), say)
@@ -126,9 +126,9 @@ def _user(served: bool) -> str:
 
 
 def plans(wave: MoveWave, library: Path) -> dict[str, list[wavebed.WaveJob]]:
-    """Return what each user submits; `library`: of `wavebed.install`.
+    """Return the submissions of each user; `library`: of `wavebed.install`.
 
-    Of a training each step takes `STEP_S` seconds on the slice that it has.
+    Each step of a training job takes `STEP_S` seconds on its slice.
     """
     found: dict[str, list[wavebed.WaveJob]] = {wavebed.INFERENCE_USER: [], wavebed.TRAINING_USER: []}
     gpu = geometry(wave.gpu_type)

@@ -1,4 +1,4 @@
-"""What a look at Slurm's queue costs migbatchd beside the round that follows: reading it, and checks of all jobs."""
+"""Measure the cost of reading the queue before a round: reading it, and checks of all jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOKS: Final = 4
 
 
 def reading_s(jobs: Sequence[JobRow]) -> tuple[float, float]:
-    """Return the seconds of processor time of reading squeue's output: the first time, and as it was a second before.
+    """Return the seconds of processor time of reading squeue's output: the first time, and unchanged a second later.
 
     The latter is the median.
     """
@@ -32,19 +32,19 @@ def reading_s(jobs: Sequence[JobRow]) -> tuple[float, float]:
         mark = new_mark()
         output = "".join(_printed(row, mark) for row in sample)
         begun = time.thread_time()
-        with uncollected():  # as the poller does
+        with uncollected():  # like the poller
             merge_partitions(reader.read(output, mark))
         spent.append((time.thread_time() - begun) * len(jobs) / len(sample))
     return spent[0], median(spent[1:])
 
 
 def checks_s(jobs: Sequence[JobRow], facts: Mapping[str, NodeFacts]) -> float:
-    """Return the seconds of processor time that the service's checks take of a queue that it knows; the median."""
+    """Return the seconds of processor time of the service's checks of a known queue; the median."""
     kept, unsaved, auditor, orphans = KeptRows(), UnsavedJobs(), Auditor(), OrphanWatch()
     spent = []
     for now in range(_LOOKS):
         begun = time.thread_time()
-        with uncollected():  # as the service does
+        with uncollected():  # like the service
             rows = kept.of(jobs)
             unsaved.update(rows)
             auditor.check(facts, rows)
@@ -54,7 +54,7 @@ def checks_s(jobs: Sequence[JobRow], facts: Mapping[str, NodeFacts]) -> float:
 
 
 def _printed(row: JobRow, mark: str) -> str:
-    """Return a row as squeue prints it."""
+    """Return a row in squeue's form."""
     throttle = "" if row.throttle is None else f"%{row.throttle}"
     values = {
         "JobID": row.job_id,

@@ -1,7 +1,7 @@
-"""Hundreds of nodes on one machine: what migbatchd asks of a real slurmctld, at rest and while jobs change the offers.
+"""Run hundreds of nodes on one machine and count migbatchd's requests to a real slurmctld, idle and with changing
+offers.
 
-Then what it would ask if each node were updated by a request of its own: the same updates in both ways, timed, with
-migbatchd stopped.
+Then compare with one request per node: the same updates in both ways, timed, with migbatchd stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slurm_migbatch.slurm.client import RpcCount
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.proc import wait_until
 
-#: what jobs ask for in turn: none of them is what an idle node offers most of
+#: requests of jobs in turn: none of them is what an idle node offers most of
 PROFILES: Final = ("7g.80gb", "1g.10gb", "3g.40gb", "2g.20gb")
 REST_S: Final = 30.0
 UPDATE: Final = "REQUEST_UPDATE_NODE"
@@ -37,17 +37,17 @@ def measure(
     Args:
         nodes, gpus: of the test bed, H100s.
         jobs: of a second each, all submitted at once.
-        say: what is being done.
+        say: reports progress.
         slurm_root: run the Slurm of this debootstrapped Debian.
-        rest_s: seconds for which it is watched before jobs come.
+        rest_s: seconds without jobs before the first submission.
 
     Returns:
         {"nodes", "gpus", "jobs", "start_s", "phases": {"rest" and "jobs": {"seconds", "rpcs": {type: [calls, seconds]},
-        "changes" (offers of a node that changed), "rounds", "round_s" (mean)}}, "updates": {"together" and "apart":
-        {"seconds", "rpcs", "rpc_s"}}}: seconds of RPCs are what slurmctld says that it spent on them.
+        "changes" (changed offers of nodes), "rounds", "round_s" (mean)}}, "updates": {"together" and "apart":
+        {"seconds", "rpcs", "rpc_s"}}}: seconds of RPCs are those in slurmctld's statistics.
 
     Raises:
-        TestbedError: the test bed is at fault.
+        TestbedError: the test bed failed.
     """
     begun = time.monotonic()
     say(f"{nodes} nodes start", 4)
@@ -97,7 +97,7 @@ def _phase(bed: Cluster, client: CliClient, work: Callable[[], None]) -> dict[st
 
 
 def _offering(client: CliClient) -> int:
-    """Count the nodes that offer something, without the nodes of the catalog."""
+    """Count the nodes with offers, except catalog nodes."""
     return sum("DOWN" not in row.states and any(row.gres.get(name) for name in PROFILES) for row in client.nodes())
 
 
@@ -105,7 +105,7 @@ def _rounds(bed: Cluster) -> tuple[float, float]:
     """Return the rounds of supply and their seconds since migbatchd's start."""
     until = time.monotonic() + _PATIENCE_S
     while True:
-        # all nodes share one address here: their new connections are closed in favour of newer ones, and so may this be
+        # all nodes share one address here: new connections close older ones, possibly this one
         try:
             found = {name: float(value) for name, value in _ROUND.findall(bed.product.metrics())}
         except OSError:
@@ -124,7 +124,7 @@ def _changes(bed: Cluster) -> int:
 
 
 def _updates(client: CliClient) -> dict[str, dict[str, Any]]:
-    """Give every node what it offers, by the calls of a round and by one call for each node."""
+    """Set every node's current offer, by the calls of a round and by one call for each node."""
     rows = [row for row in client.nodes() if "DOWN" not in row.states and row.gres]
     offers = {row.name: gres_string({k: n for k, n in row.gres.items() if k != LOAN}, row) for row in rows}
     found = {}

@@ -1,4 +1,4 @@
-"""How long the reports take on a large store of made-up runs, as whole commands from outside."""
+"""Measure the reports on a large store of synthetic runs, as whole commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slurm_migbatch.store.models import Lease, Run, span_class
 TARGET_S = 0.5
 PAGE_TARGET_S = 2.0
 STARTS = 2.0
-"""Processor time of the questions that users ask most, in starts of the interpreter."""
+"""Target of the most common queries, in starts of the interpreter."""
 _USUAL = ("one job", "one day of one user", "30 days of one user")
 _NODES, _GPUS = 100, 8
 _PROFILES = (("1g.10gb", 1), ("1g.20gb", 2), ("2g.20gb", 2), ("3g.40gb", 4), ("7g.80gb", 8))
@@ -36,7 +36,7 @@ _MIGACCT, _MIGBATCH = "slurm_migbatch.cli.migacct", "slurm_migbatch.cli.main"
 
 def fill(store: Store, runs: int, days: float, end: float, seed: int = 1) -> None:
     """Put `runs` ended runs of 200 users, spread over `days` before `end` (unix seconds), into an empty store."""
-    chance = random.Random(seed)  # noqa: S311 made-up data
+    chance = random.Random(seed)  # noqa: S311 synthetic data
     made, leases = [], []
     for number in range(1, runs + 1):
         submitted = end - days * 86400 * (1 - number / runs)
@@ -53,7 +53,7 @@ def fill(store: Store, runs: int, days: float, end: float, seed: int = 1) -> Non
 
 
 def fill_present(store: Store, runs: int, now: float) -> None:
-    """Add the nodes as they describe themselves, and a running job on each GPU, with ids after `runs`."""
+    """Add the nodes' descriptions, and a running job on each GPU, with ids after `runs`."""
     for node in range(_NODES):
         name = f"n{node:03d}"
         gpus = [
@@ -117,7 +117,7 @@ def _queries(runs: int, days: float, end: float) -> Iterator[tuple[str, list[str
 
 
 def _others(runs: int, days: float, end: float, directory: Path, page: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield (name in the result, what it is, words after `migbatch`)."""
+    """Yield (name in the result, description, words after `migbatch`)."""
     month = ["-S", f"uts{int(end - days // 2 * 86400)}", "-E", f"uts{int(end - (days // 2 - 30) * 86400)}"]
     tenth = ["-S", f"uts{int(end - 0.2 * days * 86400)}", "-E", f"uts{int(end - 0.1 * days * 86400)}"]
     conf = directory / "migbatch.toml"
@@ -133,8 +133,8 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
     Returns:
         {"runs", "days", "fill_s", "file_mb", "start_s", "queries": [{"name", "median_s", "worst_s", "lines", "cpu_s",
         "starts"}], "usage", "waste", "top" and "page": the same, "drawn_s": seconds in which a headless Chromium has
-        drawn the page, None where there is none, "bars": [...]}: `start_s` is the processor time of an interpreter that
-        does nothing, `starts` how many times it a command takes.
+        drawn the page, None if there is none, "bars": [...]}: `start_s` is the processor time of an interpreter that
+        does nothing, `starts` the processor time of a command over it.
     """
     end = float(int(time.time()))
     # Chromium's helpers may write there for a moment after it has ended
@@ -145,7 +145,7 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
             fill(store, runs, days, end)
             fill_present(store, runs, end)
         fill_s = time.perf_counter() - began
-        # there is no Slurm to be asked here: what it takes is its own
+        # there is no Slurm here: only the command itself is measured
         Path(directory, "migbatch.toml").write_text(
             f'[store]\nurl = "sqlite:///{path}"\n[cluster]\nslurm_bin = "{directory}"\n', encoding="utf-8"
         )
@@ -163,7 +163,7 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
         }
         drawn_s = drawing_s(page, Path(directory), repeats)
         size = path.stat().st_size
-    # a table of a hundred thousand lines takes its time to be written
+    # writing a table of a hundred thousand lines takes long
     worst = max(query["median_s"] for query in queries if query["name"] != "30 days")
     made_s = others["page"]["median_s"]
     drawn = "generated and drawn" if drawn_s is not None else "generated"
@@ -189,7 +189,7 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
 
 
 def drawing_s(page: Path, directory: Path, repeats: int) -> float | None:
-    """Return the seconds from opening a page until its last chart is drawn; None where there is no Chromium."""
+    """Return the seconds from opening a page until its last chart is drawn; None if there is no Chromium."""
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
         return None
@@ -207,7 +207,7 @@ def drawing_s(page: Path, directory: Path, repeats: int) -> float | None:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's, but that modules are compiled once and not at each start."""
+    """Return this process's environment, with compiled modules cached between starts."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 

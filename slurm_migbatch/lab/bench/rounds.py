@@ -1,7 +1,7 @@
-"""A full queue of training jobs before many idle slices: how long a decision takes, and what slurmctld does for it.
+"""Measure decisions for a full queue of training jobs and many idle slices, and slurmctld's load.
 
-On a real Slurm with simulated GPUs. First a dry run, in which the same decision is taken again in every round; then
-the same service for good, which releases so many jobs a round as it is set to.
+On a real Slurm with simulated GPUs. First a dry run, in which the same decision is repeated in every round; then
+the same service in normal mode, which releases as many jobs per round as configured.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def measure(
     """The whole measurement (root, some minutes).
 
     Args:
-        pending: training jobs that wait, each for a slice of any size.
+        pending: pending training jobs, each for a slice of any size.
         nodes, gpus: of the test bed; an H100 has seven slices.
-        say: what is being done.
+        say: reports progress.
         slurm_root: run the Slurm of this debootstrapped Debian.
 
     Raises:
-        TestbedError: the test bed is at fault.
+        TestbedError: the test bed failed.
     """
     lending = {
         "enabled": True,
@@ -116,7 +116,7 @@ def _waiting(client: CliClient) -> int:
 
 
 def _rounds(bed: Cluster) -> dict[str, dict[str, float]]:
-    """Of both loops: rounds, their seconds, and how many took at most one second; all since the service's start."""
+    """For both loops: rounds, their seconds, and how many took at most one second; all since the service's start."""
     found: dict[str, dict[str, float]] = {
         name: {"count": 0.0, "sum": 0.0, "quick": 0.0} for name in ("lending", "supply")
     }

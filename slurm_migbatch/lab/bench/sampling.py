@@ -1,6 +1,6 @@
-"""What the agent's look at running jobs costs: memory and activity of each slice of a GPU, on the simulated driver.
+"""Measure the agent's sampling of running jobs: memory and activity of each slice of a GPU, on the simulated driver.
 
-What is measured is ours and the way to the library; a real driver adds its own.
+Only migbatch's cost and the library call are measured; a real driver adds its own.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from slurm_migbatch.node.watch import PAUSE_FACTOR
 from slurm_migbatch.testbed.simdriver import SimulatedMachine
 
 SHARE_TARGET: Final = 0.001
-"""Share of one core that a full node of eight GPUs may cost."""
+"""Share of one core that a full node of eight GPUs may take."""
 _GPUS: Final = 8
 _FIRST_PID: Final = 2**22 + 1000
 """Above any pid: the simulated driver keeps such a process until it is ended."""
 
 
 def measure(rounds: int = 50) -> dict[str, Any]:
-    """Look `rounds` times at the seven slices of one H100.
+    """Sample the seven slices of one H100 `rounds` times.
 
     Returns:
         Times of one slice, and the share of a core that eight full GPUs take at the default SampleEvery.

@@ -1,8 +1,8 @@
-"""How long sbatch takes with the submit filter, without, and with scripts that do nothing, on private clusters.
+"""Time sbatch with the submit filter, without, and with scripts that do nothing, on private clusters.
 
-The clusters run side by side and take turns in short blocks, so that whatever else the machine does falls on all. Jobs
-are submitted by ordinary users (root's pass the filter untouched) and held, so that nothing is measured but the
-submission.
+The clusters run at the same time and alternate in short blocks, so that other work on the machine affects all equally.
+Jobs are submitted by ordinary users (root's pass the filter untouched) and held, so that only the submission is
+measured.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from slurm_migbatch.testbed.cluster import Cluster
 
 _RPC: Final = "REQUEST_SUBMIT_BATCH_JOB"
 _CROWD: Final = "crowd"
-#: the share of submissions that were the fastest
+#: the share of submissions that counts as the fastest
 _UNDISTURBED: Final = 0.1
-#: what lua does where a site has the plugin and no rule
+#: a site's lua plugin without any rule
 _EMPTY: Final = {
     "job_submit": "function slurm_job_submit() return slurm.SUCCESS end\n"
     "function slurm_job_modify() return slurm.SUCCESS end\nreturn slurm.SUCCESS\n",
@@ -56,8 +56,9 @@ print(json.dumps(spent))
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of submission: what is asked of the filter, and what the same job asks where there is none. `{n}` is
-    replaced by a number that grows; `slices`: the filter grants slices."""
+    """One kind of submission: the request with the filter, and the same job's request without it. `{n}` is
+    replaced by a growing number; `slices`: the filter grants slices.
+    """
 
     name: str
     asked: tuple[str, ...] = ()
@@ -78,7 +79,7 @@ KINDS: Final = (SAME, OTHER, PLAIN)
 
 @dataclass(frozen=True)
 class Clusters:
-    """The clusters that are compared."""
+    """The clusters to compare."""
 
     filtered: Cluster
     empty: Cluster
@@ -92,7 +93,7 @@ class Clusters:
 
 @contextmanager
 def started(directory: Path, users: int) -> Iterator[Clusters]:
-    """Start the clusters; `directory` takes the scripts that do nothing. `users` is of the filtered one."""
+    """Start the clusters; `directory` gets the scripts that do nothing. `users` is of the filtered one."""
     for name, text in _EMPTY.items():
         (directory / f"{name}.lua").write_text(text)
     scripts = {name: str(directory / f"{name}.lua") for name in _EMPTY}
@@ -130,7 +131,7 @@ class _Series:
         submit(cluster, self._options, conf, 5, first=1)
 
     def block(self, count: int) -> None:
-        """Submit some more."""
+        """Run some more submissions."""
         before = self._client.diag()
         spent = submit(self._cluster, self._options, self._conf, count, first=100 + len(self.times))
         done = self._client.diag().since(before).types.get(_RPC)
@@ -140,7 +141,7 @@ class _Series:
         self.medians.append(statistics.median(spent))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form; `slurmctld_us`: what slurmctld says that it took for one."""
+        """JSON-able form; `slurmctld_us`: time of one submission in slurmctld's statistics."""
         spent = round(self._rpc_s / max(self._rpcs, 1) * 1e6)
         return {**Times.of(self.times).to_dict(), "slurmctld_us": spent}
 
@@ -148,7 +149,7 @@ class _Series:
 def compare(
     clusters: Clusters, kinds: Sequence[Kind], submissions: int, block: int, *, advice: bool = False
 ) -> dict[str, Any]:
-    """Submit jobs of some kinds to all clusters in turns; `advice`: with cli_filter.
+    """Submit jobs of some kinds to all clusters alternately; `advice`: with cli_filter.
 
     Returns:
         Figures by the names of the kinds: times on each side, and of the filter over none and over empty scripts, and
@@ -196,7 +197,7 @@ def _figures(series: Mapping[str, _Series]) -> dict[str, Any]:
 def submit(
     cluster: Cluster, options: Sequence[str], conf: Path, count: int, *, first: int = 0, user: str = "mbalice"
 ) -> list[float]:
-    """Run sbatch `count` times as a user, numbered from `first`; the seconds of each."""
+    """Run sbatch `count` times as a user, numbered from `first`; return the seconds of each."""
     sbatch = str(cluster.root.locate("sbatch"))
     argv = [sbatch, "--hold", "--output=/dev/null", *options, "--wrap=true"]
     line = ["/usr/bin/python3", "-ISc", _SUBMIT, str(first), str(count), *argv]
@@ -208,11 +209,11 @@ def submit(
 
 
 def crowd(cluster: Cluster, each: int) -> dict[str, Any]:
-    """Have all users of the filtered cluster submit `each` jobs at once, every second user the same request again.
+    """Let all users of the filtered cluster submit `each` jobs at once, every second user the same request again.
 
     Returns:
         Times of one sbatch, and how many jobs the compiled table decided on because the service did not answer: they
-        name no decision.
+        have no decision record.
     """
     conf = _conf(cluster, advice=False)
     users = [user.name for user in cluster.users]

@@ -1,9 +1,9 @@
-"""How long migbatchd's rounds take on large, busy sites, and how that grows with the number of GPUs.
+"""Measure migbatchd's rounds on large, busy sites, and how they grow with the number of GPUs.
 
-A round observes, decides on supply and on what waits, and compares with what Slurm and the nodes were told. Nothing in
-it waits here, so times are those of the processor, and what else a machine does does not lengthen them. Rounds are
-recorded as migbatchd does (`daemon.flightrecorder`); that is done in another thread, and counted apart. So is what a
-look at Slurm's queue takes before the round that follows.
+A round observes, decides on supply and on pending jobs, and compares with the state of Slurm and the nodes. Nothing in
+it waits here, so times are processor times, independent of other work on the machine. Rounds are
+recorded as in migbatchd (`daemon.flightrecorder`); that is done in another thread, and counted separately. So is
+reading Slurm's queue before the round.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ NODES: Final = (125, 250, 500, 1000, 12_500)
 """Sizes of the sites, in nodes."""
 GPUS: Final = 8
 PENDING: Final = 10
-"""Rows of the queue that wait, for each node."""
+"""Pending rows of the queue, for each node."""
 ROUNDS: Final = 30
 CHURN: Final = 48
 """Jobs that end between two rounds; as many start and are submitted. Rounds are a second apart."""
 TARGETS: Final = {8_000: (1.0, 0.1), 100_000: (5.0, 0.5)}
-"""Seconds that the first round and later ones may take on so many GPUs; smaller sites are held to the next of these."""
+"""Target seconds of the first round and of later ones by number of GPUs; smaller sites use the next larger entry."""
 EXPONENT: Final = 1.05
 _MOST_RUSHES: Final = 5
 _DECIDED_S: Final = 1e-3
-"""Less than this a round takes to find that a decision on waiting jobs is not due."""
+"""A shorter time means that no decision on pending jobs was due."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class SiteRounds:
     """Rounds on one site; seconds of processor time.
 
     Attributes:
-        gpus, running, pending: GPUs, jobs that run, and rows that wait, after the rush.
+        gpus, running, pending: GPUs, running jobs, and pending rows, after the rush.
         first_s: the first round, in which everything is new and all free space is offered.
-        rush_s: those in which Slurm starts all that has found a place.
+        rush_s: those in which Slurm starts all jobs that have found a place.
         later_s, p99_s: rounds in which `CHURN` jobs ended and as many started: the median, and 99 % of them.
-        dispatch_s: what a decision on waiting jobs took, in the rounds that had one; in no other figure.
-        recording_s: what recording a later round took, beside the round: the median; in no other figure.
-        first_reading_s, reading_s, checks_s: what a look at the queue takes before the round: reading squeue's output
-            for the first time and as it was before, and the service's checks of all jobs; in no other figure.
+        dispatch_s: time of a decision on pending jobs, in the rounds that had one; in no other figure.
+        recording_s: recording of a later round: the median; in no other figure.
+        first_reading_s, reading_s, checks_s: before the round: reading squeue's output
+            for the first time and again, and the service's checks of all jobs; in no other figure.
         parts: median seconds of the parts of a later round.
         changes: nodes whose offer changed in a later round, on average.
-        peak_mib: the most memory that the process has held so far, the made-up site included.
+        peak_mib: peak memory of the process so far, the synthetic site included.
     """
 
     gpus: int
@@ -83,7 +83,7 @@ class SiteRounds:
 
 
 class _Clock:
-    """Processor time for what is measured; the site's own for what is decided."""
+    """Processor time for measurements; the site's own clock for decisions."""
 
     monotonic = staticmethod(time.thread_time)
 
@@ -107,10 +107,10 @@ def measure(
     Args:
         nodes: of each site.
         gpus: of each node.
-        pending: rows that wait; None: `PENDING` for each node.
+        pending: pending rows; None: `PENDING` for each node.
         rounds: later rounds on each site.
         gpu: kind of GPU.
-        say: what is being done.
+        say: reports progress.
     """
     config, sites = Config(), []
     for count in nodes:

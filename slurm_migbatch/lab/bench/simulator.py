@@ -1,7 +1,6 @@
-"""How fast the simulator is: a large public trace at its own size and at multiples, on a cluster that grows along.
+"""Measure the simulator's speed: a large public trace at its own size and at multiples, on a cluster of the same scale.
 
-Times are processor seconds of this one process, since other work on the machine is no property of the simulator; the
-wall clock is given beside them.
+Times are processor seconds of this one process, independent of other work on the machine; elapsed time is given too.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ def measure(
     *,
     lending: bool = False,
 ) -> dict[str, Any]:
-    """Read the trace and simulate it first come first served; `data` is its file or a folder that it lies below.
+    """Read the trace and simulate it first come first served; `data` is its file or a directory above it.
 
-    With `lending` it is simulated under the full lending policy too (`lentphilly`); then `data` is a folder.
+    With `lending` it is simulated under the full lending policy too (`lentphilly`); then `data` is a directory.
 
     Returns:
         {"jobs", "gpus", "read_s", "exponent", "bars", "runs"}; a run has "scale", "jobs", "gpus", "moments", "cpu_s"

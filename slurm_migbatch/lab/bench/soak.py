@@ -1,8 +1,8 @@
-"""Many short jobs of several users on a test bed, hostile users beside, and what must not happen to any of them.
+"""Run many short jobs of several users on a test bed next to hostile users, and check that none of them is harmed.
 
-Run by `make soak`. Exit status 0 only if every bar is met: all jobs end well, none is sent back as a misfit or takes a
-slot beside its node's plan (which another job may miss later), no node is drained, nothing is left over, and what is
-offered never follows an observation of Slurm that is older than `STALE_S`.
+Run by `make soak`. Exit status 0 only if every target is met: all jobs complete, none is requeued as a misfit or takes
+a slot outside its node's plan (which another job may lack later), no node is drained, nothing is left over, and offers
+never follow an observation of Slurm that is older than `STALE_S`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from slurm_migbatch.testbed.proc import wait_until
 from slurm_migbatch.testbed.running_cluster import FINAL
 from slurm_migbatch.testbed.watch import HandoffWatch, handoffs
 
-#: request and how often it is drawn
+#: request and its weight
 MIX = (
     ("mig:1g.10gb:1", 6),
     ("mig:1g.20gb:1", 3),
@@ -48,13 +48,13 @@ MIX = (
 )
 _COMMENT = "migbatch: model=bert-large batch=32 slo=200ms"
 
-#: users whose jobs count; as many hostile ones come on top
+#: users whose jobs count; as many hostile ones are added
 HONEST = 3
-#: seconds that supply may be behind Slurm
+#: maximum lag of supply behind Slurm, in seconds
 STALE_S = 10.0
 #: size of the disk on which a node keeps its journal and the progress files: small, so that a job can fill it
 DISK = "48m"
-#: seconds in which a node has tidied up after the last job
+#: seconds in which a node must have cleaned up after the last job
 SETTLE_S = 120.0
 _CLONE_NEWNS = 0x00020000
 #: lines of a list that are printed, and characters of a complaint that are kept
@@ -82,7 +82,7 @@ def soak(  # noqa: PLR0913 - click passes one argument for each option
     parts: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Run many short jobs of three users on a test bed, and hold what came of them against bars."""
+    """Run many short jobs of three users on a test bed, and compare the results with targets."""
     with (
         _disks(nodes) as disks,
         Cluster(
@@ -111,7 +111,7 @@ def soak(  # noqa: PLR0913 - click passes one argument for each option
 
 
 def _say(key: str, value: object) -> None:
-    """A figure for people: of a long list its first lines."""
+    """Return a figure as text: of a long list its first lines."""
     if not isinstance(value, (list, dict)) or len(json.dumps(value)) < 100:
         click.echo(f"{key}: {value if isinstance(value, str) else json.dumps(value)}")
         return
@@ -122,7 +122,7 @@ def _say(key: str, value: object) -> None:
 
 
 def bars_of(figures: Mapping[str, Any]) -> list[Bar]:
-    """What must hold."""
+    """Return the targets."""
     bars = [
         Bar("jobs that completed", figures["completed"], figures["jobs"], at_least=True),
         Bar("misfits", figures["misfits"], 0),
@@ -205,7 +205,7 @@ def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float, enemies: Hostil
             submitted = {user: _submit(bed, user, texts) for user, texts in _scripts(honest, jobs, seed)}
             submission_s = time.monotonic() - began
             ids = [job for found in submitted.values() for job in found]
-            with suppress(TestbedError):  # reported as jobs that did not end well
+            with suppress(TestbedError):  # reported as jobs that did not complete
                 wait_until(lambda: not _open(bed, honest), timeout, "the end of all jobs", every=2.0)
             wall = time.monotonic() - began
             states = {job: state for job, state in _states(bed, honest).items() if job in ids}
@@ -243,7 +243,7 @@ def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float, enemies: Hostil
 
 def _scripts(users: list[str], jobs: int, seed: int) -> Iterator[tuple[str, str]]:
     """A shell script for each user, with one submission a line."""
-    draw = random.Random(seed)  # noqa: S311 - a reproducible mix, no secret
+    draw = random.Random(seed)  # noqa: S311 - a reproducible mix, not a secret
     requests, weights = zip(*MIX, strict=True)
     for i, user in enumerate(users):
         lines = []
@@ -272,7 +272,7 @@ def _open(bed: Cluster, users: list[str] | None = None) -> dict[str, str]:
 
 
 def leftovers(bed: Cluster) -> list[str]:
-    """What no ended job should leave: slices, leases, open devices, files and processes."""
+    """Return leftovers of ended jobs: slices, leases, open devices, files and processes."""
     from slurm_migbatch.node.config import load
 
     found = []
@@ -341,7 +341,7 @@ def _events(bed: Cluster) -> dict[str, int]:
 def _disks(nodes: int) -> Iterator[Path]:
     """A directory with a small file system for each node, n1 and so on; removed with this process, however it ends.
 
-    Each has a directory in which every user may write, as a disk with /var/lib and /var/tmp has.
+    Each has a directory in which every user may write, like a disk with /var/lib and /var/tmp.
     """
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS) != 0:
         raise TestbedError(f"mounting the nodes' disks needs root: {os.strerror(ctypes.get_errno())}")

@@ -1,4 +1,4 @@
-"""What the submit filter costs: sbatch with and without it, the service behind it, and the table that replaces it."""
+"""Measure the submit filter: sbatch with and without it, the service behind it, and the table that replaces it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.catalog import SiteCatalog, load
 
 RATIO_TARGET, ADVISED_TARGET, SERVICE_TARGET_MS, TABLE_TARGET_US = 1.05, 1.15, 2.0, 50.0
-#: who submit at once
+#: users that submit at once
 _USERS = 8
 _MODELS = ("bert-large", "resnet50", "vit-b-16", "gpt2", "llama-3.1-8b", "unknown-model", "mobilenet-v2")
-#: what a batch job has besides, of which the service makes a digest
+#: other parts of a batch job, of which the service makes a digest
 _BATCH = {
     "batch": "1",
     "name": "train.sh",
@@ -49,15 +49,15 @@ def measure(submissions: int = 1000, block: int = 25, requests: int = 3000, prog
 
     Args:
         submissions: of sbatch on each side, of each kind.
-        block: submissions before the other side has its turn.
+        block: submissions before the other side's block.
         requests: to the service, over its socket.
-        progress: is told what is going on.
+        progress: reports progress.
 
     Returns:
         Figures and bars.
 
     Raises:
-        BenchError: something could not be measured.
+        BenchError: a measurement was not possible.
     """
     with tempfile.TemporaryDirectory(prefix="migbatch-bench-") as folder:
         Path(folder).chmod(0o755)
@@ -109,10 +109,10 @@ def _bar(name: str, kind: Mapping[str, Any], target: float) -> Bar:
 
 
 def time_service(path: Path, requests: int) -> dict[str, Any]:
-    """Ask the running service as slurmctld does, over one connection; many different buckets, every second a batch job.
+    """Send requests to the running service like slurmctld, over one connection; many buckets, every second a batch job.
 
     About 400 times a second, which is more than slurmctld can submit: every decision is also recorded, by the service
-    and by other processes, and those shall have their share of the time.
+    and by other processes, which need their share of the time.
     """
     spent = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
@@ -138,8 +138,8 @@ def _request(model: str, number: int) -> JobRequest:
 
 
 def time_many(catalog: SiteCatalog, script: Path, requests: int, models: int = _MANY) -> dict[str, Any]:
-    """The service's work on one request, and the compiled table, where many models are known."""
-    chance = random.Random(models)  # noqa: S311  (the same models each time, no secret)
+    """The service's work on one request, and the compiled table, with many known models."""
+    chance = random.Random(models)  # noqa: S311 (the same models each time, not a secret)
     facts = []
     for number in range(models):
         like, work = BUILT_IN[number % len(BUILT_IN)], chance.uniform(0.3, 3.0)
@@ -173,7 +173,7 @@ def time_many(catalog: SiteCatalog, script: Path, requests: int, models: int = _
 def time_table(script: Path, table: Path, rounds: int = 200) -> dict[str, Any]:
     """The shim's own answer in lua5.1: figures of one bucket, and the whole rewrite; microseconds for one call.
 
-    And how long slurmctld takes to open a table, in milliseconds.
+    Also the time in which slurmctld opens a table, in milliseconds.
     """
     harness = Path(__file__).with_name("lookup.lua")
     try:

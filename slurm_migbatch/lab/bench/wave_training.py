@@ -1,9 +1,9 @@
-"""The training job of a wave: steps that take the time that its slice would need. Run by Slurm as an ordinary user.
+"""Run the training job of a wave: steps with the duration that its slice implies. Started by Slurm as an ordinary user.
 
     python3 -I wave_training.py LIBRARY DIRECTORY STEPS STEP_S
 
 A step sleeps for STEP_S seconds over the slice's speed, the square root of its share of the compute slices of seven
-(`decide.lending.values.usual_speed`). What it tells of its checkpoints is how `bench.live` knows that none was lost.
+(`decide.lending.values.usual_speed`). `bench.live` checks its checkpoint reports for lost ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 
 def main(library: str, directory: str, total: int, step_s: float) -> None:
-    """Train, and say at which step this run began and ended, and which steps were saved."""
+    """Train, and print the steps at which this run began and ended, and the saved steps."""
     sys.path.insert(0, library)
     from slurm_migbatch import elastic
 

@@ -1,7 +1,7 @@
-"""Jobs of a wave on a test bed: submitted in their time, awaited, and what became of them.
+"""Run the jobs of a wave on a test bed: submit them on time, wait for them, and collect their results.
 
-What the measurements of `bench live` share. Every figure is read from the record that migbatchd keeps and from what the
-training jobs themselves wrote.
+Shared by the measurements of `bench live`. Every figure is read from the record that migbatchd keeps and from the
+training jobs' own output.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class WaveJobResult:
 
 @dataclass(frozen=True)
 class PlayedWave:
-    """What became of a wave.
+    """Result of a wave.
 
     Attributes:
         jobs: by user, in the order of the plan.
         moved: the job of each move.
-        steps_lost: steps that trainings reported as saved and did not resume from.
+        steps_lost: steps that training jobs reported as saved and did not resume from.
         drained: nodes that are not idle afterwards.
         rpcs: requests that slurmctld answered meanwhile.
         makespan_s: from the first submission to the last end.
@@ -84,7 +84,7 @@ class PlayedWave:
 
 
 class WaveSite(Protocol):
-    """What a wave says of the cluster that it is for."""
+    """Cluster of a wave."""
 
     @property
     def nodes(self) -> int:
@@ -102,7 +102,7 @@ class WaveSite(Protocol):
 def bed_for(
     site: WaveSite, config: Mapping[str, Mapping[str, object]], slurm_root: str, partitions: Mapping[str, str]
 ) -> Cluster:
-    """Return the test bed of a wave: `config` is what its migbatch.toml has that the shipped one has not."""
+    """Return the test bed of a wave: `config` has the changes to the default migbatch.toml."""
     return Cluster(
         nodes=site.nodes,
         gpus=site.gpus,
@@ -144,7 +144,7 @@ def play(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]], say: Say) -> Play
 
 
 def install(library: Path) -> Path:
-    """Copy the training job and what it imports to `library`: a checkout may lie where ordinary users cannot read."""
+    """Copy the training job and its imports to `library`: a checkout may be where ordinary users cannot read."""
     (library / "slurm_migbatch").mkdir(parents=True)
     shutil.copyfile(_PACKAGE / "__init__.py", library / "slurm_migbatch/__init__.py")
     ignore = shutil.ignore_patterns("__pycache__")
@@ -161,7 +161,7 @@ def training_command(library: Path, steps: int, step_s: float) -> str:
 
 
 def _submit(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]]) -> dict[str, tuple[int, ...]]:
-    """Submit each user's jobs in their time, each user in a thread, so that none holds up another.
+    """Submit each user's jobs on time, each user in a thread, so that none delays another.
 
     Returns:
         Job ids by user, in the order of the plan.
@@ -224,7 +224,7 @@ def _records(bed: Cluster) -> dict[int, list[Any]]:
 
 
 def _ended(recorded: Mapping[int, Sequence[Any]], job: int) -> WaveJobResult:
-    """Return what became of a job by the record. Raises NotMeasurable."""
+    """Return the result of a job by the record. Raises NotMeasurable."""
     runs = [run for run in recorded.get(job, ()) if run.started is not None]
     if not runs:
         raise NotMeasurable(f"job {job} never started, or was not recorded")
@@ -234,7 +234,7 @@ def _ended(recorded: Mapping[int, Sequence[Any]], job: int) -> WaveJobResult:
 
 
 def _moved(bed: Cluster) -> tuple[int, ...]:
-    """Return the job of each requeue by which a training made way; a repeated order counts once."""
+    """Return the job of each requeue that moved a training job; a repeated order counts once."""
     from slurm_migbatch.store.db import open_store
 
     with open_store(bed.product.record, readonly=True) as store:

@@ -1,1 +1,1 @@
-"""The commands of the laboratory: bench, eval, simulate."""
+"""Define the commands of the laboratory: bench, eval, simulate."""

@@ -1,4 +1,4 @@
-"""`migbatch bench`: what migbatch costs on this machine, and what its policies do on public data."""
+"""`migbatch bench`: measure migbatch's cost on this machine, and its policies on public data."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _SIDES = {"with": "with the filter", "empty": "with empty scripts", "without": "
 
 @click.group(context_settings=HELP)
 def bench() -> None:
-    """Measure what migbatch costs on this machine, and what its policies do on public data.
+    """Measure migbatch's cost on this machine, and its policies on public data.
 
-    Costs are ratios within one run, so that other machines can be compared. The exit code is 0 where it could be
-    measured, whether or not the bars are met.
+    Costs are ratios within one run, so that other machines can be compared. The exit code is 0 if the measurement was
+    possible, whether or not the targets are met.
     """
 
 
@@ -44,7 +44,7 @@ for _experiment in (*COMMANDS, study, live, nodes, rounds):
 @click.option("--rounds", type=click.IntRange(10, 100_000), default=300, show_default=True, help="Jobs per series.")
 @json_option
 def hooks(rounds: int, as_json: bool) -> None:
-    """Prolog, TaskProlog and Epilog against the start of Python (as root)."""
+    """Time Prolog, TaskProlog and Epilog relative to the start of Python (as root)."""
     from slurm_migbatch.lab.bench.hooks import HOOKS, measure
 
     result = measure(rounds)
@@ -86,7 +86,7 @@ def _tell_sbatch(name: str, kind: dict[str, Any]) -> None:
 @click.option("--submissions", type=click.IntRange(50, 100_000), default=1000, show_default=True, help="On each side.")
 @json_option
 def submit(submissions: int, as_json: bool) -> None:
-    """Sbatch with and without the filter, its service and its table (as root, on three private clusters)."""
+    """Time sbatch with and without the filter, its service and its table (as root, on three private clusters)."""
     from slurm_migbatch.lab.bench.submit import measure
 
     with steps() as say:
@@ -128,7 +128,7 @@ def submit(submissions: int, as_json: bool) -> None:
 @click.option("--lending", is_flag=True, help="Also run the full lending policy (minutes; needs Pollux's data).")
 @json_option
 def simulator(data: Path, scales: tuple[int, ...], lending: bool, as_json: bool) -> None:
-    """How fast the simulator is: the Philly trace on 550 GPUs, and how its time grows with both."""
+    """Time the simulator: the Philly trace on 550 GPUs, and how its time grows with both."""
     from slurm_migbatch.lab.bench.simulator import measure
 
     with measuring() as say:
@@ -167,7 +167,7 @@ def _timed(run: dict[str, Any]) -> str:
 @click.option("--rounds", type=click.IntRange(1, 1000), default=30, show_default=True, help="Later rounds.")
 @json_option
 def scale(nodes: tuple[int, ...], gpus: int, pending: int | None, rounds: int, as_json: bool) -> None:
-    """Rounds of migbatchd on large, busy sites, with Slurm and nodes answering at once."""
+    """Time rounds of migbatchd on large, busy sites, with Slurm and nodes answering at once."""
     from slurm_migbatch.lab.bench.scale import NODES, measure
 
     sites = nodes or NODES
@@ -213,7 +213,7 @@ def scale(nodes: tuple[int, ...], gpus: int, pending: int | None, rounds: int, a
 @click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True, help="Runs of each command.")
 @json_option
 def reports(runs: int, repeats: int, as_json: bool) -> None:
-    """The whole of migacct, and `migbatch usage`, waste, top and report, on a store with a year of runs."""
+    """Time migacct, `migbatch usage`, waste, top and report on a store with a year of runs."""
     from slurm_migbatch.lab.bench.reports import measure
 
     result = measure(runs, repeats=repeats)
@@ -234,7 +234,7 @@ def reports(runs: int, repeats: int, as_json: bool) -> None:
 @click.option("--rounds", type=click.IntRange(5, 10_000), default=50, show_default=True, help="Samples of each slice.")
 @json_option
 def sampling(rounds: int, as_json: bool) -> None:
-    """The agent's look at running jobs: memory and activity of each slice."""
+    """Time the agent's sampling of running jobs: memory and activity of each slice."""
     from slurm_migbatch.lab.bench.sampling import measure
 
     result = measure(rounds)
@@ -254,7 +254,7 @@ def sampling(rounds: int, as_json: bool) -> None:
 @click.option("--models", type=click.IntRange(100, 100_000), default=1000, show_default=True, help="Known models.")
 @json_option
 def learn(runs: int, models: int, as_json: bool) -> None:
-    """A refit of the predictor on many runs, and predictions where many models are known."""
+    """Time a refit of the predictor on many runs, and predictions with many known models."""
     from slurm_migbatch.lab.bench.learn import measure
 
     with steps() as say:
@@ -286,10 +286,10 @@ def learn(runs: int, models: int, as_json: bool) -> None:
 @plot_option
 @json_option
 def every(data: Path, seeds: int | None, quick: bool, plot: Path | None, as_json: bool) -> None:
-    """All experiments, the simulator's speed and the supply loop's: one table of bars, and the papers' headlines.
+    """Run all experiments, and measure the speed of simulator and supply: one table of targets, and the papers' claims.
 
-    Takes about forty minutes on two processors of its own, --quick ten. Ends with 0 where all could be
-    measured, with 1 where not.
+    Takes about forty minutes on two idle processors, --quick ten. The exit code is 0 if all could be
+    measured, else 1.
     """
     from slurm_migbatch.lab.experiments.every import measure
 

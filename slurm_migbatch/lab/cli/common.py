@@ -1,4 +1,4 @@
-"""What the commands of `migbatch bench` share: options, and how results are printed."""
+"""Share options and the printing of results among the commands of `migbatch bench`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ plot_option = click.option(
 
 @contextmanager
 def measuring() -> Iterator[Say]:
-    """Tell on stderr what is being measured; what cannot be measured ends the command with the reason."""
+    """Show on stderr what is being measured; if a measurement is not possible, end the command with the reason."""
     try:
         with steps() as say:
             yield say
@@ -54,19 +54,19 @@ def measuring() -> Iterator[Say]:
 
 
 def print_notes(result: Mapping[str, Any]) -> None:
-    """Print what a reader has to know."""
+    """Print notes for the reader."""
     for note in result["notes"]:
         click.echo(f"note: {note}")
 
 
 def print_bars(result: Mapping[str, Any]) -> None:
-    """Print the bars, for people."""
+    """Print the bars as text."""
     for bar in result["bars"]:
         click.echo(Bar.from_dict(bar).line())
 
 
 def hand_over(name: str, result: Mapping[str, Any], as_json: bool, plot: Path | None) -> bool:
-    """Write plots where asked; as JSON print the result too. Return whether nothing is left to print."""
+    """Write plots if requested; as JSON print the result too. Return whether nothing is left to print."""
     if plot is not None:
         write_plots(name, result, plot)
     if as_json:
@@ -75,7 +75,7 @@ def hand_over(name: str, result: Mapping[str, Any], as_json: bool, plot: Path | 
 
 
 def write_plots(name: str, result: Mapping[str, Any], folder: Path) -> None:
-    """Write the plots of an experiment, where it has some."""
+    """Write the plots of an experiment, if it has any."""
     from slurm_migbatch.lab.experiments.plots import PLOTS, write
 
     for path in write(name, result, folder) if name in PLOTS else ():

@@ -1,4 +1,4 @@
-"""`migbatch eval`: how well the predictor does on models that it has not seen."""
+"""`migbatch eval`: score the predictor on held-out models."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 
 @click.group("eval", context_settings=HELP)
 def eval_() -> None:
-    """Score the predictor on measured tables, beside simple rules that know as much.
+    """Score the predictor on measured tables, compared with simple rules that have the same data.
 
-    Tables are common ones (`migbatch profile export`), or the folder of a laboratory that `migbatch profile import`
-    knows. The exit code is 0 where it could be measured, whether or not the bars are met.
+    Tables are common ones (`migbatch profile export`), or the directory of a laboratory that `migbatch profile import`
+    knows. The exit code is 0 if the measurement was possible, whether or not the targets are met.
     """
 
 
@@ -56,7 +56,7 @@ def predictor(
     blind: bool,
     as_json: bool,
 ) -> None:
-    """Error, interval coverage and quality of choice for each model, left out of the training in turn."""
+    """Error, interval coverage and quality of choice for each model, held out of the training in turn."""
     from slurm_migbatch.lab.evaluate.predictor import Options, evaluate
     from slurm_migbatch.profiling.table import read_folder
 
@@ -79,9 +79,9 @@ def predictor(
 @leave_option
 @json_option
 def profiling(data: Path, level: float, leave: Literal["model", "family", "laboratory"], as_json: bool) -> None:
-    """What measuring less costs: slices and broken limits of scenarios against the share of cells measured.
+    """Cost of measuring fewer points: slices and exceeded limits of scenarios by the share of cells measured.
 
-    Scenarios are ParvaGPU's where its SLO files lie below DIR, else made up from each model's largest slice.
+    Scenarios are ParvaGPU's if its SLO files are below DIR, else synthetic ones from each model's largest slice.
     """
     from slurm_migbatch.lab.evaluate.profiling import evaluate
     from slurm_migbatch.profiling.table import read_folder
@@ -115,7 +115,9 @@ def profiling(data: Path, level: float, leave: Literal["model", "family", "labor
 @data_option
 @json_option
 def batch(data: Path, as_json: bool) -> None:
-    """Share of a GPU and limits kept by the slice and batch of jobs that name slo and no batch, beside simple rules."""
+    """Share of a GPU and limits kept by the slice and batch of jobs with slo and without batch, compared with simple
+    rules.
+    """
     from slurm_migbatch.lab.evaluate.batches import evaluate
     from slurm_migbatch.profiling.table import read_folder
 
@@ -142,10 +144,10 @@ def batch(data: Path, as_json: bool) -> None:
 @data_option
 @json_option
 def services(data: Path, as_json: bool) -> None:
-    """GPUs for services with rates and latency limits by three measured points a model, on ParvaGPU's scenarios.
+    """GPUs for services with rates and latency limits by three measured points per model, on ParvaGPU's scenarios.
 
-    Points of the grid, or those that `migbatch profile run --points 3 --slo TIME` measures; and with predictions that
-    are wrong by x0.5 to x2.
+    Points of the grid, or those that `migbatch profile run --points 3 --slo TIME` measures; also with predictions
+    wrong by x0.5 to x2.
     """
     from slurm_migbatch.lab.evaluate.services import evaluate
 
@@ -161,9 +163,10 @@ def services(data: Path, as_json: bool) -> None:
 @data_option
 @json_option
 def llm(data: Path, as_json: bool) -> None:
-    """Time to the first token and of each further one of language models, each left out of the fit in turn.
+    """Time to the first token and of each further one of language models, each held out of the fit in turn.
 
-    Tables have the columns of aiconfigurator's silicon_sample.csv, for one whole GPU. Beside stands a plain roofline.
+    Tables have the columns of aiconfigurator's silicon_sample.csv, for one whole GPU. A plain roofline is printed for
+    comparison.
     """
     from slurm_migbatch.lab.evaluate.llm import evaluate, read
     from slurm_migbatch.workload.csvlines import TraceError
@@ -308,7 +311,7 @@ def _print_errors(series: list[dict[str, Any]]) -> None:
 
 
 def _print_listed(series: list[dict[str, Any]]) -> None:
-    """Print models with public facts apart from those without, where the table has both."""
+    """Print models with public specifications separately from those without, if the table has both."""
     if not all(series[0][name].get("models") for name in ("listed", "unlisted")):
         return
     levels = [cover["level"] for cover in series[0]["coverage"]]

@@ -1,4 +1,4 @@
-"""The experiments of `migbatch bench`: what migbatchd decides on public data, beside what others would."""
+"""The experiments of `migbatch bench`: migbatchd's decisions on public data, compared with other rules."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from slurm_migbatch.lab.cli.common import (
     show_default="one per processor",
     help="Simulations at once.",
 )
-@click.option("--wrong", is_flag=True, help="Only what wrong forecasts, speeds, restart times and time limits cost.")
+@click.option("--wrong", is_flag=True, help="Only with wrong forecasts, speeds, restart times and time limits.")
 @plot_option
 @json_option
 def lending(data: Path, seeds: int, study: bool, processes: int, wrong: bool, plot: Path | None, as_json: bool) -> None:
-    """Training jobs on idle GPUs of inference, against training on its own half and other ways to lend (simulated)."""
+    """Lend inference's idle GPUs to training jobs, compared with its own half and other rules (simulated)."""
     if wrong:
         _lending_wrong(data, seeds, processes, plot, as_json)
         return
@@ -123,7 +123,7 @@ def _refuse_plots(plot: Path | None) -> None:
 
 
 def _with_interval(values: Sequence[float], digits: int) -> str:
-    """Return a mean, with its interval where there are several seeds."""
+    """Return a mean, with its interval if there are several seeds."""
     text = f"{values[0]:.{digits}f}"
     return text if len(values) < 3 else f"{text} ({values[1]:.{digits}f} to {values[2]:.{digits}f})"
 
@@ -199,7 +199,9 @@ def _fragmentation_wrong(data: Path, seeds: int, plot: Path | None, as_json: boo
 @plot_option
 @json_option
 def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
-    """Completion times of mig:auto jobs on 8 GPUs: migbatchd on the simulated Slurm, against the best static cuts."""
+    """Completion times of mig:auto jobs on 8 GPUs: migbatchd on the simulated Slurm, compared with the best static
+    layouts.
+    """
     from slurm_migbatch.lab.experiments.dispatch import measure
 
     with measuring() as say:
@@ -231,7 +233,7 @@ def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
 @plot_option
 @json_option
 def sharing(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
-    """Completion times where two trainings may share a slice: as migbatchd decides, always and never."""
+    """Completion times when two training jobs may share a slice: by migbatchd's decision, always and never."""
     from slurm_migbatch.lab.experiments.sharing import BASES, ORDERS, WAYS, measure
 
     with measuring() as say:
@@ -260,7 +262,7 @@ def sharing(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
 @click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Streams of arrivals.")
 @json_option
 def pipelines(data: Path, seeds: int, as_json: bool) -> None:
-    """Deadlines that pipelines of jobs keep, and the slices this takes: migbatchd's split, against simple ones."""
+    """Deadlines met by pipelines of jobs, and their slices: migbatchd's split, compared with simple ones."""
     from slurm_migbatch.lab.experiments.pipelines import TIGHTNESS, measure
 
     with measuring() as say:

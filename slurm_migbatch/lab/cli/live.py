@@ -1,4 +1,4 @@
-"""`migbatch bench live`, `rounds` and `nodes`: what runs beside a real Slurm on a test bed."""
+"""`migbatch bench live`, `rounds` and `nodes`: measurements on a real Slurm on a test bed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from slurm_migbatch.lab.say import Say
 @click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian.")
 @json_option
 def live(seed: int, moves: bool, data: Path | None, slurm_root: str, as_json: bool) -> None:
-    """Inference that follows a day, and training throughout, on a test bed: with lending and without (as root).
+    """Inference with a day pattern and continuous training on a test bed, with lending and without (as root).
 
     The day is compressed to six minutes, so this takes about twenty minutes. Two nodes of four simulated H100s
-    under a real Slurm; the simulator's figures for the same wave are printed beside.
+    under a real Slurm; the simulator's figures for the same wave are printed for comparison.
 
-    With --moves: jobs of the population of `bench fragmentation` at load 0.9, with trainings that make way for larger
-    slices and without, and what the simulator predicts of 20 such days. Takes about 16 minutes. A Slurm up to 23.02
-    puts off what was moved by two minutes, which is not compressed.
+    With --moves: jobs of the population of `bench fragmentation` at load 0.9, with moves of training jobs for larger
+    slices and without, and the simulator's prediction of 20 such days. Takes about 16 minutes. A Slurm up to 23.02
+    delays moved jobs by two minutes, which is not compressed.
     """
     from slurm_migbatch.testbed.errors import TestbedError
 
@@ -154,7 +154,7 @@ def _computed_row(name: str, way: Mapping[str, float]) -> list[str]:
 @click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian.")
 @json_option
 def rounds(pending: int, slurm_root: str, as_json: bool) -> None:
-    """How long a decision on loans takes before a full queue, and what slurmctld does for it (as root).
+    """Time decisions on loans with a full queue, and count slurmctld's work for them (as root).
 
     About 500 idle slices under a real Slurm on a test bed; sdiag's counts of slurmctld's calls before and after.
     """
@@ -195,7 +195,7 @@ def rounds(pending: int, slurm_root: str, as_json: bool) -> None:
 @click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian.")
 @json_option
 def nodes(nodes: int, gpus: int, jobs: int, slurm_root: str, as_json: bool) -> None:
-    """What slurmctld has to do for migbatchd on a site of many nodes, all of them on this machine (as root)."""
+    """Count slurmctld's work for migbatchd on a site of many nodes, all of them on this machine (as root)."""
     from slurm_migbatch.lab.bench.manynodes import UPDATE, measure
     from slurm_migbatch.testbed.errors import TestbedError
 

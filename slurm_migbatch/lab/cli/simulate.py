@@ -1,4 +1,4 @@
-"""`migbatch simulate`: what migbatchd, or another policy, would do to a cluster, on a trace."""
+"""`migbatch simulate`: simulate migbatchd, or another policy, on a cluster and a trace."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def simulate(
     html: Path | None,
     log: Path | None,
 ) -> None:
-    """Replay a trace on a cluster that does not exist, under policies, and say how it went.
+    """Replay a trace on a simulated cluster under policies, and print the results.
 
-    SCENARIO is a TOML file: which GPUs, which trace, how fast jobs are on slices, who decides. Unless it says otherwise
-    migbatch decides: the jobs go to a simulated Slurm, and what migbatchd runs decides with a site's migbatch.toml.
+    SCENARIO is a TOML file: GPUs, trace, speeds of jobs on slices, policy. By default
+    migbatch decides: the jobs go to a simulated Slurm, and migbatchd's decision runs with a site's migbatch.toml.
     Traces may be a site's own history (`sacct -P`) or public ones. With several seeds the figures are means with their
     95 % intervals.
     """
@@ -131,10 +131,10 @@ class _PolicyFigures:
     """A policy's figures.
 
     Attributes:
-        settings: what decides and with which configuration, where that is to be shown.
+        settings: the decision function and its configuration, if it is to be shown.
         first: the first seed's result.
         merged: figures over all seeds; `by_seed`: of each seed.
-        notices: what people should know.
+        notices: notes for the user.
     """
 
     policy: str
@@ -204,7 +204,7 @@ def _notes(trace: Iterable[str], outcomes: Sequence[_PolicyFigures]) -> list[str
 
 
 def _decider(outcome: _PolicyFigures) -> str:
-    """Return what decided, in one line."""
+    """Return the decision function in one line."""
     settings = outcome.settings
     return (
         f"{outcome.policy}: {settings['decides']} with configuration {settings['configuration']} ({settings['file']})"

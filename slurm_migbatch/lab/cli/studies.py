@@ -1,4 +1,4 @@
-"""`migbatch bench study`: papers' ideas on public data. migbatchd does not run what is compared here."""
+"""`migbatch bench study`: ideas from papers on public data. migbatchd does not use the rules compared here."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from slurm_migbatch.lab.cli.common import (
 
 @click.group(context_settings=HELP)
 def study() -> None:
-    """Study ideas of papers on public data.
+    """Study ideas from papers on public data.
 
-    migbatchd does not run what is compared here, so there are no bars; the other commands measure what it runs.
+    migbatchd does not use the rules compared here, so there are no targets; the other commands measure migbatchd.
     """
 
 
@@ -85,7 +85,7 @@ def instances(data: Path, plot: Path | None, as_json: bool) -> None:
 @plot_option
 @json_option
 def placement(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
-    """Study: jobs that find a place at once, by the rule that places them: pods of the openb trace on 100 GPUs."""
+    """Study: accepted jobs by placement rule: pods of the openb trace on 100 GPUs."""
     from slurm_migbatch.lab.studies.placement import measure
 
     with measuring() as say:
@@ -119,7 +119,7 @@ def placement(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
 @plot_option
 @json_option
 def paris_elsa(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
-    """Study of PARIS and ELSA: work of one model that 8 stocked GPUs carry in time, by cut and dispatch."""
+    """Study of PARIS and ELSA: work of one model that 8 partitioned GPUs complete in time, by layout and dispatch."""
     from slurm_migbatch.lab.studies.pariselsa import measure
 
     with measuring() as say:
@@ -151,7 +151,7 @@ def paris_elsa(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None
 @plot_option
 @json_option
 def dstack(data: Path, mixes: int, plot: Path | None, as_json: bool) -> None:
-    """Study of D-STACK: work that one GPU does under deadlines, over that of a GPU that could be divided at will."""
+    """Study of D-STACK: work that one GPU does under deadlines, relative to a GPU that could be divided arbitrarily."""
     from slurm_migbatch.lab.studies.dstack import measure
 
     with measuring() as say:

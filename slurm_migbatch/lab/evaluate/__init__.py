@@ -1,1 +1,1 @@
-"""How well the predictor does on models that it has not seen, beside simple rules that know as much."""
+"""Score the predictor on held-out models, compared with simple rules that have the same data."""

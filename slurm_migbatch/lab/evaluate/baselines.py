@@ -1,18 +1,18 @@
-"""Simple rules that know as much as the predictor does: what it has to beat, computed in the same run.
+"""Define simple rules with the same data as the predictor: its baselines, computed in the same run.
 
 - `linear`: the time of the same batch on the largest slice, divided by the slice's share.
-- `roofline`: the whole curve over the batch on the largest slice. The smallest time seen is the floor. Where the time
-  at a batch is over 1.2 times the floor it is divided by the share, elsewhere the best time an item is; the result is
+- `roofline`: the whole curve over the batch on the largest slice. The smallest time seen is the floor. If the time
+  at a batch is over 1.2 times the floor it is divided by the share, otherwise the best time per item is; the result is
   never below the floor.
-- `gbm`: boosted trees on operations, parameters, slice and batch; nothing of the model is measured. Those that are told
-  all of the predictor's facts are `factual`.
+- `gbm`: boosted trees on operations, parameters, slice and batch; nothing of the model is measured. Those with
+  all of the predictor's specifications are in `factual`.
 - `gbm ratio`: the same on slice and batch, for the ratio to the first profiled point.
 - `physics`: t = t0 + c * batch / share, fitted to the profiled points (t0 = 0 with one of them).
-- `residual gbm`: boosted trees learn from the other models by how much that form is wrong; `with facts` they are told
-  operations and parameters too.
+- `residual gbm`: boosted trees learn the error of that form from the other models; `with facts` adds
+  operations and parameters.
 
 Points are fixed: the largest slice at batch 8 for one; at its smallest batch and at 32 for two; and the smallest slice
-at batch 8 for three. Rules marked `our points` are given those that the predictor chose.
+at batch 8 for three. Rules marked `our points` get those that the predictor chose.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.samples import Sample
 
 CURVE: Final = -1
-"""In the place of a number of points: a whole curve over the batch."""
+"""Instead of a number of points: a whole curve over the batch."""
 FLOOR_FACTOR: Final = 1.2
 TREES: Final = 150
 MOST_ROWS: Final = 4000
-"""Of larger training tables an even choice of rows, so that a run stays within minutes."""
+"""Larger training tables are reduced to an even choice of rows, so that a run takes minutes."""
 ENOUGH: Final = 3
-"""So many models on the same GPU teach trees; with fewer all GPUs are taken together."""
+"""Minimum number of models on the same GPU to train trees; with fewer all GPUs are used together."""
 
 
 def guesses(
@@ -47,9 +47,9 @@ def guesses(
     *,
     trees: bool = True,
 ) -> Iterator[Guess]:
-    """Yield what the rules say of the samples, learning from `others`.
+    """Yield the rules' predictions for the samples, learning from `others`.
 
-    `outcomes` are the predictor's, for the points that it chose. Without `trees` only the rules that learn nothing.
+    `outcomes` are the predictor's, for the points that it chose. Without `trees` only the rules without training.
     """
     for sample in samples:
         curves = MeasuredCurves.of(sample)
@@ -108,7 +108,7 @@ def _at_our_points(
 
 
 def _guess(method: str, curves: MeasuredCurves, points: int, done: Iterable[int], value: Array) -> Guess:
-    """Return the guess over all of the sample's cells; cells of more than one process are not predicted."""
+    """Return the prediction for all of the sample's cells; cells of more than one process are not predicted."""
     sample = curves.sample
     whole = np.full(len(sample.cells), np.nan)
     whole[curves.index] = value

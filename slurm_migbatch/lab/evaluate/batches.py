@@ -1,18 +1,19 @@
-"""Slice and batch under a latency limit: what `predict.selection.Chooser` grants with the configuration that ships.
+"""Evaluate slice and batch under a latency limit: the grant of `predict.selection.Chooser` with the default
+configuration.
 
 A case is a model on one GPU with a limit of 1, 1.5, 2, 4 or 8 times its measured latency at batch 8 on the whole GPU
-(those of `choice`), asked for as a batch job does, `model=... slo=...`. The model was left out of what was learned, but
-for so many points of its own as the product's rule would measure. Every way knows the same figures, those that can be
-counted on, and is then looked up in the measured table, between measured batches on straight lines of logarithms. A
-batch beyond the largest measured one counts as a limit that is broken.
+(those of `choice`), requested like a batch job, `model=... slo=...`. The model was held out of the training, except
+for as many points of its own as the product's rule would measure. All rules use the same conservative figures, and
+their result is looked up in the measured table, interpolated between measured batches in logarithms. A
+batch beyond the largest measured one counts as a limit that is exceeded.
 
-- the usual batch: the smallest slice that keeps the limit with batches of 8, and these are run;
+- the usual batch: the smallest slice that keeps the limit with batches of 8, with these;
 - the usual slice: the same slice, with the batch of best efficacy on it;
 - ours: the smallest slice on which some batch keeps the limit, with its smallest batch of nearly the most throughput;
 - D-STACK's efficacy: slice and batch with the best throughput / (latency x share), on at most the usual slice;
 - most throughput for the share of a GPU, over all slices and batches.
 
-The last two are no part of the product.
+The last two are not part of the product.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ Measured = Mapping[Profile, tuple[Sequence[float], Sequence[float]]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one way granted in one case, by the measured table: share of a GPU, whether the limit was kept, items a
-    second for a whole GPU's share over the best that keeps the limit (0 where it is broken)."""
+    """Grant of one rule in one case, by the measured table: share of a GPU, whether the limit was kept, items per
+    second for a whole GPU's share over the best that keeps the limit (0 if it is exceeded).
+    """
 
     share: float
     kept: bool
@@ -72,7 +74,7 @@ class Outcome:
 
 
 def evaluate(rows: Sequence[Measurement], say: Say = silent) -> dict[str, Any]:
-    """Compute every row. Raises NotMeasurable where no model was measured on slices of a known GPU."""
+    """Compute every row. Raises NotMeasurable if no model was measured on slices of a known GPU."""
     config, knowledge = Config(), ModelKnowledge()
     outcomes: dict[tuple[int, str], list[Outcome]] = {}
     for fold in folds(rows, knowledge):
@@ -105,7 +107,7 @@ def evaluate(rows: Sequence[Measurement], say: Say = silent) -> dict[str, Any]:
 
 
 def _measured(sample: Sample) -> Measured:
-    """Return the curves of one process over the batch; of the smallest input size where there are several."""
+    """Return the curves of one process over the batch; of the smallest input size if there are several."""
     points: dict[Profile, dict[int, float]] = {}
     size = min((row.input_size or 0 for row in sample.rows), default=0)
     for row, log in zip(sample.rows, sample.logs, strict=True):
@@ -171,14 +173,14 @@ def _cases(sample: Sample, measured: Measured, learned: Learned, config: Config)
 def _ways(
     chooser: Chooser, hints: Hints, partition: Partition, shares: Mapping[Profile, float], most: Mapping[Profile, float]
 ) -> Mapping[str, Setting]:
-    """Return what each way grants; where none keeps the limit by its figures, the usual slice and batch.
+    """Return each rule's grant; if none keeps the limit by its figures, the usual slice and batch.
 
     Args:
-        chooser: of the configuration that ships.
-        hints: what is asked.
-        partition: of one GPU, with the slices that were measured.
-        shares: how much of the GPU each slice is.
-        most: the largest measured batch of each profile; beyond it nothing can be looked up.
+        chooser: of the default configuration.
+        hints: the request.
+        partition: of one GPU, with the measured slices.
+        shares: share of the GPU of each slice.
+        most: the largest measured batch of each profile; larger ones cannot be looked up.
     """
     usual, ours = chooser.choose(hints, partition), chooser.choose(hints, partition, told=True)
     assert usual.bucket is not None

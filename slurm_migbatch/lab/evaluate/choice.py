@@ -1,12 +1,12 @@
-"""Quality of choice: which slice and batch is picked under a latency limit, and what it turns out to give.
+"""Evaluate choices: the slice and batch that is picked under a latency limit, and its measured result.
 
 A case is a model on one GPU with a limit of 1, 1.5, 2, 4 or 8 times its measured latency at batch 8 on the largest
-slice. Picked is, of the measured cells of one process, the one with the most predicted throughput for each compute
-slice among those predicted to keep the limit: by the middle figure, or by the upper end of the interval of a level
+slice. Picked is, of the measured cells of one process, the one with the most predicted throughput per compute
+slice among those predicted to keep the limit: by the median, or by the upper end of the interval of a level
 (the margin). A prediction keeps a limit that it exceeds by less than a careful measurement's noise (2 %): a limit is
-itself a measured figure here, and whole slices must not hang on its last digit. Of cells that the method was shown it
-knows the measured figure. A limit is broken where the measured latency is over it, by however little. Quality is the
-measured throughput for each compute slice against the best that keeps the limit, over the cases that kept it; no
+itself a measured figure here, and whole slices must not depend on its last digit. For profiled cells the method
+uses the measured figure. A limit is exceeded if the measured latency is over it, by any amount. Quality is the
+measured throughput per compute slice relative to the best that keeps the limit, over the cases that kept it; no
 choice counts 0.
 """
 
@@ -33,7 +33,7 @@ _ROUNDING: Final = 1.0 + 1e-9
 
 @dataclass(frozen=True)
 class ChoiceOutcome:
-    """What came of one choice: `quality` is None where the limit was broken, 0 where nothing was offered."""
+    """Result of one choice: `quality` is None if the limit was exceeded, 0 if nothing was chosen."""
 
     model: str
     limit_s: float
@@ -43,7 +43,7 @@ class ChoiceOutcome:
 
 
 def cases(guess: Guess, level: float | None) -> list[ChoiceOutcome]:
-    """Return the choices that follow from a guess with the margin of `level`, or (None) by its middle figures."""
+    """Return the choices for a prediction with the margin of `level`, or (None) by its medians."""
     curves = _usual(MeasuredCurves.of(guess.sample))
     if curves is None:
         return []
@@ -86,7 +86,7 @@ def summary(outcomes: Sequence[ChoiceOutcome]) -> dict[str, Any]:
 
 
 def choices(guesses: Mapping[tuple[str, int], Sequence[Guess]], level: float) -> list[dict[str, Any]]:
-    """Summarise each method and number of points: by middle figures and, for the predictor, with margins."""
+    """Summarise each method and number of points: by medians and, for the predictor, with margins."""
     rows = []
     for (method, points), group in guesses.items():
         predicted = all(isinstance(guess, HeldOutPrediction) for guess in group)
@@ -98,7 +98,7 @@ def choices(guesses: Mapping[tuple[str, int], Sequence[Guess]], level: float) ->
 
 
 def _usual(curves: MeasuredCurves) -> MeasuredCurves | None:
-    """Return the points of the input size that most points have; None where there are fewer than two."""
+    """Return the points of the most frequent input size; None if there are fewer than two."""
     if len(curves) < 2:
         return None
     sizes, counts = np.unique(curves.size, return_counts=True)

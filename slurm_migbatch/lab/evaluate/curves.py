@@ -1,4 +1,4 @@
-"""One sample's points of one process as plain columns: what simple rules work on."""
+"""Represent one sample's points of one process as plain columns, the input of simple rules."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ class MeasuredCurves:
 
     @property
     def load(self) -> Array:
-        """Work of a batch, in items of the usual size, for each unit of the slice's share."""
+        """Work of a batch, in items of the usual size, per unit of the slice's share."""
         return np.asarray(self.batch * self.work / self.share, dtype=np.float64)
 
     def on_full(self) -> npt.NDArray[np.intp]:
-        """Return for each point the one of its batch and input on the largest slice; -1 where none was measured."""
+        """Return for each point the one of its batch and input on the largest slice; -1 if none was measured."""
         index_of = {(self.batch[i], self.size[i]): i for i in np.flatnonzero(self.full)}
         return np.array([index_of.get((self.batch[i], self.size[i]), -1) for i in range(len(self))], dtype=np.intp)
 
     def nearest(self, wishes: Sequence[tuple[float, float]]) -> tuple[int, ...]:
         """Return for each wish (share, batch) the nearest point in logarithms that no earlier wish took.
 
-        Only points of the usual input size count. Returns fewer where none is left.
+        Only points of the usual input size count. Returns fewer if none is left.
         """
         taken: list[int] = []
         for share, batch in wishes:

@@ -1,7 +1,7 @@
-"""Rules that are told the same facts as the predictor and measure nothing of the model: what it has to beat at k=0.
+"""Define rules with the predictor's specifications and no measurement of the model: its baselines at k=0.
 
 - `roofline with facts`: t = max(launches / a, work / (b * peak of the slice) + traffic * c / bandwidth of the slice);
-  the three parameters are fitted to the other models (relative errors, soft L1), of the same GPU where there are some.
+  the three parameters are fitted to the other models (relative errors, soft L1), of the same GPU if there are any.
 - `gbm with facts`: boosted trees on slice, batch, launches, operations, traffic, parameters and whether it is text.
 """
 
@@ -26,7 +26,7 @@ def roofline(curves: MeasuredCurves, teachers: Sequence[MeasuredCurves]) -> Arra
     start = np.log(_START)
     if not teachers:
         return _logs(curves, start)
-    # models count alike, however many points of them were measured
+    # models count equally, however many points of them were measured
     weights = [1.0 / np.sqrt(len(teacher)) for teacher in teachers]
 
     def missed(parameters: Array) -> Array:
@@ -50,7 +50,7 @@ def _logs(curves: MeasuredCurves, parameters: Array) -> Array:
 
 
 def features(curves: MeasuredCurves) -> Array:
-    """Return the facts of a model as columns for trees."""
+    """Return the specifications of a model as columns for trees."""
     known, gpu = curves.sample.known, curves.sample.gpu.facts
     cells = curves.sample.cells.take(curves.index)
     ones = np.ones(len(curves))

@@ -1,8 +1,8 @@
-"""Predictions for models that were left out of the training, after 0, 1, 2, ... points chosen by the stated rule.
+"""Predict held-out models, after 0, 1, 2, ... points chosen by the stated rule.
 
-A model is left out under every name that it has and from every laboratory in the table. Where a second table is learned
-from, a model that another laboratory measured there may stay (users have such tables too); what the scored laboratory
-itself measured of it never does.
+A model is held out under all its names and from every laboratory in the table. If a second table is used for
+training, measurements of the model by another laboratory may stay (users have such tables too); those of the scored
+laboratory itself never do.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from slurm_migbatch.predict.training import learn, observed, steps
 from slurm_migbatch.profiling.measurement import Measurement
 
 MOST_FOLDS: Final = 24
-"""With more models than this several are left out at once: a fold, none of which is trained on."""
+"""With more models than this several are held out at once: a fold, none of which is used for training."""
 Leave = Literal["model", "family", "laboratory"]
 Learn = Callable[[Sequence[Measurement], ModelKnowledge], Learned]
 Mask = npt.NDArray[np.bool_]
 OURS: Final = "predictor"
 EMPTY: Final = "empty store"
-"""The predictor where nothing was ever measured: public facts alone, and the same points of the model itself."""
+"""The predictor without other measurements: public specifications only, and the same points of the model itself."""
 NOISE: Final = {"time": noise.NOISE, "memory": noise.MEMORY_NOISE}
 _NAMES: Final = ModelKnowledge()
 
@@ -40,18 +40,18 @@ _NAMES: Final = ModelKnowledge()
 def identity(name: str) -> str:
     """Return one name for a model under all of its names: `org/ResNet_50` and `resnet50` are one.
 
-    The names are the same whether or not facts are used.
+    The names are the same with or without specifications.
     """
     return re.sub(r"[^a-z0-9]", "", _NAMES.canonical(name))
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What somebody says of one figure of one sample who was given the measurements `done`, beside what was measured.
+    """A method's prediction of one figure of one sample given the measurements `done`, with the measured values.
 
-    All arrays have one entry for each measured cell, those profiled too; `value` and `logs` are natural logarithms of
-    seconds a batch, or of MiB. `value` is NaN where the method says nothing. `points` is how many single points the
-    method profiles (-1: a whole curve over the batch).
+    All arrays have one entry for each measured cell, including profiled ones; `value` and `logs` are natural logarithms
+    of seconds per batch, or of MiB. `value` is NaN without a prediction. `points` is how many single points the method
+    profiles (-1: a whole curve over the batch).
     """
 
     method: str
@@ -79,9 +79,9 @@ class Guess:
 
 @dataclass(frozen=True)
 class HeldOutPrediction(Guess):
-    """What the predictor says, with its intervals.
+    """The predictor's result, with its intervals.
 
-    `seen` says that the training table has the model, from another laboratory; `stranger` that it has none of the
+    `seen`: the training table has the model, from another laboratory; `stranger`: it has none of the
     model's family on the same stack.
     """
 
@@ -93,17 +93,17 @@ class HeldOutPrediction(Guess):
     stranger: bool
 
     def half_width(self, level: float) -> Array:
-        """Return half the width of the two-sided interval that should hold with probability `level`, in logarithms."""
+        """Return half the width of the two-sided interval with coverage `level`, in logarithms."""
         return self.calibration.factor(level, self.points, self.pace, stranger=self.stranger) * self.spread
 
     def held(self, level: float) -> Array:
-        """Return 1.0 where the interval of `level` holds what was measured, else 0.0."""
+        """Return 1.0 if the interval of `level` covers the measured value, else 0.0."""
         return (np.abs(self.logs - self.value) <= self.half_width(level)).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Samples to score, and what was learned, from which rows, without their models; `of` how many folds it is one."""
+    """Samples to score, and the state learned without their models, with its rows; `of` how many folds it is one."""
 
     samples: tuple[Sample, ...]
     rows: Sequence[Measurement]
@@ -120,10 +120,10 @@ def folds(
     leave: Leave = "model",
     learn: Learn = learn,
 ) -> Iterator[Fold]:
-    """Yield the models of `rows` in turn, each with what is learned without it: from the other rows, or from `train`.
+    """Yield the models of `rows` in turn, each with the state learned without it: from the other rows, or from `train`.
 
-    `leave` "family" leaves a model's whole family out. "laboratory" leaves out all that one laboratory measured, and
-    nothing else: another one's rows of the same model stay. A fold is learned when it is asked for.
+    `leave` "family" holds out a model's whole family. "laboratory" holds out all rows of one laboratory, and
+    nothing else: another one's rows of the same model stay. A fold is learned on demand.
     """
     samples = samples_of(rows, knowledge)
     if leave == "laboratory" and train is None:
@@ -161,7 +161,7 @@ def _laboratories(
 
 
 def laboratory(source: str) -> str:
-    """Return whose table a source is, its first word: `MIGPerf fine-tuning` is MIGPerf's."""
+    """Return the laboratory of a source, its first word: `MIGPerf fine-tuning` is MIGPerf's."""
     return source.split(" ", 1)[0]
 
 
@@ -174,7 +174,7 @@ def _elsewhere(
 ) -> Iterator[Fold]:
     """Yield folds that are scored on one table and learned from another.
 
-    Of a scored model, rows of the same GPU and source are not taken: they may be the very points that are scored.
+    Of a scored model, rows of the same GPU and source are excluded: they may be the scored points.
     """
     laboratories = {(row.gpu, row.source) for row in rows}
     shared = {identity(row.model) for row in train if (row.gpu, row.source) in laboratories}
@@ -191,7 +191,7 @@ def _elsewhere(
 
 
 def outcomes(fold: Fold, figure: str = "time", max_points: int = 3) -> Iterator[HeldOutPrediction]:
-    """Yield predictions for a fold's samples after 0, 1, ... `max_points` points; fewer where cells run out."""
+    """Yield predictions for a fold's samples after 0, 1, ... `max_points` points; fewer if cells run out."""
     surface = SURFACES[figure]
     for sample in fold.samples:
         cells, _, _ = observed(figure, sample)
@@ -221,7 +221,7 @@ def outcomes(fold: Fold, figure: str = "time", max_points: int = 3) -> Iterator[
 
 
 def with_empty_store(fold: Fold, figure: str = "time", max_points: int = 3) -> Iterator[Guess]:
-    """Yield what the predictor says of a fold's samples that has learned nothing from other models."""
+    """Yield predictions for a fold's samples by the predictor without other models."""
     for outcome in outcomes(replace(fold, learned=Learned()), figure, max_points):
         yield Guess(
             EMPTY, outcome.sample, figure, outcome.points, outcome.done, outcome.value, outcome.logs, outcome.procs

@@ -1,8 +1,8 @@
-"""How well the figures of language models do: efficiencies fitted on all models but one, scored on that one.
+"""Score the figures of language models: efficiencies fitted on all models but one, scored on that one.
 
 A table has a row for each measured point of a serving engine on one whole GPU (`backend, model_path, system, precision,
-isl, osl, batch_size, silicon_ttft_ms, silicon_tpot_ms`, the form of aiconfigurator's silicon_sample.csv). Beside stands
-a plain roofline: the same facts, the data sheet's rates, no fit, no waiting.
+isl, osl, batch_size, silicon_ttft_ms, silicon_tpot_ms`, the form of aiconfigurator's silicon_sample.csv). For
+comparison: a plain roofline with the same specifications, the data sheet's rates, no fit, no waiting.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COLUMNS: Final = (
     "backend", "model_path", "system", "precision", "isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms",
 )  # fmt: skip
 SYSTEMS: Final[Mapping[str, tuple[str, float]]] = {"h100_sxm": ("NVIDIA H100 80GB HBM3", 81559.0)}
-"""What upstream calls a GPU: NVML's name of it and its MiB."""
+"""GPU names upstream: NVML's name and MiB."""
 PRIOR: Final[Mapping[str, tuple[float, float]]] = {
     "compute": (0.7, 0.1),
     "narrow": (1.4, 0.1),
@@ -42,18 +42,21 @@ PRIOR: Final[Mapping[str, tuple[float, float]]] = {
     "first": (3.0, 0.3),
     "each": (0.08, 0.5),
 }
-"""Before anything was measured, and the standard deviation of its logarithm: seven tenths of the dense rate
+"""Prior efficiencies, and the standard deviation of their logarithms: seven tenths of the dense rate
 in large matrix products, 1.4 times that with 8 bits (vLLM's documentation says up to 1.6, users of Megatron 1.35), four
-fifths of the bandwidth (a copy's), some ten launches of 3 microseconds a layer, and a wait that nobody publishes."""
+fifths of the bandwidth (a copy's), some ten launches of 3 microseconds a layer, and an unpublished wait.
+"""
 TURN: Final = (Efficiencies().turn, 1.5)
-"""The same of the share of the time between two ends that the next request waits for its turn. Anything from none to
-all of it was seen; it belongs to a series of measurements (how its generator and its engine follow each other), so
-each series has its own in the fit, and predictions keep the middle."""
+"""The same for the share of the time between two ends that the next request waits for its turn. Values from none to
+all of it were seen; it belongs to a series of measurements (how its generator and its engine interact), so
+each series has its own in the fit, and predictions use the median.
+"""
 NOISE: Final = {"ttft": 0.3, "tpot": 0.1}
-"""Standard deviations of logarithms that a point may be off its curve."""
+"""Standard deviations of logarithms of a point around its curve."""
 UNSEEN: Final = 0.1
-"""Standard deviation of logarithms that a model beside those of the fit may be off by itself, as the efficiencies may
-before anything was measured."""
+"""Standard deviation of logarithms of a model outside the fit, like that of the efficiencies before any
+measurement.
+"""
 TARGETS: Final = {"ttft": 30.0, "tpot": 15.0}
 MEMORY_TARGET: Final = 8.0
 LEVELS: Final = {0.8: SPAN, 0.9: 1.6449}
@@ -62,9 +65,9 @@ CACHE_FP8: Final = "fp8"
 SOME: Final = (1, 3)
 """Points of each series that a site has measured."""
 FACTORS: Final = (1.0, 3.0, 10.0)
-"""By how much a table's times are wrong."""
+"""Factor by which a table's times are wrong."""
 ANCHOR: Final = ("meta-llama/Llama-3.1-8B", 14.96, 0.8)
-"""What vLLM reports of a model in bf16: GiB of weights, GiB beside weights and cache."""
+"""vLLM's report of a model in bf16: GiB of weights, GiB besides weights and cache."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def _point(line: CsvLine) -> Point:
 
 
 def pace(point: Point, eff: Efficiencies) -> Pace:
-    """Return what is predicted of a point."""
+    """Return the prediction of a point."""
     return pace_of(point.workload, need_of(point.workload, int(point.machine.mib)), point.machine, eff)
 
 
@@ -125,9 +128,9 @@ def roofline(point: Point) -> tuple[float, float]:
 
 
 def fit(points: Sequence[Point]) -> Efficiencies:
-    """Return the efficiencies that fit these points best, each model counting alike, pulled to what is known before.
+    """Return the efficiencies that fit these points best, each model counting equally, regularised to the prior.
 
-    The turn is fitted beside them, one for each series (a model by an engine), and left out of the result.
+    The turn is fitted too, one for each series (a model by an engine), and left out of the result.
     """
     keys = list(PRIOR)
     series = sorted({_series(point) for point in points})
@@ -172,7 +175,9 @@ def _residuals(points: Sequence[Point], eff: Efficiencies) -> tuple[list[float],
 
 
 def _spread(residuals: Sequence[float]) -> float:
-    """Return a standard deviation that a few points far off do not set: the mean absolute one, as of a normal."""
+    """Return a standard deviation that is robust against outliers: from the mean absolute one, as for a normal
+    distribution.
+    """
     return math.hypot(1.2533 * fmean(abs(residual) for residual in residuals), UNSEEN)
 
 
@@ -188,8 +193,9 @@ def served(point: Point, eff: Efficiencies, factor: float = 1.0) -> ServedPoint:
 
 
 def learned(points: Sequence[Point]) -> dict[str, Any]:
-    """Return errors of each model, left out of the fit, where a site has measured: other models, some points of each of
-    its own series (the rest is scored), and the same with times that are wrong by factors of three and ten."""
+    """Return errors of each held-out model with measurements of the site: other models, some points of each of
+    its own series (the rest is scored), and the same with times that are wrong by factors of three and ten.
+    """
     errors: dict[str, dict[str, dict[str, list[float]]]] = {}
     for model in sorted({point.model for point in points}):
         of_model = [point for point in points if point.model == model]
@@ -213,7 +219,7 @@ def learned(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def _stores(of_model: Sequence[Point], others: Sequence[Point]) -> dict[str, tuple[Sequence[Point], Sequence[Point]]]:
-    """Return what a site may have measured, and the points that are scored then, by name."""
+    """Return possible measurements of a site, and the points that are scored then, by name."""
     stores: dict[str, tuple[Sequence[Point], Sequence[Point]]] = {
         "nothing": ((), of_model),
         "other models": (others, of_model),
@@ -240,7 +246,7 @@ def _errors(store: ServedMeasurements, scored: Sequence[Point], eff: Efficiencie
 
 
 def evaluate(points: Sequence[Point]) -> dict[str, Any]:
-    """Return errors of each model, left out of the fit in turn, beside a plain roofline's, and the fit on all."""
+    """Return errors of each held-out model, compared with a plain roofline's, and the fit on all."""
     models = sorted({point.model for point in points})
     held = {model: [point for point in points if point.model == model] for model in models}
     rows = []
@@ -301,7 +307,7 @@ def _coverage(predictions: Sequence[tuple[float, float, float]]) -> dict[str, An
 
 
 def _memory() -> dict[str, float]:
-    """Return how far weights and runtime are from what an engine reports of a known model."""
+    """Return the difference of weights and runtime from an engine's report of a known model."""
     name, weights, runtime = ANCHOR
     resolved = names.resolve(name)
     assert resolved is not None

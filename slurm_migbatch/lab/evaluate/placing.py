@@ -1,4 +1,4 @@
-"""The fewest compute slices that serve a rate: instances of (slice, batch, processes), by what is predicted of each."""
+"""Find the fewest compute slices that serve a rate: instances of (slice, batch, processes), by predicted figures."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from slurm_migbatch.predict.cells import Array
 
 @dataclass(frozen=True)
 class InstancePlan:
-    """How many instances of which cells, by index; their compute slices together."""
+    """Number of instances of each cell, by index; their compute slices in total."""
 
     instances: Mapping[int, int]
     slices: float
 
 
 def plan(rates: Array, slices: Array, allowed: Mask, wanted: float) -> InstancePlan | None:
-    """Plan the fewest slices whose `rates` reach `wanted`, of allowed cells; None where none is allowed."""
+    """Plan the fewest slices whose `rates` reach `wanted`, of allowed cells; None if none is allowed."""
     cells = np.flatnonzero(allowed).tolist()
     if not cells:
         return None
@@ -31,7 +31,7 @@ def plan(rates: Array, slices: Array, allowed: Mask, wanted: float) -> InstanceP
 
 
 def topped_up(made: InstancePlan, rates: Array, slices: Array, wanted: float) -> float:
-    """Return the slices of a plan after instances were added until the `rates` that turned out serve what is wanted."""
+    """Return the slices of a plan after instances were added until the measured `rates` serve the required one."""
     served = sum(count * float(rates[i]) for i, count in made.instances.items())
     if served * (1 + 1e-9) >= wanted:
         return made.slices

@@ -1,4 +1,4 @@
-"""The whole evaluation of the predictor on a folder of tables, as one JSON-able object with its bars."""
+"""Run the whole evaluation of the predictor on a directory of tables, as one JSON-able object with its bars."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ MAPE_TARGETS: Final = (60.0, 30.0, 10.0, 8.0)
 """Mean error in per cent at 0, 1, 2, 3 points, for inference."""
 COVERAGE_TARGET: Final = 0.03
 STRANGERS_COVERAGE_TARGET: Final = 0.05
-"""The same where whole families or laboratories are left out."""
+"""The same with whole families or laboratories held out."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked for: the largest number of points, the margin's level, what is left out, whether facts do not
-    count, and whether rules are run that must be learned themselves (they take most of the time)."""
+    """Options: the largest number of points, the margin's level, what is held out, whether specifications are
+    ignored, and whether rules that need training are run (they take most of the time).
+    """
 
     points: int = 3
     level: float = 0.9
@@ -70,7 +71,7 @@ def evaluate(
     options: Options,
     say: Say = silent,
 ) -> dict[str, Any]:
-    """Compute everything that the rows allow; what cannot be computed is named under `notes`."""
+    """Compute everything that the rows allow; the rest is listed under `notes`."""
     knowledge = ModelKnowledge(blind=options.blind)
     kinds = {kind: _KindPredictions() for kind in KINDS}
     for fold in folds(rows, knowledge, train=train, leave=options.leave):
@@ -147,7 +148,7 @@ def _by_method(all_guesses: Iterable[Guess]) -> dict[tuple[str, int], list[Guess
 def _rule_errors(
     predictions: _KindPredictions, methods: Mapping[tuple[str, int], Sequence[Guess]]
 ) -> list[dict[str, Any]]:
-    """Compute each rule's errors and the predictor's with as many points, both on what neither was shown."""
+    """Compute each rule's errors and the predictor's with as many points, both on cells held out from both."""
     max_points = max(outcome.points for outcome in predictions.time)
     outcomes = {(id(outcome.sample), outcome.points): outcome for outcome in predictions.time}
     result = []
@@ -155,7 +156,7 @@ def _rule_errors(
         if method == OURS or not any(scored(guess).any() for guess in group):
             continue
         same = min(max_points if k == CURVE else k, max_points)
-        # a small table may have no room for as many points as elsewhere
+        # a small table may not have enough cells for as many points
         pairs = {id(g.sample): (g, outcomes[id(g.sample), same]) for g in group if (id(g.sample), same) in outcomes}
 
         def neither(guess: Guess, pairs: Mapping[int, tuple[Guess, HeldOutPrediction]] = pairs) -> Mask:

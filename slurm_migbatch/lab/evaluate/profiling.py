@@ -1,9 +1,9 @@
-"""What measuring less costs: compute slices and broken limits against the share of a model's grid that was measured.
+"""Evaluate the cost of fewer measurements: compute slices and exceeded limits by the measured share of a model's grid.
 
-For each service of each scenario slices, batches and processes are chosen by what is known: measured figures of the
-cells that the rule chose to measure, predicted ones of the rest, from a predictor that never saw the model. Then the
-choice is replayed on the measured table. A limit is broken where a chosen cell takes longer than it may. A service is
-short where its instances serve less than its rate; then instances are added until they do, and those slices count. A
+For each service of each scenario slices, batches and processes are chosen by measured figures of the
+cells that the rule chose to measure, and predicted ones of the rest, from a predictor without the model. Then the
+choice is replayed on the measured table. A limit is exceeded if a chosen cell takes longer than allowed. A service is
+short if its instances serve less than its rate; then instances are added until they do, and those slices count. A
 service for which no cell seems to keep the limit gets the cell that comes closest to it.
 """
 
@@ -43,7 +43,7 @@ PREDICTED, MARGIN, MEASURED = "middle figures", "with margin", "measured cells o
 
 @dataclass(frozen=True)
 class Stage:
-    """What is known of a sample after some cells (`done`) were measured: log seconds of all, and half an interval."""
+    """Knowledge about a sample after some cells (`done`) were measured: log seconds of all, and half an interval."""
 
     label: str
     done: tuple[int, ...]
@@ -53,7 +53,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class PlacedService:
-    """One service as it was placed: slices after topping up, with everything measured, and what went wrong."""
+    """One service as it was placed: slices after additions, slices with everything measured, and errors."""
 
     scenario: str
     model: str
@@ -72,7 +72,7 @@ def evaluate(
     leave: Leave = "model",
     say: Say = silent,
 ) -> dict[str, Any]:
-    """Count slices, broken limits and short services by stage, for each way of choosing, in total and by scenario."""
+    """Count slices, exceeded limits and short services by stage, for each way of choosing, in total and by scenario."""
     knowledge = ModelKnowledge()
     by_stage: dict[tuple[str, str], list[PlacedService]] = {}
     measured: dict[str, list[float]] = {}
@@ -118,7 +118,7 @@ def evaluate(
 
 
 def stages(sample: Sample, fold: Fold, level: float) -> Iterator[Stage]:
-    """Yield what is known after 0 to 3 points, and after each share of the grid, chosen one by one by the rule."""
+    """Yield the knowledge after 0 to 3 points, and after each share of the grid, chosen one by one by the rule."""
     prior = fold.learned.population("time", sample.kind).prior(sample.model, sample.known, sample.gpu, sample.stack)
     count = len(sample.cells)
     wanted = [(k, f"{k} points") for k in range(min(4, count + 1))]

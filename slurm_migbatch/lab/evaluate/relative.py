@@ -1,7 +1,7 @@
-"""Relative speed of a slice: its throughput over that of the largest slice at the same model, input and batch.
+"""Evaluate relative speeds of slices: throughput over that of the largest slice at the same model, input and batch.
 
-This is what a scheduler of training jobs wants to know at submission: what a job loses on a smaller slice. Beside the
-predictor stand two rules: the share of compute slices, and the mean of the other models on the same slice.
+A scheduler of training jobs needs this at submission: what a job loses on a smaller slice. The predictor is compared
+with two rules: the share of compute slices, and the mean of the other models on the same slice.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.surface import TIME
 
 TARGET: Final = 0.161
-"""Mean absolute error of the mean-per-slice rule on MISO, leaving families out."""
+"""Mean absolute error of the mean-per-slice rule on MISO, with families held out."""
 
 
 def speeds(curves: MeasuredCurves, logs: Array) -> tuple[Array, Mask]:
-    """Return each point's relative speed by `logs` (of seconds), and True where it says something.
+    """Return each point's relative speed by `logs` (of seconds), and True if it is informative.
 
     That is below the largest slice.
     """
@@ -35,7 +35,7 @@ def speeds(curves: MeasuredCurves, logs: Array) -> tuple[Array, Mask]:
 def score(groups: Sequence[tuple[str, int, Sequence[tuple[Guess, Sequence[MeasuredCurves]]]]]) -> list[dict[str, Any]]:
     """Return for each method and number of points the mean absolute error.
 
-    Each guess comes with the curves of other models.
+    Each prediction comes with the curves of other models.
     """
     rows = []
     for method, points, pairs in groups:

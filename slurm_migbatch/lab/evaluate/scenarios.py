@@ -1,8 +1,8 @@
-"""Services to be placed: a model with a rate to serve and a latency limit, read from ParvaGPU's files or made up.
+"""Define services to place: a model with a rate to serve and a latency limit, read from ParvaGPU's files or synthetic.
 
 ParvaGPU's artifact has six scenarios in two files without header, one line for each, one column for each of its models
-in alphabetical order; N/A where a model is not served. A batch must take less than 0.45 of the SLO (ms), its own guard:
-a request may have to wait for the batch before its own.
+in alphabetical order; N/A if a model is not served. A batch must take less than 0.45 of the SLO (ms), its own guard:
+a request may have to wait for the previous batch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LATENCY_FILE: Final = "slo_latency.csv"
 RATE_FILE: Final = "slo_req_rate.csv"
 PARVAGPU: Final = "ParvaGPU"
 MADE_LIMITS: Final = (1.5, 2.0, 4.0)
-"""Limits of made-up scenarios, in latencies of the largest slice at batch 8."""
+"""Limits of synthetic scenarios, in latencies of the largest slice at batch 8."""
 MADE_RATES: Final = (0.3, 3.0)
-"""Rates of made-up scenarios, in the best throughput of the largest slice."""
+"""Rates of synthetic scenarios, in the best throughput of the largest slice."""
 
 
 @dataclass(frozen=True)
 class ServiceLoad:
-    """One model's load in one scenario: items a second, and the most seconds that a batch may take."""
+    """One model's load in one scenario: items per second, and the most seconds that a batch may take."""
 
     scenario: str
     sample: Sample
@@ -40,7 +40,7 @@ class ServiceLoad:
 
 
 def services(data: Path, samples: Sequence[Sample]) -> tuple[list[ServiceLoad], str]:
-    """Return the services of the scenarios that lie below a folder, else made-up ones; and a sentence on where from."""
+    """Return the services of the scenarios in a directory, else synthetic ones; and a sentence about their origin."""
     samples = [sample for sample in samples if sample.kind == "infer" and len(sample.cells)]
     loads, why = _read(data, samples)
     if loads:
@@ -68,7 +68,7 @@ def _read(data: Path, samples: Sequence[Sample]) -> tuple[list[ServiceLoad], str
 
 
 def _lines(path: Path) -> list[list[float | None]]:
-    """Read the cells of a file without header; what is no number above 0 is None."""
+    """Read the cells of a file without header; cells that are not positive numbers are None."""
 
     def cell(text: str) -> float | None:
         try:

@@ -1,4 +1,4 @@
-"""Errors and coverage of many predictions, summed up so that models count alike."""
+"""Summarize errors and coverage of many predictions, with models counting equally."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEVELS: Final = (0.8, 0.9)
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors of scored points by model; in per cent where they are summed up."""
+    """Relative errors of scored points by model; in per cent when summarized."""
 
     by_model: Mapping[str, Array]
     family: Mapping[str, str]
@@ -51,7 +51,7 @@ class Errors:
 
 
 def collect(guesses: Sequence[G], values: Callable[[G], Array], mask: Callable[[G], Mask]) -> Errors:
-    """Collect one value for each cell that `mask` lets through, by model."""
+    """Collect one value for each cell that `mask` selects, by model."""
     parts: dict[str, list[Array]] = {}
     for guess in guesses:
         chosen = values(guess)[mask(guess)]
@@ -64,9 +64,9 @@ def collect(guesses: Sequence[G], values: Callable[[G], Array], mask: Callable[[
 def coverage(
     predictions: Sequence[HeldOutPrediction], level: float, mask: Callable[[HeldOutPrediction], Mask]
 ) -> dict[str, float]:
-    """Return how often the intervals of `level` held: the mean over models, and all points pooled.
+    """Return the coverage of the intervals of `level`: the mean over models, and all points pooled.
 
-    Beside it stands how wide they were, as the factor from the middle to an end.
+    Also their width, as the factor from the median to an end.
     """
     held = collect(predictions, lambda outcome: outcome.held(level), mask).by_model
     if not held:

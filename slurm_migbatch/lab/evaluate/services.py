@@ -1,17 +1,17 @@
-"""GPUs for services by a few measured points of each model: which points, and what wrong predictions do.
+"""Evaluate GPUs for services by a few measured points of each model: which points, and the effect of wrong predictions.
 
 Points are measured by one of two rules, both of `predict.points`, which `migbatch profile run --points` follows: the
 grid's (`choose`), or for the limit of the service (`choose_within`, option `--slo`), that is the cells that a plan by
-the best guess would use. They are chosen one by one, by public facts and the model's own points alone.
+median predictions would use. They are chosen one by one, by public specifications and the model's own points alone.
 
 Then all services of a scenario are placed at once by `lab.papers.instances.allocate`. A measured cell counts as
-measured, another with the slow end of its interval, from a predictor that was not shown the model. Two more rules keep
-what was promised (`ServicePlanner`): among plans of the same GPUs measured cells are preferred, and a model one of
-whose points took longer than the slow end that was said of it before, or all of whose points took less, is no longer
-taken at its word. migbatchd places nothing this way; the points are what ships.
+measured, another with the slow end of its interval, from a predictor without the model. Two more rules keep
+the limits (`ServicePlanner`): among plans of the same GPUs measured cells are preferred, and the predictions of a model
+are corrected if one of its points took longer than the slow end predicted before, or all of its points took less.
+migbatchd does not place services this way; only the points are part of the product.
 
-After a placement the cells in use are measured, and as many of the rule's next points as at first: a round. Each plan
-is replayed on the measured table. A limit is broken where a cell in use takes longer than it may, a rate is short where
+After a placement the cells in use are measured, and as many of the rule's next points as initially: a round. Each plan
+is replayed on the measured table. A limit is exceeded if a cell in use takes longer than allowed, a rate is not met if
 the instances serve less.
 
 Median or more optimistic figures, and the number of points per round, were chosen on synthetic services of every second
@@ -43,38 +43,39 @@ from slurm_migbatch.profiling.table import read_folder
 
 POINTS: Final = 3
 ROUNDS: Final = 4
-"""Placements that are replayed: the first, and one after each round of measuring."""
+"""Placements to replay: the first, and one after each round of measuring."""
 MADE: Final = 20
-"""Made-up scenarios of each half of the models."""
+"""Synthetic scenarios of each half of the models."""
 DOUBTFUL: Final = 1.1
-"""How much longer than was said of it a point may take before its model is served by measured cells alone. Where one
-took longer at all, predicted cells are counted on as that much slower, and by this factor more; where all took less, as
-that much faster than was said, but for its square."""
+"""How much longer than predicted a point may take before its model is served by measured cells alone. If one
+took longer at all, predicted cells count as that much slower, and by this factor more; if all took less, as
+that much faster than predicted, less its square.
+"""
 PREFERENCE: Final = 1.03
-"""What a measured cell counts for among plans of the same GPUs, so that predicted ones are used where they save."""
+"""Weight of a measured cell among plans of the same GPUs, so that predicted ones are used only if they save."""
 FACTORS: Final = (0.5, 0.71, 1.41, 2.0)
 SEEDS: Final = (1, 2, 3)
 HOPES: Final = (0.5, 1.0, 1.5)
-"""Standard deviations, of the more hopeful figures that were tried."""
+"""Standard deviations of the more optimistic figures that were tried."""
 FIRST_TARGET, ROUND_TARGET, LOSS_TARGET = 47, 45, 1.02
 CHOSEN_ON, GRID, LIMIT = "chosen on", "grid's", "for the limit"
 FEWER_TWICE: Final = 1.5
 SAME_AGAIN: Final = 1.25
 
 Wrong = Callable[[str, int], float]
-"""By which a predicted time of a model's cell is multiplied."""
+"""Factor on a predicted time of a model's cell."""
 Known = Mapping[str, tuple[int, ...]]
 """The measured cells of each model, in the order in which they were measured."""
 
 
 def right(_model: str, _cell: int) -> float:
-    """Leave predictions as they are."""
+    """Leave predictions unchanged."""
     return 1.0
 
 
 @dataclass(frozen=True)
 class PlacedServices:
-    """One plan for a scenario, replayed: GPUs, services with a broken limit or a short rate, cells in use."""
+    """One plan for a scenario, replayed: GPUs, services with an exceeded limit or unmet rate, cells in use."""
 
     gpus: int
     broken: int
@@ -83,10 +84,10 @@ class PlacedServices:
 
 
 class ServicePlanner:
-    """Places services by measured points and predicted figures.
+    """Place services by measured points and predicted figures.
 
-    The latter may be made `wrong`; `hope` is that of the points (`predict.points.Skew`). With `trusting` a model is
-    taken at its word whatever its points took.
+    The latter may be made `wrong`; `hope` is that of the points (`predict.points.Skew`). With `trusting` a model's
+    predictions are not corrected by its points.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class ServicePlanner:
         return PlacedServices(found.gpus, broken, short, used)
 
     def rounds(self, loads: Sequence[ServiceLoad], first: Known, more: int) -> Iterator[tuple[PlacedServices, Known]]:
-        """Yield each placement and what was measured before it, without end; a round has `more` points of the rule."""
+        """Yield each placement and the cells measured before it, without end; a round has `more` points of the rule."""
         known = dict(first)
         while True:
             placed = self.place(loads, known)
@@ -143,9 +144,9 @@ class ServicePlanner:
         return slow
 
     def surprise(self, model: str, done: Sequence[int]) -> float:
-        """Return what measured points took over the slow end that was said of each before, at most.
+        """Return the largest ratio of measured points to the slow end predicted before.
 
-        Counted are the first points, each of which was measured after something was said of it; 1 without any.
+        Only the first points count, each of which was measured after a prediction; 1 without any.
         """
         if self._trusting or not done:
             return 1.0
@@ -153,7 +154,7 @@ class ServicePlanner:
         return max(truth[i].seconds / float(self._slow(model, done[:k])[i]) for k, i in enumerate(done[: 2 * POINTS]))
 
     def _counted(self, model: str, done: Sequence[int]) -> dict[InstanceSetting, int]:
-        """Return every cell that may be used, with the seconds that are counted on, and its index."""
+        """Return every cell that may be used, with its conservative seconds, and its index."""
         subject, surprise = self._bench.subjects[model], self.surprise(model, done)
         slow, sure = self._slow(model, done), set(done)
         longer = surprise * DOUBTFUL if surprise > 1.0 else min(1.0, surprise * DOUBTFUL**2)
@@ -176,8 +177,8 @@ class ServicePlanner:
 def out_of_line(settings: Sequence[InstanceSetting]) -> frozenset[InstanceSetting]:
     """Return settings whose batch takes hardly longer than half of it, though that took much longer than a quarter.
 
-    Where a batch took `FEWER_TWICE` times as long as its half, the device sets the pace, and the next doubling cannot
-    cost less than `SAME_AGAIN`. ParvaGPU's table has such cells; no curve expects them.
+    If a batch took `FEWER_TWICE` times as long as its half, the device limits the speed, and the next doubling cannot
+    cost less than `SAME_AGAIN`. ParvaGPU's table has such cells; no curve predicts them.
     """
     seconds = {(s.profile, s.procs, s.batch): s.seconds for s in settings}
     found = set()
@@ -192,7 +193,7 @@ def out_of_line(settings: Sequence[InstanceSetting]) -> frozenset[InstanceSettin
 def made_up(subjects: Sequence[HeldOutModel], count: int, seed: int) -> dict[str, list[ServiceLoad]]:
     """Return scenarios of services for all models: limits of 1.5 to 6 times the largest slice's batch of 8, rates of a
     tenth to four times the largest slice's best."""
-    drawn = random.Random(seed)  # noqa: S311 - reproducible, no secret
+    drawn = random.Random(seed)  # noqa: S311 - reproducible, not a secret
     scenarios: dict[str, list[ServiceLoad]] = {}
     for number in range(count):
         scale, loads = drawn.choice((1, 2, 4)), []
@@ -251,7 +252,7 @@ def evaluate(data: Path, say: Say = silent) -> dict[str, Any]:
 
 
 def _in_line(bench: InstanceBench) -> dict[str, Any]:
-    """Everything measured, without the cells that no curve expects."""
+    """Everything measured, without the cells that no curve predicts."""
     odd = _odd(bench)
     counts = []
     for loads in bench.loads.values():
@@ -359,7 +360,7 @@ def _made(bench: InstanceBench, half: str, scenarios: Mapping[str, Sequence[Serv
 
 
 def _wrongs(seeds: Sequence[int]) -> Iterator[tuple[str, Wrong]]:
-    """Yield the ways in which predictions are wrong, by a factor of 0.5 to 2."""
+    """Yield the kinds of wrong predictions, by a factor of 0.5 to 2."""
     for factor in FACTORS:
         yield f"all x{factor:g}", _times(factor)
     for seed in seeds:
@@ -377,7 +378,7 @@ def _own(seed: int, *, by_cell: bool) -> Wrong:
 
 
 def _drawn(seed: str) -> float:
-    return float(2.0 ** random.Random(seed).uniform(-1.0, 1.0))  # noqa: S311 - reproducible, no secret
+    return float(2.0 ** random.Random(seed).uniform(-1.0, 1.0))  # noqa: S311 - reproducible, not a secret
 
 
 def _bars(
