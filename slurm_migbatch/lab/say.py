@@ -1,12 +1,12 @@
-"""How work that takes long tells who waits how far it is."""
+"""Report the progress of long work to the user."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-#: told which step begins, and how many steps there are (0: not known)
+#: called with the next step, and how many steps there are (0: unknown)
 Say = Callable[[str, int], None]
 
 
 def silent(_text: str, _of: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""

@@ -1,4 +1,4 @@
-"""What the experiments with a bar run: migbatchd's decisions with the configuration that ships, and how they say so."""
+"""Provide migbatchd's decisions with the default configuration to the experiments with targets, and their names."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from slurm_migbatch.mig.geometry import Geometry
 DECIDES: Final = f"{decide.__module__}.{decide.__qualname__}"
 """migbatchd's decision as a whole."""
 IDLE_S: Final = 600.0
-"""Seconds between two rounds while nothing happens, at the most; the service's own are more frequent. They become
-fewer slowly, for what waits a few seconds before it is done."""
+"""Longest time between two rounds without events; the service's own are more frequent. The frequency falls slowly, for
+work that waits a few seconds before its end.
+"""
 
 
 def provenance(decides: str, config: Config) -> dict[str, str]:
-    """Name what decides, and the digest of the configuration that it has, as it is rendered."""
+    """Return the name of the decision function, and the digest of its configuration as rendered."""
     return {"decides": decides, "configuration": hashlib.sha256(text_of(config).encode()).hexdigest()[:16]}
 
 
 def learned(gpus: Mapping[Geometry, int], classes: Sequence[Class]) -> Config:
-    """Return the shipped configuration on a site that has run for a while.
+    """Return the default configuration on a site that has run for a while.
 
-    What free space is best offered as migbatchd finds by itself from its record (`daemon.offer_tuner`); a simulation
-    has no record, so the same function's answer stands in [supply] preference, and nothing else differs.
+    migbatchd derives the offers for free space from its record (`daemon.offer_tuner`); a simulation
+    has no record, so the same function's result is set as [supply] preference, and nothing else differs.
     """
     config = Config()
     names = tuple(profile.name for profile in preference(gpus, classes))
@@ -37,6 +38,6 @@ def learned(gpus: Mapping[Geometry, int], classes: Sequence[Class]) -> Config:
 
 
 def pace(config: Config) -> RoundTiming:
-    """Return when rounds are run: as often as the service's as long as anything happens."""
+    """Return the times of rounds: as often as the service's while there are events."""
     poll_s = config.cluster.poll_s
     return RoundTiming(every_s=poll_s, soon_s=poll_s, idle_s=IDLE_S, growth=2.0)

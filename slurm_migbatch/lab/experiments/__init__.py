@@ -1,1 +1,1 @@
-"""Experiments with bars: what migbatchd decides with the configuration that ships, on public data."""
+"""Run experiments with targets: migbatchd's decisions with the default configuration, on public data."""

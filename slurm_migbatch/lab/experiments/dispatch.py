@@ -1,19 +1,19 @@
-"""Batch jobs that name no profile as it ships (E4): how soon eight GPUs finish them, and the promises that are kept.
+"""Measure batch jobs without a profile with default settings (E4): completion times on eight GPUs, and limits kept.
 
-Jobs of Slurm: each runs one measured model at a batch of its user's for some minutes, and has a limit for one batch
-(`slo=`) or for the whole job (`deadline=`). The submit filter's rule grants it the smallest slice that keeps that; here
-from the measured table, no predictor takes part. Jobs come at random times (Poisson).
+Jobs of Slurm: each runs one measured model at its user's batch for some minutes, and has a limit for one batch
+(`slo=`) or for the whole job (`deadline=`). The submit filter's rule grants the smallest slice that keeps it, here
+by the measured table, without a predictor. Jobs arrive at random times (Poisson).
 
-- **migbatchd**: `decide.core.decide` with the shipped configuration on the simulated Slurm: free space is cut by what
-  `decide.paris_elsa.preference` finds (PARIS for a live site), waiting jobs are re-typed by `decide.dispatch.retype`
-  (ELSA's two ideas). Every delay of Slurm, nodes and migbatchd is charged.
-- *without re-typing*, *without the preference*: the same with one of the two switched off.
-- **best equal slices**: every GPU cut for good into as many slices of one profile as it holds. **best static cut**:
-  some whole GPUs, the others all cut in one way. Both are chosen with hindsight for each load, over all seeds, among
-  those on which every job keeps its promise; a job takes the smallest idle slice that keeps it, at once, and waits in
-  order where there is none. They know no Slurm and no delay.
+- **migbatchd**: `decide.core.decide` with the default configuration on the simulated Slurm: free space is divided by
+  `decide.paris_elsa.preference` (PARIS for a live site), pending jobs are re-typed by `decide.dispatch.retype`
+  (ELSA's two ideas). All delays of Slurm, nodes and migbatchd are included.
+- *without re-typing*, *without the preference*: the same with one of the two off.
+- **best equal slices**: every GPU divided into as many slices of one profile as it holds. **best static cut**:
+  some whole GPUs, the others all divided in one way. Both are chosen in hindsight for each load, over all seeds, among
+  those on which every job keeps its limit; a job takes the smallest idle slice that keeps it, at once, and waits in
+  order if there is none. They have neither Slurm nor delays.
 
-`bench study paris-elsa` has the papers' own ground: one model, single batches, latency-bounded rates.
+`bench study paris-elsa` has the papers' own setting: one model, single batches, latency-bounded rates.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ PER_NODE: Final = 4
 JOBS: Final = 400
 WARM: Final = 50
 LOADS: Final = (0.7, 0.9)
-"""Slice-seconds of all jobs on the slices first granted, over what the GPUs have."""
+"""Slice-seconds of all jobs on the slices first granted, relative to the GPUs' capacity."""
 BATCHES: Final = (1, 2, 4, 8, 16, 32)
 MEDIAN_S: Final = 120.0
 LONGEST_S: Final = 1800.0
 """Of a job on the whole GPU; log-normal with a sigma of 1."""
 SLACK: Final = (1.1, 6.0)
-"""A limit is so many times what the whole GPU takes, at random (uniform in the logarithm)."""
+"""A limit as a multiple of the time on the whole GPU, at random (uniform in the logarithm)."""
 TARGET: Final = 1.0
 OURS, NO_RETYPE, NO_PREFERENCE = "migbatchd", "without re-typing", "without the preference"
 EQUAL, STATIC = "best equal slices", "best static cut"
@@ -72,11 +72,11 @@ Seconds = Mapping[tuple[str, int], Mapping[Profile, float]]
 
 @dataclass(frozen=True)
 class Auto:
-    """A job that names no profile.
+    """A job without a profile.
 
     Attributes:
-        at: when it comes, seconds.
-        seconds: of the whole job on each profile that keeps its promise; `granted` is the smallest of them.
+        at: its arrival, seconds.
+        seconds: of the whole job on each profile that keeps its limit; `granted` is the smallest of them.
         hints: as its user writes them.
     """
 
@@ -86,13 +86,13 @@ class Auto:
 
     @property
     def granted(self) -> Profile:
-        """What the filter grants."""
+        """Profile that the filter grants."""
         return min(self.seconds)
 
 
 @dataclass
 class OnSlice(Fixed):
-    """A job whose time depends on the slice that it gets; `seconds` of a slice that is not named are those given."""
+    """A job whose time depends on its slice; `seconds` of a slice that is not named are the default ones."""
 
     by_profile: Mapping[Profile, float] = field(default_factory=dict)
 
@@ -103,7 +103,7 @@ class OnSlice(Fixed):
 
 
 class MeasuredTable:
-    """Predictions that are what was measured; implements `decide.snapshot.Predictions`."""
+    """Predictions equal to the measurements; implements `decide.snapshot.Predictions`."""
 
     version = "measured"
 
@@ -111,7 +111,7 @@ class MeasuredTable:
         self._seconds = seconds
 
     def training_speeds(self, _hints: LoanHints, _partition: str, /) -> Mapping[Profile, float]:
-        """Nothing trains."""
+        """No training jobs here."""
         return {}
 
     def rates(self, hints: Hints, _partition: str, /) -> Mapping[Profile, float]:
@@ -120,7 +120,7 @@ class MeasuredTable:
         return {kind: batch / s for kind, s in self._seconds.get((hints.model or "", batch), {}).items()}
 
     def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[WeighedProfile]] | None:
-        """What the filter weighed: profiles from the smallest, and which keep the limits."""
+        """The filter's candidates: profiles from the smallest, and which keep the limits."""
         gpu = geometry(GPU)
         found = []
         for kind, rate in sorted(self.rates(hints, partition).items()):
@@ -177,7 +177,7 @@ Ends = list[float]
 
 
 def shipped(jobs: Sequence[Auto], config: Config, seconds: Seconds) -> Ends:
-    """migbatchd's decisions on the simulated Slurm."""
+    """Run migbatchd's decisions on the simulated Slurm."""
     gpu = geometry(GPU)
     site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
     simulation = SlurmSimulation(site, [_submission(job) for job in jobs])
@@ -204,7 +204,7 @@ def _submission(job: Auto) -> Submission:
 
 
 def static(jobs: Sequence[Auto], slices: Mapping[Profile, int]) -> Ends | None:
-    """Slices that stand for good, without any delay; None where a job keeps its promise on none of them."""
+    """Simulate a static layout without any delay; None if a job keeps its limit on none of its slices."""
     kinds = sorted(kind for kind, n in slices.items() if n)
     idle = Counter({kind: slices[kind] for kind in kinds})
     if any(not job.seconds.keys() & idle.keys() for job in jobs):
@@ -242,7 +242,7 @@ def static(jobs: Sequence[Auto], slices: Mapping[Profile, int]) -> Ends | None:
 
 
 def cuts() -> dict[str, dict[str, dict[Profile, int]]]:
-    """Static cuts of all GPUs, by what they are and by name: slices of each profile."""
+    """Static layouts of all GPUs, by kind and name: slices of each profile."""
     gpu, gpus = geometry(GPU), NODES * PER_NODE
     kinds = kinds_of(gpu)
     equal = {str(kind): {kind: gpus * gpu.info(kind).max_instances} for kind in kinds}
@@ -257,7 +257,7 @@ def cuts() -> dict[str, dict[str, dict[Profile, int]]]:
 
 
 def config_of(jobs: Sequence[Auto]) -> Config:
-    """What ships, on a site to which these jobs came for a while, as the filter granted them."""
+    """Default settings, on a site that has received these jobs for a while, as granted by the filter."""
     by: dict[Profile, list[float]] = {}
     for job in jobs:
         by.setdefault(job.granted, []).append(job.seconds[job.granted])
@@ -267,7 +267,7 @@ def config_of(jobs: Sequence[Auto]) -> Config:
 
 
 def configs(config: Config) -> dict[str, Config]:
-    """What migbatchd runs with, and with parts of it switched off."""
+    """migbatchd's settings, and the same with parts off."""
     return {
         OURS: config,
         NO_RETYPE: replace(config, dispatch=replace(config.dispatch, enabled=False)),
@@ -332,7 +332,7 @@ def _load(seconds: Seconds, load: float, seeds: int, say: Say) -> dict[str, Any]
 
 
 def _best(drawn: Sequence[Sequence[Auto]], some: Mapping[str, Mapping[Profile, int]]) -> tuple[str, list[Ends]] | None:
-    """The cut with the least mean completion time over all seeds, of those that keep every promise."""
+    """The layout with the lowest mean completion time over all seeds, of those that keep every limit."""
     least: tuple[float, str, list[Ends]] | None = None
     for name, slices in some.items():
         runs = [ends for jobs in drawn if (ends := static(jobs, slices)) is not None]
@@ -352,7 +352,7 @@ def _over(dispatched: Sequence[float], baseline: Sequence[float]) -> list[float]
 
 
 def bars(result: Mapping[str, Any]) -> list[Bar]:
-    """What ships against both static cuts at one load, by means."""
+    """Default settings against both static layouts at one load, by means."""
     dispatched, load = result["ways"][OURS], f"load {result['load']:g}: mean JCT over"
     return [
         Bar(f"{load} {EQUAL} ({result['cuts'][EQUAL]})", dispatched["over_equal"][0], TARGET),

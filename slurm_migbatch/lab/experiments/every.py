@@ -1,8 +1,8 @@
-"""All experiments in one run, each in a process of its own: a failure is reported, and the others go on.
+"""Run all experiments, each in a process of its own: a failure is reported, and the others continue.
 
-Two run at a time where the machine has the processors; what measures time by the clock runs alone, after the others
-(the simulator counts processor seconds of its own). Every process has one thread for linear algebra, so that two of
-them do not fight for two processors.
+Two run at a time if the machine has the processors; measurements of elapsed time run alone, after the others
+(the simulator counts its own processor seconds). Every process has one thread for linear algebra, so that two of
+them do not compete for two processors.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Experiment:
     """A command of `migbatch bench`.
 
     Attributes:
-        seeds: the option that says how many draws, "" where nothing is drawn; `default`: how many.
-        fixed: further options. `quick`: those instead where it has to be quick.
-        data: whether it reads data sets. `alone`: whether it measures time by the clock, so nothing may run
-            beside it.
-        study: whether it is a study of a paper's idea, of which migbatchd runs nothing; it has no bars.
+        seeds: the option for the number of draws, "" without draws; `default`: how many.
+        fixed: further options. `quick`: those instead with --quick.
+        data: whether it reads data sets. `alone`: whether it measures elapsed time, so nothing else may run
+            at the same time.
+        study: whether it is a study of a paper's idea that migbatchd does not use; it has no bars.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Experiment:
     study: bool = False
 
     def draws(self, seeds: int | None, quick: bool) -> int | None:
-        """How many draws; None where nothing is drawn."""
+        """Number of draws; None without draws."""
         if not self.seeds:
             return None
         return seeds if seeds is not None else QUICK_SEEDS if quick else self.default
@@ -87,7 +87,7 @@ SHOWN: Final = (
 )
 
 Run = Callable[[Sequence[str]], Mapping[str, Any]]
-"""Run a command line after `migbatch bench`; return its JSON. Raises RuntimeError with its output where it fails."""
+"""Run a command line after `migbatch bench`; return its JSON. Raises RuntimeError with its output if it fails."""
 
 
 def child(arguments: Sequence[str]) -> Mapping[str, Any]:
@@ -113,7 +113,7 @@ def child(arguments: Sequence[str]) -> Mapping[str, Any]:
 
 
 def deciders(result: Any) -> list[str]:
-    """Every function that decides, with the digest of its configuration, as an experiment's result names them."""
+    """Every decision function, with the digest of its configuration, as an experiment's result names them."""
     found: dict[str, None] = {}
     if isinstance(result, Mapping):
         if "decides" in result and "configuration" in result:
@@ -136,12 +136,12 @@ def measure(
     together: int = min(2, os.cpu_count() or 1),
     say: Say = silent,
 ) -> dict[str, Any]:
-    """All of them; `seeds` None: each its default.
+    """Run all of them; `seeds` None: each its default.
 
     Returns:
         {"bench", "data", "quick", "seconds", "failed", "bars", "experiments"}: the experiments' bars with "experiment",
-        and for each experiment "name", "study", "seeds" (None where nothing is drawn), "seconds", "error" (None),
-        "notes", "decides" (functions of migbatchd, each with its configuration), "headline" (None where no paper has
+        and for each experiment "name", "study", "seeds" (None without draws), "seconds", "error" (None),
+        "notes", "decides" (functions of migbatchd, each with its configuration), "headline" (None if no paper has
         one) and "result".
     """
 

@@ -1,24 +1,25 @@
-"""Jobs on slices of any size as it ships (E8): how long they wait, and how many find a place at once.
+"""Measure jobs on slices of any size with default settings (E8): waits, and slices accepted at once.
 
-Jobs come at random times (Poisson), each a pod of Alibaba's openb trace drawn anew with its share of a GPU and its
-duration; the share becomes the smallest slice that has it. Arrivals and jobs are the same for all ways of one seed.
+Jobs arrive at random times (Poisson), each a pod of Alibaba's openb trace drawn with its share of a GPU and its
+duration; the share becomes the smallest sufficient slice. Arrivals and jobs are the same for all rules of one seed.
 
-- **planner**: `decide.core.decide` with the shipped configuration, on the simulated Slurm and its nodes. Slurm starts
-  jobs in their order with backfilling, migbatchd says what is offered; every delay of both is charged. Time limits are
-  `LIMIT` times what a job takes. Pods of the trace that are not latency sensitive are trainings that can be restarted
+- **planner**: `decide.core.decide` with the default configuration, on the simulated Slurm and its nodes. Slurm starts
+  jobs in its order with backfilling, migbatchd sets the offers; all delays of both are included. Time limits are
+  `LIMIT` times the run time. Pods of the trace that are not latency sensitive are training jobs that can be restarted
   (`role=train signal=usr1`), so migbatchd may move them; a move costs `CHECKPOINT_S` and `RESTART_S`.
 - **planner, nothing moved**: the same with `[moves] enabled = false`.
 - **first fit**, **best fit**, **FGD** (Weng et al., USENIX ATC 2023): the job is placed at once on the first GPU with
-  room, on the fullest, or where the least of what the mix asks for is lost; with a queue, all that wait are tried in
-  their order whenever a job ends, and nothing is kept free for one that does not fit. They know no Slurm and no delay,
-  so they are stronger than any site could have them. They move nothing.
-- **GRMU** (`lab.papers.grmu`): baskets for whole GPUs and for parts, and jobs that run are moved, inference too, at no
-  cost; of the quotas of its baskets the one that turns out best for the draw. No site can have it: it is no bar.
-- **pool**: the same without places: all compute and memory slices together. It bounds what placing can bring.
+  room, on the fullest, or where the mix loses least; with a queue, all pending jobs are tried in
+  their order whenever a job ends, and nothing is reserved for one that does not fit. They have neither Slurm nor
+  delays,
+  so they are stronger than on any real site. They move nothing.
+- **GRMU** (`lab.papers.grmu`): baskets for whole GPUs and for shares, and running jobs are moved, inference too, at no
+  cost; of the quotas of its baskets the one that is best for the draw. No real site can have it: it is not a target.
+- **pool**: the same without placements: all compute and memory slices together. It bounds the gain from placement.
 
-At `QUEUED` loads jobs wait until they start (what Slurm does); at `TURNED_AWAY` a job that has not started within
-`PATIENCE_S` goes away, and accepted jobs and slices are counted. Slices' interference is not modelled here: a slice's
-speed is its own in the simulated nodes.
+At `QUEUED` loads jobs wait until they start (like in Slurm); at `TURNED_AWAY` a job that has not started within
+`PATIENCE_S` is withdrawn, and accepted jobs and slices are counted. Interference of slices is not modelled here: a
+slice's speed is independent in the simulated nodes.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ WARM: Final = 200
 """Arrivals that are not counted: the cluster fills up."""
 LIMIT: Final = 2.0
 RESTARTABLE: Final = "migbatch: role=train signal=usr1"
-"""Comment of a training that may be moved."""
+"""Comment of a training job that may be moved."""
 PATIENCE_S: Final = 20.0
 CHECKPOINT_S: Final = 5.0
 RESTART_S: Final = 30.0
-"""Seconds of a restarted training without progress."""
+"""Seconds of a restarted training job without progress."""
 OURS, STILL, FIRST, BEST, FGD = "planner", "planner, nothing moved", "first fit", "best fit", "FGD"
 GRMU, POOL = "GRMU, moves anything at no cost", "pool"
 SIMPLE: Final = (FIRST, BEST, FGD)
@@ -74,7 +75,7 @@ SLICES_TARGET: Final = 1.15
 
 @dataclass(frozen=True)
 class Draw:
-    """Jobs of one seed, and when they come (seconds)."""
+    """Jobs of one seed, and their arrivals (seconds)."""
 
     times: tuple[float, ...]
     kinds: tuple[PodKind, ...]
@@ -82,7 +83,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Served:
-    """What became of a job that was served: seconds from its arrival to its start and to its end, and restarts."""
+    """Result of a served job: seconds from its arrival to its start and to its end, and restarts."""
 
     wait_s: float
     jct_s: float
@@ -90,13 +91,13 @@ class Served:
 
 
 Outcome = list[Served | None]
-"""Of each job; None: it was turned away."""
+"""By job; None: it was withdrawn."""
 
 
 def draw(
     kinds: Sequence[PodKind], load: float, seed: int, gpus: int | None = None, arrivals: int | None = None
 ) -> Draw:
-    """Poisson arrivals that offer so many times what all GPUs can do; None: `NODES` of `PER_NODE`, `ARRIVALS` jobs."""
+    """Poisson arrivals with this offered load on all GPUs; None: `NODES` of `PER_NODE`, `ARRIVALS` jobs."""
     gpus, arrivals = gpus or NODES * PER_NODE, arrivals or ARRIVALS
     work = statistics.fmean(kind.profile.compute * kind.seconds for kind in kinds)
     rate = load * gpus * geometry(GPU).compute_slices / work
@@ -106,7 +107,7 @@ def draw(
 
 
 def at_once(found: Draw, place: Place, queued: bool) -> Outcome:
-    """Place without any delay; `queued`: who finds no place waits, and is tried again in order as jobs end."""
+    """Place without any delay; `queued`: jobs that do not fit wait, and are tried again in order as jobs end."""
     outcome: Outcome = [None] * len(found.times)
     ends: list[tuple[float, int, Callable[[], None]]] = []
     number = itertools.count()
@@ -143,9 +144,9 @@ def at_once(found: Draw, place: Place, queued: bool) -> Outcome:
 
 
 def config_of(kinds: Sequence[PodKind], told: Mapping[Profile, float] | None = None) -> Config:
-    """What ships, on a site to which these jobs came for a while.
+    """Default settings, on a site that has received these jobs for a while.
 
-    `told`: by profile, the run time that the site has learned over what it is; 1 where not named.
+    `told`: by profile, the run time that the site has learned over the true one; 1 if not named.
     """
     off = told or {}
     counts: Counter[Profile] = Counter(kind.profile for kind in kinds)
@@ -161,12 +162,12 @@ def config_of(kinds: Sequence[PodKind], told: Mapping[Profile, float] | None = N
 
 
 def usual_limits(found: Draw) -> list[int | None]:
-    """Return the time limits (s) that jobs name: `LIMIT` times what they take."""
+    """Return the jobs' time limits (s): `LIMIT` times the run time."""
     return [int(LIMIT * kind.seconds) + 60 for kind in found.kinds]
 
 
 def shipped(found: Draw, config: Config, queued: bool, limits: Sequence[int | None] | None = None) -> Outcome:
-    """migbatchd's decisions on the simulated Slurm; `limits`: of each job (s), None: `usual_limits`."""
+    """Run migbatchd's decisions on the simulated Slurm; `limits`: of each job (s), None: `usual_limits`."""
     gpu = geometry(GPU)
     site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
     simulation = SlurmSimulation(site, workload(found, usual_limits(found) if limits is None else limits, _work))
@@ -177,7 +178,7 @@ def shipped(found: Draw, config: Config, queued: bool, limits: Sequence[int | No
 
 
 def workload(found: Draw, limits: Sequence[int | None], work: Callable[[PodKind], Work]) -> list[Submission]:
-    """Return the jobs as the submit filter leaves them, with these time limits (s); `work`: what a job does."""
+    """Return the jobs as the submit filter leaves them, with these time limits (s); `work`: the jobs' work."""
     return [
         Submission(
             at,
@@ -192,7 +193,7 @@ def workload(found: Draw, limits: Sequence[int | None], work: Callable[[PodKind]
 
 
 def of_jobs(found: Draw, ended: WorkloadOutcome) -> Outcome:
-    """Return what became of each job of a `workload`."""
+    """Return the result of each job of a `workload`."""
     outcome: Outcome = []
     for number, at in zip(ended.submissions, found.times, strict=True):
         job = None if number is None else ended.jobs[number]
@@ -210,7 +211,7 @@ def _work(kind: PodKind) -> Work:
 
 
 def _same(_profile: Profile) -> float:
-    """Return the speed of a training on the one profile that it may have."""
+    """Return the speed of a training job on the one profile that it may have."""
     return 1.0
 
 
@@ -221,7 +222,7 @@ def _give_up(simulation: SlurmSimulation, name: str) -> None:
 
 
 def grmu(found: Draw, queued: bool) -> Outcome:
-    """GRMU's rules with the quota that is best for this draw, among every other number of GPUs."""
+    """Run GRMU's rules with the best quota for this draw, among every other number of GPUs."""
     gpu, gpus = geometry(GPU), NODES * PER_NODE
     whole = {kind.profile == gpu.full.profile for kind in found.kinds}
     quotas = range(1, gpus, 2) if len(whole) == 2 else [gpus if True in whole else 0]
@@ -238,7 +239,7 @@ def grmu(found: Draw, queued: bool) -> Outcome:
 
 
 def ways(config: Config, asked: Mapping[Profile, int]) -> dict[str, Callable[[Draw, bool], Outcome]]:
-    """Every way to place."""
+    """All placement rules."""
     gpu, gpus = geometry(GPU), NODES * PER_NODE
     still = replace(config, moves=replace(config.moves, enabled=False))
     fgd = Fgd(mix(asked))
@@ -254,8 +255,9 @@ def ways(config: Config, asked: Mapping[Profile, int]) -> dict[str, Callable[[Dr
 
 
 def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
-    """All ways at all loads for both populations; `data` is openb's folder, or one that holds it. Raises
-    NotMeasurable, TraceError."""
+    """Run all rules at all loads for both populations; `data` is openb's directory, or one that holds it. Raises
+    NotMeasurable, TraceError.
+    """
     gpu = geometry(GPU)
     found, notices = populations(data, gpu)
 
@@ -305,8 +307,9 @@ def _population(name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, 
 
 
 def figures(drawn: Draw, outcome: Outcome, gpu: Geometry, queued: bool, warm: int | None = None) -> dict[str, float]:
-    """Return waits and completion times with a queue, else the shares of jobs and slices that were accepted; of all
-    but the first `warm` jobs (None: `WARM`)."""
+    """Return waits and completion times with a queue, else the shares of accepted jobs and slices; of all
+    but the first `warm` jobs (None: `WARM`).
+    """
     counted = list(zip(drawn.kinds, outcome, strict=True))[WARM if warm is None else warm :]
     if queued:
         had = [served for _, served in counted if served is not None]
@@ -342,7 +345,7 @@ def _row(runs: Sequence[Mapping[str, float]], of: Mapping[str, Sequence[Mapping[
 
 
 def ratio(value: float, baseline: float) -> float:
-    """Return a figure over that of a baseline; infinite where only that is 0."""
+    """Return a figure relative to a baseline; infinite if only the baseline is 0."""
     return value / baseline if baseline else 1.0 if not value else float("inf")
 
 

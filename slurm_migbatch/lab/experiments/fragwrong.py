@@ -1,14 +1,14 @@
-"""What wrong time limits and wrong run times cost the planner: the draws and the simulated Slurm of `fragmentation`.
+"""Measure the planner with wrong time limits and run times: the draws and the simulated Slurm of `fragmentation`.
 
-Ends of what runs are known by time limits: reservations, Slurm's backfilling and moves go by them. What free space is
-offered as (`[supply] preference`) follows from the run times by profile that the site's record has. Both are wrong
-here, and nothing else differs; first fit knows neither. A time limit cannot be below what its job takes, which Slurm
-would end; run times that were learned can.
+Ends of running jobs are known by time limits: reservations, Slurm's backfilling and moves use them. The offers for free
+space (`[supply] preference`) follow from the run times by profile in the site's record. Both are wrong
+here, and nothing else differs; first fit uses neither. A time limit cannot be below the job's run time, because Slurm
+would end it; learned run times can.
 
-- *limits x2*: right, as `fragmentation` has them; *x1 to x4*: each job's own, these wrong by 0.5 to 2 times.
-- *learned*: the run time of each profile is wrong by a factor of its own from 0.5 to 2, drawn anew for each seed;
-  *nothing learned*: the configuration as it ships, on its first day.
-- *nothing moved*: with `[moves] enabled = false`, so that what placing alone loses is not hidden by what moves gain.
+- *limits x2*: correct, as in `fragmentation`; *x1 to x4*: random for each job, these wrong by 0.5 to 2 times.
+- *learned*: the run time of each profile is wrong by a random factor from 0.5 to 2, drawn for each seed;
+  *nothing learned*: the default configuration, on its first day.
+- *nothing moved*: with `[moves] enabled = false`, so that the loss in placement is not hidden by the gain of moves.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ SLICES_TARGET: Final = 0.98
 
 @dataclass(frozen=True)
 class Wrong:
-    """What differs from what `fragmentation` has.
+    """Differences to `fragmentation`.
 
     Attributes:
-        limits: time limits over run times, from the first to the second (uniform in the logarithm); None: nobody names
-            one.
-        learned: run times that were learned are wrong by up to so many times, up or down; None: none were learned.
-        moves: whether trainings may be moved (`[moves] enabled`).
+        limits: time limits over run times, from the first to the second (uniform in the logarithm); None: no
+            limits.
+        learned: learned run times are wrong by up to this factor, up or down; None: none were learned.
+        moves: whether training jobs may be moved (`[moves] enabled`).
     """
 
     limits: tuple[float, float] | None = (LIMIT, LIMIT)
@@ -60,7 +60,7 @@ class Wrong:
         return [int(factor * kind.seconds) + 60 for factor, kind in zip(factors, found.kinds, strict=True)]
 
     def config(self, right: Config, kinds: Sequence[PodKind], seed: int) -> Config:
-        """Return what ships, on a site that has learned this; `right`: on one that has learned what is so."""
+        """Return default settings on a site that has learned this; `right`: with correct values."""
         told = right
         if self.learned is None:
             told = replace(right, supply=replace(right.supply, preference=()))
@@ -91,7 +91,7 @@ def _chance(seed: int) -> np.random.Generator:
 
 
 def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
-    """Play all rows at all loads for both populations; `data` is openb's folder, or one that holds it.
+    """Run all rows at all loads for both populations; `data` is openb's directory, or one that holds it.
 
     Raises:
         NotMeasurable, TraceError: as `fragmentation.measure`.
@@ -147,7 +147,7 @@ def _row(runs: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]
 
 
 def bars(results: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
-    """Return what the worst rows of each population and load are held to, with and without moves, against first fit."""
+    """Return the bars of the worst rows of each population and load, with and without moves, against first fit."""
     found = []
     for name, population in results.items():
         for load in population["loads"]:

@@ -1,7 +1,7 @@
-"""What the papers claim, and what our experiments say of it on the same kind of workload.
+"""Compare the papers' main claims with our experiments on the same kind of workload.
 
-A headline is beaten, not beaten or cannot be judged; which of the three follows from an experiment's result alone. None
-of them is a reproduction: the papers' traces, models and hardware are not public, ours are.
+A headline is beaten, not beaten or cannot be judged; the result of an experiment decides which. None
+of them is a reproduction: the papers' traces, models and hardware are not public.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, Final
 
 Result = Mapping[str, Any]
 Claim = tuple[str, float, float]
-"""What is measured, ours, and the paper's figure; more is better in both."""
+"""A quantity, our figure, and the paper's; more is better in both."""
 
 
 @dataclass(frozen=True)
 class Headline:
-    """A paper's claim beside ours.
+    """A paper's claim and our figure.
 
     Attributes:
-        claim: whose, and what it says.
-        ours: what was measured.
-        beaten: whether ours is at least as good in everything that it names; None where it cannot be judged.
+        claim: the paper and its claim.
+        ours: our measurement.
+        beaten: whether ours is at least as good in everything that it names; None if it cannot be judged.
     """
 
     claim: str
@@ -31,7 +31,7 @@ class Headline:
     beaten: bool | None
 
     def line(self) -> str:
-        """Return one line for people."""
+        """Return one line of text."""
         verdict = {True: "beaten", False: "not beaten", None: "cannot be judged"}[self.beaten]
         return f"{verdict}: {self.claim}; ours: {self.ours}"
 
@@ -56,7 +56,7 @@ def instances(result: Result) -> Headline:
 
 
 def fragmentation(result: Result) -> Headline:
-    """Judge accepted jobs over first fit at heavy load, by what migbatchd runs."""
+    """Judge accepted jobs over first fit at heavy load, by migbatchd."""
     claims = [
         (f"{name}, load {load['load']:g}", 100 * (load["ways"]["planner"]["over_first_fit"]["jobs"][0] - 1), 10.0)
         for name, population in result["populations"].items()
@@ -67,7 +67,7 @@ def fragmentation(result: Result) -> Headline:
 
 
 def dispatch(result: Result) -> Headline:
-    """Compare what ships with static cuts: PARIS and ELSA name no ratio that could be found."""
+    """Compare migbatchd with static layouts: PARIS and ELSA name no ratio that could be found."""
     sentences = [
         f"load {row['load']:g}: mean JCT {row['ways']['migbatchd']['over_equal'][0]:.2f} of the best equal slices', "
         f"{row['ways']['migbatchd']['over_static'][0]:.2f} of the best static cut's"
@@ -77,7 +77,7 @@ def dispatch(result: Result) -> Headline:
 
 
 def pipelines(result: Result) -> Headline:
-    """Compare what ships with splits of the deadline by users: ESG is measured against other schedulers."""
+    """Compare migbatchd with splits of the deadline by users: ESG is measured against other schedulers."""
     sentences = []
     for row in result["results"]:
         ours, other = row["ways"]["migbatchd"], row["ways"][row["cheaper"]]
@@ -139,10 +139,10 @@ def dstack(result: Result) -> Headline:
 
 
 def bsbf(result: Result) -> Headline:
-    """Judge the largest gain over sharing always on the large trace; mean gains stand beside it.
+    """Judge the largest gain over sharing always on the large trace; mean gains are shown too.
 
-    Without the measured pairs of Gavel: some of them slow each other down so much that to share always is absurd, which
-    the paper's pairs do not.
+    Without the measured pairs of Gavel: some of them slow each other down so much that sharing always is absurd, unlike
+    the paper's pairs.
     """
     large = [cell for cell in result["cells"] if cell["jobs"].startswith("Muri") and cell["slowdown"] != "Gavel"]
     largest = max(100 * (1 - cell["ours_over"]["SJF-FFS"][0]) for cell in large)

@@ -1,12 +1,12 @@
-"""A bound on what lending can reach: the least mean completion time of training that any schedule could have.
+"""Compute a bound on lending: the lowest mean completion time of training under any schedule.
 
 A linear programme over time. In every interval a job may have any profile for any part of it, all jobs together at most
-the compute and memory slices that inference leaves, summed over the cluster. Nothing else is asked: slices have no
-places, changes cost nothing, the future is known. Inference has its slices from the moment of its submission.
+the compute and memory slices that inference leaves, summed over the cluster. There are no other constraints: slices
+have no placements, changes are free, the future is known. Inference has its slices from the moment of its submission.
 
 A job that needs w seconds on a whole GPU and does s(t) of it a second ends no earlier than w/2 after the mean moment of
-its work, the integral of t s(t) / w, since s is at most 1 (the mean busy time of preemptive schedules, Goemans et al.,
-SIAM J. Discrete Math. 15(2), 2002). The programme minimizes the sum of these; work counts from the begin of its
+its work, the integral of t s(t) / w, because s is at most 1 (the mean busy time of preemptive schedules, Goemans et
+al., SIAM J. Discrete Math. 15(2), 2002). The programme minimizes the sum of these; work counts from the begin of its
 interval.
 """
 
@@ -26,7 +26,7 @@ from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import SimulatedJob
 
 STEP_S: Final = 60.0
-"""Length of an interval while jobs come, and of the later ones `LATER` times as much."""
+"""Length of an interval while jobs arrive; later ones are `LATER` times as long."""
 LATER: Final = 4.0
 
 
@@ -99,7 +99,7 @@ def _equal(needs: Sequence[tuple[int, list[tuple[int, float]]]], width: int) -> 
 
 
 def _edges(training: Sequence[SimulatedJob], gpus: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the limits of the intervals, seconds; all work fits in even on whole GPUs, one job after the other."""
+    """Return the interval limits in seconds; all work fits even on whole GPUs, one job after the other."""
     last = max(job.arrival for job in training)
     end = last + sum(job.work for job in training) / gpus * 2 + max(job.work for job in training)
     first = np.arange(0.0, last + STEP_S, STEP_S)

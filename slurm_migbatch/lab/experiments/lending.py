@@ -1,27 +1,28 @@
-"""Lending (E7): as it ships (`lendslices`), and a study of DeepBoot's policy on whole GPUs, which has no bar of ours.
+"""Measure lending (E7) with default settings (`lendslices`), and study DeepBoot's policy on whole GPUs, without
+targets.
 
-The study: 16 nodes of four GPUs, half of them inference's. migbatchd lends no job several GPUs; what decides here is
+The study: 16 nodes of four GPUs, half of them inference's. migbatchd lends no job several GPUs; decisions here are by
 `decide.lending.allocation.allocate`, with settings of the study's own.
 
 Training jobs are Pollux's workloads (160 each), elastic between 1 and 64 GPUs. Their speed is the goodput model fitted
 to Pollux's measured steps, with the noise scale that explains its measured iterations to the target at several batches;
-the same model decides and is the truth, so the gain is one of scheduling only. How much the other half is worth hangs
-on that scale: with less noise jobs gain less from more GPUs, whoever lends them.
+the same model is used for decisions and as the truth, so only scheduling gains. The value of the other half depends
+on that scale: with less noise jobs gain less from more GPUs, under any policy.
 
-Inference is made up, since no public trace has both. Requests come with the burst shape of a measured LLM trace (Azure
-2023, or Mooncake): its arrivals, one stream for each application from a point of its own, are stretched in time to a
-rate that follows the day (highest over lowest hour 4, as Twitter's) and, about once an hour, is four times as high for
-three minutes. Request times are log-normal. Number of requests, applications and mean times are those of DeepBoot's
+Inference is synthetic, because no public trace has both. Requests have the burst shape of a measured LLM trace (Azure
+2023, or Mooncake): its arrivals, one stream for each application from a random point, are stretched in time to a
+rate that follows the day (highest over lowest hour 4, as in Twitter's) and, about once an hour, is four times as high
+for three minutes. Request times are log-normal. Number of requests, applications and mean times are those of DeepBoot's
 three workloads; costs of starts and restarts are the authors' table. Three days before are drawn in the same way and
-are the history that the forecast has.
+are the history for the forecast.
 
 - *half*: our rules for training on its own half, inference on the other. *half, ATS*: DeepBoot's rules there.
-- *servers*: whole idle nodes are lent and called back (Lyra's loans; a reconstruction). *no forecast*: ours, lending
-  whatever is idle. *DeepBoot*: its rules throughout. *ours*.
-- Not ways to run a cluster: *restless* uses every idle GPU every minute, however many restarts that takes; *free* does
-  so with restarts that cost nothing, and stands for a bound (placing and sizes are decided as for the others).
+- *servers*: whole idle nodes are lent and reclaimed (Lyra's loans; a reconstruction). *no forecast*: ours, lending
+  all idle slices. *DeepBoot*: its rules everywhere. *ours*.
+- Not realistic policies: *restless* uses every idle GPU every minute, with any number of restarts; *free* does
+  so with free restarts, as a bound (placement and sizes are decided as for the others).
 
-Idle replicas are protected as DeepBoot does on a dedicated half and in its own way, and nowhere else.
+Idle replicas are protected as in DeepBoot on a dedicated half and under its own rules, and nowhere else.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ MOST: Final = SIZES[-1]
 SPAN_S: Final = 55_400.0
 HISTORY_DAYS: Final = 3
 OPENING_S: Final = 8 * 3600.0
-"""Time of day at which the training jobs begin to come."""
+"""Time of day of the first training jobs."""
 DAY_SWING: Final = 0.6
 BURST: Final = 4.0
 BURST_EVERY_S: Final = 3600.0
@@ -93,14 +94,14 @@ WAYS: Final[Mapping[str, Way]] = {
 
 @dataclass(frozen=True)
 class Load:
-    """How much inference there is.
+    """Amount of inference.
 
     Attributes:
-        requests: in `SPAN_S`, as far as the measured stream reaches. `mean_s`: mean seconds of one.
-        apart: whether each application has bursts of its own; else all have them together.
-        whole: whether everybody has whole GPUs, as slices of the full one (`lendslices` only).
+        requests: in `SPAN_S`, as far as the measured stream lasts. `mean_s`: mean seconds of one.
+        apart: whether each application has its own bursts; else all have them together.
+        whole: whether all jobs have whole GPUs, as slices of the full one (`lendslices` only).
         site: whether inference is jobs of a Slurm site, of minutes to hours (`lendslices` only); then `requests` and
-            `mean_s` say nothing.
+            `mean_s` are unused.
     """
 
     name: str
@@ -116,7 +117,7 @@ LOADS: Final = (Load("small", 3200, 6, 5.0), Load("middle", 16_000, 18, 10.0), L
 
 
 def goodputs(folder: Path) -> dict[str, Goodput]:
-    """Fit the model of each application in a folder of Pollux's traces. Raises TraceError, GoodputError."""
+    """Fit the model of each application in a directory of Pollux's traces. Raises TraceError, GoodputError."""
     models = {}
     for app, profile in pollux.profiles(folder).items():
         rows = [
@@ -134,9 +135,9 @@ def goodputs(folder: Path) -> dict[str, Goodput]:
 
 
 def _noise(iterations: Sequence[tuple[int, float]]) -> float:
-    """Return the noise scale that explains best how many more items larger batches took to the same target.
+    """Return the noise scale that best explains how many more items larger batches took to the same target.
 
-    Least squares of the logarithms, over a grid from a tenth of the smallest batch to a thousand of the largest.
+    Least squares of the logarithms, over a grid from a tenth of the smallest batch to a thousand times the largest.
     """
     batches = np.array([batch for batch, _ in iterations], dtype=np.float64)
     items = batches * np.array([count for _, count in iterations])
@@ -253,14 +254,14 @@ def simulate(
 
 
 def complete(values: dict[str, float]) -> dict[str, float]:
-    """Return the figures of a simulation in which every job was done; raises NotMeasurable where one was not."""
+    """Return the figures of a simulation in which every job ended; raises NotMeasurable if one did not."""
     if values.pop("unfinished"):
         raise NotMeasurable("a job never ended: this is a bug in the simulation")
     return values
 
 
 def figures(runs: Sequence[SimulatedRun], end: float, reclaims: int) -> dict[str, float]:
-    """Return what is kept of a simulation of training and inference; `unfinished` are jobs that were never done."""
+    """Return the kept figures of a simulation of training and inference; `unfinished` are jobs that did not end."""
     train = of_jobs([run for run in runs if run.job.kind == "train"], end)
     infer = of_jobs([run for run in runs if run.job.kind == "infer"], end)
     return {
@@ -289,14 +290,14 @@ def measure(
     say: Say = silent,
     processes: int = 1,
 ) -> dict[str, Any]:
-    """Run the whole experiment on a folder with Pollux's data and a measured request trace.
+    """Run the whole experiment on a directory with Pollux's data and a measured request trace.
 
-    Seed n takes workload n (in turn) and requests of its own. `slices` are the loads of the part on MIG slices
-    (`lendslices`; its own where not given), which is measured where MISO's data is there. Without `study` the study on
-    whole GPUs is left out. `processes` is that of `lendruns.measure`.
+    Seed n takes workload n (cyclically) and its own requests. `slices` are the loads of the part on MIG slices
+    (`lendslices`; its own if not given), which is measured if MISO's data are there. Without `study` the study on
+    whole GPUs is skipped. `processes` is that of `lendruns.measure`.
 
     Raises:
-        NotMeasurable: something is missing.
+        NotMeasurable: data are missing.
         TraceError, OSError: a file cannot be read.
     """
     traces, workloads = pollux_files(data)
@@ -319,7 +320,7 @@ def measure(
         results.append(summary(load, of))
     for result in results:
         result["study"] = True
-    from slurm_migbatch.lab.experiments import lendruns, lendslices  # which are made of this module
+    from slurm_migbatch.lab.experiments import lendruns, lendslices  # imports this module
 
     notes = (
         []
@@ -361,7 +362,7 @@ def measure(
 
 
 def pollux_files(data: Path) -> tuple[Path, list[Path]]:
-    """Return the folder of Pollux's profiles and its workloads. Raises NotMeasurable."""
+    """Return the directory of Pollux's profiles and its workloads. Raises NotMeasurable."""
     traces = next((path.parent.parent for path in sorted(data.rglob("cifar10/placements.csv*"))), None)
     workloads = sorted(data.rglob("workloads/workload-*.csv"))
     if traces is None or not workloads:

@@ -1,25 +1,25 @@
-"""Lending as it ships (E7): migbatchd's whole decision on a simulated Slurm, beside simpler rules on the same.
+"""Measure lending with default settings (E7): migbatchd's whole decision on a simulated Slurm, and simpler rules.
 
-The jobs are those of `lendslices`. They go through Slurm's queue: supply plans what every node offers, Slurm starts and
-preempts, nodes take plans, make slices and report, and `decide.core.decide` is run as often as migbatchd runs it. The
-configuration is the shipped one with lending switched on (`config`), the speeds of training are known, and the record
-holds the days before. Training may be preempted by Slurm itself, as the documentation asks for.
+The jobs are those of `lendslices`. They go through Slurm's queue: supply plans the offers of every node, Slurm starts
+and preempts, nodes apply plans, create slices and report, and `decide.core.decide` runs as often as in migbatchd. The
+configuration is the default one with lending enabled (`config`), the speeds of training are known, and the record
+holds the previous days. Training may be preempted by Slurm itself, as the documentation requires.
 
-A run takes the training jobs that come within `WINDOW_S`, and the inference of as long a part of the day, which begins
-later with every seed, so that ten of them see the whole day. It goes on until the last job has ended; what is left when
-the window is over finds no inference any more, in every way alike.
+A run takes the training jobs that arrive within `WINDOW_S`, and the inference of an equally long part of the day, which
+begins later with every seed, so that ten of them cover the whole day. It continues until the last job has ended; jobs
+left after the window have no more inference next to them, under every rule alike.
 
 - *Slurm alone*: every training job has a whole GPU of its own half, in the order of submission, until it ends.
-- *half*: training on slices of its own half, which migbatchd divides as everywhere.
-- *ours*: as shipped. *not preempted*: the same where migbatchd alone ends loans (PreemptMode=OFF for training's
+- *half*: training on slices of its own half, which migbatchd divides as usual.
+- *ours*: default settings. *not preempted*: the same with loans ended only by migbatchd (PreemptMode=OFF for training's
   partition).
-- *idle*: the same with `horizon_s` 0: nothing is kept for inference that is expected, so whatever is idle is lent.
-- *servers*: whole nodes that are free of inference are lent, and called back as a whole (Lyra's loans; a
+- *idle*: the same with `horizon_s` 0: nothing is reserved for expected inference, so all idle slices are lent.
+- *servers*: whole nodes without inference are lent, and reclaimed as a whole (Lyra's loans; a
   reconstruction, `WholeServers`).
-- Not a way to run a cluster: *free* is *idle* where checkpoints and restarts cost training nothing; sizes, places and
-  loans that end are decided as for the others.
+- Not a realistic policy: *free* is *idle* with free checkpoints and restarts of training; sizes, placements and
+  ended loans are decided as for the others.
 
-Beside them stands a bound for any schedule (`lendbound`), and the mean completion time if every training job had a
+For comparison: a bound for any schedule (`lendbound`), and the mean completion time if every training job had a
 whole GPU to itself at once.
 """
 
@@ -64,7 +64,7 @@ from slurm_migbatch.workload.loans import LoanHints
 
 WINDOW_S: Final = 2 * 3600.0
 TARGETS: Final[Mapping[str, float]] = {"slices, small": 0.55, "slices, middle": 0.62, "slices, large": 0.80}
-"""Mean completion time over that without lending."""
+"""Mean completion time relative to no lending."""
 INFERENCE: Final = "gpu"
 _BEGIN: Final = 100 * DAY_S
 """Unix seconds of the day of a run: a whole number of days, as in the history of `lendslices`."""
@@ -75,7 +75,7 @@ _IDLE_S: Final = 60.0
 _GROWTH: Final = 2.0
 _TIERS: Final = (10, 1)
 _SETTLE_S: Final = 3.0
-"""From the end of the loans of a node that comes back until inference has been offered it."""
+"""From the end of the loans of a returned node until it is offered to inference."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ class Way:
 
     Attributes:
         lend: whether they are.
-        forecast: whether what inference is expected to need is kept.
+        forecast: whether the expected need of inference is reserved.
         servers: only whole nodes without inference are.
         rigid: whether training jobs have whole GPUs and keep them.
         restarts_cost: whether training pays for checkpoints and restarts.
-        preempts: whether Slurm itself may preempt training, which frees slices while migbatchd is away.
+        preempts: whether Slurm itself may preempt training, which frees slices while migbatchd is down.
     """
 
     lend: bool = True
@@ -111,19 +111,19 @@ WAYS: Final[Mapping[str, Way]] = {
 
 
 def config(way: Way = WAYS["ours"]) -> Config:
-    """Return the shipped configuration with lending switched on, and training's own half named as such."""
+    """Return the default configuration with lending enabled, and training's own half as training-only."""
     shipped = Config()
     lent = replace(shipped.lending, enabled=True, partitions=(TRAINING,), training_only=(TRAINING,))
     return replace(shipped, lending=lent if way.forecast else replace(lent, horizon_s=0.0))
 
 
 def settings() -> dict[str, str]:
-    """Return what decides, and the digest of the configuration that it has, as it is rendered."""
+    """Return the decision function, and the digest of its configuration as rendered."""
     return provenance(DECIDES, config())
 
 
 def pace() -> RoundTiming:
-    """Return when rounds are run: as often as migbatchd's for as long as anything happens."""
+    """Return the times of rounds: as often as migbatchd's while there are events."""
     return replace(pace_of(config()), idle_s=_IDLE_S, growth=_GROWTH)
 
 
@@ -144,13 +144,13 @@ class KnownSpeeds(NoPredictions):
 
 @dataclass(frozen=True)
 class PlayedLoad:
-    """The jobs of a load and a seed that are played.
+    """The simulated jobs of a load and a seed.
 
     Attributes:
-        training, inference: those that come within the window; arrivals are seconds after its begin.
+        training, inference: those that arrive within the window; arrivals are seconds after its begin.
         uses: of slices before, in seconds after the begin of their days; see `lendslices.inference`.
         begin_s: when the window begins, seconds into the day.
-        limits: --time of training jobs by id, seconds; who is not there names none.
+        limits: --time of training jobs by id, seconds; missing: no limit.
     """
 
     training: Sequence[SimulatedJob]
@@ -163,7 +163,7 @@ class PlayedLoad:
     def of(
         cls, load: Load, moments: lendslices.Moments, found: lendslices.Miso, seed: int, window_s: float
     ) -> PlayedLoad:
-        """Return the jobs of `lendslices`, as far as they come within the window."""
+        """Return the jobs of `lendslices` that arrive within the window."""
         begin_s = seed % _SPREAD / _SPREAD * max(0.0, lending.SPAN_S - window_s)
         arrivals = lendslices.arrivals_of(load, moments.arrivals, seed)
         jobs = lendslices.training(found, arrivals, seed, load.whole)
@@ -206,17 +206,17 @@ def site(way: Way) -> SimulatedSite:
 
 
 class WholeServers:
-    """Lends whole nodes that are free of inference and calls them back as a whole, beside another controller.
+    """Lend whole nodes without inference and reclaim them as a whole, next to another controller.
 
-    As a script beside migbatchd could: a node that is lent leaves inference's partition for that of training. Where
-    inference waits that the last plan has no place for, the lent node with the fewest loans comes back, one at a time.
+    Like a script next to migbatchd: a lent node moves from inference's partition to that of training. If
+    inference waits that the last plan has no place for, the lent node with the fewest loans returns, one at a time.
     """
 
     def __init__(self, simulation: SlurmSimulation, service: ServiceController) -> None:
         self._slurm, self._service = simulation.slurm, service
         self._nodes = [name for name, node in self._slurm.machines.items() if node.partitions == (INFERENCE,)]
         self._nodes = [name for name in self._nodes if self._slurm.machines[name].open]
-        self._settled = 0.0  # what a node that came back is worth is known from then on
+        self._settled = 0.0  # the effect of a returned node is known from then on
 
     def __call__(self, observation: ControllerInput) -> bool:
         """Run one round of the other controller, then move nodes. See `run.Controller`."""
@@ -259,18 +259,18 @@ class WholeServers:
 def play(
     case: PlayedLoad, found: lendslices.Miso, way: Way, predictions: Predictions | None = None
 ) -> dict[str, float]:
-    """Play it with migbatchd's controller; the figures of `lending.figures` and further ones.
+    """Simulate with migbatchd's controller; return the figures of `lending.figures` and further ones.
 
     Args:
-        predictions: what migbatchd is told of training; None: its true speeds.
+        predictions: migbatchd's predictions of training; None: the true speeds.
 
     Returns:
         "requests": inference jobs; "preempted": loans that Slurm itself ended; "rounds" of the controller; and those of
         `lending.figures`.
 
     Raises:
-        Stuck: jobs are left that nothing will ever start.
-        NotMeasurable: a job was not done.
+        Stuck: jobs are left that can never start.
+        NotMeasurable: a job did not end.
     """
     speeds = lendslices.speeds_of(found)
     trainings = case.training
@@ -318,7 +318,7 @@ def measure(
     window_s: float = WINDOW_S,
     processes: int = 1,
 ) -> list[dict[str, Any]]:
-    """Play every load, seed and way; a site's load is left out where there are no jobs of one.
+    """Simulate every load, seed and rule; a site's load is skipped if its jobs are missing.
 
     Args:
         processes: how many simulations run at once.
@@ -365,7 +365,7 @@ def _bounds(
 
 
 def _bound_over_half(bounds: Sequence[Mapping[str, float]], half: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return mean ratios to *half* by seed: what no schedule is below, and a whole GPU for each job at once."""
+    """Return mean ratios to *half* by seed: the bound for any schedule, and a whole GPU for each job at once."""
     pairs = list(zip(bounds, half, strict=True))
     return {
         "jct_ratio": round(fmean(bound["jct_s"] / run["jct_s"] for bound, run in pairs), 4),
@@ -395,7 +395,7 @@ def pool(processes: int) -> Iterator[Callable[..., Callable[[], dict[str, float]
 
 
 def bars(result: Mapping[str, Any]) -> list[Bar]:
-    """Return what the shipped defaults are held to at one load."""
+    """Return the bars of the default settings at one load."""
     ours, half, servers = (result["ways"][name] for name in ("ours", "half", "servers"))
     load, target = result["load"], TARGETS.get(result["load"])
     over = ours["delay_p95_s"] - half["delay_p95_s"]

@@ -1,22 +1,22 @@
-"""The jobs of `migbatch bench lending`: training with one slice each, and inference that comes and goes.
+"""Define the jobs of `migbatch bench lending`: training with one slice each, and inference with varying load.
 
 Four nodes of four GPUs, half of them inference's. Training jobs have one slice each, of any size that they fit on.
-Their models, batches and run times are those of MISO's 100 jobs, drawn with replacement; how fast each is on which
-slice is MISO's table; they come when the jobs of one of Pollux's workloads do, and every second one of another.
-Inference comes as `bench.lending` makes it up, with fewer and longer requests: jobs of Slurm, each on a slice of its
-own whose profile goes by its application. Every start, restart and checkpoint is charged.
+Their models, batches and run times are those of MISO's 100 jobs, drawn with replacement; their speeds on
+slices are MISO's table; they arrive like the jobs of one of Pollux's workloads, plus every second one of another.
+Inference is that of `bench.lending`, with fewer and longer requests: jobs of Slurm, each on a slice of its
+own whose profile depends on its application. All starts, restarts and checkpoints cost time.
 
-Inference's promise is that 95 of 100 requests start within `PROMISE_S` of their arrival. Every load keeps it without
-any lending (mean of ten seeds): each application has bursts of its own, since the bursts of all together broke it from
-the middle load on, and the large load is the largest one that keeps it. The load of whole GPUs gives every request and
+Inference's limit is that 95 of 100 requests start within `PROMISE_S` of their arrival. Every load keeps it without
+lending (mean of ten seeds): each application has its own bursts, because common bursts exceeded it from
+the medium load on, and the large load is the largest one that keeps it. The load of whole GPUs gives every request and
 every training job a slice of the full GPU (7g).
 
-The load of a Slurm site has no made-up requests: inference is the jobs of one GPU and one minute to four hours of the
+The load of a Slurm site has no synthetic requests: inference is the jobs of one GPU and one minute to four hours of the
 Philly trace, with its arrivals and run times, of which so many are drawn that `SITE_BUSY` slices would be in use on
-average; each seed begins on another day. A virtual cluster has at most `SITE_LIMIT` of them at once, as Slurm's limits
-hold it: a job beyond them comes when one has ended. Without that, a virtual cluster that submits hundreds at once fills
-inference's half for hours. Training comes with twice as many jobs, so that some are queued throughout. (Helios tells
-how many GPUs are in use and not by which jobs, so it cannot stand for them.)
+average; each seed begins on another day. A virtual cluster has at most `SITE_LIMIT` of them at once, like with Slurm's
+limits: a job beyond them arrives when one has ended. Without that, a virtual cluster that submits hundreds at once
+fills inference's half for hours. Training has twice as many jobs, so that some are always queued. (Helios contains the
+number of GPUs in use but not their jobs, so it cannot be used.)
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ LOADS: Final = (
     Load("whole GPUs as 7g, middle", 1700, 18, 60.0, apart=True, whole=True),
     Load("slices, Slurm site", 0, 7, 0.0, site=True),
 )
-"""The first three: about a tenth, a quarter and four tenths of what inference's half could do, over the day."""
+"""The first three: about a tenth, a quarter and four tenths of the capacity of inference's half, over the day."""
 SITE_BUSY: Final = 9.0
 SITE_LIMIT: Final = 6
 """Jobs of one virtual cluster at once."""
 SITE_SHORTEST_S: Final = 60.0
 SITE_LONGEST_S: Final = 4 * 3600.0
 SITE_FIRST_DAY: Final = 36
-"""Of the trace as it is after its quiet beginning."""
+"""Part of the trace after its quiet beginning."""
 SITE_DAYS: Final = 3
 """Between the beginnings of two seeds."""
 PROMISE_S: Final = 15.0
-"""Within so many seconds 95 of 100 requests are to start, a cold start of six among them."""
+"""Time within which 95 of 100 requests must start, including a cold start of six."""
 INFER: Final = JobCosts(cold_start_s=6.0)
 TRAIN: Final = JobCosts(cold_start_s=25.0, restart_s=25.0, checkpoint_s=5.0)
 """30 s for checkpoint, new slice and restart are MISO's budget."""
@@ -81,17 +81,17 @@ _MISO: Final = {
     "gnn": "miso-gnn",
     "transformer": "miso-transformer",
 }
-"""Models by their names in MISO's list of jobs, where the table has another."""
+"""Models by their names in MISO's list of jobs, if the table has another."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """When what comes.
+    """Arrivals.
 
     Attributes:
-        arrivals: of training, by workload, which are taken in turn.
+        arrivals: of training, by workload, used cyclically.
         shape: moments of a measured request stream.
-        site: the inference jobs of a Slurm site; empty where its trace is not there (then its load is left out).
+        site: the inference jobs of a Slurm site; empty without its trace (then its load is skipped).
     """
 
     arrivals: Sequence[Sequence[float]]
@@ -101,14 +101,14 @@ class Moments:
 
 @dataclass(frozen=True)
 class Miso:
-    """What MISO left: speeds, and the model, batch and run time (s on the whole GPU) of its jobs."""
+    """MISO's data: speeds, and the model, batch and run time (s on the whole GPU) of its jobs."""
 
     speeds: Curves
     jobs: tuple[tuple[str, int, float], ...]
 
 
 def miso(data: Path) -> Miso | None:
-    """Read it from a folder below which it lies; None where it does not. Raises TableError, OSError."""
+    """Read it from a directory above it; None if it is not there. Raises TableError, OSError."""
     models = next(iter(sorted(data.rglob("job_models.json"))), None)
     times = next(iter(sorted(data.rglob("exp_100.json"))), None)
     steps = next(iter(sorted(data.rglob("miso_*_train_step_times.csv"))), None)
@@ -129,7 +129,7 @@ def miso(data: Path) -> Miso | None:
 
 
 def training(miso_data: Miso, arrivals: Sequence[float], seed: int, whole: bool = False) -> list[SimulatedJob]:
-    """Return jobs that come at these moments, drawn from MISO's; `whole`: only the full GPU will do."""
+    """Return jobs with these arrivals, drawn from MISO's; `whole`: only the full GPU is allowed."""
     least = geometry(GPU).full.profile if whole else None
     rng = np.random.Generator(np.random.PCG64([seed, len(arrivals)]))
     picks = rng.integers(len(miso_data.jobs), size=len(arrivals)).tolist()
@@ -141,7 +141,7 @@ def training(miso_data: Miso, arrivals: Sequence[float], seed: int, whole: bool 
 
 
 def philly_jobs(data: Path) -> tuple[SimulatedJob, ...]:
-    """Read the jobs of one GPU and one minute to four hours; none where the trace is not below `data`.
+    """Read the jobs of one GPU and one minute to four hours; none if the trace is not below `data`.
 
     Raises:
         TraceError, OSError: it cannot be read.
@@ -155,7 +155,7 @@ def philly_jobs(data: Path) -> tuple[SimulatedJob, ...]:
 
 
 def requests(load: Load, moments: Moments, seed: int) -> list[tuple[float, int, float]]:
-    """Return inference of the days before and of the run, in order: when, application, seconds."""
+    """Return inference of the previous days and of the run, in order: time, application, seconds."""
     if not load.site:
         return lending.requests(load, moments.shape, seed)
     span = lending.HISTORY_DAYS * DAY_S + lending.SPAN_S
@@ -172,7 +172,7 @@ def requests(load: Load, moments: Moments, seed: int) -> list[tuple[float, int, 
 
 
 def _limited(jobs: Sequence[SimulatedJob], limit: int) -> list[tuple[float, SimulatedJob]]:
-    """Return when each job may start, in order, where a user has at most `limit` at once."""
+    """Return when each job may start, in order, if a user has at most `limit` at once."""
     ends: dict[str, list[float]] = {}
     starts = []
     for job in jobs:
@@ -186,9 +186,9 @@ def _limited(jobs: Sequence[SimulatedJob], limit: int) -> list[tuple[float, Simu
 def inference(
     load: Load, moments: Moments, seed: int
 ) -> tuple[list[SimulatedJob], list[tuple[str, float, float | None]]]:
-    """Return the inference jobs of the run, and the uses of slices in the days before.
+    """Return the inference jobs of the run, and the uses of slices in the previous days.
 
-    The uses are as migbatchd's record has them.
+    The uses are in the form of migbatchd's record.
     """
     before = lending.HISTORY_DAYS * DAY_S
     jobs: list[SimulatedJob] = []
@@ -208,7 +208,7 @@ def inference(
 
 
 class _Speeds(Curves):
-    """Inference runs at 1 on the slice that it asks for."""
+    """Inference runs at 1 on its requested slice."""
 
     def speed(self, job: SimulatedJob, places: Sequence[Any], steps: int = 1) -> float:
         """See `sim.speeds.Speeds`."""
@@ -221,6 +221,6 @@ def speeds_of(miso_data: Miso) -> Curves:
 
 
 def arrivals_of(load: Load, arrivals: Sequence[Sequence[float]], seed: int) -> list[float]:
-    """Return when training jobs come: of one workload, and of half (for a site's load: all) of the next."""
+    """Return the arrivals of training jobs: of one workload, and of half (for a site's load: all) of the next."""
     more = arrivals[(seed + 1) % len(arrivals)]
     return [*arrivals[seed % len(arrivals)], *(more if load.site else more[::2])]

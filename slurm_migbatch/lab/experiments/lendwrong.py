@@ -1,17 +1,17 @@
-"""What lending costs where what migbatchd is told is wrong: the jobs and the simulated Slurm of `lendruns`.
+"""Measure lending with wrong data: the jobs and the simulated Slurm of `lendruns`.
 
-Wrong is what the decision is told, at the edge: what the record holds of the days before, what the predictor says of
-training, what jobs say of their time, what restarts are assumed to cost. What jobs take is as ever, so each row stands
-beside the same training on its own half, which is told what is right; where restarts take another time, beside that
+Wrong is the input of the decision: the record's previous days, the predictions of
+training, the jobs' statements of their time, the assumed restart costs. The jobs' true times are unchanged, so each row
+is relative to the same training on its own half with correct data; if restarts take another time, to that
 half with the same restarts.
 
-- *history ... h later / earlier*: the record's days lag or lead by so much, twelve hours being the opposite of the day.
-- *history x0.5*: every second use of each profile is missing; *x2*: each is there twice.
-- *speeds*: of each model, batch and profile wrong by a factor of its own; or of all slices but the whole GPU alike, so
-  that slices seem slower or faster beside it than they are. Nothing corrects them: these jobs report no items.
-- *restarts and checkpoints*: each takes so many times what it does elsewhere; `[lending] restart_s` is as it ships. A
-  checkpoint is what inference waits for where a loan is called back.
-- *limits*: each training has a time limit, so many times what it takes on the smallest slice that holds it.
+- *history ... h later / earlier*: the record's days lag or lead by that much, twelve hours being the opposite.
+- *history x0.5*: every second use of each profile is missing; *x2*: each occurs twice.
+- *speeds*: of each model, batch and profile wrong by a random factor; or of all slices but the whole GPU by one, so
+  that slices seem slower or faster relative to it than they are. Nothing corrects them: these jobs report no items.
+- *restarts and checkpoints*: each takes a multiple of its normal time; `[lending] restart_s` is the default. A
+  reclaim for inference waits for a checkpoint.
+- *limits*: each training job has a time limit, a multiple of its time on the smallest slice that holds it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from slurm_migbatch.workload.loans import LoanHints
 LOADS: Final = lendslices.LOADS[:3]
 LOSS_TARGET: Final = 1.02
 WORKLOADS: Final = 10
-"""Of Pollux, taken in turn; as many as the experiment with right predictions has with its ten seeds."""
+"""Seeds of Pollux's workloads, used cyclically; as many as in the experiment with correct predictions and ten seeds."""
 _SLACK_S: Final = 120.0
 """Of time limits, for checkpoints of a run."""
 
@@ -50,17 +50,17 @@ Uses = Sequence[tuple[str, float, float | None]]
 
 @dataclass(frozen=True)
 class Wrong:
-    """How what migbatchd is told differs from what is.
+    """Differences between migbatchd's data and the truth.
 
     Attributes:
         later_s: by which the record's days lag; below 0: lead.
         height: of demand in the record: 0.5, 1 or 2 times.
-        cells: the speed of each model, batch and profile is wrong by up to so many times, up or down (uniform in the
+        cells: the speed of each model, batch and profile is wrong by up to this factor, up or down (uniform in the
             logarithm); 1: none is.
-        slices: speed of all slices but the whole GPU, over what it is.
-        restarts, checkpoints: what they take, over what they take elsewhere.
+        slices: speed of all slices but the whole GPU, relative to the truth.
+        restarts, checkpoints: their time relative to the normal one.
         limits: time limits over the time on the smallest slice, from the first to the second (uniform in the
-            logarithm); None: nobody names one.
+            logarithm); None: no limits.
     """
 
     later_s: float = 0.0
@@ -86,11 +86,11 @@ class Wrong:
 
     @property
     def costs(self) -> tuple[float, float]:
-        """Over those elsewhere: restarts, checkpoints."""
+        """Relative to normal: restarts, checkpoints."""
         return self.restarts, self.checkpoints
 
     def predictions(self, found: lendslices.Miso, seed: int) -> KnownSpeeds:
-        """Return what the predictor says."""
+        """Return the (wrong) predictions."""
         return WrongSpeeds(found, self, seed)
 
 
@@ -111,7 +111,7 @@ ROWS: Final[Mapping[str, Wrong]] = {
 
 
 class WrongSpeeds(KnownSpeeds):
-    """Measured speeds times what they are wrong by."""
+    """Measured speeds times their errors."""
 
     def __init__(self, found: lendslices.Miso, wrong: Wrong, seed: int) -> None:
         super().__init__(found)
@@ -131,7 +131,7 @@ class WrongSpeeds(KnownSpeeds):
 
 
 def _shifted(uses: Uses, later_s: float, end: float) -> list[tuple[str, float, float | None]]:
-    """Return what a record has whose days lag; what would be after its end is left out, days that lead begin one later.
+    """Return a record whose days lag; entries after its end are dropped, days that lead begin one later.
 
     A record that leads by three hours is one that lags by 21, so that its last hours are not empty.
     """
@@ -144,7 +144,7 @@ def _shifted(uses: Uses, later_s: float, end: float) -> list[tuple[str, float, f
 
 
 def _scaled(uses: Uses, height: float) -> list[tuple[str, float, float | None]]:
-    """Return every use so many times; of less than one, as evenly of each profile as can be."""
+    """Return every use this many times; less than one is distributed as evenly as possible over each profile."""
     counts: dict[str, float] = {}
     scaled = []
     for use in uses:
@@ -174,12 +174,12 @@ def measure(
     processes: int = 1,
     window_s: float = lendruns.WINDOW_S,
 ) -> dict[str, Any]:
-    """Play every load (None: `LOADS`), seed and row on a folder with Pollux's data, MISO's and a request trace.
+    """Simulate every load (None: `LOADS`), seed and row on a directory with Pollux's data, MISO's and a request trace.
 
     Seed n has the jobs of seed n of `lending.measure` with ten seeds.
 
     Raises:
-        NotMeasurable: something is missing.
+        NotMeasurable: data are missing.
         TraceError, OSError: a file cannot be read.
     """
     traces, workloads = lending.pollux_files(data)
@@ -265,7 +265,7 @@ def _row(runs: Sequence[Mapping[str, float]], halves: Sequence[Mapping[str, floa
 
 
 def bars(result: Mapping[str, Any]) -> list[Bar]:
-    """Return what the worst row of a load is held to."""
+    """Return the bars of the worst row of a load."""
     rows = result["rows"]
     held: dict[str, tuple[float, dict[str, float]]] = {
         "mean JCT over training half only": (LOSS_TARGET, {name: row["over_half"][0] for name, row in rows.items()}),

@@ -1,19 +1,19 @@
-"""A study of speed: the simulator under DeepBoot's lending policy, the Philly trace, half of the 550 GPUs inference's.
+"""Study the simulator's speed under DeepBoot's lending policy: the Philly trace, half of the 550 GPUs inference's.
 
-What decides is `decide.lending.allocation.allocate`, which migbatchd does not run; nothing here is a figure of lending
-as it ships (`lendslices` has those, a load of Philly's jobs among them).
+Decisions are by `decide.lending.allocation.allocate`, which migbatchd does not use; nothing here is a figure of lending
+with default settings (`lendslices` has those, including a load of Philly's jobs).
 
-Philly is a trace of training that names no models. So that lending really lends, what it lacks is **made up**:
+Philly is a trace of training without models. So that there is lending, the missing parts are **synthetic**:
 
 - each job is one of Pollux's six applications, drawn evenly, with the goodput model fitted to its measured steps; a job
-  of n GPUs is elastic from n / 2 to 2 n, and its work is what it did on n in the time that the trace says;
-- training owns 272 GPUs (whole nodes), less than its load, and inference the other 278. Inference comes as sessions,
+  of n GPUs is elastic from n / 2 to 2 n, and its work is what it does on n in the trace's time;
+- training owns 272 GPUs (whole nodes), less than its load, and inference the other 278. Inference arrives as sessions,
   as many as there are training jobs, at a rate that follows the day, exponential in length, and needs `BUSY` of its
   half on average.
 
-What is timed is the simulation alone, in processor seconds of this process. How the time grows is measured on one day
+Only the simulation is timed, in processor seconds of this process. The growth of the time is measured on one day
 (`GROWTH_DAYS` from `GROWTH_FROM_S` on), with so many copies of everything on so many times the GPUs: the whole trace
-eight times over would take hours, since a round's knapsack takes jobs times GPUs.
+eight times would take hours, because a round's knapsack takes jobs times GPUs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SEED: Final = 7
 
 @dataclass(frozen=True)
 class Case:
-    """Jobs of both kinds, and when the simulation is cut off."""
+    """Jobs of both kinds, and when the simulation is stopped."""
 
     train: tuple[SimulatedJob, ...]
     infer: tuple[SimulatedJob, ...]
@@ -61,7 +61,7 @@ class Case:
 
 
 def case(trace: Trace, learning: GoodputSpeeds, until_s: float = math.inf) -> Case:
-    """The trace's jobs with models, and the inference beside them; see the module."""
+    """The trace's jobs with models, and inference; see the module."""
     rng = np.random.Generator(np.random.PCG64(_SEED))
     apps = sorted(set(learning.models) & set(AFE))
     jobs = []
@@ -110,7 +110,7 @@ def _by_day(rng: np.random.Generator, count: int, end: float) -> list[float]:
 
 
 def play(case: Case, learning: GoodputSpeeds, scale: int = 1) -> dict[str, Any]:
-    """One simulation with so many copies of all, timed."""
+    """One simulation with this many copies of all, timed."""
     own, lent = scale * OWN, scale * LENT
     train, infer = (Trace("", jobs).copies(scale).jobs if scale > 1 else jobs for jobs in (case.train, case.infer))
     infer = tuple(replace(job, id=job.id % 10_000_000 + 10_000_000) for job in infer)
@@ -143,11 +143,12 @@ def measure(data: Path, trace: Trace, scales: Sequence[int], say: Say = silent) 
 
     Returns:
         {"notes", "whole", "growth", "exponent", "bars"}; a run has "jobs" and "sessions" (of training and inference),
-        "gpus", "moments", "days", "restarts_per_job", "called_back" (GPUs), "trained_on" (GPUs that training held on
-        average), "cpu_s" and "wall_s".
+        "gpus", "moments", "days", "restarts_per_job", "called_back" (reclaimed GPUs), "trained_on" (GPUs that training
+        held
+        on average), "cpu_s" and "wall_s".
 
     Raises:
-        NotMeasurable: Pollux's profiles are not there.
+        NotMeasurable: Pollux's profiles are missing.
         TraceError: they cannot be read.
     """
     folder = next((path.parent.parent for path in sorted(data.rglob("cifar10/placements.csv*"))), None)

@@ -1,14 +1,14 @@
-"""A day of jobs on slices of any size, compressed to minutes, in which trainings make way for larger slices.
+"""Define a day of jobs on slices of any size, compressed to minutes, with moves of training jobs for larger slices.
 
-One value for both sides of `migbatch bench live --moves`: it is submitted to a real Slurm, and the simulator says
-beforehand what becomes of it. Jobs are those of `bench fragmentation`: pods of Alibaba's openb trace that ask for a
-part of a GPU, at random times (Poisson); those that are not latency sensitive are trainings that can be restarted. All
-take as many times less time as makes them `MEAN_S` on average; longer ones than `LONGEST_S` of the trace count as that
-long, shorter ones than `SHORTEST_S` of the wave as that. Times of arrival are stretched until the day's work is `LOAD`
-of what the GPUs can do until the last arrival: few jobs drawn at random would leave some days nearly idle.
+One value for both sides of `migbatch bench live --moves`: it is submitted to a real Slurm, and the simulator predicts
+the result. Jobs are those of `bench fragmentation`: pods of Alibaba's openb trace that request a
+share of a GPU, at random times (Poisson); those that are not latency sensitive are training jobs that can be restarted.
+All times are divided such that they are `MEAN_S` on average; jobs longer than `LONGEST_S` in the trace count as that
+long, jobs shorter than `SHORTEST_S` in the wave as that. Arrivals are stretched until the day's work is `LOAD`
+of the GPUs' capacity until the last arrival: few random jobs would leave some days nearly idle.
 
-What a start, a checkpoint and a restart take is not compressed, nor are time limits, which Slurm keeps in whole
-minutes: they are `fragmentation.LIMIT` times what a job takes, rounded up.
+Starts, checkpoints and restarts are not compressed, nor are time limits, which Slurm keeps in whole
+minutes: they are `fragmentation.LIMIT` times the run time, rounded up.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ LONGEST_S: Final = 14_400.0
 SHORTEST_S: Final = 2.0
 BLOCKS: Final = 7
 MULTIFACTOR: Final = (23, 11)
-"""From this release on, of those that were tried, priority/multifactor is Slurm's default: without weights all jobs
-have the same priority, and one that is requeued comes behind all that wait."""
+"""From this (tested) release on priority/multifactor is Slurm's default: without weights all jobs
+have the same priority, and a requeued one comes after all pending ones.
+"""
 COSTS: Final = TrainingCosts(start_s=0.2, restart_s=0.2)
 """`bench/wave_training.py` makes its first step 0.1 to 0.2 s after its begin."""
 _SCALED: Final = ("after_s", "gain_s", "rest_s")
-"""Keys of [moves] that are lengths of time of the load, not of what a checkpoint takes."""
+"""Keys of [moves] that are durations of the load, not of a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,14 @@ class MoveWave:
 
 
 def compressed(kinds: Sequence[PodKind]) -> tuple[list[PodKind], float]:
-    """Return the kinds of jobs with the times of a wave, and how many of its seconds are one of the trace."""
+    """Return the kinds of jobs with the times of a wave, and the ratio of its seconds to the trace's."""
     cut = [replace(kind, seconds=min(kind.seconds, LONGEST_S)) for kind in kinds]
     scale = MEAN_S / statistics.fmean(kind.seconds for kind in cut)
     return [replace(kind, seconds=round(max(SHORTEST_S, kind.seconds * scale), 1)) for kind in cut], scale
 
 
 def kinds_of(data: Path) -> list[PodKind]:
-    """Return the kinds of jobs of the trace in `data`, openb's folder or one that holds it.
+    """Return the kinds of jobs of the trace in `data`, openb's directory or one that holds it.
 
     Raises:
         NotMeasurable: it is not there.
@@ -109,10 +110,10 @@ def draw(kinds: Sequence[PodKind], seed: int, jobs: int = JOBS) -> MoveWave:
 
 
 def settings(wave: MoveWave, moves: bool) -> dict[str, dict[str, Any]]:
-    """Return what a wave's migbatch.toml has that the shipped one has not, by section.
+    """Return the changes of a wave's migbatch.toml to the default, by section.
 
-    What is a length of time of the load is as many times shorter as jobs are, and rounds are more frequent. What starts
-    and checkpoints (grace_s) take is as shipped.
+    Durations of the load are compressed like the jobs, and rounds are more frequent. Durations of starts
+    and checkpoints (grace_s) are the defaults.
     """
     shipped = Config().moves
     scaled = {name: round(getattr(shipped, name) * wave.scale, 3) for name in _SCALED}
@@ -120,7 +121,7 @@ def settings(wave: MoveWave, moves: bool) -> dict[str, dict[str, Any]]:
 
 
 def config(wave: MoveWave, moves: bool) -> Config:
-    """Return the configuration of a wave: the shipped one but for `settings`."""
+    """Return the configuration of a wave: the default one plus `settings`."""
     shipped, changed = Config(), settings(wave, moves)
     return replace(
         shipped,
@@ -134,10 +135,10 @@ def predict(
     moves: bool,
     release: tuple[int, int] = SlurmSettings.release,
 ) -> Outcome:
-    """Play the wave with migbatchd's controller on the simulated Slurm of that release.
+    """Simulate the wave with migbatchd's controller on the simulated Slurm of that release.
 
     Raises:
-        Stuck: jobs are left that nothing will ever start.
+        Stuck: jobs are left that can never start.
     """
 
     gpu = geometry(wave.gpu_type)
@@ -155,7 +156,7 @@ def _work(kind: PodKind) -> Work:
 
 
 def _same(_profile: Profile) -> float:
-    """Return the speed of a training on the one profile that it may have."""
+    """Return the speed of a training job on the one profile that it may have."""
     return 1.0
 
 
@@ -168,7 +169,7 @@ def first_fit(wave: MoveWave) -> Outcome:
 def figures(wave: MoveWave, outcome: Outcome) -> dict[str, float]:
     """Return waits (until the first start) and completion times, seconds, of the jobs that are counted.
 
-    `restarts` are those of all jobs together, `inference_restarts` those of jobs that are no trainings.
+    `restarts` are those of all jobs together, `inference_restarts` those of jobs other than training jobs.
     """
     found = fragmentation.figures(wave.drawn, outcome, geometry(wave.gpu_type), True, WARM)
     runs = [(kind.served, served.restarts) for kind, served in zip(wave.drawn.kinds, outcome, strict=True) if served]
@@ -180,10 +181,10 @@ def figures(wave: MoveWave, outcome: Outcome) -> dict[str, float]:
 
 
 def wait_over(outcome: Outcome, baseline: Outcome) -> tuple[float, float, float]:
-    """Return the mean wait over that of a baseline of the same wave, and the ends of its 95 % confidence interval.
+    """Return the mean wait relative to a baseline of the same wave, and the ends of its 95 % confidence interval.
 
-    By the differences of `BLOCKS` blocks of jobs that came one after the other, since waits of neighbours depend on
-    each other. It says what the jobs of this day scatter by, not what another day would bring.
+    By the differences of `BLOCKS` blocks of consecutive jobs, because waits of neighbours depend on
+    each other. It is the scatter of this day's jobs, not of other days.
     """
     waits = [[served.wait_s if served else 0.0 for served in of[WARM:]] for of in (outcome, baseline)]
     mean = statistics.fmean(waits[1])
@@ -197,7 +198,7 @@ def wait_over(outcome: Outcome, baseline: Outcome) -> tuple[float, float, float]
 def scatter(
     kinds: Sequence[PodKind], seeds: Sequence[int], release: tuple[int, int] = SlurmSettings.release
 ) -> dict[str, Any]:
-    """Say what the simulator predicts of other days: ratios of wait and completion time with moves to those without.
+    """Return the simulator's predictions of other days: ratios of wait and completion time with moves to those without.
 
     Of each the mean over the draws, the ends of its 95 % confidence interval, the least and the largest.
     """

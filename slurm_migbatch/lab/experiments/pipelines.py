@@ -1,19 +1,20 @@
-"""Pipelines with one deadline as they ship (E8): promises kept, and the slices that this took.
+"""Measure pipelines with one deadline with default settings (E8): deadlines met, and slices used.
 
-Each pipeline is three or four jobs of Slurm, tied by --dependency, of measured models; a deadline for the whole counts
-from its submission. Pipelines come at random times (Poisson). The submit filter's rule grants each job the smallest
-slice that keeps the limit that its hints tell; here from the measured table, no predictor takes part. All ways run
-`decide.core.decide` with the shipped configuration on the simulated Slurm, every delay charged:
+Each pipeline is three or four jobs of Slurm, connected by --dependency, of measured models; its deadline
+counts from its submission. Pipelines arrive at random times (Poisson). The submit filter's rule grants each job the
+smallest slice that keeps the limit in its hints, here by the measured table, without a predictor. All rules run
+`decide.core.decide` with the default configuration on the simulated Slurm, with all delays:
 
-- **migbatchd**: jobs name their pipeline and its deadline; `decide.dispatch.pipelines` splits what is left of it. The
-  first job is submitted with --begin=now+15, as the documentation asks for, so that it starts on its share.
-- *equal split*: the user gives each job the same part of the deadline as its own (`deadline=`), in as many parts as the
+- **migbatchd**: jobs name their pipeline and its deadline; `decide.dispatch.pipelines` splits the remaining time. The
+  first job is submitted with --begin=now+15, as the documentation recommends, so that it starts on its share.
+- *equal split*: the user gives each job an equal part of the deadline as its own (`deadline=`), in as many parts as the
   longest path has jobs.
-- *proportional split*: parts as long as the jobs are predicted to take on the slice that each would be granted alone.
+- *proportional split*: parts proportional to the predicted times of the jobs on the slice that each would be granted
+  alone.
 - *each alone*: no job knows of the others; each has the whole deadline, so that it gets the smallest slice that keeps
-  that by itself.
-- Not a way to run a cluster: *oracle*, the cheapest split by true times with nobody else there; where no split keeps
-  the deadline, what migbatchd would take then. A bound for the slices that the others take.
+  it alone.
+- Not a realistic policy: *oracle*, the cheapest split by true times without other jobs; if no split keeps
+  the deadline, migbatchd's choice for that case. A bound for the slices of the others.
 
 Slice-seconds are GPU equivalents times seven, so that a slice counts with the larger of its shares of compute and of
 memory: 3g.40gb, which takes half of the memory, as three and a half.
@@ -54,14 +55,14 @@ NODES: Final = 2
 PER_NODE: Final = 4
 PIPELINES: Final = 60
 LOADS: Final = (0.5, 0.75)
-"""Slice-seconds of all jobs on the slices that *each alone* grants, over what the GPUs have."""
+"""Slice-seconds of all jobs on the slices that *each alone* grants, relative to the GPUs' capacity."""
 MEDIAN_S: Final = 60.0
 SPREAD: Final = 0.7
-"""A job takes so long on the whole GPU: log-normal, with this sigma."""
+"""Run time of a job on the whole GPU: log-normal, with this sigma."""
 SLACK: Final = (1.2, 5.0)
-"""A deadline is so many times the longest path on whole GPUs, at random (uniform in the logarithm), and the starts."""
+"""A deadline as a multiple of the longest path on whole GPUs, at random (uniform in the logarithm), plus the starts."""
 WRONG: Final = 2.0
-"""By so much a prediction may be wrong, up or down (uniform in the logarithm, by model and batch)."""
+"""Largest error of a prediction, up or down (uniform in the logarithm, by model and batch)."""
 BEGIN_S: Final = 15.0
 """--begin of a pipeline's first job, from its submission."""
 IDLE_S: Final = 5.0
@@ -89,13 +90,14 @@ KINDS: Final[Mapping[str, tuple[tuple[str, int, tuple[int, ...]], ...]]] = {
         ("mobilenet-v2", 32, (1, 2)),
     ),
 }
-"""Models, batches, and the places of the jobs that each waits for. bert-large stands for what makes or reads text: of
-the models that were measured on every size of slices it is the one that gains least by a large one."""
+"""Models, batches, and the indexes of the jobs that each waits for. bert-large represents jobs that produce or read
+text: of the models that were measured on every size of slices it gains least from a large one.
+"""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A job of a pipeline: model, batch, items, and the places of those it waits for; `seconds` it truly takes."""
+    """A job of a pipeline: model, batch, items, and the indexes of those it waits for; `seconds`: its true times."""
 
     model: str
     batch: int
@@ -106,7 +108,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline: when it comes (s), its jobs, its deadline (s), and how many times the longest path that is."""
+    """A pipeline: its arrival (s), its jobs, its deadline (s), and the deadline as a multiple of the longest path."""
 
     at: float
     parts: tuple[Part, ...]
@@ -116,14 +118,14 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a pipeline: seconds from its submission to its last job's end, and slice-seconds."""
+    """Result of a pipeline: seconds from its submission to its last job's end, and slice-seconds."""
 
     seconds: float
     slice_seconds: float
 
 
 def _slices(profile: Profile) -> float:
-    """Return what a slice is worth: GPU equivalents, in compute slices."""
+    """Return the cost of a slice: GPU equivalents, in compute slices."""
     return WHOLE[0] * gpu_equivalent(profile.name)
 
 
@@ -158,22 +160,22 @@ def _longest(parts: Sequence[Part], seconds: Sequence[float]) -> float:
 
 
 def _starts_s(parts: Sequence[Part]) -> float:
-    """Return what is left for starts."""
+    """Return the time reserved for starts."""
     return _longest(parts, [START_S] * len(parts))
 
 
 def _granted(part: Part, limit_s: float, factor: float = 1.0) -> Profile:
-    """Return what the filter grants: the smallest slice that keeps the limit, else the fastest."""
+    """Return the filter's grant: the smallest slice that keeps the limit, else the fastest."""
     kept = [profile for profile, seconds in part.seconds.items() if seconds / factor <= limit_s]
     return min(kept) if kept else min(part.seconds, key=lambda profile: part.seconds[profile])
 
 
 Factors = Mapping[tuple[str, int], float]
-"""How many times too fast each model is predicted at a batch."""
+"""Factor by which each model is predicted too fast at a batch."""
 
 
 def limits(way: str, one: Pipeline, factors: Factors) -> list[float]:
-    """Return the deadline of its own that each job is given, seconds."""
+    """Return each job's own deadline, seconds."""
     whole = float(one.deadline_s)
     if way in (OURS, ALONE):
         return [whole] * len(one.parts)
@@ -210,7 +212,7 @@ def workload(way: str, drawn: Sequence[Pipeline], factors: Factors) -> list[Subm
 
 
 def played(way: str, drawn: Sequence[Pipeline], seconds: Seconds, factors: Factors, config: Config) -> list[Ended]:
-    """Run one way on the simulated Slurm."""
+    """Run one rule on the simulated Slurm."""
     gpu = geometry(GPU)
     site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
     simulation = SlurmSimulation(site, workload(way, drawn, factors))
@@ -232,7 +234,7 @@ def played(way: str, drawn: Sequence[Pipeline], seconds: Seconds, factors: Facto
 
 
 def oracle(drawn: Sequence[Pipeline]) -> list[Ended]:
-    """Return the cheapest splits by true times, with nobody else there."""
+    """Return the cheapest splits by true times, without other jobs."""
     found = []
     for one in drawn:
         stages = [
@@ -245,7 +247,7 @@ def oracle(drawn: Sequence[Pipeline]) -> list[Ended]:
 
 
 def config_of(drawn: Sequence[Pipeline]) -> Config:
-    """What ships, on a site to which these jobs came for a while, as each would be granted alone."""
+    """Default settings, on a site that has received these jobs for a while, as each would be granted alone."""
     by: dict[Profile, list[float]] = {}
     for one in drawn:
         for part in one.parts:
@@ -257,7 +259,7 @@ def config_of(drawn: Sequence[Pipeline]) -> Config:
 
 
 def exact(seconds: Seconds) -> Factors:
-    """Return the factors of predictions that are right."""
+    """Return the factors of correct predictions."""
     return dict.fromkeys(seconds, 1.0)
 
 
@@ -356,7 +358,7 @@ def _spent(run: Sequence[Ended]) -> float:
 
 
 def bars(result: Mapping[str, Any]) -> list[Bar]:
-    """What ships against both splits by users, and where predictions are wrong against jobs that know of no others."""
+    """Default settings against both splits by users, and with wrong predictions against jobs that ignore the others."""
     ways, name = result["ways"], result["scenario"]
     ours = ways[OURS]
     if result["wrong"]:

@@ -1,4 +1,4 @@
-"""Plots of the experiments' results, by name: what `--plot` writes. They are drawn from the printed figures alone."""
+"""Plot the experiments' results, by name, for `--plot`. They are drawn from the printed figures alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Plots = dict[str, str]
 
 
 def instances(result: Result) -> Plots:
-    """Plot the GPUs for all scenarios, by who places them and what is known."""
+    """Plot the GPUs for all scenarios, by planner and knowledge."""
     measured = [PlottedBar(row["name"], row["total"]) for row in result["rows"]]
     known = {entry["known"]: entry["rounds"] for entry in (*result["predicted"], *result["measured_share"])}
     rounds = {
@@ -38,7 +38,7 @@ def instances(result: Result) -> Plots:
 
 
 def fragmentation(result: Result) -> Plots:
-    """Plot mean waits, and accepted slices where jobs are turned away, by load."""
+    """Plot mean waits, and accepted slices without a queue, by load."""
     plots: Plots = {}
     for name, population in result["populations"].items():
         waits: dict[str, list[PlottedBar]] = {}
@@ -54,7 +54,7 @@ def fragmentation(result: Result) -> Plots:
 
 
 def dispatch(result: Result) -> Plots:
-    """Plot mean completion times over both static cuts."""
+    """Plot mean completion times relative to both static layouts."""
     plots = {}
     for key, what in (("over_equal", "the best equal slices"), ("over_static", "the best static cut")):
         groups = {
@@ -66,7 +66,7 @@ def dispatch(result: Result) -> Plots:
 
 
 def sharing(result: Result) -> Plots:
-    """Plot completion times of migbatchd's pairs over not sharing and sharing always."""
+    """Plot completion times of migbatchd's pairs relative to not sharing and sharing always."""
     groups: dict[str, dict[str, list[PlottedBar]]] = {}
     for cell in result["cells"]:
         for name, ratio in cell["over"].items():
@@ -108,7 +108,7 @@ def _ratio(name: str, gain: Sequence[float]) -> PlottedBar:
 
 
 def paris_elsa(result: Result) -> Plots:
-    """Plot rates over the best homogeneous layout, and the cuts that were chosen."""
+    """Plot rates relative to the best homogeneous layout, and the chosen layouts."""
     ours, plots = {}, {}
     gpu = geometry(result["gpu"])
     for entry in result["results"]:
@@ -128,7 +128,7 @@ def paris_elsa(result: Result) -> Plots:
 
 
 def dstack(result: Result) -> Plots:
-    """Plot load without a missed deadline over the ideal's: means with intervals, and its distribution over mixes."""
+    """Plot load without a missed deadline relative to the ideal: means, intervals and distribution over mixes."""
     groups = {
         f"batches {entry['batches']}": [PlottedBar(name, *load) for name, load in entry["all"]["load"].items()]
         for entry in result["results"]
@@ -143,7 +143,9 @@ def dstack(result: Result) -> Plots:
 
 
 def bsbf(result: Result) -> Plots:
-    """Plot completion times of ours over others' with intervals, and distributions in the first draw of each cell."""
+    """Plot completion times of ours relative to others with intervals, and distributions in the first draw of each
+    cell.
+    """
     plots = {}
     names = list(result["cells"][0]["ours_over"]) if result["cells"] else []
     for name in names:
@@ -160,7 +162,7 @@ def bsbf(result: Result) -> Plots:
 
 
 def lending(result: Result) -> Plots:
-    """Plot completion times over those on training's own half, restarts, and delays of inference."""
+    """Plot completion times relative to training's own half, restarts, and delays of inference."""
     times, restarts, delays = {}, {}, {}
     for entry in result["results"]:
         ways = entry["ways"]
@@ -201,7 +203,7 @@ PLOTS: Final[Mapping[str, Callable[[Result], Plots]]] = {
 
 
 def write(name: str, result: Result, folder: Path) -> list[Path]:
-    """Draw an experiment's plots into a folder, which is made; empty ones are left out. Raises OSError."""
+    """Draw an experiment's plots into a directory, which is created; empty ones are skipped. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for plot, svg in PLOTS[name](result).items():

@@ -1,23 +1,23 @@
-"""Two trainings on one slice as it ships (E6): mean completion time by the rule that migbatchd runs, and without it.
+"""Measure two training jobs on one slice (E6): mean completion time by migbatchd's rule, and without sharing.
 
-What decides is `decide.lending.pairs` (`pairs`, `partings`, `renewals`) with the rules that migbatchd makes of a
-`LendingConfig`. Sharing is off as shipped (`[lending] share`), so that key is on here; all others are at their
-defaults. *pairs*: a site has measured no pair beforehand, and migbatchd learns from what jobs report while they run; a
-bad pair is ended at the cost of a restart. *pairs, measured*: it has measured every pair and names the file. *pair
-test, measured* is the latter without the look over the whole queue, as SJF-BSBF is published.
+Decisions are by `decide.lending.pairs` (`pairs`, `partings`, `renewals`) with the rules that migbatchd makes of a
+`LendingConfig`. Sharing is off by default (`[lending] share`), so that key is on here; all others are at their
+defaults. *pairs*: no pair was measured beforehand, and migbatchd learns from jobs' reports while they run; a
+bad pair is ended at the cost of a restart. *pairs, measured*: every pair was measured and is in the configured file.
+*pair test, measured* is the latter without the simulation of the whole queue, as SJF-BSBF is published.
 
-Jobs are those of Muri's trace, drawn with replacement, in its arrivals, which are stretched so that the work offered is
-`LOADS` times what the slices can do. Each has one slice of `PROFILE`, however many GPUs it asked for: migbatchd lets
-jobs of one slice share, of one user. What a job claims is the trace's own estimate, or that times a log-normal error;
-its time limit is `MARGIN` times what it claims, as migbatchd takes it that users do. No limit ends a job here; how many
-jobs came to theirs only because they shared is counted. Memory suffices for two. All write checkpoints on a signal.
+Jobs are those of Muri's trace, drawn with replacement, with its arrivals stretched to an offered load of `LOADS`. Each
+has one slice of `PROFILE`, for any number of requested GPUs: migbatchd shares only jobs of one slice and one user. A
+job's estimate is the trace's own, or that times a log-normal error; its time limit is `MARGIN` times the estimate,
+which is migbatchd's assumption about users. No limit ends a job here; jobs that reached theirs only because they shared
+are counted. Memory is sufficient for two. All write checkpoints on a signal.
 
 Slowdowns: the same for all pairs, or drawn for each pair of applications from Gavel's pairs as measured on a V100.
-Busy slices beside a job cost what MLPerf measured (`lab.sim.speeds.Neighbours`). Jobs of one application and user are
-taken to have one rate alone, by which a guest that never was alone is judged.
+Busy slices on the same GPU cost what MLPerf measured (`lab.sim.speeds.Neighbours`). Jobs of one application and user
+are assumed to have one rate alone, by which a guest that was never alone is judged.
 
-The order of the queue is Slurm's (first come first), or the shortest claim first, which is no matter of migbatchd's:
-every way to share is compared with none, and with sharing the first slice that there is (FFS), in the same order.
+The order of the queue is Slurm's (first come first), or the shortest estimate first, which migbatchd does not control:
+every sharing rule is compared with no sharing, and with sharing the first possible slice (FFS), in the same order.
 """
 
 from __future__ import annotations
@@ -60,24 +60,24 @@ GPU: Final = "a100-80gb"
 GPUS: Final = 4
 PROFILE: Final = Profile.parse("2g.20gb")
 MEMORY_MIB: Final = 8000.0
-"""What every job says that it needs: two fit on a slice."""
+"""Memory need that every job states: two fit on a slice."""
 JOBS: Final = 160
 LOADS: Final = (0.8, 2.0)
 FIXED: Final = (1.1, 1.3, 1.5, 1.8, 2.0)
 ERRORS: Final = (0.0, 0.5, 1.0)
-"""Standard deviations of the logarithm of the error of claims; 0: the trace's own (0.21 with what it has)."""
+"""Standard deviations of the logarithm of the error of estimates; 0: the trace's own (0.21 in its data)."""
 USERS: Final = 1
 RESTART: Final = JobCosts(restart_s=LendingConfig().restart_s, checkpoint_s=LendingConfig().checkpoint_s)
-"""What migbatchd assumes as shipped."""
+"""migbatchd's default assumption."""
 MARGIN: Final = 1 / SharingRules().of_limit
 TARGET: Final = 1.01
-"""Sharing is never to be worse by more than this than not sharing, or than sharing always."""
+"""Largest allowed loss of sharing relative to not sharing, or to sharing always."""
 ORDERS: Final[Mapping[str, Order]] = {"FIFO": by_arrival, "SJF": by_claim}
 BASES: Final = ("alone", "FFS")
 PAIRS: Final = ("pairs", "pairs, measured")
-"""What migbatchd runs, where nothing was measured beforehand and where a table of all pairs is there."""
+"""migbatchd's rules, without measured pairs and with a table of all pairs."""
 PAIR_TEST: Final = "pair test, measured"
-"""The same without the look over the whole queue, as SJF-BSBF is published."""
+"""The same without the simulation of the whole queue, as SJF-BSBF is published."""
 WAYS: Final = (*BASES, *PAIRS, PAIR_TEST)
 _SEED: Final = 4000
 
@@ -85,25 +85,25 @@ Slowdowns = Mapping[tuple[str, str], float]
 
 
 def config() -> Config:
-    """The shipped configuration with sharing switched on, which it is not as shipped."""
+    """The default configuration with sharing enabled."""
     return replace(Config(), lending=LendingConfig(share=True))
 
 
 def rules(slowdowns: Slowdowns | None = None) -> SharingRules:
-    """The rules that migbatchd makes of the configuration; `slowdowns`: what `[lending] pairs` would name."""
+    """The rules that migbatchd makes of the configuration; `slowdowns`: the content of `[lending] pairs`."""
     settings = lending_settings(config().lending)
     assert settings.share
     return SharingRules(measured=settings.slowdowns if slowdowns is None else slowdowns)
 
 
 def settings() -> dict[str, str]:
-    """What decides, and the digest of the configuration that it has."""
+    """The decision function, and the digest of its configuration."""
     return provenance(DECIDES, config())
 
 
 @dataclass(frozen=True)
 class SharingSource:
-    """What is drawn from: Muri's jobs, and slowdowns of both sides of each pair that Gavel measured."""
+    """Sources of the draws: Muri's jobs, and slowdowns of both sides of each pair that Gavel measured."""
 
     jobs: tuple[SimulatedJob, ...]
     measured: tuple[tuple[float, float], ...]
@@ -111,7 +111,7 @@ class SharingSource:
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting of the experiment: offered load, the slowdown (None: Gavel's pairs), and the error of claims."""
+    """One setting of the experiment: offered load, the slowdown (None: Gavel's pairs), and the error of estimates."""
 
     load: float
     slowdown: float | None
@@ -119,7 +119,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """As text."""
         claims = "the trace's estimates" if not self.error else f"estimates off by sigma {self.error:g}"
         return f"load {self.load:g}, slowdown {'Gavel' if self.slowdown is None else f'{self.slowdown:g}'}, {claims}"
 
@@ -135,7 +135,7 @@ def source(data: Path) -> SharingSource:
 
 
 def draw(found: SharingSource, cell: Cell, chance: np.random.Generator) -> list[SimulatedJob]:
-    """Jobs of one slice each, with what they claim as their estimate."""
+    """Jobs of one slice each, with their estimates."""
     picks = chance.integers(len(found.jobs), size=JOBS).tolist()
     errors = np.exp(cell.error * chance.standard_normal(JOBS)).tolist()
     begin = int(chance.integers(max(1, len(found.jobs) - JOBS + 1)))
@@ -197,7 +197,7 @@ def limit(job: SimulatedJob) -> float:
 
 
 def play(jobs: Sequence[SimulatedJob], decides: SliceQueue, slowdown: Slowdowns, seed: int) -> dict[str, float]:
-    """Mean completion time, jobs that shared, and jobs that came to their limit only because they shared.
+    """Mean completion time, jobs that shared, and jobs that reached their limit only because they shared.
 
     For migbatchd's rules also the pairs that were ended, and the jobs that were given a new limit.
     """
@@ -215,7 +215,7 @@ def play(jobs: Sequence[SimulatedJob], decides: SliceQueue, slowdown: Slowdowns,
 
 
 def _late(run: SimulatedRun) -> bool:
-    """Return whether a job that ran without a stop came to its limit only because it shared."""
+    """Return whether a job that ran without a stop reached its limit only because it shared."""
     assert run.started is not None and run.ended is not None
     return run.ended - run.started > limit(run.job) >= run.job.work
 
@@ -226,11 +226,11 @@ def measure(
     cells: Sequence[Cell] | None = None,
     say: Say = silent,
 ) -> dict[str, Any]:
-    """The whole experiment on a folder with the data sets of Muri and Gavel.
+    """Run the whole experiment on a directory with the data sets of Muri and Gavel.
 
     Raises:
-        NotMeasurable: something is not there.
-        TraceError, OSError: something cannot be read.
+        NotMeasurable: data are missing.
+        TraceError, OSError: a file cannot be read.
     """
     found = source(data)
     rows = []
@@ -293,7 +293,7 @@ def _measured(found: SharingSource, cell: Cell, number: int, seeds: int) -> dict
 
 
 def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    """Mean completion time over both baselines in the worst cell, and jobs that sharing made too late."""
+    """Mean completion time relative to both baselines in the worst cell, and jobs that were late because of sharing."""
     found = []
     for way in PAIRS:
         for order in ORDERS:
@@ -307,7 +307,7 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
 
 
 def _compared() -> list[tuple[str, str]]:
-    """Which ways are put over which."""
+    """Pairs of compared rules."""
     return [(way, base) for way in (*PAIRS, PAIR_TEST) for base in BASES]
 
 

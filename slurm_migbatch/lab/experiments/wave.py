@@ -1,8 +1,8 @@
-"""A wave of work: inference that comes and goes as over a day, and training that waits throughout.
+"""Define a wave of work: inference with a day pattern, and training jobs that always wait.
 
-One value for both sides of `migbatch bench live`: it is submitted to a real Slurm, and the simulator says beforehand
-what becomes of it. Time is compressed: a day lasts some minutes, while starts, checkpoints and restarts cost what they
-cost, so lending has it harder here than on a real day.
+One value for both sides of `migbatch bench live`: it is submitted to a real Slurm, and the simulator predicts
+the result. Time is compressed: a day lasts some minutes, while starts, checkpoints and restarts take their
+normal time, so lending is harder here than on a real day.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SWING: Final = 0.8
 
 @dataclass(frozen=True)
 class WaveRequest:
-    """An inference job: it comes `at` seconds after the wave's begin, and works for so many `seconds`."""
+    """An inference job: it arrives `at` seconds after the wave's begin, and works for so many `seconds`."""
 
     at: float
     profile: str
@@ -47,7 +47,7 @@ class WaveTraining:
 
 @dataclass(frozen=True)
 class Wave:
-    """The work, and the cluster it is for: inference belongs on the first half of the nodes, training on the other.
+    """The work and its cluster: inference uses the first half of the nodes, training the other.
 
     `day_s` is the length of a day.
     """
@@ -76,13 +76,13 @@ def draw(
     Args:
         seed: of everything.
         requests: inference jobs in the day; their rate follows it, lowest at its begin.
-        trainings: training jobs; they come within the first third of the day, so that some always wait.
+        trainings: training jobs; they arrive within the first third of the day, so that some always wait.
         day_s: length of the day, seconds.
         mean_s: mean time of an inference job, seconds.
         train_s: mean time of a training job on a whole GPU, seconds.
         least, most: profiles between which training jobs are elastic.
     """
-    dice = random.Random(seed)  # noqa: S311 - a reproducible draw, no secret
+    dice = random.Random(seed)  # noqa: S311 - a reproducible draw, not a secret
     names = [name for name, _ in MIX]
     weights = [weight for _, weight in MIX]
     arrivals: list[float] = []

@@ -1,1 +1,1 @@
-"""What the papers propose and migbatchd does not run: baselines and studies of the lab."""
+"""Implement policies from papers that migbatchd does not use: baselines and studies of the lab."""

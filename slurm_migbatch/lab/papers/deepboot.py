@@ -1,16 +1,16 @@
-"""Training on GPUs that inference does not need, as DeepBoot does it, where migbatchd does not (`decide.lending`).
+"""Train on GPUs that inference does not need, as in DeepBoot; the parts that migbatchd does not use (`decide.lending`).
 
-DeepBoot (Chen et al., IEEE TPDS 2023), as its authors' simulator has it:
+DeepBoot (Chen et al., IEEE TPDS 2023), by its authors' simulator:
 
-- `allocate`: the training half of adaptive task scaling. A group knapsack: of each job one choice, its worth the
-  speedup relative to its fair share; a change is worth less the more often it was restarted (`ats_worth`). Slices of
-  several kinds are ours: a job works on slices of one kind, and the kinds' knapsacks are solved in turn, each exactly,
-  until none gains. With one kind this is the authors' dynamic program.
-- `Replica` and `serve`: an instance that has served stays ready, protected at first and asleep afterwards. Where slices
-  are lent, idle replicas are better not protected: while they are, requests of other applications call loans back
-  although slices stand idle.
+- `allocate`: the training half of adaptive task scaling. A group knapsack: one choice for each job, its value the
+  speedup relative to its fair share; a change is worth less the more often the job was restarted (`ats_worth`). Slices
+  of several kinds are ours: a job works on slices of one kind, and the kinds' knapsacks are solved in turn, each
+  exactly, until none gains. With one kind this is the authors' dynamic program.
+- `Replica` and `serve`: an instance that has served stays ready, protected at first and asleep afterwards. If slices
+  are lent, idle replicas are better not protected: while they are, requests of other applications reclaim loans
+  although slices are idle.
 
-`Surge` (few large calls in a burst) is ours.
+`Surge` (few large reclaims in a burst) is ours.
 """
 
 from __future__ import annotations
@@ -43,18 +43,13 @@ class Choice(Generic[Kind]):
 
 
 def ats_worth(speedup: float, fair: float, *, changed: bool, age_s: float, restarts: int) -> float:
-    """Return DeepBoot's worth: speedup over that of the fair share, less for a change, the more restarts it had."""
+    """Return DeepBoot's value: speedup over that on the fair share, for a change less with more restarts."""
     worth = speedup / fair
     return worth * max(age_s - 10.0 * restarts, 0.0) / (age_s + 10.0) if changed else worth
 
 
 def allocate(worths: Sequence[Mapping[Choice[Kind], float]], capacity: Mapping[Kind, int]) -> list[Choice[Kind] | None]:
-    """Return each job's choice that makes the sum of worths greatest, within the capacity of every kind.
-
-    None: it gets nothing. A job is given only what its mapping offers, so its least and most are kept by not offering
-    others. Exact for one kind; for several each kind in turn until no turn gains. Takes the jobs times their choices
-    times the capacity.
-    """
+    """Return each job's choice that maximises the sum of values, within the capacity of every kind."""
     chosen: list[Choice[Kind] | None] = [None] * len(worths)
     kinds = [kind for kind, count in capacity.items() if count > 0]
     total = 0.0
@@ -70,7 +65,7 @@ def allocate(worths: Sequence[Mapping[Choice[Kind], float]], capacity: Mapping[K
 def _turn(
     worths: Sequence[Mapping[Choice[Kind], float]], kind: Kind, capacity: int, chosen: list[Choice[Kind] | None]
 ) -> None:
-    """Solve one kind, with what the jobs have of other kinds as what they fall back to."""
+    """Solve one kind; the jobs' slices of other kinds are their alternatives."""
     best = np.zeros(capacity + 1)
     taken = np.zeros((len(worths), capacity + 1), dtype=np.int64)
     for job, offers in enumerate(worths):
@@ -101,11 +96,11 @@ def _turn(
 
 @dataclass
 class Replica(Generic[Slot]):
-    """An instance of an application that has its model loaded.
+    """An instance of an application with its model loaded.
 
     Attributes:
         hits: how often it has served. `busy`: it serves now.
-        idle_since: when it last ended, where it does not.
+        idle_since: when it last ended, if it does not.
     """
 
     slot: Slot
@@ -115,7 +110,7 @@ class Replica(Generic[Slot]):
     idle_since: float = 0.0
 
     def protected(self, now: float, times: float = 1.0) -> bool:
-        """Return whether it serves, or has served so lately for its hits that nothing may take its place."""
+        """Return whether it serves, or has served so recently for its hits that nothing may replace it."""
         return self.busy or now - self.idle_since < protect_s(self.hits, times)
 
 
@@ -131,18 +126,18 @@ def serve(app: str, replicas: Sequence[Replica[Slot]]) -> Replica[Slot] | None:
 
 
 def displaced(replicas: Sequence[Replica[Slot]], now: float, times: float = 1.0) -> Replica[Slot] | None:
-    """Return the replica of another application whose slot is taken: asleep, the least hit, the longest idle."""
+    """Return the replica of another application whose slot is taken: asleep, the fewest hits, the longest idle."""
     asleep = [replica for replica in replicas if not replica.protected(now, times)]
     return min(asleep, key=lambda replica: (replica.hits, replica.idle_since), default=None)
 
 
 @dataclass
 class Surge:
-    """How many slices are called back at a time: more than are missing while calls follow one another.
+    """Number of slices to reclaim at a time: more than are missing while reclaims follow one another.
 
-    A burst of requests comes one by one. A job that gives back a slice for each is resized as often; so each call that
-    follows another within `window_s` asks for `growth` times as many, and a burst of n takes about log n calls. What
-    comes back too early is there for the burst.
+    Requests of a burst arrive one by one. A job that returns a slice for each is resized as often; so each reclaim that
+    follows another within `window_s` requests `growth` times as many, and a burst of n takes about log n reclaims.
+    Slices that return too early serve the burst.
     """
 
     growth: float = 2.0
@@ -151,7 +146,7 @@ class Surge:
     size: float = 1.0
 
     def call(self, now: float, starts: int, available: int) -> int:
-        """Return how many slices to call back now that `starts` are missing and `available` could come."""
+        """Return how many slices to reclaim if `starts` are missing and `available` could return."""
         self.size = min(self.size * self.growth, float(max(available, 1))) if now - self.last < self.window_s else 1.0
         self.last = now
         return max(starts, int(self.size))

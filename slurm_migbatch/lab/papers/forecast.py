@@ -1,8 +1,8 @@
-"""What inference will need in the next minutes, from what it needed, for lending whole GPUs as DeepBoot does.
+"""Forecast inference's need in the next minutes from its history, for lending whole GPUs as in DeepBoot.
 
-`Levels`: of slices that are filled in a fixed order, the n-th is needed when n are at once. How often within a horizon
-so many were, at this time of day on earlier days, says how long a window the n-th has. What was needed recently is
-expected to be needed again, and a recent rate above that time of day's raises all of it. Empirical; nothing is fitted.
+`Levels`: of slices that are filled in a fixed order, the n-th is needed when n are needed at once. How often this
+happened within a horizon, at this time of day on earlier days, predicts the gap of the n-th. Recent needs are
+expected again, and a recent rate above that time of day's raises all of it. Empirical; nothing is fitted.
 
 migbatchd lends by `decide.lending.forecast.LevelGaps`.
 """
@@ -18,19 +18,19 @@ BIN_S: Final = 60.0
 _TINY: Final = 1e-6
 RECENT_S: Final = 600.0
 _MOST_RATIO: Final = 3.0
-"""The recent rate raises what is expected at most this many times: half an hour is a small sample."""
+"""Largest factor by which the recent rate raises the forecast: half an hour is a small sample."""
 
 
 class Levels:
-    """How many slices were needed at once, minute by minute, of the last `days` days.
+    """Number of slices needed at once, minute by minute, of the last `days` days.
 
     `demand` may be called at any rate; time must not go backwards.
     """
 
     def __init__(self, days: int = 14, day_s: float = DAY_S) -> None:
-        """Keep `days` of history; `day_s` is how long a day is, where time is compressed.
+        """Keep `days` of history; `day_s` is the length of a day in compressed time.
 
-        What is fixed here is compressed with it.
+        Fixed durations here are compressed with it.
         """
         self._bin = BIN_S * day_s / DAY_S
         self._keep = int(days * DAY_S / BIN_S)
@@ -45,17 +45,17 @@ class Levels:
         return len(self._peaks) * BIN_S / DAY_S
 
     def demand(self, now: float, level: int, started: int = 0) -> None:
-        """Note that from now on `level` slices are needed at once; `started` of them have just begun."""
+        """Record that from now on `level` slices are needed at once; `started` of them have just begun."""
         self._reach(now)
         self._level = level
         self._peaks[-1] = max(self._peaks[-1], level)
         self._starts[-1] += started
 
     def needed(self, now: float, horizon_s: float, sure: float = 0.95, recent_s: float | None = None) -> int:
-        """Return the least number of slices that suffices over the horizon with probability `sure`.
+        """Return the least number of slices that is sufficient over the horizon with probability `sure`.
 
-        Never less than the most of the last `recent_s` (ten minutes, of a day of 24 hours, where not given). Without a
-        day of history that is all that is known.
+        Never less than the most of the last `recent_s` (ten minutes, of a day of 24 hours, if not given). Without a
+        day of history nothing else is known.
         """
         self._reach(now)
         peaks = self._peaks
@@ -84,7 +84,7 @@ class Levels:
         return max(recent, math.ceil(usually * math.sqrt(ratio) - 1e-9))
 
     def _reach(self, now: float) -> None:
-        """Open the bins up to this moment; what is needed goes on being needed."""
+        """Open the bins up to this moment; the need continues."""
         bin_ = int(now / self._bin + _TINY)
         if not self._peaks:
             self._first = bin_

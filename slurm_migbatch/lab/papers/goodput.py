@@ -21,21 +21,21 @@ from typing import Final, NamedTuple
 import numpy as np
 
 POINTS: Final = 50
-"""Batches that are tried between the smallest and the largest, in geometric steps."""
+"""Batches to try between the smallest and the largest, in geometric steps."""
 _LEAST: Final = 1e-8
 _ACROSS: Final = 1.1
-"""How much dearer than inside a node an exchange across nodes is at least, where it was not measured."""
+"""Minimum cost of an exchange across nodes relative to one inside a node, if it was not measured."""
 
 
 class GoodputError(ValueError):
-    """Figures of which no model can be made; the message says why."""
+    """Figures that do not allow a model; the message says why."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """How long steps take, in seconds; see the module. `alpha_r`, `beta_r` inside a node, `alpha_n`, `beta_n` across.
+    """Duration of steps, in seconds; see the module. `alpha_r`, `beta_r` inside a node, `alpha_n`, `beta_n` across.
 
-    `gamma` is 1 where nothing overlaps and grows to 10 where the longer one hides the other.
+    `gamma` is 1 without overlap and grows to 10 if the longer one hides the other.
     """
 
     alpha_c: float
@@ -70,13 +70,13 @@ class Steps:
         return accumulated * gradient + overlapped
 
     def throughput(self, replicas: int, nodes: int, local: float, accumulated: int = 0, relative: float = 1.0) -> float:
-        """Return items a second of all replicas."""
+        """Return items per second of all replicas."""
         items = replicas * local * (accumulated + 1)
         return items / self.iteration_s(replicas, nodes, local, accumulated, relative)
 
 
 class Best(NamedTuple):
-    """The batch that a job learns fastest with: goodput in items of M0's worth a second, and how the batch is made."""
+    """The batch with which a job learns fastest: goodput in items of M0's value a second, and its composition."""
 
     goodput: float
     batch: int
@@ -89,11 +89,11 @@ class Goodput:
     """One training job.
 
     Attributes:
-        steps: how long its steps take.
+        steps: duration of its steps.
         noise: gradient noise scale phi, in items.
         first_batch: M0, the batch that its user chose.
-        largest_batch: the largest that it still learns well with.
-        least_local, most_local: batch of one replica; the latter is what fits into its memory.
+        largest_batch: the largest with which it still learns well.
+        least_local, most_local: batch of one replica; the latter is the largest that fits into its memory.
     """
 
     steps: Steps
@@ -113,11 +113,11 @@ class Goodput:
             raise GoodputError(f"a replica's batch cannot be {self.least_local} to {self.most_local}")
 
     def efficiency(self, batch: float) -> float:
-        """Return what an item teaches in a batch of this size, against one in a batch of the first size."""
+        """Return what an item teaches in a batch of this size, relative to one in a batch of the first size."""
         return (self.noise + self.first_batch) / (self.noise + batch)
 
     def best(self, replicas: int, nodes: int = 1, relative: float = 1.0) -> Best | None:
-        """Return the best batch; None where so many replicas cannot work together on the largest."""
+        """Return the best batch; None if so many replicas cannot work together on the largest."""
         least = max(self.first_batch, self.least_local * replicas)
         if replicas < 1 or nodes > replicas or least > self.largest_batch:
             return None
@@ -139,7 +139,7 @@ class Goodput:
         return best
 
     def speedup(self, replicas: int, nodes: int = 1, relative: float = 1.0) -> float:
-        """Return how many times faster than on one whole GPU it is; 0 where it does not work."""
+        """Return the speedup over one whole GPU; 0 if it does not work."""
         single, many = self.best(1), self.best(replicas, nodes, relative)
         return many.goodput / single.goodput if single is not None and many is not None else 0.0
 
@@ -155,16 +155,16 @@ class Observed(NamedTuple):
 
 
 def fit(rows: Sequence[Observed]) -> Steps:
-    """Return the steps that explain what was measured best.
+    """Return the steps that explain the measurements best.
 
-    Least is the sum of the root mean square logarithmic errors of gradients and of whole steps, with small penalties
-    for a gamma above 1 and for exchanges that grow fast with replicas. What was not measured is taken as its best:
-    several replicas as cheap as one, several nodes a tenth dearer than one.
+    Minimised is the sum of the root mean square logarithmic errors of gradients and of whole steps, with small
+    penalties for a gamma above 1 and for exchanges that grow fast with replicas. Unmeasured values are optimistic:
+    several replicas cost as much as one, several nodes a tenth more than one.
 
     Raises:
         GoodputError: there are no rows, or they hold times or batches that are not above 0.
     """
-    from scipy.optimize import minimize  # slow to import, and the live loop decides more often than it fits
+    from scipy.optimize import minimize  # slow to import, and migbatchd decides more often than it fits
 
     if not rows:
         raise GoodputError("no measured steps to fit a model to")

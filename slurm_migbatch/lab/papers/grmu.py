@@ -1,13 +1,13 @@
-"""GRMU's rules (arXiv 2502.01909): a basket of GPUs for whole-GPU slices, one for all others, and slices that move.
+"""Implement GRMU's rules (arXiv 2502.01909): a basket of GPUs for whole-GPU slices, one for all others, and moves.
 
-A reconstruction from what the paper says of its rules; there is no public code of it. It is kinder to them than the
+A reconstruction from the paper's description; there is no public code. It favours the rules more than the
 paper: every job may move, inference too, at once and at no cost, and GPUs are consolidated whenever that helps.
 
-- Baskets: each takes an empty GPU where it has no room left, up to its quota; a GPU that becomes empty is in neither.
+- Baskets: each takes an empty GPU if it has no room left, up to its quota; a GPU that becomes empty is in neither.
   Within a basket the first GPU with room is taken.
-- Defragmentation: where a slice fits on no GPU of its basket as it is, the slices of one are laid out anew so that it
+- Defragmentation: if a slice fits on no GPU of its basket as it is, the slices of one are rearranged so that it
   does.
-- Consolidation: where a whole GPU is wanted and none is empty, the slices of two GPUs are put on one of them.
+- Consolidation: if a whole GPU is needed and none is empty, the slices of two GPUs are put on one of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Grmu:
         self._placed = 0
 
     def place(self, profile: Profile) -> Callable[[], None] | None:
-        """Place a slice, moving others where that helps; return what takes it back, None where it has no place."""
+        """Place a slice, moving others if that helps; return the function that removes it, None if it does not fit."""
         self._placed += 1
         job = self._placed
         number = self._whole(job, profile) if profile == self.gpu.full.profile else self._part(job, profile)
@@ -77,7 +77,7 @@ class Grmu:
         return empty
 
     def _merged(self) -> int | None:
-        """Put the slices of two GPUs on one of them; return the other, None where no two fit on one."""
+        """Put the slices of two GPUs on one of them; return the other, None if no two fit on one."""
         parts = [number for number, jobs in enumerate(self._gpus) if not self._is_whole(jobs)]
         for kept, emptied in combinations(parts, 2):
             both = {**self._gpus[kept], **self._gpus[emptied]}
@@ -88,7 +88,7 @@ class Grmu:
         return None
 
     def _laid_out(self, profiles: Mapping[int, Profile]) -> Jobs | None:
-        """Return slots of one GPU for all of these jobs; None where they do not fit."""
+        """Return slots of one GPU for all of these jobs; None if they do not fit."""
         if sum(self.gpu.info(profile).memory_slices for profile in profiles.values()) > self.gpu.memory_slices:
             return None
         layout = plan_free(self.gpu, EMPTY, tuple(profiles.values()))

@@ -1,13 +1,13 @@
-"""How many instances of which kind serve every service, and on how few GPUs.
+"""Choose instances that serve every service on the fewest GPUs.
 
 ElasticBatch (Xiao et al., IEEE TPDS 35(10), 2024) serves batch inference with fewer GPU instances by choosing slice,
 batch and copies for each job. Its text is not public beyond the abstract, so this is a reconstruction: for each service
-n instances of the setting with the most throughput for each compute slice, and for what is left of the rate the
-smallest slice that covers it (`compose`). ParvaGPU's configurator and allocator (SC'24) are the public neighbour and do
-the same with a measured table.
+n instances of the setting with the most throughput per compute slice, and for the rest of the rate the
+smallest slice that covers it (`compose`). ParvaGPU's configurator and allocator (SC'24) are the closest public work and
+do the same with a measured table.
 
-`compose` decides for each service alone, and packing its answers onto GPUs comes after. But which instances are best
-depends on what else a GPU can hold beside them: three 2g slices leave a compute slice idle, a 4g needs a 3g beside it.
+`compose` decides for each service alone, and its results are packed onto GPUs afterwards. But the best instances
+depend on what else a GPU can hold: three 2g slices leave a compute slice idle, a 4g needs a 3g next to it.
 `allocate` therefore chooses instances and layouts together. It is a small integer programme over what one GPU can hold
 (`decide.capacity.bundles`: 12 for the five plain profiles of an A100):
 
@@ -15,14 +15,14 @@ depends on what else a GPU can hold beside them: three 2g slices leave a compute
     such that  sum_p n_sp rate_sp >= rate_s              for each service s
                sum_s n_sp <= sum_b x_b count_bp          for each profile p
 
-with whole numbers n_sp of instances of service s on slices of profile p (each at its best setting within the limit: no
-other can be better) and x_b of GPUs filled as bundle b. Any solution can be laid out, because each bundle has a legal
+with integers n_sp of instances of service s on slices of profile p (each at its best setting within the limit: no
+other can be better) and x_b of GPUs filled as bundle b. Any solution can be placed, because each bundle has a legal
 layout. Among the solutions with the fewest GPUs the one with the fewest compute slices is taken, so that whole slices
 stay free. The size of the programme does not depend on rates or on the number of GPUs.
 
-Where rates are predicted, a setting's own rate is what can be counted on, and a service may `hope` for more from some
-of its settings. Hopes never count towards the rate that is to be served, nor do they cost a GPU; but among the
-solutions with the fewest GPUs those are preferred that try hopeful settings, since what is seen there saves slices
+With predicted rates, a setting's own rate is conservative, and a service may `hope` for more from some
+of its settings. Hopes never count towards the rate to serve, nor do they cost a GPU; but among the
+solutions with the fewest GPUs those are preferred that try hopeful settings, because their measurements save slices
 when planning again. (This part is our own.)
 """
 
@@ -47,13 +47,13 @@ from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
 _SOLVER_TOLERANCE: Final = 1e-6
-"""The solver may miss a rate by this share; what it missed is asked for again, so that no answer does."""
+"""The solver may miss a rate by this share; the missing rate is requested again, so that no result does."""
 _INFEASIBLE: Final = 2
-"""The solver's word for "there is no solution"."""
+"""The solver's status for "there is no solution"."""
 MOST_SLICES: Final = 5000
 """A larger demand is scaled down before the fewest slices for it are sought."""
 TIME_LIMIT_S: Final = 20.0
-"""For each programme. When it ends the best solution found so far is used, and `Allocation.exact` is False."""
+"""Time limit of each programme. At the limit the best solution so far is used, and `Allocation.exact` is False."""
 
 
 class Unservable(ValueError):
@@ -61,15 +61,15 @@ class Unservable(ValueError):
 
 
 class Undecided(RuntimeError):
-    """The time was too short to find any allocation, or to show that there is none."""
+    """The time was too short to find any allocation, or to prove that there is none."""
 
 
 @dataclass(frozen=True)
 class ServiceDemand:
-    """A rate to serve (items a second, above 0) and the settings that keep the latency limit.
+    """A rate to serve (items per second, above 0) and the settings that keep the latency limit.
 
-    One for each slice is enough (`best_settings`). `hopes` are rates above those that can be counted on; a planner that
-    prefers some settings among equals, because they were measured say, gives those a little of it.
+    One for each slice is sufficient (`best_settings`). `hopes` are rates above the conservative ones; a planner that
+    prefers some settings among equals, for example because they were measured, gives those a little of it.
     """
 
     name: str
@@ -79,8 +79,9 @@ class ServiceDemand:
 
     @property
     def best(self) -> InstanceSetting:
-        """The setting with the highest rate for each compute slice, the smaller slice where equal; raises
-        Unservable."""
+        """The setting with the highest rate per compute slice, of equal ones the smaller slice; raises
+        Unservable.
+        """
         if not self.settings:
             raise Unservable(f"{self.name}: no slice keeps the latency limit")
         return max(self.settings, key=lambda s: (s.rate / s.profile.compute, -s.profile.compute))
@@ -88,7 +89,7 @@ class ServiceDemand:
 
 @dataclass(frozen=True, order=True)
 class PlacedInstance:
-    """One instance: whose, how it runs, and where."""
+    """One instance: its service, setting and place."""
 
     service: str
     setting: InstanceSetting
@@ -100,7 +101,7 @@ class PlacedInstance:
 class Allocation:
     """Instances on GPUs 0 to `gpus` - 1.
 
-    `exact` says that no allocation has fewer GPUs; else `bound` GPUs are needed at least.
+    `exact`: no allocation has fewer GPUs; otherwise at least `bound` GPUs are needed.
     """
 
     gpus: int
@@ -128,8 +129,8 @@ class Allocation:
 def compose(service: ServiceDemand) -> Counter[InstanceSetting]:
     """Run ElasticBatch's configuration step for one service alone (reconstruction).
 
-    The fewest instances of the setting with the highest rate for each compute slice, as a job array of one profile has
-    them (`decide.dispatch.instances.fewest`); the last becomes the smallest slice that covers what the others leave.
+    The fewest instances of the setting with the highest rate per compute slice, as in a job array of one profile
+    (`decide.dispatch.instances.fewest`); the last becomes the smallest slice that covers the rest.
     Raises Unservable.
     """
     base = service.best
@@ -145,9 +146,9 @@ def compose(service: ServiceDemand) -> Counter[InstanceSetting]:
 def fewest_slices(rates: Sequence[float], slices: Sequence[int], wanted: float) -> Counter[int]:
     """Return the instances, by index of their kind, that reach the wanted rate with the fewest compute slices.
 
-    Packing is left aside. `rates` above 0 and `slices` are of one instance of each kind. An unbounded knapsack: the
+    Packing is ignored. `rates` above 0 and `slices` are of one instance of each kind. An unbounded knapsack: the
     highest rate for each number of slices. A demand of more than `MOST_SLICES` is scaled down: the remainder of one
-    slice does not matter there. Raises ValueError where there is no kind.
+    slice does not matter there. Raises ValueError if there is no kind.
     """
     best: dict[int, int] = {}
     for i, (rate, size) in enumerate(zip(rates, slices, strict=True)):
@@ -186,7 +187,7 @@ def _fewest(rates: Mapping[int, float], max_slices: int, wanted: float) -> Count
 
 
 def fluid(services: Iterable[ServiceDemand], slices: int) -> float:
-    """Return the GPUs needed if compute slices could be divided at will.
+    """Return the GPUs needed if compute slices could be divided arbitrarily.
 
     A lower bound for every allocation on GPUs of `slices` compute slices. Raises Unservable.
     """
@@ -200,9 +201,9 @@ def allocate(
     time_limit_s: float = TIME_LIMIT_S,
     most_gpus: int | None = None,
 ) -> Allocation | None:
-    """Return the fewest GPUs that serve everything, what runs on them and where; None where `most_gpus` are too few.
+    """Return the fewest GPUs that serve everything, with instances and places; None if `most_gpus` are too few.
 
-    Raises Unservable; UnknownProfile where a setting is for a slice that the GPU does not have; Undecided.
+    Raises Unservable; UnknownProfile if a setting is for a slice that the GPU does not have; Undecided.
     """
     programme = _Programme(geometry, services)
     if not services:
@@ -222,7 +223,7 @@ def allocate(
 
 
 def pack(geometry: Geometry, instances: Mapping[str, Mapping[InstanceSetting, int]]) -> Allocation:
-    """Return the fewest GPUs that hold instances chosen already (by `compose`, say); exact unless time runs out."""
+    """Return the fewest GPUs that hold given instances (for example of `compose`); exact unless time runs out."""
     services = [
         ServiceDemand(f"{name}\x1f{i}", count * setting.rate, (setting,))
         for name, settings in instances.items()
@@ -279,7 +280,7 @@ class _Programme:
         self.matrix, self.lower, self.upper = matrix, lower, upper
 
     def solve(self, objective: Any, most_gpus: int | None, time_limit_s: float) -> _Solution | None:
-        """Return the best whole numbers for the objective; None where there are none."""
+        """Return the best integers for the objective; None if there are none."""
         demanded = self.lower.copy()
         for _ in range(3):
             constraints = [LinearConstraint(sparse.csr_array(self.matrix), demanded, self.upper)]
@@ -307,7 +308,7 @@ class _Programme:
     def lay_out(self, values: Any) -> tuple[int, tuple[PlacedInstance, ...]]:
         """Return the GPUs in use and every instance in its place.
 
-        Bundles are filled one by one with what they were meant for.
+        Bundles are filled one by one with their intended instances.
         """
         n = len(self.columns)
         waiting: dict[Profile, list[tuple[int, InstanceSetting]]] = {profile: [] for profile in self.profiles}

@@ -1,12 +1,12 @@
-"""PARIS and ELSA as published, and first idle, first served: what `decide.paris_elsa` is compared with.
+"""Implement PARIS and ELSA as published, and first idle, first served: baselines of `decide.paris_elsa`.
 
 PARIS and ELSA (Kim et al., DAC 2022, arXiv 2202.13481) give a multi-GPU inference server partitions of several sizes,
-each for the batches that fill it, and send a query to the smallest one that leaves slack before its deadline. The text
-behind the abstract was not available, so `paris` and `elsa` are reconstructions from the definitions in public use: the
-knee is the smallest batch at 80 % of the partition's best throughput (theirs looks at utilisation), R_k the seconds of
+each for the batches that fill it, and send a query to the smallest one that leaves slack before its deadline. Only the
+abstract was available, so `paris` and `elsa` are reconstructions from the definitions in public use: the
+knee is the smallest batch at 80 % of the partition's best throughput (theirs uses utilisation), R_k the seconds of
 partition k for one query, N_k = R_k C / sum_j size_j R_j. How it rounds, and whether its counts can be placed, is not
-public; here it rounds by largest remainder, and `packed` then cuts real GPUs as near to that as placement rules allow.
-`elsa` has two figures, alpha and beta, for how pessimistic its estimates are.
+public; here it rounds by largest remainder, and `packed` then divides real GPUs as close to that as placement rules
+allow. `elsa` has two parameters, alpha and beta, for how pessimistic its estimates are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GRAIN_S: Final = 1e-9
 
 
 class PartitionChoice(NamedTuple):
-    """A partition chosen for a query: its kind, its number among that kind, and when it will be done."""
+    """A partition chosen for a query: its kind, its number among that kind, and its end time."""
 
     kind: int
     number: int
@@ -43,13 +43,13 @@ def elsa(
 ) -> PartitionChoice | None:
     """Make ELSA's choice (reconstruction): the first partition, smallest kinds first, with slack above 0.
 
-    slack = limit - alpha * (wait + beta * seconds). Where none has slack, the one that finishes first, which breaks
-    the limit least (step B). None where the work fits nowhere.
+    slack = limit - alpha * (wait + beta * seconds). If none has slack, the one that finishes first, which exceeds
+    the limit least (step B). None if the work fits nowhere.
 
     Args:
-        now: the time, at which the query comes.
+        now: the arrival time of the query.
         work: its class.
-        free_at: for each kind, and each of its partitions, when all that is queued there will be done.
+        free_at: for each kind, and each of its partitions, when all work queued there will have ended.
         alpha: how pessimistic the whole estimate is, 1 or more.
         beta: how pessimistic the query's own time is, 1 or more.
     """
@@ -73,7 +73,7 @@ def paris(works: Sequence[WorkClass], sizes: Sequence[float], capacity: float) -
     """Return PARIS's number of partitions of each size, before rounding (reconstruction).
 
     Args:
-        works: the batches of one model in ascending order, with their shares; limits are not looked at.
+        works: the batches of one model in ascending order, with their shares; limits are ignored.
         sizes: compute slices of each kind, ascending.
         capacity: compute slices of all GPUs together.
     """
@@ -93,7 +93,7 @@ def paris(works: Sequence[WorkClass], sizes: Sequence[float], capacity: float) -
 
 
 def largest_remainder(wanted: Sequence[float], sizes: Sequence[float], capacity: float) -> list[int]:
-    """Return whole counts near the wanted ones.
+    """Return integer counts near the wanted ones.
 
     They are rounded down, then one more by largest remainder while compute slices last.
     """
@@ -107,10 +107,10 @@ def largest_remainder(wanted: Sequence[float], sizes: Sequence[float], capacity:
 
 
 def packed(geometry: Geometry, kinds: Sequence[Profile], gpus: int, counts: Sequence[int], origin: str = "") -> Cut:
-    """Return a cut near these counts that can be placed.
+    """Return a layout near these counts that can be placed.
 
-    The largest comes first, each on the first GPU that has a legal place. What no GPU can hold is dropped, and what
-    stays free is filled with the largest that fits.
+    The largest first, each on the first GPU that has a legal place. Slices that fit on no GPU are dropped, and free
+    space is filled with the largest that fits.
     """
     held: list[list[Profile]] = [[] for _ in range(gpus)]
     order = sorted(range(len(kinds)), key=lambda k: kinds[k], reverse=True)
@@ -128,11 +128,11 @@ def packed(geometry: Geometry, kinds: Sequence[Profile], gpus: int, counts: Sequ
 
 
 def split(works: Sequence[WorkClass], stock: Sequence[float]) -> list[list[float]]:
-    """Split the work of each class best over the kinds of one fixed stock: return fractions by class and kind.
+    """Split the work of each class optimally over the kinds of one fixed stock: return fractions by class and kind.
 
         minimise u  such that  sum_c share_c seconds_ck f_ck <= u stock_k  for each kind k,  sum_k f_ck = 1
 
-    with f_ck = 0 where the limit is not kept or nothing is in stock. A class that fits nowhere has zeros.
+    with f_ck = 0 if the limit is not kept or nothing is in stock. A class that fits nowhere has zeros.
     """
     fractions = [[0.0] * len(stock) for _ in works]
     cells = [
@@ -177,7 +177,7 @@ def first_idle(board: StockCosts, stream: Stream, rate: float) -> list[float] | 
 
 
 def early(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
-    """Serve by `elsa`: bind each query to a partition as it comes."""
+    """Serve by `elsa`: assign each query to a partition on arrival."""
     works, ledger = board.works, Latencies(stream)
     free_at = [[0.0] * count for count in board.stock]
     for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):

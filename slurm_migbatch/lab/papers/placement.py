@@ -1,17 +1,17 @@
-"""Which GPU and which place for a slice, so that as much as possible of what is asked for next still fits.
+"""Place slices so that as much of the future demand as possible still fits.
 
-Placing is judged by what it takes from the demand to come. Of a mix of profiles, each asked for with a known weight,
-the share that a GPU cannot hold grows with each slice that is placed; how much depends on where it lies. `LeastLoss`
+A placement is judged by its effect on future demand. Of a mix of profiles with known weights,
+the share that a GPU cannot hold grows with each slice that is placed; how much depends on its place. `LeastLoss`
 takes the place with the least growth. It is a generalisation (a reconstruction) of FGD (fragmentation gradient
 descent, Weng et al., USENIX ATC'23), which descends on the free share of GPUs that tasks of a known mix cannot use;
 on MIG the places themselves fragment, not only the amounts, so capacities come from the geometry. `Fgd` is that
 original measure over compute slices. `FirstFit` and `BestFit` are the usual baselines.
 
-All are pure: GPUs are distinguished by their layout alone, so what must be looked at are the different layouts in a
-cluster, of which there are few, with the first GPU that has each.
+All are pure: GPUs are distinguished by their layout alone, so only the distinct layouts in a
+cluster are examined, of which there are few, with the first GPU that has each.
 
-`divide` answers the other question: as what the free space of many GPUs should be offered, before it is known who asks
-next. It is an integer programme over what each GPU can still hold (`decide.capacity.bundles`).
+`divide` answers the other question: how to offer the free space of many GPUs before the next request is known.
+It is an integer programme over what each GPU can still hold (`decide.capacity.bundles`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from slurm_migbatch.mig.planning import capacity, choose, plan_free
 from slurm_migbatch.mig.profile import Profile
 
 _Room = tuple[tuple[int, ...], ...]
-"""What a GPU can still hold: its bundles. GPUs with the same are alike, however they got there."""
+"""What a GPU can still hold: its bundles. GPUs with equal ones are interchangeable."""
 Mix = tuple[tuple[Profile, float], ...]
-"""How often each profile is asked for: weights of any scale, sorted by profile."""
+"""Frequency of requests for each profile: weights of any scale, sorted by profile."""
 
 
 def mix(asked: Mapping[Profile, float]) -> Mix:
-    """Return the mix of what was asked for, its weights summing to 1; raises ValueError where nothing was."""
+    """Return the mix of requests, its weights summing to 1; raises ValueError if there were none."""
     total = float(sum(asked.values()))
     if total <= 0 or any(weight < 0 for weight in asked.values()):
         raise ValueError("a mix needs weights of 0 or more, not all of them 0")
@@ -47,12 +47,12 @@ def mix(asked: Mapping[Profile, float]) -> Mix:
 
 
 class PlacementRule(Protocol):
-    """A way to choose a place."""
+    """A rule to choose a place."""
 
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
-        """Return the GPU's layout and the new slot; None where no GPU has room.
+        """Return the GPU's layout and the new slot; None if no GPU has room.
 
-        `layouts` are the different layouts in the cluster, each with the number of the first GPU that has it.
+        `layouts` are the distinct layouts in the cluster, each with the number of the first GPU that has it.
         """
         ...
 
@@ -90,7 +90,7 @@ class BestFit:
 
 
 class _Least:
-    """The place at which a measure of a GPU grows least; equal growth: best fit. Answers are remembered by layout."""
+    """The place at which a measure of a GPU grows least; equal growth: best fit. Results are cached by layout."""
 
     measure: Callable[[Geometry, Layout, Mix], float]
 
@@ -110,7 +110,7 @@ class _Least:
         return None if best is None else (best[1], best[2])
 
     def _on(self, geometry: Geometry, layout: Layout, profile: Profile) -> tuple[float, int, Slot] | None:
-        """Return growth of the measure, free slices, and the best place on GPUs of this layout; None for no place."""
+        """Return growth of the measure, free slices, and the best place on GPUs of this layout; None if full."""
         key = (geometry, layout, profile)
         if key not in self._known:
             before, measure = type(self).measure(geometry, layout, self.mix), type(self).measure
@@ -181,11 +181,11 @@ def divide(
     *,
     time_limit_s: float = 10.0,
 ) -> tuple[Layout, ...]:
-    """Divide the free space of each GPU so that what is offered is like the mix.
+    """Divide the free space of each GPU so that the offers resemble the mix.
 
-    `least` are slots that must be there whatever the mix says (of jobs that wait): as few as possible of them lack.
-    Then the smallest ratio of offered slots to weight, over the profiles of the mix, is as large as it can be; then as
-    many compute slices as possible are on offer. Exact where each of the three steps takes less than its time limit.
+    `least` are slots that must exist regardless of the mix (of pending jobs): as few as possible of them are missing.
+    Then the smallest ratio of offered slots to weight, over the profiles of the mix, is maximised; then
+    the number of compute slices on offer. Exact if each of the three steps takes less than its time limit.
 
     Returns the new slots of each GPU, in the order of `used`.
     """
@@ -218,7 +218,7 @@ def _divided(
 ) -> list[int]:
     """Return how often each column (a GPU that has room for these bundles, filled with this one) is used.
 
-    After the columns the programme has, for each profile, what lacks of `must`, and the smallest ratio.
+    After the columns the programme has, for each profile, the missing part of `must`, and the smallest ratio.
     """
     n, ratio = len(columns), len(columns) + len(profiles)
     counts = np.array([c for _, c in columns], dtype=np.float64).reshape(n, len(profiles)).T

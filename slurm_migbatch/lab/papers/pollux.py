@@ -1,14 +1,14 @@
-"""Goodput-maximising allocation with restarts penalised: Pollux (Qiao et al., OSDI 2021), section 4.2, as a baseline.
+"""Goodput-maximising allocation with restart penalty: Pollux (Qiao et al., OSDI 2021), section 4.2, as a baseline.
 
-Once a round GPUs are divided anew among all elastic jobs so that the power mean (exponent -1, a harmonic mean) of their
-speedups over their fair shares is greatest. The speedup of a job that would have to restart counts less,
-`max(age - restarts * delay, 0) / (age + delay)` of it, and at most one job that is spread over several nodes may be on
-a node. So in the authors' simulator (adaptdl, `pollux.py`), the constants too.
+Once a round GPUs are divided again among all elastic jobs so that the power mean (exponent -1, a harmonic mean) of
+their speedups over their fair shares is greatest. The speedup of a job that would have to restart counts less, `max(age
+- restarts * delay, 0) / (age + delay)` of it, and at most one job that is spread over several nodes may be on a node.
+So in the authors' simulator (adaptdl, `pollux.py`), including the constants.
 
-A reconstruction in how the greatest is found. The authors search placements by a genetic algorithm (population 100, 100
-generations) whose answer is as good as its luck. Here the counts are solved exactly: the harmonic mean is greatest
-where a sum over jobs is, which is a knapsack (`lending.allocate`); every count is worth what it does on as few nodes as
-can be. Counts are placed afterwards (`place`), and what finds no place shrinks to what does.
+The optimisation is a reconstruction. The authors search placements by a genetic algorithm (population 100, 100
+generations) with random quality. Here the counts are solved exactly: the harmonic mean is greatest
+if a sum over jobs is, which is a knapsack (`lending.allocate`); every count has its value on the fewest
+nodes. Counts are placed afterwards (`place`), and counts without a place shrink to one that has.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class PolluxJob:
     Attributes:
         speeds: speed by number of GPUs, for every number that it may be given; of any unit.
         fair: its speed on its fair share of the GPUs, in the same unit.
-        have: how many GPUs it has.
+        have: its current number of GPUs.
         age_s: seconds since it was submitted.
         restarts: how often it was restarted.
-        delay_s: what a restart is taken to cost.
+        delay_s: assumed cost of a restart.
     """
 
     speeds: Mapping[int, float]
@@ -50,7 +50,7 @@ class PolluxJob:
 
 
 def penalty(age_s: float, restarts: int, delay_s: float = DELAY_S) -> float:
-    """Return the share of a speedup that counts where it takes a restart."""
+    """Return the share of a speedup that counts if it requires a restart."""
     return max(age_s - restarts * delay_s, 0.0) / (age_s + delay_s)
 
 
@@ -63,7 +63,7 @@ def speedup(job: PolluxJob, count: int) -> float:
 
 
 def harmonic_mean(jobs: Sequence[PolluxJob], counts: Sequence[int]) -> float:
-    """Return what a round maximises."""
+    """Return the objective of a round."""
     return len(jobs) / sum(1 / (speedup(job, count) + _NOTHING) for job, count in zip(jobs, counts, strict=True))
 
 
@@ -115,7 +115,7 @@ def place(
 
 
 def _nodes(count: int, room: Mapping[int, int], spread: set[int], own_nodes: Mapping[int, int]) -> dict[int, int]:
-    """Choose the tightest node that is enough, its own first; else the emptiest that hold no spread job."""
+    """Choose the tightest sufficient node, its own first; else the emptiest that hold no spread job."""
     enough = [node for node, size in room.items() if size >= count]
     if enough:
         return {min(enough, key=lambda node: (node not in own_nodes, room[node], node)): count}

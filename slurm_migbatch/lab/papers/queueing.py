@@ -1,11 +1,11 @@
-"""Queues of jobs that need several of one thing (GPUs, slices) at once, in the orders of published schedulers.
+"""Queue jobs that need several of one thing (GPUs, slices) at once, in the orders of published schedulers.
 
 - First come, first served, with the head blocking the rest.
 - Shortest job first, starting whatever fits (Lai et al., "wise resource sharing", the SJF baseline of their code).
 - EASY backfilling: Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995; Mu'alem and Feitelson, TPDS 2001. The head
   of the queue has a reservation; others may start if they do not delay it.
 - Least attained service in levels: Gu et al., "Tiresias", NSDI 2019, section 3 (discretised 2D-LAS). A reconstruction:
-  promotion of starved jobs is left out, and the thresholds are parameters.
+  promotion of starved jobs is omitted, and the thresholds are parameters.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Need = TypeVar("Need", bound=Hashable)
 
 
 class Lanes(Generic[Need, T]):
-    """Waiting things, each with a key (its turn) and a need (a number of GPUs, say), kept in order for each need.
+    """Waiting items, each with a key (its order) and a need (for example a number of GPUs), sorted for each need.
 
-    "The first by key that fits" looks at one thing per distinct need and never at the whole queue. Traces know about
-    ten needs, so this takes microseconds however long the queue is. Keys must be comparable, and all different.
+    "The first by key that fits" examines one item per distinct need and never the whole queue. Traces have about
+    ten needs, so this takes microseconds for a queue of any length. Keys must be comparable, and all different.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Lanes(Generic[Need, T]):
         self._count += 1
 
     def first(self, fits: Callable[[Need], bool] | None = None) -> tuple[Need, T] | None:
-        """Return need and item with the least key, of those needs that fit; None where there is none."""
+        """Return need and item with the least key, of those needs that fit; None if there is none."""
         best: tuple[Any, Need, T] | None = None
         for need, lane in self._lanes.items():
             if lane.start < len(lane.entries):
@@ -57,7 +57,7 @@ class Lanes(Generic[Need, T]):
         return None if best is None else best[1:]
 
     def pop(self, need: Need) -> T:
-        """Take the first of a lane away."""
+        """Remove the first of a lane."""
         lane = self._lanes[need]
         item = lane.entries[lane.start][1]
         lane.start += 1
@@ -74,7 +74,7 @@ class Lanes(Generic[Need, T]):
         return [(need, item) for _, need, item in islice(merged, count)]
 
     def drop(self, key: Any, need: Need) -> None:
-        """Take the one with this key away; raises KeyError where there is none."""
+        """Remove the one with this key; raises KeyError if there is none."""
         lane = self._lanes[need]
         index = bisect_left(lane.entries, key, lane.start, key=_key)
         if index == len(lane.entries) or lane.entries[index][0] != key:
@@ -102,7 +102,7 @@ def _key(entry: tuple[Any, ...]) -> Any:
 
 
 class RunningClaim(NamedTuple):
-    """What runs: until when (as claimed) it holds how many."""
+    """A running job: until when (as estimated) it holds how many."""
 
     end: float
     need: int
@@ -116,9 +116,9 @@ class Shadow(NamedTuple):
 
 
 def shadow(need: int, free: int, holdings: Iterable[RunningClaim], now: float) -> Shadow:
-    """Return EASY's reservation; `holdings` come by their ends.
+    """Return EASY's reservation; `holdings` are sorted by their ends.
 
-    Ends in the past (claims that were too short) count as now. Raises ValueError where even all of them together do not
+    Ends in the past (estimates that were too short) count as now. Raises ValueError if even all of them together do not
     suffice.
     """
     for end, held in holdings:
@@ -137,15 +137,15 @@ def may_backfill(need: int, claimed: float, free: int, now: float, reserved: Sha
 
 
 def level(attained: float, limits: Sequence[float]) -> int:
-    """Return Tiresias's queue for a job that has attained so much service: 0 is served first."""
+    """Return Tiresias's queue for a job that has attained this much service: 0 is served first."""
     return sum(attained >= limit for limit in limits)
 
 
 def victims(need: int, free: int, running: Iterable[tuple[int, T]]) -> list[T] | None:
-    """Return who has to go so that `need` are free.
+    """Return which jobs must stop so that `need` are free.
 
-    `running` are (held, who) in the order in which they are given up. None where all together do not suffice; empty
-    where nobody has to. Those that turn out not to be needed, because a later one frees enough alone, stay.
+    `running` are (held, job) in the order in which they are stopped. None if all together do not suffice; empty
+    if none has to. Those that turn out not to be needed, because a later one frees enough alone, stay.
     """
     chosen: list[tuple[int, T]] = []
     for held, who in running:

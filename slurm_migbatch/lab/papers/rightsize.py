@@ -1,8 +1,8 @@
-"""How large a slice and how large a batch a model can make use of.
+"""Choose how large a slice and batch a model can use.
 
 D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) sizes every model at its knee, the GPU share beyond which it gains
 little, and picks the batch of the highest efficacy under the latency objective. Only the abstracts were available:
-what follows is a reconstruction. Shares are compute slices of MIG here, where theirs are percentages of MPS; the knee's
+this is a reconstruction. Shares are compute slices of MIG here, while theirs are percentages of MPS; the knee's
 threshold (5 % of latency for one more slice) is our choice.
 """
 
@@ -15,15 +15,15 @@ from slurm_migbatch.lab.papers.settings import InstanceSetting
 from slurm_migbatch.mig.profile import Profile
 
 GAIN: Final = 0.05
-"""Relative fall of latency for one more compute slice that is still worth it."""
+"""Relative fall of latency for which one more compute slice is still worth it."""
 GUARD: Final = 0.5
-"""A batch may take this part of the objective: a request may just have missed the batch before its own."""
+"""Part of the objective that a batch may take: a request may just have missed the previous batch."""
 
 
 def knee(seconds: Mapping[int, float], gain: float = GAIN) -> int:
     """Return the smallest number of compute slices from which no larger one gains enough (reconstruction).
 
-    A step from n to m slices is worth it where latency falls by more than `gain` for each of the m - n slices; the
+    A step from n to m slices is worth it if latency falls by more than `gain` for each of the m - n slices; the
     best of all larger sizes counts, so that one flat step does not end the search.
 
     Args:
@@ -50,7 +50,7 @@ def fits(setting: InstanceSetting, slo_s: float, arrivals_per_s: float | None = 
     Args:
         setting: slice, batch and seconds.
         slo_s: the latency objective.
-        arrivals_per_s: items that come in a second; None where they all lie ready, so nothing is waited for.
+        arrivals_per_s: items arriving per second; None if all are ready, so nothing is waited for.
     """
     assemble = setting.batch / arrivals_per_s if arrivals_per_s else 0.0
     return setting.seconds <= GUARD * slo_s and setting.seconds + assemble <= slo_s
@@ -62,13 +62,13 @@ def rightsize(
     """Return the setting of the highest efficacy that keeps the objective, on at most the slices of its batch's knee.
 
     Args:
-        settings: what was measured; those of more than one process are passed over.
+        settings: measured ones; those of more than one process are ignored.
         slo_s: the latency objective.
         whole: compute slices of the GPU.
         arrivals_per_s: see `fits`.
 
     Returns:
-        None where nothing keeps the objective.
+        None if no setting keeps the objective.
     """
     single = [setting for setting in settings if setting.procs == 1]
     knees = {batch: knee(curve) for batch, curve in _by_batch(single).items()}
@@ -81,17 +81,17 @@ def rightsize(
 
 
 def useful(setting: InstanceSetting, settings: Iterable[InstanceSetting]) -> int:
-    """Return the compute slices that a run at this setting makes use of: its own, but no more than its batch's knee."""
+    """Return the compute slices that a run at this setting uses: its own, but no more than its batch's knee."""
     return min(setting.profile.compute, knee(_by_batch(settings)[setting.batch]))
 
 
 def leanest(settings: Mapping[Profile, InstanceSetting]) -> InstanceSetting:
-    """Return the setting with the most items a second for each compute slice, the smaller slice where equal."""
+    """Return the setting with the most items per second per compute slice, of equal ones the smaller slice."""
     return max(settings.values(), key=lambda s: (s.rate / s.profile.compute, -s.profile.compute))
 
 
 def jain(amounts: Sequence[float]) -> float:
-    """Compute Jain's index of fairness: 1 where all have the same, 1/n where one has everything."""
+    """Compute Jain's index of fairness: 1 if all have the same, 1/n if one has everything."""
     squares = sum(amount * amount for amount in amounts)
     return sum(amounts) ** 2 / (len(amounts) * squares) if squares else 1.0
 

@@ -1,9 +1,9 @@
-"""Which way of `session` a GPU is run: layouts by plan, one layout for good, or one size for each model.
+"""Choose how to run a GPU in the ways of `session`: layouts by plan, one static layout, or one size for each model.
 
-None of the three is best for every demand. Layouts by plan carry most where the linear programme's mix of layouts
-matters, one layout for good where changes cost more than they bring, and one size for each model, earliest deadline
-first, where few long runs are due at different times. So all are tried: sessions are planned before they begin and
-cost milliseconds to play through, and the plan that would carry the most of the demanded mix is held.
+None of the three is best for every demand. Layouts by plan carry most if the linear programme's mix of layouts
+matters, one static layout if changes cost more than they gain, and one size for each model, earliest deadline
+first, if few long runs are due at different times. So all are tried: sessions are planned before they begin and
+take milliseconds to simulate, and the plan that would carry the most of the demanded mix is used.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 
 PRECISION: Final = 0.005
-"""Of a load that is searched for, as a share of the demand."""
+"""Precision of the searched load, as a share of the demand."""
 _COSTS: Final = InstanceCosts()
 
 
 @dataclass(frozen=True)
 class SessionPlan:
-    """How a GPU is run: layouts and their shares of the time or, where there are none, the kind of slice of each model.
+    """How a GPU is run: layouts and their shares of the time or, without them, the kind of slice of each model.
 
     One layout alone is a static partition.
     """
@@ -45,14 +45,14 @@ class SessionPlan:
 
 @dataclass(frozen=True)
 class Carried:
-    """What a plan carries: the largest load without a missed deadline, as a multiple of the demand."""
+    """Capacity of a plan: the largest load without a missed deadline, as a multiple of the demand."""
 
     plan: SessionPlan
     load: float
 
 
 def plans(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]) -> list[SessionPlan]:
-    """Return what is tried: every layout alone, the best layouts by turns, and each model at its leanest slice."""
+    """Return the plans to try: every layout alone, the best layouts in turn, and each model at its leanest slice."""
     tried = [SessionPlan(held=((way, 1.0),)) for way in ways(geometry, kinds)]
     turns = frames(geometry, kinds, models)
     if len(turns) > 1:
@@ -63,7 +63,7 @@ def plans(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]
 
 
 def carried(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]) -> tuple[Carried, ...]:
-    """Return what every plan carries, in the order of `plans`."""
+    """Return the capacity of every plan, in the order of `plans`."""
     works, possible = demand_of(models), ways(geometry, kinds)
     asked = sum(work.share for work in works)
 
@@ -76,7 +76,7 @@ def carried(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hoste
 
 
 def best(candidates: Sequence[Carried]) -> Carried:
-    """Return the plan that carries most; of equals the first."""
+    """Return the plan with the largest capacity; of equals the first."""
     return max(candidates, key=lambda carried_plan: carried_plan.load)
 
 
@@ -99,12 +99,12 @@ def play(
 
 
 def at_load(model: Hosted, load: float) -> Hosted:
-    """Return a model with a multiple of its items, in runs that are about as long."""
+    """Return a model with a multiple of its items, in runs of about the same length."""
     return replace(model, items=load * model.items, runs=max(1, math.ceil(load * model.runs - 1e-9)))
 
 
 def largest(missed: Callable[[float], bool], bound: float = 1.0) -> float:
-    """Return the largest load at which nothing is missed, up to a bound, to `PRECISION`; 0 where there is none."""
+    """Return the largest load without a miss, up to a bound, to `PRECISION`; 0 if there is none."""
     low, high = 0.9 * bound, bound
     while low >= PRECISION and missed(low):
         low, high = 0.8 * low, low
@@ -120,5 +120,5 @@ def largest(missed: Callable[[float], bool], bound: float = 1.0) -> float:
 
 
 def _leanest(model: Hosted, kinds: Sequence[Profile]) -> int:
-    """Return the kind with the most items a second for each compute slice, the smaller one where equal."""
+    """Return the kind with the most items per second per compute slice, of equal ones the smaller."""
     return max(range(len(kinds)), key=lambda k: (model.rates[k] / kinds[k].compute, -kinds[k].compute))

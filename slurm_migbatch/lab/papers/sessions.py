@@ -1,24 +1,25 @@
-"""Which model runs when, and on which slice of one GPU.
+"""Schedule models on the slices of one GPU.
 
 D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) schedules in sessions: in each, every model has runs that are due
 inside its own windows; they are placed earliest deadline first at the model's knee, never above the whole GPU, and
-gaps that are left go, out of turn, to the ready model with the least GPU time over the last sessions. Its text was not
-available: this is a reconstruction. Its sessions last milliseconds; a MIG instance takes 0.2 s to make, so ours last
+remaining gaps go, out of turn, to the ready model with the least GPU time over the last sessions. Its text was not
+available: this is a reconstruction. Its sessions last milliseconds; a MIG instance takes 0.2 s to create, so ours last
 minutes to hours, and a run is some seconds or minutes of one model's batches.
 
-- `at_size` is that rule with one size for each model and instances made and removed as runs come. With other orders and
-  sizes it is also temporal sharing (every run takes the whole GPU), most throughput first, and least served first.
+- `at_size` is that rule with one size for each model and instances created and destroyed for the runs. With other
+  orders and sizes it is also temporal sharing (every run takes the whole GPU), most throughput first, and least served
+  first.
 - `framed` is ours. One size for each model leaves holes (two 3g slices idle a compute slice), and runs of different
-  sizes fragment the GPU. Instead `frames` finds by linear programme (`partition.flow` with parts of time in place of
+  sizes fragment the GPU. Instead `frames` finds by linear programme (`partition.flow` with parts of time instead of
   GPUs) the layouts to hold, and each one's share of the time, that carry the most work in the demanded mix, and
-  `partition.split` how much of each model's work goes to each kind of slice. A slice that is free takes from the model
-  that is furthest behind its part there, then anyone's that costs least; so no window falls behind another. In the
-  shortest window every layout is held once; no run is begun that would end after its slice is gone.
+  `partition.split` how much of each model's work goes to each kind of slice. A free slice takes work from the model
+  that is furthest behind its part there, then the cheapest work of any model; so no window falls behind another. In the
+  shortest window every layout is held once; no run is begun that would end after its slice is destroyed.
 
-Which of them a GPU is run by is `sessionplan`'s choice.
+`sessionplan` chooses between them.
 
-Times are seconds. Making an instance costs `InstanceCosts.create_s`, removing one `InstanceCosts.destroy_s`, for
-whoever comes next.
+Times are seconds. Creating an instance costs `InstanceCosts.create_s`, destroying one `InstanceCosts.destroy_s`, paid
+by the next run.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from slurm_migbatch.mig.profile import Profile
 HISTORY: Final = 10
 """Sessions over which GPU time is compared."""
 LEAST_SHARE: Final = 0.02
-"""A layout that would be held for less of the time is not worth its changes."""
+"""Minimum share of the time for a layout, so that it is worth its changes."""
 _GRAIN_S: Final = 1e-6
 
 
 @dataclass(frozen=True)
 class InstanceCosts:
-    """Seconds to make and to remove an instance."""
+    """Seconds to create and to destroy an instance."""
 
     create_s: float = 0.2
     destroy_s: float = 0.2
@@ -60,9 +61,9 @@ class Hosted:
 
     Attributes:
         name: of the model.
-        rates: items a second on each kind of slice; 0 where it cannot run within its latency objective.
-        window_s: its work comes at the start of each window and is due at its end.
-        items: that each window brings.
+        rates: items per second on each kind of slice; 0 if it cannot run within its latency objective.
+        window_s: its work arrives at the start of each window and is due at its end.
+        items: in each window.
         runs: into which they are divided.
     """
 
@@ -89,7 +90,7 @@ class SessionRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """All runs of some sessions, and how many instances were made; `missed` runs were late or never came to start."""
+    """All runs of some sessions, and how many instances were created; `missed` runs were late or never started."""
 
     runs: tuple[SessionRun, ...]
     created: int
@@ -113,7 +114,7 @@ def session_s(models: Sequence[Hosted]) -> float:
 
 
 def _releases(models: Sequence[Hosted], sessions: int) -> list[tuple[float, float, int]]:
-    """Return when each run may start and is due, and whose it is, in order.
+    """Return when each run may start and is due, and its model, in order.
 
     Of all windows that end within the sessions.
     """
@@ -126,7 +127,7 @@ def _releases(models: Sequence[Hosted], sessions: int) -> list[tuple[float, floa
 
 
 class _Ledger:
-    """GPU time of each model in the last sessions, and what is written down."""
+    """GPU time of each model in the last sessions, and the recorded runs."""
 
     def __init__(self, models: Sequence[Hosted], sessions: int) -> None:
         self.models, self.length, self.horizon = models, session_s(models), sessions * session_s(models)
@@ -139,7 +140,7 @@ class _Ledger:
         )
 
     def start(self, model: int, slot: Slot, start: float, seconds: float, due: float) -> float:
-        """Write a run down; returns its end."""
+        """Record a run; returns its end."""
         run = SessionRun(model, slot, start, start + seconds, due)
         self.runs.append(run)
         self.missed += run.end > due + _GRAIN_S
@@ -152,13 +153,13 @@ class _Ledger:
         return run.end
 
     def next_release(self, now: float) -> float:
-        """Return when work comes next."""
+        """Return when the next work arrives."""
         while self.ends and self.ends[0] <= now + _GRAIN_S:
             self.ends.pop(0)
         return self.ends[0] if self.ends else self.horizon
 
     def fill(self, now: float, kind: int, before: float) -> int | None:
-        """Return the model with the least GPU time that can run out of turn and be done in time; None for none."""
+        """Return the model with the least GPU time that can run out of turn and end in time; None for none."""
         able = [m for m, model in enumerate(self.models) if now + model.seconds(kind) <= before + _GRAIN_S]
         return min(able, key=lambda m: (self.spent[m], m), default=None)
 
@@ -170,7 +171,7 @@ class _Ledger:
 
 
 class Ready(NamedTuple):
-    """A run that may start: when it is due and whose it is."""
+    """A run that may start: its deadline and its model."""
 
     due: float
     model: int
@@ -196,17 +197,17 @@ def at_size(
     fill: bool = False,
     costs: InstanceCosts = InstanceCosts(),
 ) -> Schedule:
-    """Schedule runs at one size for each model, each where it can be placed beside those that run; see the module.
+    """Schedule runs at one size for each model, each where it can be placed next to running ones; see the module.
 
     Args:
         geometry: of the GPU.
-        kinds: profiles that sizes and rates speak of.
-        models: what is hosted.
+        kinds: profiles of sizes and rates.
+        models: on the GPU.
         sizes: the kind of slice for each model.
         sessions: how many.
-        order: of the runs that may start. One that finds no place is passed over for the next that does.
+        order: of the runs that may start. One that does not fit is skipped for the next that does.
         fill: whether gaps are used out of turn.
-        costs: of instances. An idle instance of the right kind is used again.
+        costs: of instances. An idle instance of the right kind is reused.
     """
     ledger = _Ledger(models, sessions)
     coming = deque(_releases(models, sessions))
@@ -256,7 +257,7 @@ def at_size(
 def _place(
     geometry: Geometry, used: Layout, idle: Layout, profile: Profile, costs: InstanceCosts
 ) -> tuple[Slot, float, Layout] | None:
-    """Return where a run can go, what making its instance costs, and which idle instances stay."""
+    """Return where a run fits, the cost of creating its instance, and which idle instances remain."""
     warm = next((slot for slot in idle if slot.profile == profile), None)
     if warm is not None:
         return warm, 0.0, idle.remove(warm)
@@ -318,8 +319,8 @@ def framed(
 
     Args:
         geometry: of the GPU.
-        kinds: profiles that counts and rates speak of.
-        models: what is hosted.
+        kinds: profiles of counts and rates.
+        models: on the GPU.
         held: the layouts; one alone is a static partition.
         sessions: how many.
         fill: whether gaps are used out of turn.
@@ -356,7 +357,7 @@ def framed(
 
 
 class _Window:
-    """The work of one model's current window, and how much of it each kind of slice has done."""
+    """The work of one model's current window, and the part done by each kind of slice."""
 
     def __init__(self, model: Hosted, shares: Sequence[float], horizon: float) -> None:
         self.model, self.horizon = model, horizon
@@ -372,13 +373,13 @@ class _Window:
         self.done = [0] * len(self.quota)
 
     def advance(self, now: float) -> None:
-        """Go on to the window that it is now; what was left of those before is missed."""
+        """Advance to the current window; the rest of earlier ones is missed."""
         while now >= self.due - _GRAIN_S:
             self.missed += self.left
             self._open(self.due)
 
     def rank(self, now: float, kind: int, until: float) -> tuple[float, ...] | None:
-        """Return the rank, the least runs first; None where nothing waits that this slice can finish in time."""
+        """Return the rank, the fewest runs first; None if no waiting work can end on this slice in time."""
         self.advance(now)
         if not self.left or now + self.model.seconds(kind) > min(self.due, until) + _GRAIN_S:
             return None
@@ -395,7 +396,7 @@ class _Window:
 
 
 def demand_of(models: Sequence[Hosted]) -> list[WorkClass]:
-    """Return one class for each model: its items a second, and seconds for one item on each kind."""
+    """Return one class for each model: its items per second, and seconds for one item on each kind."""
     return [
         WorkClass(m.items / m.window_s, math.inf, tuple(1 / rate if rate else math.inf for rate in m.rates))
         for m in models
@@ -405,9 +406,9 @@ def demand_of(models: Sequence[Hosted]) -> list[WorkClass]:
 def _spans(
     geometry: Geometry, kinds: Sequence[Profile], held: Frames, shortest: float, horizon: float, costs: InstanceCosts
 ) -> list[tuple[Slot, float, float]]:
-    """Return each slice, from when it can run something to when it has to be free.
+    """Return each slice, from when it can run something to when it must be free.
 
-    A round holds every layout once, every other one in reverse order, so that most layouts stand twice in a row.
+    A round holds every layout once, every other one in reverse order, so that most layouts occur twice in a row.
     """
     round_s = shortest if len(held) > 1 else horizon
     spans: list[tuple[Slot, float, float]] = []

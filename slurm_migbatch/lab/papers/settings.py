@@ -1,4 +1,4 @@
-"""Ways to run an instance of a service: slice, batch and processes, and how fast that is."""
+"""Describe settings of a service instance: slice, batch and processes, and their speed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurm_migbatch.mig.profile import Profile
 
 @dataclass(frozen=True, order=True)
 class InstanceSetting:
-    """One way to run an instance of a service: its slice, the batch, and processes on it; `seconds` of one batch."""
+    """One setting of a service instance: its slice, the batch, and processes on it; `seconds` of one batch."""
 
     profile: Profile
     batch: int
@@ -20,14 +20,14 @@ class InstanceSetting:
 
     @property
     def rate(self) -> float:
-        """Items a second of all its processes together."""
+        """Items per second of all its processes together."""
         return self.batch * self.procs / self.seconds
 
 
 def best_settings(settings: Iterable[InstanceSetting], limit_s: float | None = None) -> dict[Profile, InstanceSetting]:
     """Return for each slice the setting of the highest rate whose batch takes at most `limit_s`.
 
-    Where rates are equal, fewer processes, then the smaller batch. Slices on which none keeps the limit are missing.
+    Of equal rates, fewer processes, then the smaller batch. Slices on which none keeps the limit are missing.
     """
     best: dict[Profile, InstanceSetting] = {}
     for setting in settings:
