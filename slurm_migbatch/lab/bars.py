@@ -17,7 +17,7 @@ class NotMeasurable(ValueError):
 class Bar:
     """One figure that should not exceed its target or, with `at_least`, should reach it.
 
-    `floor`: the same figure where ours does nothing, below which nothing of ours can bring it.
+    `floor`: the same figure without migbatch, a lower bound for it.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Bar:
 
     def line(self) -> str:
         """Return one line for people."""
-        floor = "" if self.floor is None else f"; {self.floor:.4g} where ours does nothing"
+        floor = "" if self.floor is None else f"; {self.floor:.4g} without migbatch"
         met = "ok" if self.ok else "MISSED"
         return f"{met:<7} {self.name}: {self.value:.4g} (target {self.sign} {self.target:g}{floor})"
 

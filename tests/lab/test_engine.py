@@ -291,13 +291,13 @@ def test_faults_of_a_policy_are_errors_that_name_job_and_gpu() -> None:
 
     with pytest.raises(PlaceError, match=r"GPU 0 has no room for 4g.40gb@0:4 of b: 4g.40gb@0:4 overlaps 7g.80gb@0:8"):
         play(two, (0, start(FULL, FOUR)))
-    with pytest.raises(PlaceError, match="cannot lie at 1:4"):
+    with pytest.raises(PlaceError, match="cannot be placed at 1:4"):
         play(one, (0, start(Place(0, Slot.of("4g.40gb", 1, 4)))))
-    with pytest.raises(SimulationError, match="a cannot be started, it does not wait"):
+    with pytest.raises(SimulationError, match="a cannot be started, it is not pending"):
         play(one, (0, lambda sim, runs: [sim.start(runs[1], [FULL]), sim.start(runs[1], [FULL])]))
-    with pytest.raises(SimulationError, match="a cannot move, it does not run"):
+    with pytest.raises(SimulationError, match="a cannot be moved, it is not running"):
         play(one, (0, lambda sim, runs: sim.move(runs[1], [FULL])))
-    with pytest.raises(SimulationError, match="a cannot be preempted, it does not run"):
+    with pytest.raises(SimulationError, match="a cannot be preempted, it is not running"):
         play(one, (0, lambda sim, runs: sim.preempt(runs[1])))
     with pytest.raises(SimulationError, match="a is given a place twice"):
         play(one, (0, lambda sim, runs: sim.start(runs[1], [FULL, FULL])))
@@ -316,7 +316,7 @@ def test_a_policy_that_wakes_itself_at_once_for_ever_is_stopped() -> None:
     def again(sim: Simulation, runs: dict[int, SimulatedRun]) -> None:
         sim.wake(sim.now, again)
 
-    with pytest.raises(SimulationError, match="sets timers for this very moment without end"):
+    with pytest.raises(SimulationError, match="keeps setting timers for this moment"):
         play([SimulatedJob(1, "a", 0, 10)], (0, again))
 
 
@@ -339,7 +339,7 @@ def test_a_gpu_is_laid_out_at_no_cost_before_it_begins() -> None:
         def begin(self, sim: Simulation) -> None:
             super().begin(sim)
             sim.cluster.configure(0, Layout([FOUR.slot, HALF.slot]))
-            with pytest.raises(PlaceError, match=r"GPU 0: 3g\.40gb cannot lie at 1:4"):
+            with pytest.raises(PlaceError, match=r"GPU 0: 3g\.40gb cannot be placed at 1:4"):
                 sim.cluster.configure(0, Layout([Slot.of("3g.40gb", 1, 4)]))
 
     cluster = SimulatedCluster.of(A100, 1)

@@ -94,5 +94,7 @@ def test_the_command_prints_one_object_or_tables_and_bars(parvagpu, result, monk
     told = CliRunner().invoke(eval_, ["services", "--data", str(parvagpu)])
     assert told.exit_code == 0, told.output
     assert (
-        "for the limit" in told.stdout and "made-up services" in told.stdout and "first placement: GPUs" in told.stdout
+        "for the limit" in told.stdout
+        and "synthetic services" in told.stdout
+        and "first placement: GPUs" in told.stdout
     )

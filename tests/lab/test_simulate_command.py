@@ -101,7 +101,7 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
         (("[cluster]", "[clusters]"), ":2: unknown section 'clusters', did you mean 'cluster'?"),
         (('"philly"', '"phily"'), ":6: workload.trace must be one of 'philly', 'openb'"),
         (('"philly.csv"', '"none.csv"'), ":7: workload.path: "),
-        (('"philly"', '"azure"'), ":6: azure holds no jobs"),
+        (('"philly"', '"azure"'), ":6: azure has no jobs"),
         (('"philly"', '"pollux"'), ":6: pollux workloads name no durations: workload.profiles is needed"),
         (('path = "philly.csv"', ""), ":5: [workload] needs path"),
         (('"easy"', '"easyy"'), ":9: unknown policy 'easyy', did you mean 'easy'?"),
@@ -114,7 +114,7 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
         (('"philly.csv"', '"philly.csv"\nbegin_s = 9\nend_s = 3'), ":8: workload.begin_s must be before end_s"),
         (('"easy"', '"easy"\n[speeds]\npairs = "x"'), ":11: speeds.pairs: "),
         (("nodes = 2", "neighbours = 0.1"), ":3: cluster.neighbours must be below neighbours_worst"),
-        (('"easy"', '"easy'), ":9: is not TOML here"),
+        (('"easy"', '"easy'), ":9: is not valid TOML"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(write: Callable[..., Path], change: tuple[str, str], said: str) -> None:

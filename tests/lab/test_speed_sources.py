@@ -36,7 +36,7 @@ def test_geometries_are_those_of_the_simulated_driver(tmp_path_factory: pytest.T
         assert gpus.models() == GPU_MODELS
         for model, gpu in zip(GPU_MODELS, driver.gpus(), strict=True):
             assert gpus.geometry(model) == gpu.geometry()
-    with pytest.raises(gpus.UnknownGpu, match="'k80' is no GPU that can be simulated; known are a30"):
+    with pytest.raises(gpus.UnknownGpu, match="'k80' cannot be simulated; known GPUs: a30"):
         gpus.geometry("k80")
     assert [info.profile for info in gpus.whole("h200").profiles] == [Profile.parse("7g.141gb")]
 
@@ -131,5 +131,5 @@ def test_tables_of_pairs(tmp_path: Path) -> None:
         "v100,A,1,,,10,\nv100,B,1,,,4,\nv100,A,1,B,1,8,4.1\nv100,A,1,A,1,0.0,0.0\nk80,A,1,,,1,\nv100,A,2,B,2,1,1\n"
     )
     assert pairs.gavel(table) == {("A", "B"): 1.25, ("B", "A"): 1.0}
-    with pytest.raises(TraceError, match="holds nothing that was measured alone on a p100"):
+    with pytest.raises(TraceError, match="has no measurement alone on a p100"):
         pairs.gavel(table, "p100")

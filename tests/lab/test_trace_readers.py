@@ -51,7 +51,7 @@ def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name:
     ("text", "said"),
     [
         ("", "is empty; its first line should name timestamp, duration, num_gpus, cluster"),
-        ("timestamp,duration,gpus,cluster\n", ":1: names no num_gpus; found are timestamp, duration, gpus, cluster"),
+        ("timestamp,duration,gpus,cluster\n", ":1: lacks the columns num_gpus; found timestamp, duration, gpus, cluster"),
         (PHILLY + "2017-10-09 06:13:03,x,1,1,b\n", ":4: duration must be a number, not 'x'"),
         (PHILLY + "2017-10-09 06:13:03,-1,1,1,b\n", ":4: duration must be 0 or more, not -1"),
         (PHILLY + "2017-10-09 06:13:03,0,1,1,b\n", ":4: duration must be above 0 s"),
@@ -104,9 +104,9 @@ def test_openb_becomes_slices_from_day_105_on(write: Write) -> None:
     assert (small.arrival, small.work, small.profile, small.kind) == (1, 100, Profile.parse("1g.20gb"), "infer")
     assert (half.arrival, half.profile, half.kind) == (10, Profile.parse("4g.40gb"), "train")
     assert trace.notices == (
-        "1 pods that ask for no GPU are left out",
-        "1 pods that were never scheduled are left out",
-        "1 pods that came before day 105 are left out",
+        "1 pods that request no GPU are skipped",
+        "1 pods that were never scheduled are skipped",
+        "1 pods that came before day 105 are skipped",
     )
 
 
@@ -119,7 +119,7 @@ def test_a_share_becomes_the_smallest_slice_with_that_much_of_both() -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("x,1,1,2,500,,LS,Running,9072000,9072300,9072100", "a pod with 2 GPUs takes whole ones"),
+        ("x,1,1,2,500,,LS,Running,9072000,9072300,9072100", "a pod with 2 GPUs uses whole ones"),
         ("x,1,1,1,0,,LS,Running,9072000,9072300,9072100", "gpu_milli must be between 1 and 1000, not 0"),
         ("x,1,1,1,1001,,LS,Running,9072000,9072300,9072100", "gpu_milli must be between 1 and 1000, not 1001"),
         ("x,1,1,1,500,,LS,Running,soon,9072300,9072100", "creation_time must be a number"),
@@ -159,7 +159,7 @@ def test_muri_counts_in_milliseconds_and_iterations(write: Write) -> None:
     assert first.work == pytest.approx(10956 * 0.437)
     assert first.claimed == 5095
     assert second.arrival == 1534
-    with pytest.raises(TraceError, match=":4: job_id 0 is there twice"):
+    with pytest.raises(TraceError, match=":4: job_id 0 occurs twice"):
         muri.read(write(MURI + "0,8,0,10956,gpt2,4,5095000,91000,437,0.6\n"))
 
 
@@ -259,10 +259,10 @@ def test_sacct_tells_gpus_slices_and_what_it_left_out(write: Write) -> None:
     assert (train.profile, train.gpus, train.estimate, train.app) == (None, 2, 86400, "train")
     assert (old.profile, old.gpus) == (Profile.parse("3g.40gb"), 1)
     assert sorted(trace.notices) == [
-        "1 jobs that ended within a second are left out",
-        "1 jobs without a GPU are left out",
-        "1 steps of jobs are left out",
-        "2 jobs that have not run or not ended are left out",
+        "1 jobs that ended within a second are skipped",
+        "1 jobs without a GPU are skipped",
+        "1 steps of jobs are skipped",
+        "2 jobs that have not run or not ended are skipped",
     ]
 
 
@@ -271,7 +271,7 @@ def test_sacct_tells_gpus_slices_and_what_it_left_out(write: Write) -> None:
     [
         ("9|n|u|gpu|soon|2026-01-05T10:00:00|x|1:00|1:00|FAILED||gres/gpu=1", "Submit must be a time such as"),
         ("9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|long|1:00|FAILED||gres/gpu=1", "Elapsed must be a dur"),
-        ("9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00|1:00|FAILED||gres/gpu=", "AllocTRES is not und"),
+        ("9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00|1:00|FAILED||gres/gpu=", "AllocTRES cannot be parsed"),
         ("9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00", "has 8 cells, the header has 12"),
     ],
 )

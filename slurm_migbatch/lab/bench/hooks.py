@@ -86,7 +86,7 @@ def _both(home: Path, machine: SimulatedMachine, rounds: int) -> tuple[dict[str,
     try:
         _job(home, 1, {})
         if not any(machine.calls()[name] for name in CHANGES):
-            raise BenchError("the first job made no slice; what follows would measure nothing")
+            raise BenchError("the first job created no slice, so nothing can be measured")
         with_agent = _series(home, machine, rounds, first_job=2)
     finally:
         agent.terminate()
@@ -202,5 +202,5 @@ def _run(argv: Sequence[str], env: Mapping[str, str], expect: str = "") -> float
             os.close(write)
     if status or expect not in output:
         code = os.waitstatus_to_exitcode(status)
-        raise BenchError(f"{Path(argv[0]).name} ended with {code}: {output.strip() or 'it said nothing'}")
+        raise BenchError(f"{Path(argv[0]).name} ended with {code}: {output.strip() or 'no output'}")
     return spent

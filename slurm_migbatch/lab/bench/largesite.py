@@ -41,7 +41,7 @@ class LargeSite:
 
     Args:
         geometry: of every GPU.
-        nodes, gpus: nodes, and GPUs of each.
+        nodes, gpus: nodes, and GPUs per node.
         pending: rows of the queue that wait.
         seed: of all that is drawn.
 

@@ -62,7 +62,7 @@ def measure(runs: int = 10_000, models: int = 1000, progress: Say = silent) -> d
     with tempfile.TemporaryDirectory(prefix="migbatch-bench-") as place:
         geometry = _geometry(Path(place) / "machine")
         config = _config(Path(place), _made_up(models, chance))
-        progress(f"making up {runs} runs", 0)
+        progress(f"generating {runs} runs", 0)
         _fill(config, geometry, runs, chance)
         first = _refit(config, progress)
         again = _refit(config, progress)

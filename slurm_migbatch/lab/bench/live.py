@@ -64,8 +64,12 @@ def measure(
 
 def _bars(half: Mapping[str, Any], lending: Mapping[str, Any]) -> list[Bar]:
     bars = [
-        Bar("mean JCT of training over that without lending", lending["jct_s"] / half["jct_s"], TARGET_JCT),
-        Bar("p95 start delay of inference beyond that without [s]", lending["p95_s"] - half["p95_s"], TARGET_DELAY_S),
+        Bar("mean JCT of training relative to no lending", lending["jct_s"] / half["jct_s"], TARGET_JCT),
+        Bar(
+            "p95 start delay of inference above that without lending [s]",
+            lending["p95_s"] - half["p95_s"],
+            TARGET_DELAY_S,
+        ),
         Bar("restarts per training job", lending["restarts"], TARGET_RESTARTS),
         Bar("inference jobs that did not complete", float(lending["inference_failed"] + half["inference_failed"]), 0.0),
         Bar("training jobs that did not complete", float(lending["training_failed"] + half["training_failed"]), 0.0),
@@ -73,7 +77,7 @@ def _bars(half: Mapping[str, Any], lending: Mapping[str, Any]) -> list[Bar]:
     ]
     for name, way in (("half", half), ("lending", lending)):
         off = abs(way["jct_s"] / way["predicted"]["jct_s"] - 1.0)
-        bars.append(Bar(f"{name}: measured mean JCT off the predicted one", off, TARGET_PREDICTION))
+        bars.append(Bar(f"{name}: error of the predicted mean JCT", off, TARGET_PREDICTION))
     return bars
 
 

@@ -82,8 +82,8 @@ def measure(data: Path, seed: int = 1, say: Say = silent, slurm_root: str = "") 
 def bars(ours: Mapping[str, Any], still: Mapping[str, Any]) -> list[Bar]:
     """Return what is held against a target: the day with moves beside the one without."""
     found = [
-        Bar("mean wait with moves over that without", fragmentation.ratio(ours["wait_s"], still["wait_s"]), 1.0),
-        Bar("mean completion time with moves over that without", ours["jct_s"] / still["jct_s"], 1.0),
+        Bar("mean wait with moves relative to no moves", fragmentation.ratio(ours["wait_s"], still["wait_s"]), 1.0),
+        Bar("mean completion time with moves relative to no moves", ours["jct_s"] / still["jct_s"], 1.0),
     ]
     both = (ours, still)
     zeros = {
@@ -94,7 +94,7 @@ def bars(ours: Mapping[str, Any], still: Mapping[str, Any]) -> list[Bar]:
     found += [Bar(name, float(sum(way[key] for way in both for key in keys)), 0.0) for name, keys in zeros.items()]
     for name, way in ((OURS, ours), (STILL, still)):
         off = abs(way["jct_s"] / way["predicted"]["jct_s"] - 1.0)
-        found.append(Bar(f"{name}: measured mean completion time off the predicted one", off, TARGET_PREDICTION))
+        found.append(Bar(f"{name}: error of the predicted mean completion time", off, TARGET_PREDICTION))
     return found
 
 

@@ -59,7 +59,7 @@ def measure(
         rest = _phase(bed, client, lambda: time.sleep(rest_s))
         say(f"{jobs} jobs", 4)
         busy = _phase(bed, client, lambda: _run(bed, client, jobs))
-        say("updates of all nodes, together and one by one", 4)
+        say("updates of all nodes, combined and one by one", 4)
         bed.stop("migbatchd")
         updates = _updates(client)
     return {

@@ -103,7 +103,7 @@ def _queries(runs: int, days: float, end: float) -> Iterator[tuple[str, list[str
     def day(before: float, who: str = "-a", length: float = 1) -> list[str]:
         return [who, "-S", f"uts{int(end - before * 86400)}", "-E", f"uts{int(end - (before - length) * 86400)}"]
 
-    yield "no job: start-up alone", ["-j", str(runs * 10)]
+    yield "no job: startup only", ["-j", str(runs * 10)]
     yield "one job", ["-j", str(runs // 2)]
     yield "one array", ["-j", str(runs // 2 - runs // 2 % 30)]
     yield "last day", day(1)
@@ -124,7 +124,7 @@ def _others(runs: int, days: float, end: float, directory: Path, page: Path) -> 
     yield "usage", "migbatch usage, 30 days", ["usage", *month]
     yield "waste", "migbatch waste, 30 days", ["waste", *month]
     yield "top", f"migbatch top, first page of {_NODES} nodes", ["top", "-b", "-n", "1", "-c", str(conf)]
-    yield "page", f"a page of pictures of {runs // 10:,} runs", ["report", "--html", str(page), *tenth]
+    yield "page", f"a page of charts of {runs // 10:,} runs", ["report", "--html", str(page), *tenth]
 
 
 def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
     # a table of a hundred thousand lines takes its time to be written
     worst = max(query["median_s"] for query in queries if query["name"] != "30 days")
     made_s = others["page"]["median_s"]
-    drawn = "made and drawn" if drawn_s is not None else "made"
+    drawn = "generated and drawn" if drawn_s is not None else "generated"
     return {
         "runs": runs,
         "days": days,

@@ -170,7 +170,7 @@ def compare(
     granted = clusters.filtered.run(["squeue", "-h", "-o", "%k"]).stdout.count("[mig:")
     wanted = submissions * sum(kind.slices for kind in kinds)
     if granted < wanted:
-        raise BenchError(f"the filter granted {granted} of {wanted} jobs a slice; what was timed is not its work")
+        raise BenchError(f"the filter granted {granted} of {wanted} jobs a slice, so the times are invalid")
     return {name: _figures(found) for name, found in series.items()}
 
 

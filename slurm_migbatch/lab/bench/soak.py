@@ -68,8 +68,8 @@ _SHOWN, _COMPLAINT = 12, 160
 @click.option("--latency", default="real", show_default=True, help="Seconds per driver call, or 'real'.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--timeout", default=1500.0, show_default=True, help="Seconds for all jobs.")
-@click.option("--hostile/--no-hostile", default=True, show_default=True, help="With three hostile users beside.")
-@click.option("--part", "parts", multiple=True, type=click.Choice(sorted(PARTS)), help="Only this of what they do.")
+@click.option("--hostile/--no-hostile", default=True, show_default=True, help="Add three hostile users.")
+@click.option("--part", "parts", multiple=True, type=click.Choice(sorted(PARTS)), help="Run only this hostile part.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def soak(  # noqa: PLR0913 - click passes one argument for each option
     jobs: int,
@@ -124,18 +124,18 @@ def _say(key: str, value: object) -> None:
 def bars_of(figures: Mapping[str, Any]) -> list[Bar]:
     """What must hold."""
     bars = [
-        Bar("jobs that ended well", figures["completed"], figures["jobs"], at_least=True),
+        Bar("jobs that completed", figures["completed"], figures["jobs"], at_least=True),
         Bar("misfits", figures["misfits"], 0),
         Bar("starts outside the plan", figures["unplanned_starts"], 0),
         Bar("nodes drained or down", len(figures["drained_nodes"]), 0),
-        Bar("things left over", len(figures["leftovers"]), 0),
-        Bar("slices seen where they should not be", len(figures["problems"]), 0),
-        Bar("processes of the cluster that ended", len(figures["ended"]), 0),
-        Bar("longest time that supply was behind Slurm, s", figures["supply_behind_s"], STALE_S),
+        Bar("leftovers", len(figures["leftovers"]), 0),
+        Bar("slices in wrong places", len(figures["problems"]), 0),
+        Bar("cluster processes that ended", len(figures["ended"]), 0),
+        Bar("longest lag of supply behind Slurm, s", figures["supply_behind_s"], STALE_S),
     ]
     if "hostile" in figures:
         idle = [name for name, counts in figures["hostile"].items() if not any(counts.values())]
-        bars.append(Bar("hostile parts that did nothing", len(idle), 0))
+        bars.append(Bar("hostile parts without effect", len(idle), 0))
     return bars
 
 
@@ -190,7 +190,7 @@ class ClusterWatch:
         values = dict(re.findall(r"^(migbatch_\S+) (\S+)$", metrics, re.MULTILINE))
         started = float(values.get("migbatch_start_time_seconds", 0))
         if self._started and started != self._started:
-            self.complaints["migbatchd was started again"] += 1
+            self.complaints["migbatchd was restarted"] += 1
         self._started = started
         behind = values.get('migbatch_supply_age_seconds{what="longest"}')
         self.behind_s = max(self.behind_s, float(behind) if behind else time.monotonic() - self._began)
@@ -282,7 +282,7 @@ def leftovers(bed: Cluster) -> list[str]:
         try:
             seen = json.loads(bed.product.migbatch("node", "status", "--etc", etc, "--node", node, "--json"))
         except TestbedError as error:
-            found.append(f"{node}: cannot be asked: {error}")
+            found.append(f"{node}: cannot be queried: {error}")
             continue
         slice_rows = [slice_row for gpu in seen["gpus"] for slice_row in gpu["slices"]]
         found += [

@@ -64,7 +64,7 @@ def measure(submissions: int = 1000, block: int = 25, requests: int = 3000, prog
         progress("starting three clusters", 7)
         with started(Path(folder), _USERS) as clusters:
             filtered = clusters.filtered
-            progress("sbatch with the filter, with an empty script and without, in turns", 7)
+            progress("sbatch with the filter, with an empty script and without, alternating", 7)
             sbatch = compare(clusters, KINDS, submissions, block)
             progress("the same with cli_filter", 7)
             advice = compare(clusters, [SAME], max(block * 2, submissions // 2), block, advice=True)
@@ -79,9 +79,12 @@ def measure(submissions: int = 1000, block: int = 25, requests: int = 3000, prog
             many = time_many(load(filtered.product.state / "catalog.json"), script, requests)
             version = ".".join(f"{number:02d}" for number in filtered.root.version())
     bars = [
-        *(_bar(f"sbatch with the filter over without, {name}", kind, RATIO_TARGET) for name, kind in sbatch.items()),
-        _bar("sbatch with cli_filter too over without", advice[SAME.name], ADVISED_TARGET),
-        Bar(f"of {at_once['submissions']} jobs of users at once decided by the table", at_once["by_table"], 0.0),
+        *(
+            _bar(f"sbatch with the filter relative to without, {name}", kind, RATIO_TARGET)
+            for name, kind in sbatch.items()
+        ),
+        _bar("sbatch with cli_filter relative to without", advice[SAME.name], ADVISED_TARGET),
+        Bar(f"of {at_once['submissions']} jobs of concurrent users decided by the table", at_once["by_table"], 0.0),
         Bar("filter service p99, ms", service["p99_ms"], SERVICE_TARGET_MS),
         Bar("compiled-table look-up median, us", table["lookup_us"]["median"], TABLE_TARGET_US),
         Bar(f"one decision with {_MANY} known models p99, ms", many["decision"]["p99_ms"], SERVICE_TARGET_MS),
@@ -180,7 +183,7 @@ def time_table(script: Path, table: Path, rounds: int = 200) -> dict[str, Any]:
     except FileNotFoundError:
         raise BenchError("lua5.1 is missing; `make system` installs it") from None
     if done.returncode:
-        raise BenchError(f"the shim could not be timed: {done.stderr.strip()[-300:]}")
+        raise BenchError(f"the shim could not be measured: {done.stderr.strip()[-300:]}")
     lookup, answer, opened = ([float(figure) for figure in line.split()] for line in done.stdout.splitlines())
     return {
         "table_bytes": table.stat().st_size,

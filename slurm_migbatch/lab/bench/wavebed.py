@@ -92,7 +92,7 @@ class WaveSite(Protocol):
 
     @property
     def gpus(self) -> int:
-        """GPUs of each."""
+        """GPUs per node."""
 
     @property
     def gpu_type(self) -> str:
@@ -179,7 +179,7 @@ def _submit(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]]) -> dict[str, t
                 time.sleep(max(0.0, begin + job.at - time.monotonic()))
                 found[user].append(bed.submit(*job.options, wrap=job.wrap, user=user))
         except Exception as error:
-            failed.append(f"a job of the wave was not accepted: {error}")
+            failed.append(f"a job of the wave was rejected: {error}")
 
     threads = [threading.Thread(target=work, args=(user,)) for user in plans]
     for thread in threads:

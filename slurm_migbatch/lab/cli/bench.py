@@ -122,8 +122,10 @@ def submit(submissions: int, as_json: bool) -> None:
 
 @bench.command()
 @click.option("--data", required=True, metavar="DIR", type=click.Path(exists=True, path_type=Path), help="With Philly.")
-@click.option("--scale", "scales", type=click.IntRange(1, 64), multiple=True, help="Copies (default 1, 2, 4 and 8).")
-@click.option("--lending", is_flag=True, help="Under the full lending policy too (minutes; needs Pollux's data).")
+@click.option(
+    "--scale", "scales", type=click.IntRange(1, 64), multiple=True, help="Numbers of copies (default 1, 2, 4 and 8)."
+)
+@click.option("--lending", is_flag=True, help="Also run the full lending policy (minutes; needs Pollux's data).")
 @json_option
 def simulator(data: Path, scales: tuple[int, ...], lending: bool, as_json: bool) -> None:
     """How fast the simulator is: the Philly trace on 550 GPUs, and how its time grows with both."""
@@ -150,9 +152,7 @@ def simulator(data: Path, scales: tuple[int, ...], lending: bool, as_json: bool)
 
 
 def _timed(run: dict[str, Any]) -> str:
-    return (
-        f"{run['cpu_s']:7.2f} s ({1e6 * run['cpu_s'] / run['jobs']:.1f} us a job; {run['wall_s']:.2f} s by the clock)"
-    )
+    return f"{run['cpu_s']:7.2f} s ({1e6 * run['cpu_s'] / run['jobs']:.1f} us a job; {run['wall_s']:.2f} s elapsed)"
 
 
 @bench.command()
@@ -160,10 +160,10 @@ def _timed(run: dict[str, Any]) -> str:
     "--nodes",
     type=click.IntRange(1, 100_000),
     multiple=True,
-    help="Nodes of a site; may be given again. Default: 125, 250, 500, 1000 and 12500.",
+    help="Nodes of a site; repeatable. Default: 125, 250, 500, 1000 and 12500.",
 )
-@click.option("--gpus", type=click.IntRange(1, 16), default=8, show_default=True, help="GPUs of each.")
-@click.option("--pending", type=click.IntRange(0, 10**6), help="Jobs that wait. Default: 10 for each node.")
+@click.option("--gpus", type=click.IntRange(1, 16), default=8, show_default=True, help="GPUs per node.")
+@click.option("--pending", type=click.IntRange(0, 10**6), help="Pending jobs. Default: 10 per node.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=30, show_default=True, help="Later rounds.")
 @json_option
 def scale(nodes: tuple[int, ...], gpus: int, pending: int | None, rounds: int, as_json: bool) -> None:
@@ -207,8 +207,10 @@ def scale(nodes: tuple[int, ...], gpus: int, pending: int | None, rounds: int, a
 
 
 @bench.command()
-@click.option("--runs", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="In the store.")
-@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True, help="Of each command.")
+@click.option(
+    "--runs", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="Number of runs in the store."
+)
+@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True, help="Runs of each command.")
 @json_option
 def reports(runs: int, repeats: int, as_json: bool) -> None:
     """The whole of migacct, and `migbatch usage`, waste, top and report, on a store with a year of runs."""
@@ -222,14 +224,14 @@ def reports(runs: int, repeats: int, as_json: bool) -> None:
         starts = f"{query['starts']:.1f} starts of the interpreter ({1000 * result['start_s']:.0f} ms)"
         click.echo(f"  {query['name']:<40} {query['median_s']:.2f} s, {query['lines']} lines, {starts}")
     if result["drawn_s"] is None:
-        click.echo("  there is no Chromium here: the page was made and not drawn")
+        click.echo("  there is no Chromium here: the page was generated but not drawn")
     else:
         click.echo(f"  the page drawn by Chromium: {result['drawn_s']:.2f} s")
     print_bars(result)
 
 
 @bench.command()
-@click.option("--rounds", type=click.IntRange(5, 10_000), default=50, show_default=True, help="Looks at each slice.")
+@click.option("--rounds", type=click.IntRange(5, 10_000), default=50, show_default=True, help="Samples of each slice.")
 @json_option
 def sampling(rounds: int, as_json: bool) -> None:
     """The agent's look at running jobs: memory and activity of each slice."""
@@ -262,14 +264,14 @@ def learn(runs: int, models: int, as_json: bool) -> None:
         return
     for name, refit in result["refit"].items():
         click.echo(
-            f"refit, {name}: {refit['own_s']:.1f} s of its own, {refit['wall_s']:.1f} s by the clock, "
+            f"refit, {name}: {refit['own_s']:.1f} s of processor time, {refit['wall_s']:.1f} s elapsed, "
             f"{refit['rows']} rows, {refit['outcome']}"
         )
     prediction = result["prediction"]
     click.echo(
-        f"prediction of a cell that is new, {prediction['known']} models known: "
+        f"prediction of a new cell, {prediction['known']} models known: "
         f"median {prediction['own']['median_ms']:.2f} ms, p99 {prediction['own']['p99_ms']:.2f} ms "
-        f"(by the clock {prediction['wall']['median_ms']:.2f} and "
+        f"(elapsed {prediction['wall']['median_ms']:.2f} and "
         f"{prediction['wall']['p99_ms']:.2f}); reading the model takes {prediction['loading_s']:.1f} s"
     )
     print_bars(result)
@@ -277,8 +279,10 @@ def learn(runs: int, models: int, as_json: bool) -> None:
 
 @bench.command("all")
 @data_option
-@click.option("--seeds", type=click.IntRange(2, 1000), help="Draws of whatever is drawn; default: of each its own.")
-@click.option("--quick", is_flag=True, help="Two draws of each, and the simulator without the lending policy: minutes.")
+@click.option("--seeds", type=click.IntRange(2, 1000), help="Number of random draws; default: that of each experiment.")
+@click.option(
+    "--quick", is_flag=True, help="Two draws of each, and the simulator without the lending policy (minutes)."
+)
 @plot_option
 @json_option
 def every(data: Path, seeds: int | None, quick: bool, plot: Path | None, as_json: bool) -> None:
@@ -318,16 +322,16 @@ def _print_all(result: dict[str, Any]) -> None:
         if row["error"]:
             lines.append((row["name"], "could not be measured", "", "", "FAILED", f"{row['seconds']:.0f}"))
     print_table(("EXPERIMENT", "BAR", "VALUE", "TARGET", "OK", "SECONDS"), lines)
-    click.echo("\nwhat decides, and the digest of its configuration:")
+    click.echo("\ndecision function, and the digest of its configuration:")
     for row in result["experiments"]:
         for decider in row["decides"]:
             click.echo(f"  {row['name']}: {decider}")
-    click.echo("\nheadlines of the papers, on their kind of workload:")
+    click.echo("\nmain claims of the papers, on their kind of workload:")
     for row in result["experiments"]:
         if row["error"]:
             verdict = f"FAILED: {row['error']}"
         elif row["headline"] is None:
-            verdict = "no paper has a figure of this"
+            verdict = "no paper has a figure for this"
         else:
             verdict = Headline(**row["headline"]).line()
         click.echo(f"  {row['name']}{' (study)' if row['study'] else ''}: {verdict}")

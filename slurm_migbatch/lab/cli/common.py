@@ -16,13 +16,13 @@ from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.say import Say
 from slurm_migbatch.workload.csvlines import TraceError
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, its bars under 'bars'.")
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object; its targets are under 'bars'.")
 data_option = click.option(
     "--data",
     required=True,
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of public data sets, or the one that is read.",
+    help="Directory of public data sets, or of the required one.",
 )
 
 
@@ -39,7 +39,7 @@ plot_option = click.option(
     metavar="DIR",
     callback=_plot_folder,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write plots (SVG) into this folder.",
+    help="Write plots (SVG) into this directory.",
 )
 
 

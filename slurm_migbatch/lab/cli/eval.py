@@ -13,15 +13,15 @@ from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.cli.common import measuring, print_bars
 
 _folder = click.Path(exists=True, path_type=Path)
-data_option = click.option("--data", required=True, metavar="DIR", type=_folder, help="Folder of tables to score.")
+data_option = click.option("--data", required=True, metavar="DIR", type=_folder, help="Directory of tables to score.")
 leave_option = click.option(
     "--leave",
     type=click.Choice(["model", "family", "laboratory"]),
     default="model",
     show_default=True,
-    help="What is left out.",
+    help="What is held out.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, its bars under 'bars'.")
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object; its targets are under 'bars'.")
 
 
 @click.group("eval", context_settings=HELP)
@@ -36,11 +36,15 @@ def eval_() -> None:
 @eval_.command()
 @data_option
 @click.option("--train", metavar="DIR", type=_folder, help="Learn from these tables, instead of from the other models.")
-@click.option("--points", type=click.IntRange(0, 3), default=3, show_default=True, help="Most profiled points.")
-@click.option("--level", type=click.FloatRange(0.1, 0.98), default=0.9, show_default=True, help="Of the margin.")
+@click.option(
+    "--points", type=click.IntRange(0, 3), default=3, show_default=True, help="Largest number of profiled points."
+)
+@click.option(
+    "--level", type=click.FloatRange(0.1, 0.98), default=0.9, show_default=True, help="Confidence of the margin."
+)
 @leave_option
-@click.option("--quick", is_flag=True, help="Without the rules that must be learned themselves.")
-@click.option("--blind", is_flag=True, help="Forget what is publicly known of models.")
+@click.option("--quick", is_flag=True, help="Skip the rules that must be trained.")
+@click.option("--blind", is_flag=True, help="Ignore public specifications of models.")
 @json_option
 def predictor(
     data: Path,
@@ -69,7 +73,9 @@ def predictor(
 
 @eval_.command()
 @data_option
-@click.option("--level", type=click.FloatRange(0.1, 0.98), default=0.8, show_default=True, help="Of the margin.")
+@click.option(
+    "--level", type=click.FloatRange(0.1, 0.98), default=0.8, show_default=True, help="Confidence of the margin."
+)
 @leave_option
 @json_option
 def profiling(data: Path, level: float, leave: Literal["model", "family", "laboratory"], as_json: bool) -> None:
@@ -171,7 +177,7 @@ def llm(data: Path, as_json: bool) -> None:
         return
     click.echo(f"{result['points']} points of {', '.join(result['models'])}; the fit on all of them:")
     click.echo("  " + " ".join(f"{name}={value}" for name, value in result["fit"].items()))
-    click.echo("mean error in % of models that were left out of the fit")
+    click.echo("mean error in % of held-out models")
     lines = [
         (
             *name.split("/"),
@@ -187,7 +193,7 @@ def llm(data: Path, as_json: bool) -> None:
             f"{level} held {interval['share']:.1%} (x{interval['width']:.2f})" for level, interval in levels.items()
         )
         click.echo(f"intervals of {figure}: {shares}")
-    click.echo("mean error in % where a site has measured servers itself (wrong: its times are, by a factor)")
+    click.echo("mean error in % if a site has measured servers itself (wrong: its times are wrong by a factor)")
     learned = [(name, f"{of['ttft']:.1f}", f"{of['tpot']:.1f}") for name, of in result["learned"].items()]
     print_table(("measured", "ttft", "tpot"), learned)
     memory = result["memory"]
@@ -219,7 +225,7 @@ def _print_services(result: dict[str, Any]) -> None:
             for number, at in enumerate(way["rounds"])
         ]
         print_table((title, "round", *names, "total", "measured", "limits broken", "rates short"), lines)
-    click.echo("\nmade-up services")
+    click.echo("\nsynthetic services")
     lines = [
         (
             way["half"],
@@ -254,18 +260,18 @@ def _print_services(result: dict[str, Any]) -> None:
 def _print_predictor(result: dict[str, Any]) -> None:
     for note in result["notes"]:
         click.echo(f"note: {note}")
-    click.echo(f"points are chosen by one rule: {result['rule']}")
+    click.echo(f"rule for choosing points: {result['rule']}")
     for kind, figures in result["kinds"].items():
         for figure, label in (("time", "throughput"), ("memory", "memory")):
             if figures[figure]:
-                click.echo(f"\n{kind}: error of {label} in %, and how often intervals held")
+                click.echo(f"\n{kind}: error of {label} in %, and coverage of intervals")
                 _print_errors(figures[figure])
                 _print_listed(figures[figure])
         if figures["time"]:
             click.echo(f"\n{kind}: mean error of throughput in % by model")
             _print_models(figures["time"])
         if figures["rules"]:
-            click.echo(f"\n{kind}: simple rules, and the predictor on the cells that neither was shown")
+            click.echo(f"\n{kind}: simple rules, and the predictor on cells held out from both")
             _print_rules(figures["rules"])
         if figures["choice"] and kind == "infer":
             click.echo(f"\n{kind}: slice and batch with the most throughput per slice under a latency limit")

@@ -29,7 +29,7 @@ from slurm_migbatch.lab.cli.common import (
     "--processes",
     type=click.IntRange(1, 1000),
     default=lambda: os.cpu_count() or 1,
-    show_default="one for each processor",
+    show_default="one per processor",
     help="Simulations at once.",
 )
 @click.option("--wrong", is_flag=True, help="Only what wrong forecasts, speeds, restart times and time limits cost.")
@@ -131,7 +131,7 @@ def _with_interval(values: Sequence[float], digits: int) -> str:
 @click.command()
 @data_option
 @click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of the arrivals.")
-@click.option("--wrong", is_flag=True, help="Only what wrong time limits and wrong run times learned cost.")
+@click.option("--wrong", is_flag=True, help="Only with wrong time limits and wrong learned run times.")
 @plot_option
 @json_option
 def fragmentation(data: Path, seeds: int, wrong: bool, plot: Path | None, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from slurm_migbatch.lab.say import Say
 
 @click.command()
 @click.option("--seed", default=1, show_default=True, help="Of the wave.")
-@click.option("--moves", is_flag=True, help="Trainings that make way for larger slices, in place of lending.")
+@click.option("--moves", is_flag=True, help="Moves of training jobs for larger slices, instead of lending.")
 @click.option(
     "--data",
     metavar="DIR",
@@ -124,7 +124,8 @@ def _print_moves(result: Mapping[str, Any]) -> None:
     )
     ratio, low, high = result["wait_over_still"]
     click.echo(
-        f"mean wait with moves over that without: {ratio:.2f} (95 % interval by blocks of jobs {low:.2f} to {high:.2f})"
+        f"mean wait with moves relative to no moves: {ratio:.2f} "
+        f"(95 % interval by blocks of jobs {low:.2f} to {high:.2f})"
     )
     scatter = result["scatter"]
     for name, what in (("wait_s", "mean wait"), ("jct_s", "mean completion time")):
@@ -187,8 +188,10 @@ def rounds(pending: int, slurm_root: str, as_json: bool) -> None:
 
 @click.command()
 @click.option("--nodes", type=click.IntRange(1, 1000), default=256, show_default=True, help="Nodes of the test bed.")
-@click.option("--gpus", type=click.IntRange(1, 16), default=8, show_default=True, help="Simulated H100s of each.")
-@click.option("--jobs", type=click.IntRange(1, 100_000), default=512, show_default=True, help="Jobs of a second each.")
+@click.option("--gpus", type=click.IntRange(1, 16), default=8, show_default=True, help="Simulated H100s per node.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 100_000), default=512, show_default=True, help="Jobs of one second each."
+)
 @click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian.")
 @json_option
 def nodes(nodes: int, gpus: int, jobs: int, slurm_root: str, as_json: bool) -> None:

@@ -36,10 +36,10 @@ _FIGURES: Sequence[tuple[str, tuple[str, ...], str]] = (
     ("compute slices held", ("held",), "share"),
     ("of them busy", ("busy_of_held",), "share"),
     ("fragmentation", ("fragmentation",), "share"),
-    ("instances made or removed", ("reconfigurations",), "count"),
+    ("instances created or destroyed", ("reconfigurations",), "count"),
     ("restarts per job", ("all", "restarts", "mean"), "number"),
     ("lost work", ("all", "lost_s"), "time"),
-    ("waiting jobs given another slice", ("actions", "retype"), "count"),
+    ("pending jobs re-typed", ("actions", "retype"), "count"),
     ("slices lent to training", ("actions", "release"), "count"),
     ("fairness over users (Jain)", ("all", "jain"), "number"),
 )
@@ -54,15 +54,15 @@ _FIGURES: Sequence[tuple[str, tuple[str, ...], str]] = (
     "names",
     multiple=True,
     metavar="NAME",
-    help="Play this policy in place of the scenario's own; several stand side by side. The scenario's parameters count "
-    "where its own is among them.",
+    help="Run this policy instead of the scenario's own; repeat it to compare several. The scenario's parameters "
+    "apply if its own is among them.",
 )
 @click.option(
     "--config",
     "config",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="The migbatch.toml with which policy migbatch decides, in place of the scenario's.",
+    help="The migbatch.toml for policy migbatch, instead of the scenario's.",
 )
 @click.option("--json", "as_json", is_flag=True, help="All figures as one JSON object.")
 @click.option("--html", metavar="FILE", type=_out, help="Write a report with plots (of the first seed).")
@@ -93,13 +93,13 @@ def simulate(
         _list()
         return
     if scenario is None:
-        raise click.UsageError("Missing argument 'SCENARIO'; 'migbatch simulate --example' prints one to begin with")
+        raise click.UsageError("Missing argument 'SCENARIO'; 'migbatch simulate --example' prints an example")
     loaded = scenarios.load(scenario)
     chosen = [_under(loaded, name, config) for name in dict.fromkeys(names or (loaded.policy,))]
     if config is not None and not any(hasattr(variant.params, "config") for variant in chosen):
-        raise click.UsageError("--config is for policy migbatch, which is not played")
+        raise click.UsageError("--config is for policy migbatch, which is not run")
     if log is not None and len(chosen) > 1:
-        raise click.UsageError("--log takes the events of one policy: name one --policy")
+        raise click.UsageError("--log writes the events of one policy: name one --policy")
     _simulate(chosen, as_json, html, log)
 
 
@@ -111,7 +111,7 @@ def _list() -> None:
         for name in registry.POLICIES
         for kind in (registry.find(name),)
     ]
-    print_table(("POLICY", "WHAT IT DOES", "PARAMETERS"), rows)
+    print_table(("POLICY", "DESCRIPTION", "PARAMETERS"), rows)
 
 
 def _under(scenario: Scenario, name: str, config: Path | None) -> Scenario:
@@ -196,7 +196,7 @@ def _play(scenario: Scenario, workload: ScenarioData, *, wanted: bool) -> _Polic
 def _unfinished(figures: Mapping[str, Any]) -> Iterator[str]:
     unfinished = figures["all"]["jobs"] - figures["all"]["done"]
     if unfinished:
-        yield f"{unfinished} jobs were not done at the end: they ask for more than there is, or the time was up"
+        yield f"{unfinished} jobs had not ended at the end: they exceed the cluster's capacity, or the time was over"
 
 
 def _notes(trace: Iterable[str], outcomes: Sequence[_PolicyFigures]) -> list[str]:
@@ -257,7 +257,7 @@ def _page(scenario: Scenario, trace: Sequence[str], outcomes: Sequence[_PolicyFi
         times[f"wait{which}"] = [run.started - run.job.arrival for run in runs if run.started is not None]
     part = scenario.cluster
     cluster = SimulatedCluster.of(scenario.geometry, part.nodes * part.gpus, part.gpus)
-    drawn = [plots.cdf(times, "Jobs that took at most so long")]
+    drawn = [plots.cdf(times, "Jobs that took at most this long")]
     for outcome in outcomes:
         which, result = "" if len(outcomes) == 1 else f": {outcome.policy}", outcome.first
         drawn.append(

@@ -28,7 +28,7 @@ def study() -> None:
 
 
 def _say(result: Mapping[str, Any]) -> None:
-    click.echo("study of a paper's idea: migbatchd runs nothing of this, what is called ours included")
+    click.echo("study of a paper's idea: migbatchd uses none of these rules, including those called ours")
     print_notes(result)
 
 
@@ -50,7 +50,7 @@ def instances(data: Path, plot: Path | None, as_json: bool) -> None:
         ("GPUs", *names, "total"),
         [(row["name"], *(f"{count:g}" for count in row["gpus"]), str(row["total"])) for row in result["rows"]],
     )
-    click.echo(f"\npredicted, counted on at {result['confidence']:g}; settings in use are measured between rounds")
+    click.echo(f"\npredicted, with confidence {result['confidence']:g}; settings in use are measured between rounds")
     lines = [
         (
             row["known"] if number == 0 else "",
@@ -128,7 +128,7 @@ def paris_elsa(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None
         return
     _say(result)
     for entry in result["results"]:
-        click.echo(f"\nbatches of variance {entry['variance']:g}: pieces of work a second, means of {seeds} streams")
+        click.echo(f"\nbatches of variance {entry['variance']:g}: items per second, means of {seeds} streams")
         names = list(entry["models"][0]["rates"])
         lines = [
             (
@@ -145,7 +145,9 @@ def paris_elsa(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None
 
 @study.command()
 @data_option
-@click.option("--mixes", type=click.IntRange(2, 1000), default=10, show_default=True, help="Of each number of models.")
+@click.option(
+    "--mixes", type=click.IntRange(2, 1000), default=10, show_default=True, help="Mixes of each number of models."
+)
 @plot_option
 @json_option
 def dstack(data: Path, mixes: int, plot: Path | None, as_json: bool) -> None:

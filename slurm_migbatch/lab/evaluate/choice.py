@@ -75,7 +75,7 @@ def cases(guess: Guess, level: float | None) -> list[ChoiceOutcome]:
 
 
 def summary(outcomes: Sequence[ChoiceOutcome]) -> dict[str, Any]:
-    """Return the share of limits broken, and the mean quality over the cases that kept theirs."""
+    """Return the share of limits exceeded, and the mean quality over the cases that kept theirs."""
     qualities = [case.quality for case in outcomes if case.quality is not None]
     return {
         "cases": len(outcomes),

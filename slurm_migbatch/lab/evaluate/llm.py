@@ -93,11 +93,11 @@ def _point(line: CsvLine) -> Point:
         raise line.wrong(f"system must be one of {', '.join(SYSTEMS)}")
     facts, model = facts_of(system[0]), names.resolve(line.text("model_path"))
     if facts is None or model is None:
-        raise line.wrong("nothing is known of this model")
+        raise line.wrong("this model is unknown")
     precision_name = line.text("precision")
     weight_precision = precision.quantised(precision_name) if precision_name else precision.plain("bf16")
     if weight_precision is None:
-        raise line.wrong("precision is not known")
+        raise line.wrong("precision is unknown")
     inputs, outputs = (int(line.number_of(name, 1, 1e7)) for name in ("isl", "osl"))
     engine = line.text("backend")
     bits = precision.CACHE["fp8" if weight_precision.name == CACHE_FP8 else "auto"]
@@ -260,9 +260,9 @@ def evaluate(points: Sequence[Point]) -> dict[str, Any]:
         for place, figure in enumerate(("ttft", "tpot"))
     }
     memory = _memory()
-    bars = [Bar(f"{figure} MAPE (%), each model left out", scores[f"ours/{figure}"]["mape"], TARGETS[figure])
+    bars = [Bar(f"{figure} MAPE (%), each model held out", scores[f"ours/{figure}"]["mape"], TARGETS[figure])
             for figure in ("ttft", "tpot")]  # fmt: skip
-    bars.append(Bar("memory beside vLLM's own report: error (%)", memory["error"], MEMORY_TARGET))
+    bars.append(Bar("memory compared with vLLM's report: error (%)", memory["error"], MEMORY_TARGET))
     return {
         "points": len(points),
         "models": models,

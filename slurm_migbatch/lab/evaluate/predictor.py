@@ -32,7 +32,8 @@ from slurm_migbatch.profiling.measurement import Measurement
 
 RULE: Final = (
     f"largest slice at batch {FIRST_BATCH:g}; middle slice at batch {MIDDLE_BATCH:g}; smallest slice at batch "
-    f"{SMALL_BATCH:g}; then the point likeliest to be chosen and least sure (slurm_migbatch/predict/points.py)"
+    f"{SMALL_BATCH:g}; then the point likeliest to be worth choosing and least certain "
+    "(slurm_migbatch/predict/points.py)"
 )
 MAPE_TARGETS: Final = (60.0, 30.0, 10.0, 8.0)
 """Mean error in per cent at 0, 1, 2, 3 points, for inference."""
@@ -231,11 +232,11 @@ def _inference_bars(figures: Mapping[str, Any], options: Options) -> list[Bar]:
             continue
         if row["level"] is None:
             name = f"choice at k={max_points} by middle figures"
-            bars.append(Bar(f"{name}: share of limits broken", row["broken"], choice.BROKEN_TARGET))
+            bars.append(Bar(f"{name}: share of limits exceeded", row["broken"], choice.BROKEN_TARGET))
             bars.append(Bar(f"{name}: throughput per slice lost", 1 - row["quality"], 1 - choice.QUALITY_TARGET))
         elif row["level"] == options.level:
             name = f"choice at k={max_points} with a margin of {options.level:.0%}"
-            bars.append(Bar(f"{name}: share of limits broken", row["broken"], choice.BROKEN_TARGET))
+            bars.append(Bar(f"{name}: share of limits exceeded", row["broken"], choice.BROKEN_TARGET))
     return bars
 
 
@@ -261,7 +262,7 @@ def _notes(
     notes = []
     if train is None:
         names = "" if options.leave == "laboratory" else ", under all its names and from every source"
-        notes.append(f"each {options.leave} is left out of the training{names}")
+        notes.append(f"each {options.leave} is held out of the training{names}")
     else:
         seen = sorted({outcome.sample.model for outcome in predictions if outcome.seen})
         notes.append(
@@ -270,9 +271,9 @@ def _notes(
         )
     strange = sorted({outcome.sample.model for outcome in predictions if outcome.sample.known.doubt})
     if strange and not options.blind:
-        notes.append(f"no public facts are known (unlisted), only what the table says: {', '.join(strange)}")
+        notes.append(f"no public specifications (unlisted), only data of the table: {', '.join(strange)}")
     if options.blind:
-        notes.append("no facts about models are used (--blind), only what the table says of them")
+        notes.append("no specifications of models are used (--blind), only data of the table")
     timed = {identity(outcome.sample.model) for outcome in predictions if scored(outcome).any()}
     missing = sorted({row.model for row in rows if identity(row.model) not in timed})
     if missing:
@@ -283,5 +284,5 @@ def _notes(
     if few:
         notes.append(f"with fewer than {options.points + 1} cells, so not at every k: {', '.join(few)}")
     if not any(outcome.sample.kind == "infer" for outcome in predictions):
-        notes.append("no inference was measured: errors have no targets here, and nothing is chosen under limits")
+        notes.append("no inference was measured: errors have no targets, and there is no choice under limits")
     return notes

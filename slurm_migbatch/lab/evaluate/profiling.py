@@ -97,9 +97,9 @@ def evaluate(
                     by_stage.setdefault((stage.label, way), []).extend(
                         result for result in results if result is not None
                     )
-    notes = [origin, f"each {leave} is left out of the training; cells that did not run are no part of a model's grid"]
+    notes = [origin, f"each {leave} is held out of the training; cells that did not run are not part of a model's grid"]
     if impossible:
-        notes.append(f"{impossible} services have a limit that no measured cell keeps: left out")
+        notes.append(f"{impossible} services have a limit that no measured cell keeps: skipped")
     totals = [
         {"measured": label, "cells_share": round(float(np.mean(measured[label])), 4), "way": way, **_summary(placed)}
         for label in _LABELS
@@ -213,6 +213,6 @@ def _bars(totals: Sequence[Mapping[str, Any]]) -> list[Bar]:
     for total in totals:
         if total["measured"] == f"{BAR_SHARE:.0%}" and total["way"] == MARGIN and total["extra"] is not None:
             name = f"{BAR_SHARE:.0%} of the cells measured"
-            bars.append(Bar(f"{name}: extra slices where the limit is kept", total["extra"], EXTRA_TARGET))
-            bars.append(Bar(f"{name}: share of limits broken", total["broken"] / total["services"], BROKEN_TARGET))
+            bars.append(Bar(f"{name}: extra slices with the limit kept", total["extra"], EXTRA_TARGET))
+            bars.append(Bar(f"{name}: share of limits exceeded", total["broken"] / total["services"], BROKEN_TARGET))
     return bars

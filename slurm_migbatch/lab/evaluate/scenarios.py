@@ -46,13 +46,13 @@ def services(data: Path, samples: Sequence[Sample]) -> tuple[list[ServiceLoad], 
     if loads:
         return loads, why
     made = [service for sample in samples for service in _made(sample)]
-    return made, f"{why}: rates and limits are made up from each model's largest slice"
+    return made, f"{why}: synthetic rates and limits, from each model's largest slice"
 
 
 def _read(data: Path, samples: Sequence[Sample]) -> tuple[list[ServiceLoad], str]:
     files = {path.name.lower(): path for path in sorted(data.rglob("*.csv"))} if data.is_dir() else {}
     if not {LATENCY_FILE, RATE_FILE} <= set(files):
-        return [], "no scenarios lie below the folder"
+        return [], "there are no scenarios in the directory"
     columns = sorted(
         (sample for sample in samples if sample.stack.endswith(f"|{PARVAGPU}")), key=lambda sample: sample.model
     )

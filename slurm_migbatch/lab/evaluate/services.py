@@ -14,9 +14,9 @@ After a placement the cells in use are measured, and as many of the rule's next 
 is replayed on the measured table. A limit is broken where a cell in use takes longer than it may, a rate is short where
 the instances serve less.
 
-Best guess or more hopeful figures, and how many points a round has, was chosen on made-up services of every second
-model of ParvaGPU's; made-up services of the other models, and its scenarios, are told apart. What `DOUBTFUL` does where
-predictions are wrong was set with all of them seen.
+Median or more optimistic figures, and the number of points per round, were chosen on synthetic services of every second
+model of ParvaGPU's; synthetic services of the other models, and its scenarios, are reported separately. `DOUBTFUL`, for
+wrong predictions, was set after all of them had been seen.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def evaluate(data: Path, say: Say = silent) -> dict[str, Any]:
     names = sorted(bench.subjects)
     made = []
     for name, half, seed in ((CHOSEN_ON, names[0::2], 1), ("others", names[1::2], 2)):
-        say(f"made-up services, models {name}", 2)
+        say(f"synthetic services, models {name}", 2)
         scenarios = made_up([bench.subjects[model] for model in half], MADE, seed)
         made += _made(bench, name, scenarios)
     return {
@@ -263,7 +263,7 @@ def _in_line(bench: InstanceBench) -> dict[str, Any]:
         found = allocate(bench.geometry, asked)
         assert found is not None
         counts.append(found.gpus)
-    return _row(f"{MEASURED}, without {sum(map(len, odd.values()))} cells out of line", counts)
+    return _row(f"{MEASURED}, without {sum(map(len, odd.values()))} outlier cells", counts)
 
 
 def _odd(bench: InstanceBench) -> dict[str, frozenset[InstanceSetting]]:
@@ -292,7 +292,7 @@ def _told(odd: Mapping[str, frozenset[InstanceSetting]]) -> list[str]:
         for model, settings in odd.items()
         for s in sorted(settings)
     ]
-    return [f"out of line, hardly slower than half the batch: {', '.join(cells)}"] if cells else []
+    return [f"outliers, hardly slower than half the batch: {', '.join(cells)}"] if cells else []
 
 
 def _row(name: str, gpus: Sequence[int]) -> dict[str, Any]:
@@ -387,36 +387,36 @@ def _bars(
     others = [way for way in made if way["half"] != CHOSEN_ON and way["name"] != GRID]
     return [
         Bar("first placement: GPUs", first["total"], FIRST_TARGET),
-        Bar("first placement: limits broken and rates short", first["broken"] + first["short"], 0),
+        Bar("first placement: limits exceeded and rates not met", first["broken"] + first["short"], 0),
         Bar("after one round: GPUs", second["total"], ROUND_TARGET),
-        Bar("after one round: limits broken and rates short", second["broken"] + second["short"], 0),
+        Bar("after one round: limits exceeded and rates not met", second["broken"] + second["short"], 0),
         Bar(
             "predictions wrong by x0.5 to x2: GPUs of the first placement over MIG off, at worst",
             max(way["rounds"][0]["total"] for way in wrong) / off,
             LOSS_TARGET,
         ),
         Bar(
-            "predictions wrong by x0.5 to x2: limits broken in the first placement, at worst",
+            "predictions wrong by x0.5 to x2: limits exceeded in the first placement, at worst",
             max(way["rounds"][0]["broken"] for way in wrong),
             0,
         ),
         Bar(
-            "predictions wrong by x0.5 to x2: rates short in the first placement, at worst",
+            "predictions wrong by x0.5 to x2: rates not met in the first placement, at worst",
             max(way["rounds"][0]["short"] for way in wrong),
             0,
         ),
         Bar(
-            "predictions wrong by x0.5 to x2: limits broken and rates short after one round, at worst",
+            "predictions wrong by x0.5 to x2: limits exceeded and rates not met after one round, at worst",
             max(way["rounds"][1]["broken"] + way["rounds"][1]["short"] for way in wrong),
             0,
         ),
         Bar(
-            "the same on made-up services of other models: GPUs of the first placement over MIG off, at worst",
+            "the same on synthetic services of other models: GPUs of the first placement over MIG off, at worst",
             max(way["rounds"][0]["total"] / way["off"] for way in others),
             LOSS_TARGET,
         ),
         Bar(
-            "the same on made-up services of other models: limits broken and rates short at first, at worst",
+            "the same on synthetic services of other models: limits exceeded and rates not met initially, at worst",
             max(way["rounds"][0]["broken"] + way["rounds"][0]["short"] for way in others),
             0,
         ),

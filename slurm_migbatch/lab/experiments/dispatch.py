@@ -288,8 +288,8 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
         "notes": [
             f"{len({model for model, _ in seconds})} models as measured, one process on a slice, no predictor; "
             f"{JOBS} jobs, the first {WARM} not counted",
-            "static cuts are chosen with hindsight and have no delay; no job's promise is broken on them",
-            "slices' interference is not modelled; what free space is offered as is found from the jobs themselves",
+            "static layouts are chosen in hindsight and have no delay; no job's limit is exceeded on them",
+            "interference of slices is not modelled; offers for free space are derived from the jobs themselves",
         ],
         "results": results,
         "bars": [bar.to_dict() for result in results for bar in bars(result)],
@@ -311,7 +311,7 @@ def _load(seconds: Seconds, load: float, seeds: int, say: Say) -> dict[str, Any]
         say(f"load {load:g}: {cut}", steps)
         best = _best(drawn, some)
         if best is None:
-            raise NotMeasurable(f"{cut}: on none of them every job keeps its promise")
+            raise NotMeasurable(f"{cut}: with none of them all jobs keep their limits")
         chosen[cut], of[cut] = best
     means = {name: [_mean(ends) for ends in runs] for name, runs in of.items()}
     return {

@@ -102,13 +102,13 @@ def child(arguments: Sequence[str]) -> Mapping[str, Any]:
     )
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip() and not line.endswith(" ...")]
-        raise RuntimeError("; ".join(lines[-3:]) or f"it ended with status {done.returncode} and said nothing")
+        raise RuntimeError("; ".join(lines[-3:]) or f"it ended with status {done.returncode} without output")
     try:
         found = json.loads(done.stdout)
     except ValueError as error:
         raise RuntimeError(f"it printed no JSON ({error})") from None
     if not isinstance(found, dict):
-        raise RuntimeError("it printed JSON that is no object")
+        raise RuntimeError("it printed JSON that is not an object")
     return found
 
 

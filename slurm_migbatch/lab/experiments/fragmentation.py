@@ -271,9 +271,9 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
         "seeds": seeds,
         "notes": [
             *notices,
-            "pods of several GPUs are left out; long ones count as a day",
-            "slices' interference is not modelled; first fit, best fit and the pool have no delay and no Slurm",
-            "what free space is offered as is found from the population, as migbatchd finds it from its record",
+            "pods of several GPUs are skipped; long ones count as a day",
+            "interference of slices is not modelled; first fit, best fit and the pool have no delay and no Slurm",
+            "offers for free space are derived from the population, as migbatchd derives them from its record",
         ],
         "populations": results,
         "bars": [bar.to_dict() for bar in bars(results)],

@@ -255,7 +255,7 @@ def simulate(
 def complete(values: dict[str, float]) -> dict[str, float]:
     """Return the figures of a simulation in which every job was done; raises NotMeasurable where one was not."""
     if values.pop("unfinished"):
-        raise NotMeasurable("a job was never done: the simulation is at fault")
+        raise NotMeasurable("a job never ended: this is a bug in the simulation")
     return values
 
 
@@ -327,8 +327,8 @@ def measure(
         else [
             f"study of DeepBoot's policy: {len(jobs)} Pollux workloads of {len(jobs[0])} jobs, elastic on whole GPUs; "
             "decide.lending.allocation.allocate decides, with settings of the study's own; migbatchd does not lend so",
-            f"inference: made up, bursts from {origin}, day pattern, {HISTORY_DAYS} days of history",
-            "restless uses every idle GPU every minute whatever it costs; free does so at no cost, as a bound",
+            f"inference: synthetic, bursts from {origin}, day pattern, {HISTORY_DAYS} days of history",
+            "restless uses every idle GPU every minute at any cost; free does so at no cost, as a bound",
             "Lyra's loans of whole servers are a reconstruction; all ways of one load share jobs, requests and costs",
         ]
     )
@@ -342,7 +342,7 @@ def measure(
         of_slices = lendslices.LOADS if slices is None else slices
         shipped = lendruns.measure(miso, moments, seeds, of_slices, say=say, processes=processes)
         notes.append(
-            "slices: MISO's jobs on one slice each; each application of inference has bursts of its own; promise of "
+            "slices: MISO's jobs on one slice each; each application of inference has bursts of its own; limit of "
             f"inference: 95 of 100 start within {lendslices.PROMISE_S:g} s"
         )
     settings = lendruns.settings()

@@ -198,7 +198,7 @@ def measure(
         "seeds": seeds,
         **lendruns.settings(),
         "notes": [
-            "every row is beside training on its own half that is told what is right, with the same jobs and restarts",
+            "every row is relative to training on its own half with correct data, with the same jobs and restarts",
             f"95 of 100 requests are to start within {lendslices.PROMISE_S:g} s, and at most "
             f"{lending.TARGET_DELAY_S:g} s (p95) later than without lending",
         ],

@@ -169,7 +169,7 @@ def measure(data: Path, trace: Trace, scales: Sequence[int], say: Say = silent) 
     bars = [Bar(f"{whole_run['jobs']} Philly jobs under the full lending policy [s]", whole_run["cpu_s"], TARGET_S)]
     return {
         "notes": [
-            "under lending (a study): Philly names no models, so they are drawn from Pollux's; inference is made up",
+            "under lending (a study): Philly names no models, so they are drawn from Pollux's; inference is synthetic",
         ],
         "whole": whole_run,
         "growth": growth,

@@ -300,8 +300,8 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
         "seeds": seeds,
         "notes": [
             f"{PIPELINES} pipelines of {len(KINDS)} kinds in each stream, models as measured, one process on a slice",
-            "bert-large stands for language models: of those measured it gains least by a large slice",
-            "the oracle knows true times and has the GPUs for itself; its slice-seconds bound what any split can save",
+            "bert-large represents language models: of the measured models it gains least from a large slice",
+            "the oracle knows true times and has the GPUs for itself; its slice-seconds bound the savings of any split",
         ],
         "results": results,
         "bars": [bar.to_dict() for result in results for bar in bars(result)],
@@ -360,9 +360,9 @@ def bars(result: Mapping[str, Any]) -> list[Bar]:
     ways, name = result["ways"], result["scenario"]
     ours = ways[OURS]
     if result["wrong"]:
-        return [Bar(f"{name}: promises kept less {ALONE}", ours["kept"] - ways[ALONE]["kept"], -LOST, at_least=True)]
+        return [Bar(f"{name}: deadlines met minus {ALONE}", ours["kept"] - ways[ALONE]["kept"], -LOST, at_least=True)]
     more = max((EQUAL, PROPORTIONAL), key=lambda way: ways[way]["kept"])
     return [
-        Bar(f"{name}: promises kept less {more}", ours["kept"] - ways[more]["kept"], 0.0, at_least=True),
+        Bar(f"{name}: deadlines met minus {more}", ours["kept"] - ways[more]["kept"], 0.0, at_least=True),
         Bar(f"{name}: slice-seconds over {result['cheaper']}", ours["over_cheaper"][0], SAVED),
     ]

@@ -49,7 +49,7 @@ def fragmentation(result: Result) -> Plots:
                 into.setdefault(f"load {load['load']:g}", []).append(PlottedBar(way, row[key]))
         key = name.replace(" ", "-")
         plots[f"wait-{key}"] = bars(waits, f"Mean wait: {name}", "s")
-        plots[f"accepted-{key}"] = bars(accepted, f"Share of slices that find a place: {name}", "of those asked for")
+        plots[f"accepted-{key}"] = bars(accepted, f"Share of slices accepted: {name}", "of those requested")
     return plots
 
 
@@ -93,7 +93,7 @@ def placement(result: Result) -> Plots:
                 lines[_rule(row["rule"])].append((load["load"], row["accepted"][0]))
             gains[f"load {load['load']:g}"] = [_ratio(_rule(row["rule"]), row["gain_jobs"]) for row in load["rules"]]
         key = name.replace(" ", "-")
-        plots[f"accepted-{key}"] = curves(lines, f"Share of jobs that find a place: {name}", "load")
+        plots[f"accepted-{key}"] = curves(lines, f"Share of jobs accepted: {name}", "load")
         plots[f"gain-{key}"] = bars(gains, f"Accepted jobs over first fit: {name}", "times as many", 1.0)
     return plots
 

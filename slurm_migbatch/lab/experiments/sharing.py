@@ -244,9 +244,9 @@ def measure(
         "seeds": seeds,
         **settings(),
         "notes": [
-            "[lending] share is off as shipped and on here; everything else is at its default",
-            f"{GPUS} GPUs cut into {PROFILE}, a slice for each of {JOBS} jobs of Muri's trace, all of one user; "
-            f"nothing charged for starting, {RESTART.checkpoint_s + RESTART.restart_s:g} s for a restart; "
+            "[lending] share is off by default and on here; everything else is at its default",
+            f"{GPUS} GPUs divided into {PROFILE}, a slice for each of {JOBS} jobs of Muri's trace, all of one user; "
+            f"starts are free, {RESTART.checkpoint_s + RESTART.restart_s:g} s for a restart; "
             "time limits do not end jobs",
             f"{len(found.measured)} pairs measured by Gavel on a V100: median slowdown "
             f"{statistics.median(xi for pair in found.measured for xi in pair):.2f}; 1.5 is assumed "

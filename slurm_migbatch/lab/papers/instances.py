@@ -154,7 +154,7 @@ def fewest_slices(rates: Sequence[float], slices: Sequence[int], wanted: float) 
         if rate > 0 and (size not in best or rate > rates[best[size]]):
             best[size] = i
     if not best:
-        raise ValueError("there is no kind of instance to choose from")
+        raise ValueError("there is no instance type to choose from")
     scale = 1
     max_slices = math.ceil(wanted / max(rates[i] / size for size, i in best.items())) + max(best)
     if max_slices > MOST_SLICES:

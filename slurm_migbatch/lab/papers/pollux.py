@@ -22,7 +22,7 @@ from slurm_migbatch.lab.papers.deepboot import Choice, allocate
 Key = TypeVar("Key", bound=Hashable)
 
 DELAY_S: Final = 30.0
-"""What a restart is taken to cost, in seconds."""
+"""Assumed cost of a restart, in seconds."""
 PERIOD_S: Final = 60.0
 _NOTHING: Final = 1e-3
 """The speedup over the fair share that a job without GPUs counts with."""

@@ -98,7 +98,7 @@ class Simulation:
             PlaceError: what others hold is in the way.
         """
         if run.places or run.ended is not None:
-            raise SimulationError(f"at {self.now:.3f} s: {run.job.name} cannot be started, it does not wait")
+            raise SimulationError(f"at {self.now:.3f} s: {run.job.name} cannot be started, it is not pending")
         costs = run.job.costs
         if pause is None:
             pause = costs.restart_s if run.starts else costs.cold_start_s
@@ -133,7 +133,7 @@ class Simulation:
             PlaceError: what others hold is in the way.
         """
         if not run.places:
-            raise SimulationError(f"at {self.now:.3f} s: {run.job.name} cannot move, it does not run")
+            raise SimulationError(f"at {self.now:.3f} s: {run.job.name} cannot be moved, it is not running")
         costs = run.job.costs
         run.settle(self.now)
         save = self._saving(run) if save is None else save
@@ -160,7 +160,7 @@ class Simulation:
             SimulationError: it does not run.
         """
         if not run.places:
-            raise SimulationError(f"at {self.now:.3f} s: {run.job.name} cannot be preempted, it does not run")
+            raise SimulationError(f"at {self.now:.3f} s: {run.job.name} cannot be preempted, it is not running")
         run.settle(self.now)
         lost = run.lost
         if not save:
@@ -211,7 +211,7 @@ class Simulation:
                 at_once = 0
             at_once += 1
             if at_once > _MOST_AT_ONCE:
-                raise SimulationError(f"at {moment:.3f} s: the policy sets timers for this very moment without end")
+                raise SimulationError(f"at {moment:.3f} s: the policy keeps setting timers for this moment")
             self._take_events(moment)
             position = self._take_arrivals(moment, position)
             self.policy.decide(self)
@@ -348,7 +348,7 @@ class Simulation:
         run.alone = self.speeds.speed(run.job, places, steps)
         if not run.alone > 0:
             where = ", ".join(str(place) for place in places)
-            raise SimulationError(f"at {self.now:.3f} s: {run.job.name} does not fit where it was put ({where})")
+            raise SimulationError(f"at {self.now:.3f} s: {run.job.name} does not fit at its place ({where})")
         for place in places:
             self._meter.mark(gpus[place.gpu].cells[place.slot], self.now)
         self._foresee(run)

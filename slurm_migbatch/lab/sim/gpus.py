@@ -96,14 +96,14 @@ _TABLE: Final[Mapping[str, tuple[str, tuple[_Row, ...]]]] = {
 
 
 class UnknownGpu(ValueError):
-    """A name of no GPU that can be simulated; the message lists those that can."""
+    """A GPU that cannot be simulated; the message lists the known ones."""
 
 
 @lru_cache(maxsize=64)
 def geometry(gpu: str) -> Geometry:
     """Return the geometry of a model by its short name, `a100-80gb`; raises UnknownGpu."""
     if gpu not in _TABLE:
-        raise UnknownGpu(f"{gpu!r} is no GPU that can be simulated; known are {', '.join(_TABLE)}")
+        raise UnknownGpu(f"{gpu!r} cannot be simulated; known GPUs: {', '.join(_TABLE)}")
     name, rows = _TABLE[gpu]
     return Geometry(name, [_info(*row) for row in rows])
 

@@ -139,7 +139,7 @@ def bars(groups: Mapping[str, Sequence[PlottedBar]], title: str, label: str, mar
         axes.xaxis.set_major_formatter(numbers())
         if mark is not None:
             line = axes.axvline(mark, color="#000000", linestyle="--", linewidth=1.0, gid="mark")
-            figure.legend([line], [f"what they are held against: {mark:g}"], loc="outside lower left")
+            figure.legend([line], [f"reference: {mark:g}"], loc="outside lower left")
 
     return document(_WIDTH, _AROUND + LINE * (rows + (mark is not None)), paint)
 

@@ -38,9 +38,11 @@ class ClusterPart:
     gpu: str = key("a100-80gb", "GPU model.", one_of(*gpus.models()))
     nodes: int = key(1, "Nodes.", between(1, 100_000))
     gpus: int = key(8, "GPUs of each node.", between(1, 64))
-    mig: bool = key(True, "Whether the GPUs can be cut into slices.")
-    neighbours: float = key(0.019, "What busy slices beside it cost a job on average (A30: 0.084).", between(0.0, 0.5))
-    neighbours_worst: float = key(0.07, "And at worst (A30: 0.12).", between(0.0, 1.0))
+    mig: bool = key(True, "Whether the GPUs have MIG on.")
+    neighbours: float = key(
+        0.019, "Mean slowdown of a job by busy slices on the same GPU (A30: 0.084).", between(0.0, 0.5)
+    )
+    neighbours_worst: float = key(0.07, "The same at worst (A30: 0.12).", between(0.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -48,19 +50,23 @@ class WorkloadPart:
     """What arrives."""
 
     trace: str = required("Which reader.", one_of(*TRACES))
-    path: str = required("The file; relative to this one.")
-    profiles: str = key("", "Folder of measured profiles (traces/bert/...): pollux needs it, mixed may have it.")
+    path: str = required("The trace file; relative to this file.")
+    profiles: str = key(
+        "", "Directory of measured profiles (traces/bert/...): required for pollux, optional for mixed."
+    )
     begin_s: float = key(0.0, "Where to begin in the trace.", _of_seconds())
     end_s: float = key(1e12, "Where to end.", _of_seconds())
-    limit: int = key(10**9, "At most so many jobs.", between(1, 10**9))
-    load: float = key(1.0, "How many times as fast they arrive.", between(1e-3, 1e3))
-    copies: int = key(1, "How many times over; each copy a little later.", between(1, 1000))
+    limit: int = key(10**9, "Maximum number of jobs.", between(1, 10**9))
+    load: float = key(1.0, "Factor by which arrivals are faster.", between(1e-3, 1e3))
+    copies: int = key(1, "Number of copies of the jobs; each copy slightly later.", between(1, 1000))
     infer: tuple[str, ...] = key((), "Partitions of an sacct export that do inference.")
     models: str = key(
-        "keep", "Whose models: keep the trace's, or draw one from the speeds for each job.", one_of("keep", "draw")
+        "keep",
+        "Models of the jobs: keep the trace's, or draw one from the speeds for each job.",
+        one_of("keep", "draw"),
     )
-    slo_s: float = key(0.0, "Seconds within which inference jobs must be done; 0: no limit.", _of_seconds())
-    start_slo_s: float = key(0.0, "Seconds within which they must have started to work; 0: no limit.", _of_seconds())
+    slo_s: float = key(0.0, "Seconds within which inference jobs must end; 0: no limit.", _of_seconds())
+    start_slo_s: float = key(0.0, "Seconds within which they must start; 0: no limit.", _of_seconds())
 
 
 @dataclass(frozen=True)
@@ -69,13 +75,13 @@ class SpeedsPart:
 
     kind: str = key(
         "linear",
-        "whole: as fast everywhere; linear: by compute slices; table: as measured; predictor: as it expects.",
+        "whole: the same on every slice; linear: by compute slices; table: measured; predictor: predicted.",
         one_of("whole", "linear", "table", "predictor"),
     )
-    path: str = key("", "Table or folder of measurements (table), or of what the predictor learns from (predictor).")
+    path: str = key("", "Table or directory of measurements (table), or of the predictor's training data (predictor).")
     exponent: float = key(1.0, "linear: speed is the share of compute slices to this power.", between(0.0, 2.0))
-    shared: float = key(2.0, "How many times slower two jobs in one slice make each other.", between(1.0, 100.0))
-    pairs: str = key("", "Table app1,app2,slowdown1,slowdown2 of what pairs in one slice do, where that is known.")
+    shared: float = key(2.0, "Slowdown of two jobs on one slice.", between(1.0, 100.0))
+    pairs: str = key("", "Table app1,app2,slowdown1,slowdown2 of known pairs on one slice.")
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class CostsPart:
 
     train_start_s: float = key(0.0, "Training: from its first slice to its first progress.", _of_seconds())
     train_restart_s: float = key(30.0, "Training: the same after an interruption or a move.", _of_seconds())
-    train_checkpoint_s: float = key(0.0, "Training: to save its work before it goes.", _of_seconds())
+    train_checkpoint_s: float = key(0.0, "Training: time to save its work before it is stopped.", _of_seconds())
     infer_start_s: float = key(0.0, "Inference: from its first slice to its first answer.", _of_seconds())
     infer_restart_s: float = key(0.0, "Inference: the same after an interruption.", _of_seconds())
 
@@ -93,9 +99,9 @@ class CostsPart:
 class RunPart:
     """Repetitions and limits."""
 
-    seeds: int = key(1, "How many times, with different seeds.", between(1, 1000))
-    first_seed: int = key(0, "The first of them.", between(0, 2**31))
-    until_s: float = key(1e12, "Stop then, whatever is left.", _of_seconds(1.0))
+    seeds: int = key(1, "Number of runs, with different seeds.", between(1, 1000))
+    first_seed: int = key(0, "The first seed.", between(0, 2**31))
+    until_s: float = key(1e12, "Stop at this time, with any number of jobs left.", _of_seconds(1.0))
 
 
 @dataclass(frozen=True)
@@ -212,7 +218,7 @@ def _apart(scenario: Scenario, where: Mapping[tuple[str, ...], int]) -> Iterator
     if workload.trace in ("helios", "azure", "mooncake"):
         yield Problem(
             at("workload", "trace"),
-            f"{workload.trace} holds no jobs: it is for policies that serve requests or demand, in 'migbatch bench'",
+            f"{workload.trace} has no jobs: it is for policies that serve requests or demand, in 'migbatch bench'",
         )
     if speeds.kind in ("table", "predictor") and not speeds.path:
         yield Problem(at("speeds", "kind"), f"speeds of kind {speeds.kind!r} need speeds.path")
@@ -244,7 +250,7 @@ def describe() -> str:
     out += [
         f"# Who decides. {registry.DEFAULT}: {kind.about}.",
         f"# Baselines and policies of papers: {', '.join(others)}.",
-        "# Their parameters are other ones than these, which follow the name (see: migbatch simulate --policies).",
+        "# Their parameters differ from these (see: migbatch simulate --policies).",
         "[policy]",
         f'#name = "{registry.DEFAULT}"',
         *_keys(kind.params),

@@ -251,7 +251,7 @@ class SlurmSimulation:
     def _check(self, rounds: int) -> None:
         if rounds % 1000 == 0 and self.clock.following is None and not self._left:
             waiting = [f"{row.job_id} ({row.gres}, {row.reason})" for row in self.slurm.queue.values()][:5]
-            raise Stuck(f"nothing happens any more and {len(self.slurm.queue)} jobs are left: {', '.join(waiting)}")
+            raise Stuck(f"there are no further events and {len(self.slurm.queue)} jobs are left: {', '.join(waiting)}")
 
     # -- what happens ----------------------------------------------------------------------------------------------
 

@@ -218,8 +218,8 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
         "seeds": seeds,
         "rules": [rule.name for rule in RULES],
         "notes": [
-            "whole GPUs, two jobs on each at most, work and slowdowns known exactly, nothing charged for starting",
-            "30 and 61 jobs: a reconstruction of traces that are not at hand, from Pollux's jobs and Philly's arrivals",
+            "whole GPUs, at most two jobs on each, work and slowdowns known exactly, starts are free",
+            "30 and 61 jobs: a reconstruction of unavailable traces, from Pollux's jobs and Philly's arrivals",
             f"{len(found.measured)} pairs measured by Gavel on a V100: median slowdown "
             f"{statistics.median(xi for pair in found.measured for xi in pair):.2f}",
         ],

@@ -237,7 +237,7 @@ def measure(
     if len(models) < max(sizes):
         raise NotMeasurable(
             f"{data} has {len(models)} models that were measured with one process on "
-            f"{', '.join(k.name for k in kinds)} of an {GPU}; mixes of {max(sizes)} are asked for"
+            f"{', '.join(k.name for k in kinds)} of an {GPU}; mixes of {max(sizes)} are requested"
         )
     results = []
     for which in batches:
@@ -257,9 +257,9 @@ def measure(
         "gpu": GPU,
         "mixes": mixes,
         "notes": [
-            f"{len(models)} models; seconds as measured, no predictor; legal layouts only; making and removing "
-            "instances is charged",
-            "D-STACK is a reconstruction; utilisation and fairness at half the ideal load with gaps used out of turn",
+            f"{len(models)} models; seconds as measured, no predictor; legal layouts only; creating and destroying "
+            "instances costs time",
+            "D-STACK is a reconstruction; utilisation and fairness at half the ideal load with gaps filled out of turn",
             *(_ceiling(result) for result in results),
         ],
         "results": results,
@@ -357,8 +357,8 @@ def _ceiling(result: Mapping[str, Any]) -> str:
     """Say how much better than temporal sharing any scheduler could make use of the GPU."""
     used = result["all"]["filled"]["temporal sharing"]["utilisation"]
     return (
-        f"batches {result['batches']}: temporal sharing makes use of {used:.0%} of the GPU on average, so nothing can "
-        f"make use of more than about {1 / used:.2f} times as much"
+        f"batches {result['batches']}: temporal sharing uses {used:.0%} of the GPU on average, so no policy can use "
+        f"more than about {1 / used:.2f} times as much"
     )
 
 

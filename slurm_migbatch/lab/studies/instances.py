@@ -187,10 +187,10 @@ class InstanceBench:
                     left_out += 1
         self.notes = [
             origin,
-            "MIG off is taken as the full profile; MIG-off GPUs are 3.4 % faster on average elsewhere",
+            "MIG off counts as the full profile; GPUs with MIG off are 3.4 % faster on average in other data",
         ]
         if left_out:
-            self.notes.append(f"{left_out} services have a limit that no measured cell of one process keeps: left out")
+            self.notes.append(f"{left_out} services have a limit that no measured cell of one process keeps: skipped")
         self._figures: dict[tuple[str, tuple[int, ...], float], Figures] = {}
 
     # -- measured --------------------------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ def measure(
         "pieces": job_count,
         "notes": [
             f"{len(found)} models; seconds as measured, no predictor; {len(kinds)} profiles on {GPUS} GPUs; legal "
-            "layouts only; cuts were chosen on other arrivals than they are measured on",
+            "layouts only; layouts were chosen on other arrivals than they are measured on",
             "PARIS and ELSA are reconstructions",
         ],
         "results": results,

@@ -113,7 +113,7 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
         "arrivals": ARRIVALS - WARM,
         "notes": [
             *notices,
-            f"jobs longer than {LONGEST_S / 3600:g} h count as that long; pods of several GPUs are left out",
+            f"jobs longer than {LONGEST_S / 3600:g} h count as that long; pods of several GPUs are skipped",
             *_ceilings(found),
         ],
         "populations": found,
@@ -140,7 +140,7 @@ def populations(data: Path, gpu: Geometry) -> tuple[dict[str, list[PodKind]], tu
         "parts and whole GPUs": kinds(on_one_gpu),
     }
     if not all(found.values()):
-        raise NotMeasurable(f"{path} has no pods that ask for a part of a GPU after the trace's first 105 days")
+        raise NotMeasurable(f"{path} has no pods that request a share of a GPU after the trace's first 105 days")
     return found, trace.notices
 
 

@@ -24,7 +24,7 @@ def read(path: Path) -> Trace:
     for line in lines(path, COLUMNS):
         number = line.count_of("job_id")
         if number in seen:
-            raise line.wrong(f"job_id {number} is there twice")
+            raise line.wrong(f"job_id {number} occurs twice")
         seen.add(number)
         work = line.count_of("iterations", 1) * line.number_of("iteration_time", 0) / 1000
         if not work:

@@ -1,6 +1,6 @@
 """Alibaba's GPU-sharing cluster of 2023 (openb): pods that ask for parts of GPUs, latency-sensitive and best-effort.
 
-What to mind: pods that ask for no GPU are left out, and so are those that were never scheduled (no scheduled_time) or
+What to mind: pods that request no GPU are left out, and so are those that were never scheduled (no scheduled_time) or
 ended before they began, of which nobody knows how long they would have run. The trace spans 149 days, but nearly all
 pods came in the last 45: time 0 is day 105, and older pods are left out. `gpu_milli` is a share of one GPU only where
 `num_gpu` is 1.
@@ -48,7 +48,7 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
             early += 1
             continue
         if gpus > 1 and milli != 1000:
-            raise line.wrong(f"a pod with {gpus} GPUs takes whole ones: gpu_milli must be 1000, not {milli}")
+            raise line.wrong(f"a pod with {gpus} GPUs uses whole ones: gpu_milli must be 1000, not {milli}")
         if not 0 < milli <= 1000:
             raise line.wrong(f"gpu_milli must be between 1 and 1000, not {milli}")
         kind = line.text("qos")
@@ -65,8 +65,8 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
             )
         )
     jobs.sort(key=lambda job: (job.arrival, job.id))
-    left_out = ((without, "ask for no GPU"), (never, "were never scheduled"), (early, f"came before day {begin_day:g}"))
-    notices = tuple(f"{count} pods that {why} are left out" for count, why in left_out if count)
+    left_out = ((without, "request no GPU"), (never, "were never scheduled"), (early, f"came before day {begin_day:g}"))
+    notices = tuple(f"{count} pods that {why} are skipped" for count, why in left_out if count)
     return Trace("openb", tuple(jobs), notices=notices)
 
 

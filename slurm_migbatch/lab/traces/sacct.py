@@ -78,7 +78,7 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
             )
         )
     return Trace(
-        "sacct", tuple(jobs), notices=tuple(f"{count} {reason} are left out" for reason, count in left_out.items())
+        "sacct", tuple(jobs), notices=tuple(f"{count} {reason} are skipped" for reason, count in left_out.items())
     )
 
 

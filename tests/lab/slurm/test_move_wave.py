@@ -135,7 +135,7 @@ def test_bars_hold_moves_against_the_day_without() -> None:
         len(livemoves.bars(ours, still)) - 6
     )
     names = {bar.name for bar in livemoves.bars({**ours, "wait_s": 11.0, "inference_moves": 1}, still) if not bar.ok}
-    assert names == {"mean wait with moves over that without", "inference jobs that were moved or restarted"}
+    assert names == {"mean wait with moves relative to no moves", "inference jobs that were moved or restarted"}
 
 
 def test_the_command_prints_one_object_or_a_table(openb: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,31 +27,33 @@ class NoParams:
 class EasyParams:
     """EASY backfilling."""
 
-    depth: int = key(100, "How many waiting jobs are looked at behind the first.", between(1, 10**6))
+    depth: int = key(100, "Number of pending jobs considered after the first.", between(1, 10**6))
 
 
 @dataclass(frozen=True)
 class TiresiasParams:
     """Least attained service."""
 
-    first_limit_s: float = key(3600.0, "GPU seconds at which a job leaves the first queue.", between(1, 1e9))
-    second_limit_s: float = key(36000.0, "GPU seconds at which it leaves the second one.", between(1, 1e9))
+    first_limit_s: float = key(3600.0, "GPU-seconds after which a job leaves the first queue.", between(1, 1e9))
+    second_limit_s: float = key(36000.0, "GPU-seconds after which it leaves the second one.", between(1, 1e9))
 
 
 @dataclass(frozen=True)
 class SlicesParams:
     """A slice for each job."""
 
-    order: str = key("fifo", "Whose turn it is: first come (fifo) or shortest (sjf) first.", one_of("fifo", "sjf"))
+    order: str = key("fifo", "Order: first come (fifo) or shortest (sjf) first.", one_of("fifo", "sjf"))
     rule: str = key("best", "Which GPU: the first with room, or the one with the least left.", one_of("first", "best"))
-    block: bool = key(False, "Whether a job that does not fit holds up those behind it.")
+    block: bool = key(False, "Whether a job that does not fit blocks those behind it.")
 
 
 @dataclass(frozen=True)
 class StaticParams:
     """Partitions that never change."""
 
-    layout: tuple[str, ...] = key(("3g.40gb", "2g.20gb", "1g.10gb"), "Profiles that each GPU is cut into.", profiles)
+    layout: tuple[str, ...] = key(
+        ("3g.40gb", "2g.20gb", "1g.10gb"), "Profiles that each GPU is divided into.", profiles
+    )
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ TIRESIAS = PolicyKind(
     lambda params, cluster: Tiresias(limits=(params.first_limit_s, params.second_limit_s)),
 )
 SLICES = PolicyKind(
-    "the slice that each job asks for, made where it fits",
+    "the slice that each job requests, created where it fits",
     SlicesParams,
     lambda params, cluster: Slices(order=params.order, rule=params.rule, block=params.block),
 )
@@ -83,7 +85,7 @@ def _static(params: StaticParams, cluster: SimulatedCluster) -> Policy:
     for name in sorted(params.layout, key=Profile.parse, reverse=True):
         slot = choose(geometry, layout, Profile.parse(name))
         if slot is None:
-            raise PlaceError(f"{geometry.name} cannot be cut into {', '.join(params.layout)}")
+            raise PlaceError(f"{geometry.name} cannot be divided into {', '.join(params.layout)}")
         layout = layout.add(slot)
     return Static(Layout(layout.slots))
 
@@ -98,4 +100,4 @@ def _halves(params: HalvesParams, cluster: SimulatedCluster) -> Policy:
 
 
 STATIC = PolicyKind("the same partition of every GPU, which never changes", StaticParams, _static)
-HALVES = PolicyKind("training on some nodes, inference on the others, nothing lent", HalvesParams, _halves)
+HALVES = PolicyKind("training on some nodes, inference on the others, no lending", HalvesParams, _halves)

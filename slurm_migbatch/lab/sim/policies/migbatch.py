@@ -65,7 +65,7 @@ class MigbatchParams:
     config: str = key("", "The site's migbatch.toml; relative to this file; empty: the shipped defaults.")
     auto: str = key(
         "no",
-        "Whose slice the submit filter chooses (mig:auto), of jobs of one GPU that name no profile.",
+        "Jobs whose slice the submit filter chooses (mig:auto), among jobs of one GPU without a profile.",
         one_of("no", "infer", "all"),
     )
     elastic: bool = key(
@@ -76,8 +76,8 @@ class MigbatchParams:
     )
     idle_s: float = key(
         300.0,
-        "Longest pause between rounds while nothing happens in the queue and on nodes, in seconds; where nothing is "
-        "lent, an hour if that is more. 0: rounds are cluster.poll_s apart throughout, as migbatchd's are.",
+        "Longest pause between rounds without events in the queue and on nodes, in seconds; without lending, an hour "
+        "if that is more. 0: rounds are always cluster.poll_s apart, as in migbatchd.",
         between(0.0, 86_400.0),
     )
 
@@ -96,7 +96,9 @@ class Migbatch:
         """See NamedPolicy. Raises ConfigError, PlaceError, and Stuck where jobs are left that nothing can start."""
         config = _config(params)
         if len(setup.geometry.profiles) < 2:
-            raise PlaceError("policy migbatch cuts GPUs into slices: set cluster.mig = true, or choose another policy")
+            raise PlaceError(
+                "policy migbatch divides GPUs into slices: set cluster.mig = true, or choose another policy"
+            )
         return _Play(params, config, setup).run()
 
 
@@ -181,7 +183,9 @@ class _Play:
         part, setup = self.manner, self.setup
         apart = round(setup.nodes * self.params.train_share) if part.elastic else 0
         if apart == setup.nodes:
-            raise PlaceError(f"policy.train_share: {setup.nodes} nodes leave none for other jobs: give it more nodes")
+            raise PlaceError(
+                f"policy.train_share: {setup.nodes} nodes leave none for other jobs: increase cluster.nodes"
+            )
         nodes = []
         for number in range(setup.nodes):
             names = [] if number >= setup.nodes - apart else [part.serving]

@@ -135,8 +135,8 @@ class PolluxParams:
     """Goodput over fair shares."""
 
     period_s: float = key(PERIOD_S, "Seconds between two rounds.", between(1, 1e6))
-    delay_s: float = key(DELAY_S, "What a restart is taken to cost, in seconds.", between(0, 1e6))
-    stretch: float = key(1.0, "How many times what it asks for a job may be given.", between(1, 1000))
+    delay_s: float = key(DELAY_S, "Assumed cost of a restart, in seconds.", between(0, 1e6))
+    stretch: float = key(1.0, "Largest allocation of a job as a multiple of its request.", between(1, 1000))
 
 
 def _pollux(params: PolluxParams, _cluster: SimulatedCluster) -> Pollux:

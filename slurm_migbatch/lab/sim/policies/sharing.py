@@ -97,16 +97,14 @@ class BsbfParams:
 class SharingParams:
     """Share or wait, looking at the whole queue."""
 
-    depth: int = key(64, "How many waiting jobs are played to their end.", between(1, 10**6))
+    depth: int = key(64, "Number of pending jobs simulated to their end.", between(1, 10**6))
 
 
-BSBF = PolicyKind(
-    "shortest first, sharing where the pair gains by it", BsbfParams, lambda p, cluster: BsbfSharing((PAIR,))
-)
+BSBF = PolicyKind("shortest first, sharing if the pair gains", BsbfParams, lambda p, cluster: BsbfSharing((PAIR,)))
 
 
 def _sharing(params: SharingParams, _cluster: SimulatedCluster) -> BsbfSharing:
     return BsbfSharing(RULES, params.depth)
 
 
-SHARING = PolicyKind("shortest first, sharing where the whole queue gains by it", SharingParams, _sharing)
+SHARING = PolicyKind("shortest first, sharing if the whole queue gains", SharingParams, _sharing)
