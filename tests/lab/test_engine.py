@@ -308,7 +308,7 @@ def test_faults_of_a_policy_are_errors_that_name_job_and_gpu() -> None:
         def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
             return 0.0
 
-    with pytest.raises(SimulationError, match=r"a does not fit where it was put \(0:7g.80gb@0:8\)"):
+    with pytest.raises(SimulationError, match=r"a does not fit at its place \(0:7g.80gb@0:8\)"):
         play(one, (0, start(FULL)), speeds=Nowhere(SimulatedCluster.of(A100, 1)))
 
 

