@@ -79,8 +79,8 @@ def test_doctor_knows_which_of_the_two_it_is(site: PairedSite):
     assert wrong(site, "ctl2") == []
     said = site.on("ctl2", f"{MIGBATCH} doctor")
     assert "migbatchd: standby: slurmctld's primary is ctl" in said
-    assert "this one and ctl can stand in for each other" in said
-    assert "ctl2" in site.on("ctl", f"{MIGBATCH} doctor | grep 'stand in for each other'")
+    assert "fail-over with ctl is configured" in said
+    assert "ctl2" in site.on("ctl", f"{MIGBATCH} doctor | grep 'fail-over with'")
     said = site.on("login", f"{MIGBATCH} doctor --role login")
     assert "query service: 10.7.1.8 port 6831: that migbatchd is on standby" in said
     said = site.on("ctl2", f"{MIGBATCH} doctor --nodes", codes=(2,))
