@@ -34,7 +34,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 from slurm_migbatch.decide.capacity.demand import FILLER, GRES, LOAN, slices
 from slurm_migbatch.decide.capacity.model import Node, NodePlan
@@ -169,8 +170,9 @@ class Advertiser:
             current = {row.name: row for row in self._client.nodes()}
             newcomers = _newcomers(jobs, self._client.jobs_on(frozenset(shrink)))
             done.calls += 2
-        published: list[tuple[NodePlan, int]] = []
-        for plan in moving:
+        published: list[tuple[_Move, int]] = []
+        for move in moving:
+            plan = move.plan
             seen = current.get(plan.node)
             if seen is None or _nonzero(seen.gres) != shrink[plan.node]:
                 continue  # Slurm refused, or somebody else changed it; reported in the errors
@@ -178,27 +180,28 @@ class Advertiser:
                 done.overtaken.append(plan.node)
                 continue
             self._shrunk[plan.node] = shrink[plan.node]
-            published.append((plan, self._publish(plan)))
+            published.append((move, self._publish(plan)))
         grow: dict[str, dict[str, int]] = {}
         deadline = monotonic() + self._ack_timeout
-        for plan, version in published:
-            if self._plans.wait_acked(plan.node, version, max(0.0, deadline - monotonic())):
-                self._shrunk.pop(plan.node, None)
-                grow[plan.node] = self._wanted(plan, nodes[plan.node], done)
+        for move, version in published:
+            node = move.plan.node
+            if self._plans.wait_acked(node, version, max(0.0, deadline - monotonic())):
+                self._shrunk.pop(node, None)
+                grow[node] = move.wanted
             else:
-                done.unacknowledged.append(plan.node)
+                done.unacknowledged.append(node)
         self._send(grow, current, done)
         return done
 
     def _correct(
         self, plans: Iterable[NodePlan], nodes: Mapping[str, Node], rows: Mapping[str, NodeRow], done: Advertised
-    ) -> tuple[list[NodePlan], dict[str, dict[str, int]]]:
+    ) -> tuple[list[_Move], dict[str, dict[str, int]]]:
         """Correct the counts of nodes with an unchanged plan.
 
         Returns:
             The new plans, and what to shrink their nodes to.
         """
-        moving: list[NodePlan] = []
+        moving: list[_Move] = []
         shrink: dict[str, dict[str, int]] = {}
         correct: dict[str, dict[str, int]] = {}
         before, self._settled = self._settled, {}
@@ -227,7 +230,7 @@ class Advertiser:
                 else:
                     correct[plan.node] = right
             else:
-                moving.append(plan)
+                moving.append(_Move(plan, wanted))
                 risky = self._risky(plan, row)
                 kept = {k: min(row.gres.get(k, 0), n) for k, n in wanted.items() if k not in risky}
                 shrink[plan.node] = _filled(kept, node.total)
@@ -313,6 +316,13 @@ class Advertiser:
         return True
 
 
+class _Move(NamedTuple):
+    """A new plan of a node, and the counts to set in Slurm once the node has acknowledged it."""
+
+    plan: NodePlan
+    wanted: dict[str, int]
+
+
 @dataclass(frozen=True)
 class _Settled:
     """State of a node that shows what it should.
@@ -346,7 +356,9 @@ def _newcomers(before: Mapping[int, JobRow], after: Iterable[JobRow]) -> dict[st
     found: dict[str, set[str]] = {}
     for row in after:
         known = before.get(row.job_id)
-        if row.active and (known is None or not known.active or known.restarts != row.restarts):
+        if known is row or not row.active:
+            continue
+        if known is None or not known.active or known.restarts != row.restarts:
             kinds = {profile.gres_type for profile in slices(row.gres)} | ({GUEST} if is_guest(row.gres) else set())
             for node in row.nodes:
                 found.setdefault(node, set()).update(kinds)
@@ -386,10 +398,13 @@ def _nonzero(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _wire(layouts: Mapping[str, Layout]) -> dict[str, tuple[tuple[str, int, int], ...]]:
-    return {
-        uuid: tuple((s.profile.name, s.placement.start, s.placement.size) for s in layout.slots)
-        for uuid, layout in layouts.items()
-    }
+    return {uuid: _rows(layout) for uuid, layout in layouts.items()}
+
+
+@lru_cache(maxsize=1 << 15)
+def _rows(layout: Layout) -> tuple[tuple[str, int, int], ...]:
+    """Return a layout in the form that nodes read. Equal layouts get the same object."""
+    return tuple([(slot.profile.name, slot.placement.start, slot.placement.size) for slot in layout.slots])
 
 
 def _canonical(gpus: WirePlan) -> dict[str, frozenset[tuple[str, int, int]]]:

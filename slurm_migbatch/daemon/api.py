@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from slurm_migbatch.store.terms import TermOverError
 log = logging.getLogger(__name__)
 
 MAX_WAIT = 25.0
+_JOB = re.compile(r"[0-9]{1,10}")
 _ADVICE = (
     "a node's message was rejected",
     "compare Auth, TokenFile or the munge key in that node's node.conf with [node_api] here",
@@ -106,7 +108,7 @@ class NodeApi:
                 Route("/node/v1/findings", gate.guard(self._findings, answered), methods=["POST"]),
                 Route("/healthz", self._healthz, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
-                Route("/v1/why/{job:int}", self._why, methods=["GET"]),
+                Route("/v1/why/{job}", self._why, methods=["GET"]),
                 Route("/v1/waiting", self._waiting, methods=["GET"]),
                 Route("/v1/findings", self._reports, methods=["GET"]),
                 Route("/v1/plans", self._plans, methods=["GET"]),
@@ -171,7 +173,10 @@ class NodeApi:
 
     async def _why(self, request: Request) -> Response:
         try:
-            return as_json({"why": await self.asking.why(_uid(request), int(request.path_params["job"]))})
+            uid, job = _uid(request), str(request.path_params["job"])
+            if not _JOB.fullmatch(job):
+                raise Refused(404, "a job is named by its number")
+            return as_json({"why": await self.asking.why(uid, int(job))})
         except Refused as refused:
             return as_json({"error": str(refused)}, refused.status)
 

@@ -1,22 +1,21 @@
-"""One round of migbatchd: observe the cluster, decide, record what is intended, apply it, and take in the outcome.
+"""Run one round of migbatchd: observe the cluster, decide, record the intentions, apply them, and record the outcome.
 
-A round runs in one thread and is called again and again. Nothing is concluded from a failed look: the round then
-changes nothing and says why. What is about to be done to jobs stands in the record before Slurm is called; where the
+A round runs in one thread and is called repeatedly. Nothing is concluded from a failed observation: the round then
+changes nothing and reports why. Changes to jobs are recorded before Slurm is called; if the
 record cannot be written nothing is lent, but what inference needs is still reclaimed: that must not wait. Only moves
-are written down after the call: one whose row is lost is decided again.
+are recorded after the call: one whose row is lost is decided again.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from slurm_migbatch.daemon.actuator import JobClient, apply_moves, apply_orders
+from slurm_migbatch.daemon.actuator import JobClient, apply_moves, apply_orders, name_of
 from slurm_migbatch.daemon.advertiser import Advertised, Advertiser
 from slurm_migbatch.daemon.dryrun import DryRun
+from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.decide.capacity.model import Reservation
 from slurm_migbatch.decide.core import Decision, DecisionMemory, Outcomes, Settings, Settled, decide, needed, settle
@@ -40,7 +39,7 @@ Decide = Callable[[ClusterSnapshot, DecisionMemory, Settings, Callable[[], float
 
 
 class Clock(Protocol):
-    """Both clocks, so that tests and simulations can turn them."""
+    """Both clocks, so that tests and simulations can replace them."""
 
     def time(self) -> float:
         """Return unix seconds."""
@@ -58,35 +57,35 @@ class Record(Protocol):
 
     @property
     def available(self) -> bool:
-        """Whether it is not known to be away."""
+        """Whether it is not known to be unavailable."""
 
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
-        """Keep what `node` offers from now on."""
+        """Store what `node` offers from now on."""
 
     def save(self, loans: Rows, actions: Rows) -> bool:
-        """Write loans and actions; return whether they are written. Waits, but not for long."""
+        """Write loans and actions; return whether they were written. Waits briefly."""
 
     def post(self, loans: Rows, actions: Rows) -> None:
-        """Write loans and actions when it can be done."""
+        """Write loans and actions when possible."""
 
     def ask(self, questions: Questions) -> Answers:
-        """Answer questions, or those of before. Waits, but not for long."""
+        """Answer queries, or earlier ones. Waits briefly."""
 
 
 class NoRecord:
-    """A record that keeps nothing."""
+    """A record that stores nothing."""
 
     available = True
 
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
-        """Keep nothing."""
+        """Store nothing."""
 
     def save(self, *_: Rows) -> bool:
-        """Keep nothing."""
+        """Store nothing."""
         return True
 
     def post(self, loans: Rows, actions: Rows) -> None:
-        """Keep nothing."""
+        """Store nothing."""
 
     def ask(self, questions: Questions) -> Answers:
         """Answer that nothing is known."""
@@ -94,24 +93,24 @@ class NoRecord:
 
 
 class Recorder(Protocol):
-    """What keeps rounds so that they can be decided on again (`daemon.flightrecorder`)."""
+    """Recorder of rounds for later replay (`daemon.flightrecorder`)."""
 
     def predictions(self, predictions: Predictions) -> Predictions:
-        """Return predictions to be asked in their place until the next round."""
+        """Return predictions to use in their place until the next round."""
 
     def round(self, snapshot: ClusterSnapshot, decision: Decision, outcomes: Outcomes) -> None:
-        """Keep a round, after its outcomes were taken in. Does not wait, and raises nothing."""
+        """Record a round with its outcomes. Does not wait, and raises nothing."""
 
 
 class NoRecorder:
-    """A recorder that keeps nothing."""
+    """A recorder that records nothing."""
 
     def predictions(self, predictions: Predictions) -> Predictions:
-        """Return the same."""
+        """Return the same predictions."""
         return predictions
 
     def round(self, snapshot: ClusterSnapshot, decision: Decision, outcomes: Outcomes) -> None:
-        """Keep nothing."""
+        """Record nothing."""
 
 
 @dataclass(frozen=True)
@@ -126,22 +125,22 @@ class NodeChange:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What one round saw and did.
+    """Observations and actions of one round.
 
     Attributes:
         at: unix seconds.
-        changes: nodes that offer something else now.
+        changes: nodes with a new offer.
         reservations: slots that are kept free.
-        notes: sentences for the log: nodes that need somebody's attention.
+        notes: sentences for the log: nodes that need attention.
         error: why the round was given up, or what of it failed.
         pending, waiting: slices that jobs want, and jobs without a place.
         offers: free slices on offer by profile.
         unacknowledged: nodes that have not confirmed their new plan.
-        dispatch: what became of changes of waiting jobs; `orders`: of training jobs.
+        dispatch: outcomes of changes to pending jobs; `orders`: to training jobs.
         ended: loans that ended.
-        failed: what each stage raised that could not decide.
-        slurm_calls: how often Slurm was called.
-        seconds: observe, plan (supply), dispatch, lending, and advertise (all that is applied).
+        failed: error of each stage that could not decide.
+        slurm_calls: number of calls of Slurm.
+        seconds: observe, plan (supply), dispatch, lending, and advertise (everything that is applied).
         again: whether another round should follow soon.
     """
 
@@ -163,33 +162,17 @@ class RoundReport:
     again: bool = False
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Hold off the collector of reference cycles; it runs after the round instead.
-
-    A round on a large site makes some hundred thousand objects that live until it is over and form no cycles to speak
-    of; looking at all of them again and again would take as long as the plan itself.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class Controller:
-    """Runs rounds.
+    """Run rounds.
 
     Args:
-        settings: what is decided on and how.
+        settings: how to decide.
         slurm: Slurm.
-        observer: what is known beside it.
-        advertiser: carries the plans of nodes out.
-        record: where intentions and changes are written down.
+        observer: other sources of the snapshot.
+        advertiser: applies the plans of nodes.
+        record: stores intentions and changes.
         clock: the time.
-        decide: decides in place of `decide.core.decide`.
+        decide: replaces `decide.core.decide`.
     """
 
     def __init__(
@@ -209,21 +192,21 @@ class Controller:
         self._jobs: Sequence[JobRow] = ()
         self._unanswered = Questions()
         self.dry_run = DryRun()
-        #: what keeps rounds; set before the first one
+        #: recorder of rounds; set before the first one
         self.recorder: Recorder = NoRecorder()
 
-    @_uncollected()
+    @uncollected()
     def round(self, jobs: Sequence[JobRow] | None = None, rows: Sequence[NodeRow] | None = None) -> RoundReport:
         """Run one round.
 
         Args:
-            jobs, rows: Slurm's queue and nodes where the caller has just asked for them; else Slurm is asked.
+            jobs, rows: Slurm's queue and nodes if the caller has just listed them; else Slurm is asked.
         """
         begun, calls = self._clock.monotonic(), 0
         try:
             if rows is None:
                 rows, calls = self._slurm.nodes(), calls + 1
-            if jobs is None:  # after the nodes, so that every job that their counts hold is listed
+            if jobs is None:  # after the nodes, so that every job in their counts is listed
                 jobs, calls = self._slurm.jobs(), calls + 1
         except SlurmError as error:
             text = f"cannot query Slurm, nothing was changed: {error}"
@@ -274,15 +257,15 @@ class Controller:
     def _apply_supply(self, decided: SupplyDecision | None, snapshot: ClusterSnapshot) -> _Applied:
         if decided is None:
             return _Applied()
-        applied = _Applied()
+        applied, jobs = _Applied(), self.memory.supply.queue.rows
         for action in decided.start_now:
             applied.calls += 1
             try:
-                self._slurm.hasten(action.job)
+                self._slurm.hasten(name_of(jobs[action.job]) if action.job in jobs else action.job)
             except SlurmError as error:
                 applied.notes.append(f"job {action.job} keeps its requeue delay: {error}")
         rows = {row.name: row for row in snapshot.nodes}
-        plans, jobs = [offer.plan for offer in decided.offers], self.memory.supply.queue.rows
+        plans = [offer.plan for offer in decided.offers]
         try:
             done = self._advertiser.advertise(plans, decided.nodes, rows, jobs, self._clock.monotonic, decided.sharing)
         except SlurmError as failure:
@@ -316,7 +299,7 @@ class Controller:
         for retype in decided.retypes:
             updates.update(dict.fromkeys(retype.targets, retype.fields() or {}))
             changes.append(retype)
-        # the record has to know a throttle before Slurm does: after a restart it would be taken for the user's own
+        # a throttle must be recorded before Slurm has it: after a restart it would be taken for the user's own
         rows = [dispatching.action_row(throttle, now) for throttle in decided.throttles]
         recorded = not rows or self._record.save((), rows)
         for throttle in decided.throttles:
@@ -336,18 +319,18 @@ class Controller:
             self._slurm.update_jobs(updates)
         except SlurmRefused as error:
             refused = error.refused
-        except SlurmError as error:  # nobody knows how far it came
+        except SlurmError as error:  # its progress is unknown
             return [DispatchOutcome(change, now, str(error), unsure=True) for change in changes]
         outcomes = []
         for change in changes:
             names = change.targets if isinstance(change, Retype) else (str(change.array.array),)
             why = next((refused[name] for name in names if name in refused), "")
-            # Slurm complains of tasks that have ended, and takes the new throttle of the array nevertheless
+            # Slurm reports tasks that have ended as errors, but accepts the new throttle of the array
             outcomes.append(DispatchOutcome(change, now, why, unsure=bool(why) and isinstance(change, Throttle)))
         return outcomes
 
     def _apply_lending(self, decided: LendingDecision | None) -> tuple[list[OrderOutcome], Sequence[Loan]]:
-        """Apply the orders; return what became of them, and the loans that could not be recorded."""
+        """Apply the orders; return their outcomes, and the loans that could not be recorded."""
         if decided is None:
             return [], ()
         orders: Sequence[LoanOrder] = decided.orders
@@ -371,7 +354,9 @@ class Controller:
         return outcomes, unsaved
 
     def _apply_moves(self, decided: SupplyDecision | None) -> bool:
-        """Tell trainings to make way; return whether any was told. What became of it the next snapshots show."""
+        """Signal training jobs that are to be moved; return whether any was signalled. The next snapshots show the
+        effect.
+        """
         if decided is None or not decided.moves:
             return False
         rows = self.memory.supply.queue.rows
@@ -430,7 +415,7 @@ class Controller:
         )
 
     def why(self, job: int) -> str:
-        """Say why a job waits; one sentence."""
+        """Return why a job is pending; one sentence."""
         now = self._clock.time()
         lending = why_not_lent(job, self.memory.lending, now) if self.settings.lending is not None else None
         if lending is not None:
@@ -445,7 +430,7 @@ class Controller:
         return "; ".join(text for text in (supply, why_moved(job, self.memory.supply.moves), tied) if text)
 
     def waiting_for_loans(self) -> dict[int, str]:
-        """Return every elastic training job that waits, and why."""
+        """Return every pending elastic training job, and why it is pending."""
         memory, now = self.memory.lending, self._clock.time()
         found = {job: why_not_lent(job, memory, now) for job in list(memory.job_views)}
         return {job: why for job, why in found.items() if why is not None}
@@ -456,7 +441,7 @@ _RESET = "Slurm had other counts (a restart or scontrol reconfigure); the plan i
 
 @dataclass
 class _Applied:
-    """What became of offers."""
+    """Outcome of offers."""
 
     done: Advertised = field(default_factory=Advertised)
     changes: list[NodeChange] = field(default_factory=list)

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +45,8 @@ _WAITING: Final = 64
 """Maximum number of rounds waiting for the thread."""
 _FLUSH_S: Final = 10.0
 """Minimum seconds between two flushes to the file: what a killed service loses."""
+_AT_ONCE: Final = 1000
+"""Maximum number of list elements that are encoded in one call."""
 _LONGEST_LINE: Final = 1 << 28
 """Maximum bytes of an entry when reading; foreign files may contain anything."""
 _STOP_S: Final = 5.0
@@ -152,14 +154,16 @@ class FlightRecorder:
             if isinstance(item, _Begin):
                 self._files.close()
                 writer, begin = SegmentWriter(), item
-                continue
-            now = item.snapshot.now
-            whole = not self._files.open
-            if whole:
-                self._files.begin(now)
-                self._files.write(writer.begin(self._settings, begin.state), now)
-            entry = writer.round(item.snapshot, item.decision, item.outcomes, item.asked)
-            self._files.write(entry, now, whole=whole)
+            else:
+                self._write_round(item, writer, begin)
+
+    def _write_round(self, item: _RecordedRound, writer: SegmentWriter, begin: _Begin) -> None:
+        now, whole = item.snapshot.now, not self._files.open
+        if whole:
+            self._files.begin(now)
+            self._files.write(writer.begin(self._settings, begin.state), now)
+        entry = writer.round(item.snapshot, item.decision, item.outcomes, item.asked)
+        self._files.write(entry, now, whole=whole)
 
 
 class _Segments:
@@ -191,8 +195,7 @@ class _Segments:
 
     def write(self, entry: Any, now: float, *, whole: bool = False) -> None:
         """Append an entry; raises OSError if that is not possible. `whole`: it is the segment's first round."""
-        line = json.dumps(entry, separators=(",", ":"), allow_nan=False)
-        data = self._zip.compress(line.encode() + b"\n")
+        data = b"".join([self._zip.compress(piece.encode()) for piece in chain(_pieces(entry), "\n")])
         if whole or not 0 <= now - self._flushed < _FLUSH_S:
             data += self._zip.flush(zlib.Z_SYNC_FLUSH)
             self._flushed = now
@@ -235,6 +238,31 @@ class _Segments:
             left += sizes[path]
         if left < 0:
             raise OSError(f"[daemon] record_mb is too small: {self._path.name} alone is larger")
+
+
+def _pieces(value: Any, depth: int = 2) -> Iterator[str]:
+    """Yield the JSON text of a value in pieces.
+
+    One call of `json.dumps` holds the interpreter lock, and the first round of a large site is over 100 MB of text.
+    Mappings down to `depth`, and long lists in them, are encoded in parts.
+    """
+    if isinstance(value, dict) and depth:
+        start = "{"
+        for name, item in value.items():
+            yield f"{start}{json.dumps(name)}:"
+            yield from _pieces(item, depth - 1)
+            start = ","
+        yield "}" if value else "{}"
+    elif isinstance(value, list) and len(value) > _AT_ONCE:
+        for place in range(0, len(value), _AT_ONCE):
+            yield f"{',' if place else '['}{_json(value[place : place + _AT_ONCE])[1:-1]}"
+        yield "]"
+    else:
+        yield _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _created(directory: Path, now: float) -> tuple[int, Path]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
-from slurm_migbatch.mig.layout import Layout, LayoutError, Slot
+from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot, layout_of
 from slurm_migbatch.mig.profile import ProfileError
 
 
@@ -52,17 +52,15 @@ class _Gpu:
         return self.told
 
     def _facts(self, uuid: str) -> GpuFacts:
-        taken = 0
-        for slot in (*self.held, *self.zombies):
-            taken |= slot.placement.mask
-        idle = sorted(s for s in self.made if not s.placement.mask & taken)
+        zombies = self.zombies.difference(self.held) if self.zombies else ()
+        unheld = self.made.difference(self.held)
         return GpuFacts(
             uuid=uuid,
             geometry=self.geometry,
             leases=tuple(sorted(self.held.items())),
-            zombies=tuple(sorted(s for s in self.zombies if s not in self.held)),
-            warm=_disjoint(idle),
-            guests=tuple(sorted(self.guests.items())),
+            zombies=tuple(sorted(zombies)),
+            warm=_disjoint(sorted(unheld), (*self.held, *zombies)) if unheld else EMPTY,
+            guests=tuple(sorted(self.guests.items())) if self.guests else (),
         )
 
     def take(self, slot: Slot, run: tuple[int, int], host_run: tuple[int, int] | None) -> None:
@@ -235,10 +233,13 @@ def _slot(profile: object, start: object, size: object) -> Slot | None:
         return None
 
 
-def _disjoint(slots: Iterable[Slot]) -> Layout:
+def _disjoint(slots: Iterable[Slot], taken: Iterable[Slot]) -> Layout:
+    """Return the slots that overlap neither a taken slot nor an earlier slot of the result."""
     kept, mask = [], 0
+    for slot in taken:
+        mask |= slot.placement.mask
     for slot in slots:
         if not slot.placement.mask & mask:
             mask |= slot.placement.mask
             kept.append(slot)
-    return Layout(kept)
+    return layout_of(tuple(kept))

@@ -1,4 +1,4 @@
-"""What migbatchd knows beside Slurm's queue, and how it becomes a snapshot: what nodes hold, reported and returned."""
+"""Collect migbatchd's state outside Slurm's queue and build snapshots: leases of nodes, reports, requeued jobs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from slurm_migbatch.daemon.nodesview import LiveView, NodesView
+from slurm_migbatch.daemon.told import Told, hear
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.lending.elastic_jobs import report_of
 from slurm_migbatch.decide.snapshot import (
@@ -18,15 +19,13 @@ from slurm_migbatch.decide.snapshot import (
     PlanStatus,
     Predictions,
     PublishedPlan,
-    Report,
-    Run,
 )
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 
 
 class NodeBoard(Protocol):
-    """The plan board, as far as it is read here."""
+    """The read interface of the plan board."""
 
     def current(self, node: str) -> PublishedPlan | None:
         """Return the newest plan of `node`; None until one was published."""
@@ -39,9 +38,9 @@ class NodeBoard(Protocol):
 
 
 class CompleteView(LiveView):
-    """`LiveView` of those nodes alone that have told everything that they hold, to this database and this service.
+    """`LiveView` of the nodes that have reported all their leases to this database and this service.
 
-    What the database holds of others may be of any age. Nothing is planned for them, and what Slurm was told stays.
+    The database's data of other nodes may be of any age. Nothing is planned for them, and their counts in Slurm remain.
     """
 
     def __init__(self) -> None:
@@ -49,7 +48,7 @@ class CompleteView(LiveView):
         self._complete: set[str] = set()
 
     def set_complete(self, node: str, complete: bool) -> None:
-        """Note whether what is known of a node is all that it holds."""
+        """Record whether the known leases of a node are all that it has."""
         with self._lock:
             (self._complete.add if complete else self._complete.discard)(node)
 
@@ -61,15 +60,15 @@ class CompleteView(LiveView):
 
 
 class Observer:
-    """Collects what comes between two snapshots; fed from the event loop, read from the controller's thread.
+    """Collect events between two snapshots; fed from the event loop, read from the controller's thread.
 
     Args:
-        view: what the nodes hold.
-        board: what they were told to offer.
+        view: leases of the nodes.
+        board: offers of the nodes.
         total: the constant sum of a node's mig counts, by its row.
-        silence_s: a node that was not heard for so many seconds is left as it is.
+        silence_s: a node without a message for so many seconds is not changed.
         predictions: the predictor.
-        blackout: whether nothing may be lent at a moment (unix seconds).
+        blackout: whether nothing may be lent at a time (unix seconds).
     """
 
     def __init__(
@@ -85,40 +84,35 @@ class Observer:
         self.view, self._board, self._total, self._silence_s = view, board, total, silence_s
         self._predictions, self._blackout = predictions or NoPredictions(), blackout
         self._lock = threading.Lock()
-        self._sent_back: set[int] = set()
-        self._reports: list[tuple[Run, Report]] = []
+        self._told: list[Told] = []
         self._past: LendingPast | None = None
-        #: by node, its row and what it was told to offer; those that stay are the same objects from round to round
+        #: by node, its row and its plan; unchanged ones are the same objects from round to round
         self._rows: dict[str, NodeRow] = {}
         self._statuses: dict[str, PlanStatus] = {}
-        #: what empty space is best offered as, by the history of requests
+        #: profiles to offer for empty space, by the history of requests
         self.preference: tuple[Profile, ...] = ()
 
-    def send_back(self, job: int) -> None:
-        """Note that a node returned a job to the queue because it found no slice for it."""
-        with self._lock:
-            self._sent_back.add(job)
-
     def remember(self, past: LendingPast) -> None:
-        """Hand over what the record knew when the service started."""
+        """Set the record's data at the start of the service."""
         with self._lock:
             self._past = past
 
-    def ingested(self, events: Sequence[Mapping[str, Any]], now: float | None = None) -> None:
-        """Take in what jobs told of themselves, after it was stored."""
+    def ingested(self, node: str, events: Sequence[Mapping[str, Any]], now: float | None = None) -> None:
+        """Add a node's events about its runs, after they were stored: progress reports, and misfits."""
         moment = time.time() if now is None else now
-        reports = [
-            found
-            for event in events
-            if event.get("kind") == "progress" and (found := report_of(event, moment)) is not None
-        ]
+        told = []
+        for event in events:
+            if event.get("kind") == "progress" and (found := report_of(event, moment)) is not None:
+                told.append(Told(node, *found, moment))
+            elif event.get("kind") == "misfit" and isinstance(event.get("job"), int):
+                told.append(Told(node, (event["job"], int(event.get("restart") or 0)), None, moment))
         with self._lock:
-            self._reports += reports
+            self._told += told
 
     def snapshot(
         self, now: float, jobs: Sequence[JobRow], rows: Sequence[NodeRow], answers: Answers, recording: bool
     ) -> ClusterSnapshot:
-        """Return the cluster as it is now; what is told once only is in this snapshot and in no later one."""
+        """Return the current cluster; one-time events are in this snapshot and in no later one."""
         inventory = self.view.facts()
         before, self._rows = self._rows, {}
         known, self._statuses = self._statuses, {}
@@ -131,18 +125,20 @@ class Observer:
             if row.name in inventory and any(row.gres.values()):
                 self._statuses[row.name] = self._status(kept, known.get(row.name))
         with self._lock:
-            sent_back, self._sent_back = self._sent_back, set()
-            reports, self._reports = self._reports, []
+            told, self._told = self._told, []
             past, self._past = self._past, None
+        heard = hear(told, {row.job_id: row for row in jobs} if told else {}, now)
+        with self._lock:
+            self._told = heard.later + self._told
         return ClusterSnapshot(
             now=now,
             jobs=tuple(jobs),
             nodes=tuple(nodes),
             inventory=inventory,
             plans=self._statuses,
-            sent_back=tuple(sorted(sent_back)),
+            sent_back=tuple(sorted(set(heard.sent_back))),
             preference=self.preference,
-            reports=tuple(reports),
+            reports=tuple(heard.reports),
             past=past,
             answers=answers,
             recording=recording,

@@ -63,7 +63,7 @@ class PlanBoard:
         Returns:
             Its version; that of the current plan if nothing changed.
         """
-        frozen = {uuid: tuple((p, s, n) for p, s, n in slots) for uuid, slots in gpus.items()}
+        frozen = {uuid: tuple(slots) for uuid, slots in gpus.items()}
         shared = dict(guests or {})
         with self._acked:
             entry = self._nodes.setdefault(node, _Node())

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient
 
@@ -71,6 +72,7 @@ class Poller:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._nudged.wait(), wait - distance)
 
+    @uncollected()
     def _query(self) -> SlurmView:
         began, jobs = time.monotonic(), self._client.jobs()
         return SlurmView(began, self._kept.of(jobs), tuple(self._client.nodes()))

@@ -170,13 +170,12 @@ class Rounds:
         for event in events:
             if event.get("kind") == "misfit" and isinstance(event.get("job"), int):
                 log.warning("misfit", extra={"node": node, "job": event["job"], "why": event.get("reason")})
-                self.observer.send_back(event["job"])
         if self.loaded.is_set():
             self.view.apply(node, events)
         else:
             self._early.append((node, events))
         self.view.set_complete(node, complete)
-        self.observer.ingested(events, self._clock.time())
+        self.observer.ingested(node, events, self._clock.time())
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 

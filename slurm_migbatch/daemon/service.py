@@ -19,10 +19,12 @@ from typing import Any
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import messages
+from slurm_migbatch.daemon.actuator import name_of
 from slurm_migbatch.daemon.addresses import NodeAddresses
 from slurm_migbatch.daemon.api import Asking, NodeApi, anywhere
 from slurm_migbatch.daemon.audit import Auditor, Excess, OrphanWatch
 from slurm_migbatch.daemon.facts import policy_of, slurm_uids
+from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.gate import ApiLimits
 from slurm_migbatch.daemon.gauges import slices_by_state, waits
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
@@ -247,6 +249,12 @@ class Service:
         self.submit.facts.snapshot(snapshot)
         if not self._activity.acts():
             return False
+        self._check(snapshot)
+        return await self.rounds.follow(snapshot)
+
+    @uncollected()
+    def _check(self, snapshot: SlurmView) -> None:
+        """Compare the queue with the record, with the nodes' reports and with the queue before."""
         news, departed = self._unsaved.update(snapshot.jobs)
         if news:
             self.writer.replace(self._unsaved.save, "jobs")
@@ -255,11 +263,12 @@ class Service:
             self._asking = True
             self._errand(self._ask_ends(frozenset(self._ended)))
         if self.config.daemon.audit:
-            for excess in self._auditor.check(self.rounds.view.facts(), snapshot.jobs):
-                self._errand(self._cancel(excess))
+            found = self._auditor.check(self.rounds.view.facts(), snapshot.jobs)
+            rows = {row.job_id: row for row in snapshot.jobs} if found else {}
+            for excess in found:
+                self._errand(self._cancel(excess, name_of(rows[excess.job])))
         for orphan in self._orphans.check(self.rounds.view.facts(), snapshot.jobs, time.monotonic()):
             log.warning("%s; run `migbatch node reconcile` there, and check that its agent runs", orphan)
-        return await self.rounds.follow(snapshot)
 
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
         try:
@@ -273,16 +282,16 @@ class Service:
         finally:
             self._asking = False
 
-    async def _cancel(self, excess: Excess) -> None:
+    async def _cancel(self, excess: Excess, name: str) -> None:
         log.error("%s; cancelling it", excess)
         self._audited.inc()
         reason = f"migbatch: cancelled: {excess}"
         with contextlib.suppress(Exception):
-            await asyncio.to_thread(self._client.update_job, excess.job, AdminComment=reason)
+            await asyncio.to_thread(self._client.update_job, name, AdminComment=reason)
         try:
-            await asyncio.to_thread(self._client.cancel, excess.job)
+            await asyncio.to_thread(self._client.cancel, name)
         except Exception as error:
-            log.error("cannot cancel job %d, cancel it by hand: %s", excess.job, error)
+            log.error("cannot cancel job %s, cancel it by hand: %s", name, error)
 
     def _errand(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

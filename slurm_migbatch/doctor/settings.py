@@ -51,6 +51,14 @@ def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             ODD, "JobRequeue", "is 0", "jobs cannot be requeued after a misfit or a GPU failure; set JobRequeue=1"
         )
+    tracking = conf.get("proctracktype", "")
+    if tracking and not tracking.endswith("cgroup"):
+        yield Finding(
+            ODD,
+            "ProctrackType",
+            f"is {tracking}: what leaves its process group or parent outlives the job, and keeps its slice",
+            "set ProctrackType=proctrack/cgroup and restart every slurmd",
+        )
     if conf.get("accountingstoragetype", "").endswith("slurmdbd") and "gres/mig" not in conf.get(
         "accountingstoragetres", ""
     ):

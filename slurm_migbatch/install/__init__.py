@@ -1,4 +1,4 @@
-"""What `migbatch install` writes to a host: which lines of a site's files must change, and how that is undone.
+"""Compute and apply the changes of `migbatch install` to a host: lines of a site's files to change, and their undo.
 
 The decisions (`slurmconf`, `slurmedit`, `scripts`, `undo`) are pure; `files` and `record` read and write.
 """

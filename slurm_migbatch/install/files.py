@@ -1,7 +1,7 @@
-"""Files and directories of one host as they are to be: what differs, as a diff; writing it with backups; undoing it.
+"""Compare files and directories of one host with the wanted ones: diff, write with backups, undo.
 
-What was written stands in a record beside the backups, with a digest: a file of ours that somebody edited since is
-never overwritten, and a site's file gets back what it held before. Standard library only.
+Written files are listed in a record next to the backups, with a digest: a file of migbatch's that was edited since is
+never overwritten, and a site's file is restored to its earlier content. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import pwd
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -19,24 +20,25 @@ from typing import Final, Literal
 from slurm_migbatch.install.undo import undo
 
 Kind = Literal["own", "once", "site", "directory"]
+_RECORD: Final = "record.json"
 _LONG: Final = 150
-"""Lines of a new file that a diff shows unless all are asked for."""
+"""Lines of a new file that a diff shows by default."""
 
 
 class InstallConflict(RuntimeError):
-    """A file cannot be written or taken back without losing what somebody else wrote; the text says what to do."""
+    """A file cannot be written or removed without losing other changes; the text says what to do."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A file or directory as it is to be.
+    """A wanted file or directory.
 
     Attributes:
-        path: where.
-        text: what it holds; of a directory nothing.
-        kind: "own" is ours alone, "once" is written where there is none and then the site's, "site" is the site's and
-            edited, "directory" is made.
-        mode, owner: of what is made; a site's file keeps its own.
+        path: its path.
+        text: its content; empty for a directory.
+        kind: "own" belongs to migbatch alone, "once" is written if missing and then belongs to the site, "site" is the
+            site's and edited, "directory" is created.
+        mode, owner: of new files; a site's file keeps its own.
     """
 
     path: str
@@ -48,7 +50,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Entry:
-    """What the record knows of one path: the text as written by us, and the name of the backup of what was there."""
+    """Record of one path: the text as written by migbatch, and the name of the backup of the previous content."""
 
     path: str
     kind: Kind
@@ -59,9 +61,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class FileChange:
-    """A difference between what is and what is to be; `before` or `after` None: there is no such file.
+    """A difference between the current and the wanted state; `before` or `after` None: no such file.
 
-    `conflict` says why it cannot be made, and what to do; `back`: it takes away what was written earlier.
+    `conflict` says why it cannot be applied, and what to do; `back`: it removes something written earlier.
     """
 
     path: str
@@ -75,28 +77,11 @@ class FileChange:
 
 
 def read(path: str) -> str | None:
-    """Return the text of a file, bytes that are no UTF-8 kept; None where there is none."""
+    """Return the text of a file, keeping bytes that are not UTF-8; None if there is none."""
     try:
         return Path(path).read_bytes().decode("utf-8", "surrogateescape")
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def _read_own(path: Path) -> str | None:
-    """Return the text of a file that nobody but this user could have written; None where there is none.
-
-    Raises:
-        InstallConflict: others could have written it.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise InstallConflict(f"{path} cannot be opened: {error.strerror}") from None
-    with os.fdopen(handle, "rb") as file:
-        _check_own(path, handle)
-        return file.read().decode("utf-8", "surrogateescape")
 
 
 def _check_own(path: Path, handle: int) -> None:
@@ -113,72 +98,106 @@ def digest(text: str) -> str:
 class InstallRecord:
     """What was written to this host, below one directory of root's.
 
-    That may lie in one of SlurmUser's, who could put another one in its place: nothing is believed but root's files.
+    That may lie in one of SlurmUser's, who could put another one in its place: nothing is believed but root's files,
+    and nothing is written but to a directory that is root's alone, in which no name leads elsewhere.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._path = directory / "record.json"
         self.entries: dict[str, Entry] = {}
-        text = _read_own(self._path)
+        text = self._read(_RECORD)
         if text is not None:
             try:
                 self.entries = {data["path"]: Entry(**data) for data in json.loads(text)["entries"]}
             except (ValueError, KeyError, TypeError):
                 raise InstallConflict(
-                    f"{self._path} cannot be read: restore it from a backup, or move it away"
+                    f"{directory / _RECORD} cannot be read: restore it from a backup, or move it away"
                 ) from None
 
     def keep(self, name: str, text: str) -> str:
-        """Store a text beside the record; returns its name."""
-        place = self.directory / f"{name.strip('/').replace('/', '%')}.{digest(text)[:12]}"
-        if not place.exists():
-            self._private(place, text)
-        return place.name
+        """Store a text next to the record; returns its name."""
+        file = f"{name.strip('/').replace('/', '%')}.{digest(text)[:12]}"
+        if self._read(file) is None:
+            self._write(file, text)
+        return file
 
     def kept(self, name: str) -> str:
-        """Return a text that was kept.
+        """Return a stored text.
 
         Raises:
-            InstallConflict: it is gone.
+            InstallConflict: it is missing.
         """
-        text = _read_own(self.directory / name)
+        text = self._read(name)
         if text is None:
             raise InstallConflict(f"{self.directory / name} is missing: restore this file")
         return text
 
     def save(self) -> None:
-        """Write the record; where it holds nothing it goes, with all backups."""
+        """Write the record; an empty one is removed, with all backups."""
         if self.entries:
             data = {"version": 1, "entries": [asdict(entry) for entry in self.entries.values()]}
-            self._private(self._path, json.dumps(data, indent=1) + "\n")
-        elif self.directory.exists():
-            self._empty()
+            self._write(_RECORD, json.dumps(data, indent=1) + "\n")
+            return
+        with self._opened() as folder:
+            for name in os.listdir(folder) if folder is not None else ():  # noqa: PTH208 - the one that was opened
+                os.unlink(name, dir_fd=folder)
+        if folder is not None:
             self.directory.rmdir()
 
-    def _empty(self) -> None:
+    @contextmanager
+    def _opened(self) -> Iterator[int | None]:
+        """Open the directory; yields None where there is none. Raises InstallConflict where it is not root's alone."""
         try:
             handle = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield None
+            return
         except OSError as error:
             text = f"{self.directory} must be a directory owned by root: {error.strerror}"
             raise InstallConflict(text) from None
         try:
             _check_own(self.directory, handle)
-            for name in os.listdir(handle):  # noqa: PTH208 - the directory that was looked at
-                os.unlink(name, dir_fd=handle)
+            yield handle
         finally:
             os.close(handle)
 
-    def _private(self, place: Path, text: str) -> None:
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write(str(place), text, 0o600, None)
+    def _read(self, name: str) -> str | None:
+        """Return a text; None where there is none. Raises InstallConflict where others could have written it."""
+        with self._opened() as folder:
+            if folder is None:
+                return None
+            try:
+                handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                raise InstallConflict(f"{self.directory / name} cannot be opened: {error.strerror}") from None
+            with os.fdopen(handle, "rb") as file:
+                _check_own(self.directory / name, handle)
+                return file.read().decode("utf-8", "surrogateescape")
+
+    def _write(self, name: str, text: str) -> None:
+        self.directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.directory.mkdir(mode=0o700)
+        with self._opened() as folder:
+            if folder is None:
+                raise InstallConflict(f"{self.directory} has just been removed: run this again")
+            write(name, text, 0o600, None, folder)
 
 
-def write(path: str, text: str, mode: int, owner: tuple[int, int] | None) -> None:
-    """Write a file so that a reader sees the old or the new one, never a part; links are followed."""
-    place = Path(path).resolve()
-    fresh = place.with_name(f".{place.name}.migbatch-new")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def write(path: str, text: str, mode: int, owner: tuple[int, int] | None, folder: int | None = None) -> None:
+    """Write a file so that a reader sees the old or the new one, never a part; a link is replaced, not followed.
+
+    Args:
+        path: absolute, or a name in the open directory `folder`.
+        text: what it is to hold.
+        mode, owner: what it is to have; None: this process's user.
+        folder: see `path`.
+    """
+    fresh = str(Path(path).with_name(f".{Path(path).name}.migbatch-new"))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(fresh, flags, 0o600, dir_fd=folder)
     with os.fdopen(handle, "wb") as out:
         out.write(text.encode("utf-8", "surrogateescape"))
         out.flush()
@@ -186,14 +205,14 @@ def write(path: str, text: str, mode: int, owner: tuple[int, int] | None) -> Non
             os.fchown(out.fileno(), *owner)
         os.fchmod(out.fileno(), mode)
         os.fsync(out.fileno())
-    fresh.replace(place)
+    os.replace(fresh, path, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-# --- what differs
+# --- differences
 
 
 def differing(wanted: Iterable[Wanted], record: InstallRecord) -> list[FileChange]:
-    """Return what must change for `wanted` to be; nothing where all is as it is to be."""
+    """Return the changes needed for `wanted`; nothing if everything is in place."""
     return [change for target in wanted if (change := _difference(target, record)) is not None]
 
 
@@ -222,7 +241,7 @@ def _directory(target: Wanted) -> FileChange | None:
 
 
 def leaving(record: InstallRecord) -> list[FileChange]:
-    """Return what must change for everything that was written to be gone."""
+    """Return the changes that remove everything that was written."""
     found = [_back(entry, record) for entry in reversed(record.entries.values()) if entry.kind != "directory"]
     folders = sorted((entry for entry in record.entries.values() if entry.kind == "directory"), key=lambda e: e.path)
     found += [FileChange(entry.path, "", None, "directory") for entry in reversed(folders)]
@@ -277,11 +296,11 @@ def _shown(text: str | None) -> list[str]:
     return printable.splitlines(keepends=True)
 
 
-# --- making it so
+# --- applying
 
 
 def apply(changes: Iterable[FileChange], record: InstallRecord) -> None:
-    """Make changes and note each before it is made; those with a conflict are left out."""
+    """Apply changes and record each before it is made; those with a conflict are skipped."""
     for change in changes:
         if change.conflict:
             continue
@@ -330,17 +349,23 @@ def _apply_file(change: FileChange, record: InstallRecord) -> None:
 
 
 def _write(change: FileChange) -> None:
-    """Write what a file is to hold; one that is there keeps its mode and owner unless it is ours."""
+    """Write what a file is to hold; one that is there keeps its mode and owner unless it is ours.
+
+    Links are followed, and only to what was read: whoever may change the directory could have put one there since.
+    """
     assert change.after is not None
+    place = Path(change.path).resolve()
+    if read(str(place)) != change.before or (change.before is None and os.path.lexists(change.path)):
+        raise InstallConflict(f"{change.path} has changed since it was read: run this again")
     if change.kind == "site" and change.before is not None:
-        status = Path(change.path).stat()
-        write(change.path, change.after, status.st_mode & 0o7777, (status.st_uid, status.st_gid))
+        status = place.stat()
+        write(str(place), change.after, status.st_mode & 0o7777, (status.st_uid, status.st_gid))
     else:
-        write(change.path, change.after, change.mode, (_uid(change.owner), 0))
+        write(str(place), change.after, change.mode, (_uid(change.owner), 0))
 
 
 def _site_entry(change: FileChange, after: str, record: InstallRecord) -> Entry:
-    """Return what is to be known of a site's file: what it holds without our edits, and with them."""
+    """Return the record of a site's file: its content without migbatch's edits, and with them."""
     original = change.before
     entry = record.entries.get(change.path)
     if entry is not None and entry.kind == "site" and original is not None:

@@ -1,4 +1,4 @@
-"""What a compute node and a login node need; read from the host, nothing is written here. Standard library only."""
+"""Determine what a compute node and a login node need; reads the host, writes nothing. Standard library only."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PORT: Final = 6830
 
 @dataclass
 class HostPlan:
-    """What one host needs.
+    """Needs of one host.
 
     Attributes:
         wanted: files and directories, in the order in which they are to be written.
-        lines: changes of the site's own scripts, as sentences; they are part of `wanted` only where edits are allowed.
+        lines: changes of the site's own scripts, as sentences; they are in `wanted` only if edits are allowed.
         notes, problems: sentences.
         next: what to do once it is written.
     """
@@ -42,12 +42,12 @@ class HostPlan:
 
 @dataclass(frozen=True)
 class Places:
-    """Where things are on a host.
+    """Paths on a host.
 
     Attributes:
         prefix: the virtual environment.
         etc, hooks, systemd: directories of migbatch's settings, of the hook programs, and of units.
-        packaged_units: where packages put their units.
+        packaged_units: directory of units from packages.
     """
 
     prefix: Path
@@ -96,7 +96,7 @@ def node(
     add_unit(plan, places, UNIT, unit)
     for key, hook in _HOOKS:
         if key in scripts.SEVERAL and release >= scripts.SEVERAL[key]:
-            continue  # a line of slurm.conf's own, which the controller writes
+            continue  # a line of slurm.conf, which the controller writes
         _add_to_site_hook(plan, conf, key, str(places.hooks / hook), edit)
     _cli_filter(plan, conf)
     plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
@@ -104,7 +104,7 @@ def node(
 
 
 def _closed(path: str) -> str:
-    """Return why ordinary users cannot use a program or directory, as the end of a sentence; empty where they can."""
+    """Return why ordinary users cannot use a program or directory, as the end of a sentence; empty if they can."""
     for place in (Path(path), *Path(path).parents):
         needed = 0o001 if place != Path(path) else 0o005
         if place.stat().st_mode & needed != needed:
@@ -116,7 +116,7 @@ def _closed(path: str) -> str:
 
 
 def add_unit(plan: HostPlan, places: Places, name: str, text: str) -> None:
-    """Want a unit, unless a package brought the same and none of the host's own hides that."""
+    """Add a unit, unless a package installed the same one and no unit of the host overrides it."""
     own = places.systemd / name
     if own.exists() or read(str(places.packaged_units / name)) != text:
         plan.wanted.append(Wanted(str(own), text))
@@ -140,13 +140,13 @@ def _controller(conf: Conf) -> str:
 
 
 def slurmctld_hosts(conf: Conf) -> list[str]:
-    """Return what slurm.conf says of slurmctld's hosts, `name` or `name(address)`, in their order."""
+    """Return slurmctld's hosts in slurm.conf, `name` or `name(address)`, in their order."""
     values = [token.value for line in conf.lines if not line.record and (token := line.get("slurmctldhost"))]
     return values or [host for host in (conf.value("ControlMachine"),) if host]
 
 
 def slurm_release() -> tuple[int, ...]:
-    """Return the release of this host's Slurm; empty where that cannot be said."""
+    """Return the release of this host's Slurm; empty if unknown."""
     try:
         done = subprocess.run(["scontrol", "--version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -156,7 +156,7 @@ def slurm_release() -> tuple[int, ...]:
 
 
 def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: bool) -> None:
-    """Put a hook beside the site's own of that key; nothing where it has none, or where slurm.conf names ours too."""
+    """Add a hook to the site's own of that key; nothing if it has none, or if slurm.conf names migbatch's too."""
     values = [token.value for line in conf.lines if not line.record and (token := line.get(key.lower()))]
     if not values or hook in values or stub_path(conf, hook) in values:
         return
@@ -184,7 +184,7 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
 
 
 def _cli_filter(plan: HostPlan, conf: Conf) -> None:
-    """Where slurm.conf names cli_filter/lua, have a script that changes nothing rather than none."""
+    """If slurm.conf names cli_filter/lua, add a script that changes nothing instead of none."""
     filters = scripts.cli_filters(conf.value("CliFilterPlugins"))
     path = Path(conf.main).parent / CLI_FILTER
     if "lua" in filters and not path.exists():
@@ -193,19 +193,19 @@ def _cli_filter(plan: HostPlan, conf: Conf) -> None:
 
 
 def stub_path(conf: Conf, hook: str) -> str:
-    """Return where the program lies by which slurm.conf runs a hook: it goes to every node with slurm.conf."""
+    """Return the path of the program with which slurm.conf runs a hook: it is on every node with slurm.conf."""
     return str(Path(conf.main).with_name(f"migbatch-{Path(hook).name}"))
 
 
 def find_slurm_conf(given: str, environment: str) -> Iterator[str]:
-    """Yield where slurm.conf may be, the likeliest first."""
+    """Yield possible paths of slurm.conf, the most likely first."""
     yield from (path for path in (given, environment) if path)
     if not given and not environment:
         yield from ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
 
 
 def slurm_conf(given: str, environment: str) -> Conf | None:
-    """Read this host's slurm.conf; None where there is none."""
+    """Read this host's slurm.conf; None if there is none."""
     for path in find_slurm_conf(given, environment):
         if read(path) is not None:
             return load(path, read)

@@ -1,4 +1,4 @@
-"""The site as its nodes reported it: what the files that Slurm reads are rendered from."""
+"""Build the site from its nodes' reports: the input for the templates of Slurm's files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from slurm_migbatch.slurm.nodelist import fold
 def describe(
     gpus: Mapping[str, Sequence[Geometry]], version: tuple[int, int], catalog: str, lending: Collection[str] = ()
 ) -> Site:
-    """Return the site that fills the templates, with the Lua scripts and without hooks. Equal nodes share one line.
+    """Return the site for the templates, with the Lua scripts and without hooks. Equal nodes share one line.
 
     Args:
-        gpus: those of each node that are cut by MIG; every node has one at least.
+        gpus: GPUs of each node in MIG mode; every node has at least one.
         version: release of Slurm.
         catalog: host list of the catalog nodes.
         lending: partitions whose training jobs are lent idle slices.
@@ -43,7 +43,7 @@ def describe(
 
 
 def base_counts(geometries: Iterable[Geometry]) -> dict[str, int]:
-    """Return slurm.conf's counts: each GPU full of the profile that fits most often, which always can be placed."""
+    """Return slurm.conf's counts: each GPU full of the profile that fits most often, which can always be placed."""
     found: dict[str, int] = {}
     for geometry in geometries:
         info = max(geometry.profiles, key=lambda i: (i.max_instances, not i.profile.suffix, -i.memory_slices))

@@ -1,6 +1,6 @@
-"""Put a call of ours into a site's own scripts: `job_submit.lua`, `cli_filter.lua`, Prolog, Epilog, TaskProlog.
+"""Add calls of migbatch to a site's own scripts: `job_submit.lua`, `cli_filter.lua`, Prolog, Epilog, TaskProlog.
 
-Standard library only: compute nodes have no more.
+Standard library only, for compute nodes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _FUNCTIONS: Final = {
     "migbatch_cli_filter.lua": ("slurm_cli_setup_defaults", "slurm_cli_pre_submit", "slurm_cli_post_submit"),
 }
 SEVERAL: Final = {"Prolog": (24, 11), "Epilog": (24, 11)}
-"""The oldest release on which several lines of a key were seen to run all of their programs; 22.05 runs the last."""
+"""The oldest release on which several lines of a key are known to run all of their programs; 22.05 runs the last."""
 PRIMARY: Final = {"migbatch-primary_on": True, "migbatch-primary_off": False}
-"""Names of the programs of `primary_program` beside slurm.conf, and what each is for."""
+"""Names of the programs of `primary_program` beside slurm.conf, and their purpose."""
 DRIVER: Final = "/dev/nvidiactl"
-"""What a node with NVIDIA's driver has."""
+"""A path that exists on nodes with NVIDIA's driver."""
 OURS: Final = "-- Written by migbatch from"
-"""How a Lua script begins that was rendered, on this host or on another."""
+"""First line of a rendered Lua script, on any host."""
 DOES_NOTHING: Final = """\
 -- Written by `migbatch install`: this host has no other cli_filter.lua, and without one every srun, salloc and sbatch
 -- fails. It changes nothing. It can be replaced by the controller's cli_filter.lua.
@@ -46,18 +46,18 @@ return slurm.SUCCESS
 
 
 def cli_filters(value: str) -> list[str]:
-    """Return what CliFilterPlugins= names, without the kind's name: "lua"."""
+    """Return the names in CliFilterPlugins=, without the kind's name: "lua"."""
     return [plugin.removeprefix("cli_filter/") for plugin in value.lower().split(",")]
 
 
 def calls_lua(text: str, own_file: str) -> bool:
-    """Return whether a site's Lua script loads our file of that path."""
+    """Return whether a site's Lua script loads migbatch's file of that path."""
     name = re.escape(PurePosixPath(own_file).name)
     return re.search(rf"^[^\n-]*\bdofile\b[^\n]*{name}", text, re.MULTILINE) is not None
 
 
 def call_lua(text: str, own_file: str) -> str:
-    """Return a site's Lua script with two lines that put our functions behind its own.
+    """Return a site's Lua script with two lines that call migbatch's functions after its own.
 
     Args:
         text: the script, which defines Slurm's functions as globals.
@@ -80,13 +80,13 @@ def is_shell(text: str) -> bool:
 
 
 def hook_line(hook: str) -> str:
-    """Return the line by which a shell script runs one of our hooks; nodes that need none pass by."""
+    """Return the line with which a shell script runs one of migbatch's hooks; nodes without GPUs skip it."""
     lost = f"; {_lost(hook)}" if _lost(hook) else ""
     return f"[ ! -e {hook} ] || {hook} || exit $?{lost} # by `migbatch install`: the job's MIG slices"
 
 
 def stub(hook: str) -> str:
-    """Return a program that runs one of our hooks, for a path that nodes without GPUs share with others."""
+    """Return a program that runs one of migbatch's hooks, for a path shared with nodes without GPUs."""
     return (
         "#!/bin/sh\n"
         "# Written by `migbatch install`; do not edit. Nodes without migbatch have no slices.\n"
@@ -95,9 +95,9 @@ def stub(hook: str) -> str:
 
 
 def _lost(hook: str) -> str:
-    """Return the command that ends a Prolog where ours is gone, the node has GPUs and the job was granted slices.
+    """Return the command that ends a Prolog if migbatch's is missing, the node has GPUs and the job was granted slices.
 
-    Its tasks would run with whatever they find; so the Prolog fails, and slurmd drains the node.
+    Otherwise its tasks would run with any slices they find; so the Prolog fails, and slurmd drains the node.
     """
     if PurePosixPath(hook).name != "prolog":
         return ""
@@ -107,9 +107,9 @@ def _lost(hook: str) -> str:
 
 
 def primary_program(python: str, socket: str, *, on: bool) -> str:
-    """Return what slurmctld runs when it becomes the primary of several (`on`), or is it no more.
+    """Return the program that slurmctld runs when it becomes the primary of several (`on`), or no longer is.
 
-    It says so to migbatchd of its host, at the unix socket `socket`. Where that does not run nothing is to be said: it
+    It reports this to its host's migbatchd, at the unix socket `socket`. If that is not running no report is needed: it
     asks Slurm when it starts.
     """
     state, event = ("on", "becomes the primary") if on else ("off", "is no longer the primary")
@@ -128,12 +128,12 @@ def primary_program(python: str, socket: str, *, on: bool) -> str:
 
 
 def calls_hook(text: str, hook: str) -> bool:
-    """Return whether a script names our hook in a line that is no comment."""
+    """Return whether a script names migbatch's hook in a line that is not a comment."""
     return re.search(rf"^[^#\n]*{re.escape(hook)}(?![\w/.-])", text, re.MULTILINE) is not None
 
 
 def call_hook(text: str, hook: str) -> str:
-    """Return a shell script that runs our hook first, right below its `#!` line."""
+    """Return a shell script that runs migbatch's hook first, right below its `#!` line."""
     if calls_hook(text, hook):
         return text
     first, newline, rest = text.partition("\n")
@@ -146,9 +146,9 @@ def is_pattern(path: str) -> bool:
 
 
 def name_in(pattern: str) -> str:
-    """Return the path of our program among those of a pattern; Slurm runs the last of the alphabet first.
+    """Return the path of migbatch's program among those of a pattern; Slurm runs the last of the alphabet first.
 
-    Empty where no fitting name is found.
+    Empty if no name fits.
     """
     place = PurePosixPath(pattern)
     if is_pattern(str(place.parent)):

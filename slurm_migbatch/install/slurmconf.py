@@ -1,8 +1,8 @@
-"""Read slurm.conf and gres.conf as Slurm does, and know where each value stands in its file.
+"""Read slurm.conf and gres.conf as Slurm does, with the position of each value in its file.
 
 Source: Slurm's parse_config.c. `#` begins a comment unless it is escaped, also within quotes; a backslash at the end of
-a line continues it; keys are read whatever their case; several `Key=Value` may share a line; `Include FILE` is read in
-its place, relative to the directory of slurm.conf. Of a key that may stand once the latest value counts.
+a line continues it; keys are case-insensitive; several `Key=Value` may share a line; `Include FILE` is read in
+its place, relative to the directory of slurm.conf. The last value of a repeated key counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 RECORDS: Final = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname", "blockname")
-"""Keys that make a line a record of its own, whose other keys are no settings of the cluster."""
+"""Keys that make a line a separate record, whose other keys are not settings of the cluster."""
 _TOKEN: Final = re.compile(r'([A-Za-z0-9_.]+)\s*([-*+/]?=)\s*("[^"]*"|\S+)(?=\s|$)')
 _INCLUDE: Final = re.compile(r'\s*include\s+("[^"]*"|\S+)\s*$', re.IGNORECASE)
 _DEEPEST: Final = 10
@@ -27,7 +27,7 @@ class Token:
     Attributes:
         key: in lower case.
         value: without quotes.
-        start, end: where the value stands in the file, quotes included.
+        start, end: position of the value in the file, quotes included.
     """
 
     key: str
@@ -43,7 +43,7 @@ class Line:
     Attributes:
         path: the file.
         number: of its first line, from 1.
-        start, end: where it stands in the file, without the last line's end.
+        start, end: its position in the file, without the last line's end.
         tokens: its values.
         include: the file that it includes, empty for none.
     """
@@ -56,7 +56,7 @@ class Line:
     include: str = ""
 
     def get(self, key: str) -> Token | None:
-        """Return the last value of `key`, written in lower case; None where the line has none."""
+        """Return the last value of `key`, given in lower case; None if the line has none."""
         return next((token for token in reversed(self.tokens) if token.key == key), None)
 
     @property
@@ -67,13 +67,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Conf:
-    """A configuration file with everything that it includes.
+    """A configuration file with all its includes.
 
     Attributes:
         main: path of the file itself.
         texts: text of each file, by path.
         lines: all lines in the order in which Slurm reads them.
-        missing: included files that are not there, with the line that includes each.
+        missing: included files that do not exist, with the line that includes each.
     """
 
     main: str
@@ -82,7 +82,7 @@ class Conf:
     missing: tuple[tuple[str, Line], ...] = ()
 
     def setting(self, key: str, without: str = "") -> tuple[Line, Token] | None:
-        """Return the value of a key of the cluster that counts, with its line; lines of the file `without` left out."""
+        """Return the effective value of a key of the cluster, with its line; lines of file `without` are ignored."""
         for line in reversed(self.lines):
             token = line.get(key.lower())
             if token is not None and not line.record and line.path != without:
@@ -90,7 +90,7 @@ class Conf:
         return None
 
     def value(self, key: str) -> str:
-        """Return the value of a key of the cluster; empty where there is none."""
+        """Return the value of a key of the cluster; empty if there is none."""
         found = self.setting(key)
         return found[1].value if found else ""
 
@@ -108,7 +108,7 @@ class Conf:
 
 
 def parse(path: str, text: str) -> Iterator[Line]:
-    """Yield the lines of one file that hold something."""
+    """Yield the nonempty lines of one file."""
     position, number = 0, 1
     while position < len(text):
         kept, end, count = _logical(text, position)
@@ -119,7 +119,7 @@ def parse(path: str, text: str) -> Iterator[Line]:
 
 
 def _logical(text: str, start: int) -> tuple[list[tuple[str, int]], int, int]:
-    """Return the characters of a logical line with their places, its end, and how many lines of the file it is."""
+    """Return the characters of a logical line with their positions, its end, and its number of lines in the file."""
     kept: list[tuple[str, int]] = []
     count = 0
     while True:
@@ -138,7 +138,7 @@ def _logical(text: str, start: int) -> tuple[list[tuple[str, int]], int, int]:
 
 
 def _comment(text: str, start: int, end: int) -> int:
-    """Return where the comment begins; `end` where there is none."""
+    """Return where the comment begins; `end` if there is none."""
     slashes = 0
     for position in range(start, end):
         if text[position] == "#" and slashes % 2 == 0:
@@ -160,11 +160,11 @@ def _line(path: str, number: int, start: int, end: int, kept: list[tuple[str, in
 
 
 def load(main: str, read: Callable[[str], str | None]) -> Conf:
-    """Read a configuration file and what it includes.
+    """Read a configuration file and its includes.
 
     Args:
         main: its path; other names are relative to its directory.
-        read: returns the text of a file, None where there is none.
+        read: returns the text of a file, None if there is none.
 
     Raises:
         RecursionError: files include each other.
@@ -194,11 +194,11 @@ def load(main: str, read: Callable[[str], str | None]) -> Conf:
 
 @dataclass(frozen=True)
 class LineEdit:
-    """A line of a site's file that is to read otherwise.
+    """A change of a line in a site's file.
 
     Attributes:
-        path, number: where it stands.
-        start, end: its place in the file's text; equal for a line that is added.
+        path, number: its file and line.
+        start, end: its position in the file's text; equal for a line that is added.
         old, new: its text before and after; `new` may be several lines, `old` is empty for a line that is added.
     """
 
@@ -216,7 +216,7 @@ class LineEdit:
 
 
 def edit(conf: Conf, line: Line, change: Mapping[str, str], add: Mapping[str, str] | None = None) -> LineEdit:
-    """Give values of a line (by key in lower case) other texts, and put further `Key=Value` behind its last one."""
+    """Replace values of a line (by key in lower case), and append further `Key=Value`."""
     text = conf.texts[line.path]
     return LineEdit(
         line.path, line.number, line.start, line.end, text[line.start : line.end], changed(text, line, change, add)
@@ -224,7 +224,7 @@ def edit(conf: Conf, line: Line, change: Mapping[str, str], add: Mapping[str, st
 
 
 def changed(text: str, line: Line, change: Mapping[str, str], add: Mapping[str, str] | None = None) -> str:
-    """Return the text of a line with other values; what is not named stays as it was written."""
+    """Return the text of a line with other values; the rest stays as it was written."""
     result = text[line.start : line.end]
     if add:
         at = line.tokens[-1].end - line.start
@@ -239,11 +239,11 @@ def changed(text: str, line: Line, change: Mapping[str, str], add: Mapping[str, 
 
 
 def added(conf: Conf, text: str) -> LineEdit:
-    """Put `text` behind the last line of the main file."""
+    """Append `text` to the main file."""
     present = conf.texts.get(conf.main, "")
     lead = "" if not present or present.endswith("\n") else "\n"
     if present.rstrip().endswith("\\"):
-        lead += "\n"  # ends what a backslash continues
+        lead += "\n"  # ends a line continued by a backslash
     return LineEdit(conf.main, present.count("\n") + 1, len(present), len(present), "", f"{lead}{text}\n")
 
 

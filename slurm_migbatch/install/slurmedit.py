@@ -1,8 +1,8 @@
-"""Decide what slurm.conf and gres.conf must hold for migbatch: in files of our own, and in lines of the site's.
+"""Decide what slurm.conf and gres.conf need for migbatch: in files of migbatch's, and in lines of the site's.
 
-Of most keys Slurm takes the latest line alone, and it refuses a node or partition that is named twice (tried on 22.05
+For most keys Slurm uses the last line alone, and it refuses a node or partition that is named twice (tested on 22.05
 and 24.11: `GresTypes specified more than once, latest value used`; Prolog and Epilog add up from `scripts.SEVERAL`
-on). So a key that the site has is changed where it stands, and our own file holds the rest.
+on). So a key that the site has is changed in place, and migbatch's own file holds the rest.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _SHAPE: Final = (
 
 @dataclass
 class SlurmPlan:
-    """What slurm.conf and gres.conf need.
+    """Needs of slurm.conf and gres.conf.
 
     Attributes:
-        site: what the files of our own are rendered from.
-        edits: lines of the site's that must read otherwise.
-        notes: what remains to be done elsewhere, or cannot be served, as sentences.
-        problems: what keeps it from working, as sentences.
+        site: input for rendering migbatch's own files.
+        edits: lines of the site's to change.
+        notes: remaining steps elsewhere, and unsupported settings, as sentences.
+        problems: what prevents migbatch from working, as sentences.
     """
 
     site: Site
@@ -54,14 +54,14 @@ class SlurmPlan:
 def plan(
     site: Site, conf: Conf, gres_conf: Conf, lending: Collection[str] = (), topology_conf: Conf | None = None
 ) -> SlurmPlan:
-    """Return what a site's files need.
+    """Return the needs of a site's files.
 
     Args:
-        site: what the nodes reported, see `reported`.
+        site: built from the nodes' reports, see `reported`.
         conf: slurm.conf.
-        gres_conf: gres.conf, empty where there is none.
+        gres_conf: gres.conf, empty if there is none.
         lending: partitions whose training jobs are lent idle slices.
-        topology_conf: topology.conf; None where Slurm reads none.
+        topology_conf: topology.conf; None if Slurm reads none.
     """
     counts = {name: line.counts for line in site.nodes for name in expand(line.names)}
     done = SlurmPlan(site)
@@ -97,7 +97,7 @@ def plan(
 
 
 def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
-    """Yield the keys that the site's own lines hold; what must change in them goes into `done`."""
+    """Yield the keys in the site's own lines; their changes are added to `done`."""
     own_file = str(Path(conf.main).parent / INCLUDED)
     changes: dict[Line, dict[str, str]] = {}
     for setting in site.needed():
@@ -143,7 +143,7 @@ def _holds(line: Line, setting: Setting) -> bool:
 
 
 def _merged(setting: Setting, present: str) -> str:
-    """Return a value that serves the site and us; the present one where it does."""
+    """Return a value that serves the site and migbatch; the current one if it does."""
     if setting.kind == "words":
         known = {_comparable(setting.key, item) for item in present.split(",")}
         more = [item for item in setting.value.split(",") if _comparable(setting.key, item) not in known]
@@ -154,7 +154,7 @@ def _merged(setting: Setting, present: str) -> str:
 
 
 def _comparable(key: str, item: str) -> str:
-    """Return one word of a list in the spelling in which Slurm compares it."""
+    """Return one word of a list in the form in which Slurm compares it."""
     plain = item.strip().lower()
     if key == "AuthInfo":
         return plain.partition("=")[0]
@@ -166,7 +166,7 @@ def _place(line: Line) -> str:
 
 
 def _include(conf: Conf, name: str) -> Iterator[LineEdit]:
-    """Yield the line that includes our file, where it is not included."""
+    """Yield the line that includes migbatch's file, if it is missing."""
     own_file = str(Path(conf.main).parent / name)
     if not any(line.include and str(Path(conf.main).parent / line.include) == own_file for line in conf.lines):
         yield added(conf, f"Include {name}")
@@ -183,7 +183,7 @@ def _select_type(conf: Conf, done: SlurmPlan) -> None:
 
 
 def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[tuple[Line, dict[str, str], tuple[str, ...]]]:
-    """Yield the site's lines of nodes, with their values and names; those of the catalog are ours."""
+    """Yield the site's lines of nodes, with their values and names; those of the catalog are migbatch's."""
     own_file = str(Path(conf.main).parent / INCLUDED)
     listed = set(expand(catalog))
     for line, values in conf.records("nodename"):
@@ -206,9 +206,9 @@ def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[tuple[Line, di
 def _node_edit(
     conf: Conf, line: Line, values: Mapping[str, str], names: tuple[str, ...], counts: Mapping[str, Mapping[str, int]]
 ) -> Iterator[LineEdit]:
-    """Yield the change of a line of nodes: mig beside its own GRES, and the feature that each node alone has.
+    """Yield the change of a line of nodes: mig next to its own GRES, and each node's own feature.
 
-    It becomes several lines where its nodes differ.
+    It becomes several lines if its nodes differ.
     """
     key = next((key for key in _FEATURES if key in values), "")
     present = values.get("gres", ""), values.get(key, "")
@@ -233,7 +233,7 @@ def _node_edit(
 
 
 def _gres(present: str, counts: Mapping[str, int] | None) -> str:
-    """Return the GRES of a node: what it has beside mig, then its slices."""
+    """Return the GRES of a node: its GRES other than mig, then its slices."""
     if counts is None:
         return present
     kept = [entry for entry in gres.split(present) if entry and gres.prefix_of(entry)[1].partition(":")[0] != "mig"]
@@ -241,7 +241,7 @@ def _gres(present: str, counts: Mapping[str, int] | None) -> str:
 
 
 def _features(present: str, name: str) -> str:
-    """Return the features of a node with its own one behind; `name` is empty for a node without MIG GPUs."""
+    """Return the features of a node with its own one appended; `name` is empty for a node without MIG GPUs."""
     features = [feature for feature in present.split(",") if feature]
     own = NODE_FEATURE + name
     return ",".join([*features, own] if name and own not in features else features)
@@ -298,7 +298,7 @@ def _catalog_settings(
 
 
 def catalog_lacks(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[str]:
-    """Yield which words the lines of the catalog lack, as they have to read; one that Slurm has no line of lacks all.
+    """Yield the words missing from the catalog's lines; a catalog node without a line lacks all.
 
     Args:
         conf: slurm.conf.
@@ -358,7 +358,7 @@ def _partition_edits(
     lending: Collection[str],
     done: SlurmPlan,
 ) -> Iterator[LineEdit]:
-    """Yield the changes of partitions that have MIG nodes: the catalog is one of their nodes."""
+    """Yield the changes of partitions that have MIG nodes: the catalog must be one of their nodes."""
     sets = dict(_node_sets(conf, list(rows)))
     for line, values in conf.records("partitionname"):
         listed = values.get("nodes", "")
@@ -406,7 +406,7 @@ def _node_sets(
 
 
 def _own_gres(conf: Conf, counts: Mapping[str, Mapping[str, int]], done: SlurmPlan) -> None:
-    """Name what the site's gres.conf has that cannot stay."""
+    """Yield lines of the site's gres.conf that must be removed."""
     own_file = str(Path(conf.main).parent / INCLUDED_GRES)
     for line in conf.lines:
         if line.path == own_file:
@@ -431,7 +431,7 @@ def _devices(
     counts: Mapping[str, Mapping[str, int]],
     done: SlurmPlan,
 ) -> Iterator[str]:
-    """Yield lines of gres.conf for GPUs of MIG nodes that AutoDetect, which is switched off there, found so far."""
+    """Yield lines of gres.conf for GPUs of MIG nodes that AutoDetect, which is disabled there, has found so far."""
     own_file = str(Path(conf.main).parent / INCLUDED_GRES)
     described: set[str] = set()
     detects = False
@@ -465,7 +465,7 @@ def _devices(
 
 
 def rendered(slurm: SlurmPlan) -> dict[str, str]:
-    """Return our own files beside slurm.conf, by name."""
+    """Return migbatch's own files beside slurm.conf, by name."""
     return {
         INCLUDED: render("slurm.conf.j2", site=slurm.site),
         INCLUDED_GRES: render("gres.conf.j2", site=slurm.site),

@@ -1,8 +1,8 @@
-"""The place of the catalog node in the site's topology.conf.
+"""Add the catalog node to the site's topology.conf.
 
-Tried on 22.05 to 26.05: with topology/tree Slurm refuses at submission what only nodes in no switch could run, so the
-catalog needs a switch. With topology/block that is so for jobs over several nodes; up to 24.11 slurmctld does not start
-where a block has fewer nodes than the smallest of BlockSizes.
+Tested on 22.05 to 26.05: with topology/tree Slurm refuses at submission requests that only nodes in no switch could
+run, so the catalog needs a switch. With topology/block this applies to jobs over several nodes; up to 24.11 slurmctld
+does not start if a block has fewer nodes than the smallest of BlockSizes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from slurm_migbatch.slurm.nodelist import NodeListError, expand
 SWITCH: Final = "migbatch-catalog"
 """Name of the catalog's switch or block."""
 SHORT_BLOCKS: Final = (25, 11)
-"""The oldest release on which a block was seen to be allowed fewer nodes than BlockSizes says."""
+"""The oldest release known to accept a block with fewer nodes than BlockSizes."""
 
 
 @dataclass
 class TopologyPlan:
-    """What topology.conf needs: changes of its lines, and sentences; see `slurmedit.SlurmPlan`."""
+    """Needs of topology.conf: changes of its lines, and sentences; see `slurmedit.SlurmPlan`."""
 
     edits: list[LineEdit] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -40,7 +40,7 @@ class _Unit:
 
 
 def plugin_of(conf: Conf) -> str:
-    """Return which plugin slurm.conf names, without the kind's name: "tree"; empty for none."""
+    """Return the plugin that slurm.conf names, without the kind's name: "tree"; empty for none."""
     return conf.value("TopologyPlugin").lower().removeprefix("topology/")
 
 
@@ -75,7 +75,7 @@ def plan(plugin: str, topology: Conf, catalog: str, version: tuple[int, int]) ->
 
 
 def yaml_note(text: str, catalog: str) -> str:
-    """Return what is to be done about a topology.yaml as a sentence; empty where it seems to hold the catalog."""
+    """Return what to do about a topology.yaml as a sentence; empty if it seems to include the catalog."""
     if catalog in text or all(name in text for name in expand(catalog)):
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Take edits back out of a file, also where others have changed it since."""
+"""Remove edits from a file, even if others have changed it since."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from difflib import SequenceMatcher
 
 
 def undo(original: str, written: str, present: str) -> str | None:
-    """Return `present` without what turned `original` into `written`; None where that cannot be determined.
+    """Return `present` without the changes from `original` to `written`; None if they cannot be identified.
 
-    Each run of lines that was written must still be there once, as it was written.
+    Each run of written lines must still be there once, unchanged.
     """
     if present == written:
         return original

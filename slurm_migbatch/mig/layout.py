@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_migbatch.mig._frozen import Frozen
@@ -33,10 +34,16 @@ class Slot(NamedTuple):
         """Build one from plain values, as the wire form `["2g.20gb", 4, 2]` holds them; raises LayoutError."""
         if not (type(start) is int and type(size) is int and 0 <= start < 1000 and 1 <= size < 1000):
             raise LayoutError(f"{start!r}:{size!r} is not a placement: start must be 0 or more and size 1 or more")
-        return cls(Profile.parse(profile), Placement(start, size))
+        return _slot(profile, start, size)
 
     def __str__(self) -> str:
         return f"{self.profile}@{self.placement}"
+
+
+@lru_cache(maxsize=4096)
+def _slot(profile: str, start: int, size: int) -> Slot:
+    """Return a slot. Equal slots get the same object, which makes comparisons fast."""
+    return Slot(Profile.parse(profile), Placement(start, size))
 
 
 class Layout(Frozen):
@@ -147,6 +154,12 @@ class Layout(Frozen):
 
 
 EMPTY = Layout()
+
+
+@lru_cache(maxsize=1 << 15)
+def layout_of(slots: tuple[Slot, ...]) -> Layout:
+    """Return the layout of these slots. Equal tuples get the same object."""
+    return Layout(slots)
 
 
 def layouts(geometry: Geometry) -> Iterator[Layout]:

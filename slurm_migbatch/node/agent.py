@@ -1,7 +1,7 @@
-"""The resident service `migbatch node agent`: quick hooks, events to the controller, plans from it, and housekeeping.
+"""Run the resident service `migbatch node agent`: fast hooks, events to the controller, plans from it, housekeeping.
 
-It keeps NVML, the journal and Python itself warm, so that a hook only has to ask. Nothing that a hook waits for ever
-waits for the controller. Everything it does for hooks, a hook can do without it (`fallback.py`), so it may be stopped,
+It keeps NVML, the journal and Python itself loaded, so that a hook only sends a request. Hooks never wait for the
+controller. Everything the agent does for hooks, a hook can do without it (`fallback.py`), so it may be stopped,
 killed and updated at any time.
 """
 
@@ -43,7 +43,7 @@ class AgentError(RuntimeError):
 
 
 class Agent:
-    """One node's agent. `run` works until `stop` is called or a signal of `stop_on` comes."""
+    """One node's agent. `run` works until `stop` is called or a signal of `stop_on` arrives."""
 
     def __init__(
         self,
@@ -62,15 +62,15 @@ class Agent:
         self._work: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
 
     def stop(self) -> None:
-        """Finish what is being worked on, then end; safe from any thread and twice."""
+        """Finish current work, then end; safe from any thread, and repeatable."""
         with suppress(OSError):
             os.write(self._woken, b"x")
 
     def stop_on(self, *signals: signal.Signals) -> None:
         """Stop at these signals. Call it in the main thread.
 
-        The kernel may give a signal to any thread of the process, and then `select` in the main thread goes on
-        waiting. So it is the interpreter that writes to the pipe; the handlers have nothing to do.
+        The kernel may deliver a signal to any thread of the process, and then `select` in the main thread continues to
+        wait. So the interpreter writes to the pipe; the handlers do nothing.
         """
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         for number in signals:
@@ -112,7 +112,7 @@ class Agent:
         try:
             self._accept(listener)
         finally:
-            self.stop()  # also where it ends by an error: the watcher waits for the pipe
+            self.stop()  # also if it ends by an error: the watcher waits for the pipe
             self._stopping.set()
             notify.notify("STOPPING=1")
             with suppress(FileNotFoundError):
@@ -159,7 +159,7 @@ class Agent:
                     executor = executor or Executor(self._config, self._gpus)
                     self._answer(executor, link)
                 except Exception:
-                    # No answer: the hook then does the work itself and finds the reason there.
+                    # No reply: the hook then does the work itself and reports the reason.
                     log.exception("a hook request failed")
                     if executor is not None:
                         executor.close()
@@ -179,7 +179,7 @@ class Agent:
             log.warning("incomplete hook request: %s", error)
             return
         if not request:
-            return  # `migbatch node status` only looks whether somebody answers
+            return  # `migbatch node status` only checks whether the agent answers
         try:
             env = protocol.parse(request)
             if env.node != self._config.node:
@@ -207,28 +207,36 @@ class Agent:
     # -- housekeeping --------------------------------------------------------------------------------------------
 
     def _housekeeping(self) -> None:
-        """Repair regularly: undo what dead hooks left, end what Slurm has ended, find what was changed by hand."""
+        """Repair regularly: undo leftovers of dead hooks, end what Slurm has ended, find manual changes."""
         executor: Executor | None = None
-        known = unmapped = ""
+        known = ("", "")
         while not self._stopping.wait(self._config.reconcile_every):
             try:
                 executor = executor or Executor(self._config, self._gpus)
-                done, unknown = executor.reconcile(Deadline(self._config.hook_deadline))
-                for line in done:
-                    log.info("repaired: %s", line)
-                if unknown and unknown != known:
-                    log.warning("cannot determine ended runs: %s", unknown)
-                known = unknown
-                if executor.maps.problem and executor.maps.problem != unmapped:
-                    log.warning("job maps are outdated: %s", executor.maps.problem)
-                unmapped = executor.maps.problem
+                known = self._reconcile(executor, known)
+                continue
             except DriverError as error:
                 log.warning("the driver does not answer: %s", error)
                 self._gpus.reset()
+                continue
             except (JournalError, TooLate, OSError) as error:
                 log.warning("housekeeping: %s", error)
-                if executor is not None:
-                    executor.close()
-                executor = None
+            except Exception:
+                log.exception("housekeeping failed and will be tried again")
+            if executor is not None:
+                executor.close()
+            executor = None
         if executor is not None:
             executor.close()
+
+    @staticmethod
+    def _reconcile(executor: Executor, known: tuple[str, str]) -> tuple[str, str]:
+        """Repair once; return what cannot be told and what is wrong with job maps, each logged where it is new."""
+        done, unknown = executor.reconcile(Deadline(executor.config.hook_deadline))
+        for line in done:
+            log.info("repaired: %s", line)
+        if unknown and unknown != known[0]:
+            log.warning("cannot determine ended runs: %s", unknown)
+        if executor.maps.problem and executor.maps.problem != known[1]:
+            log.warning("job maps are outdated: %s", executor.maps.problem)
+        return unknown, executor.maps.problem

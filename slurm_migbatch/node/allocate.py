@@ -1,18 +1,18 @@
-"""Allocate slices to a job: what the Prolog does once the grant is known.
+"""Allocate slices to a job: the Prolog's work once the grant is known.
 
-The order of things is what makes it safe against SIGKILL at any instant:
+The order makes it safe against SIGKILL at any instant:
 
-1. One transaction claims the places (and marks the idle instances that have to go): from here nobody else takes them.
-2. Under the GPUs' locks, the driver is asked what exists, idle instances are destroyed, missing ones made.
-3. The capability devices go to the job's user. An instance that another user had is none that is there: it is among
-   those that were destroyed (unless WarmReuse says otherwise).
+1. One transaction claims the places (and marks the idle instances to destroy): from here no other run takes them.
+2. Under the GPUs' locks, the driver is queried for existing instances, idle ones are destroyed, missing ones created.
+3. The job's user becomes the owner of the capability devices. Instances that another user had are not reused: they are
+   among those that were destroyed (unless WarmReuse allows it).
 4. The hand-off for TaskProlog is written.
-5. One transaction says that the job holds its slices, and spools the event. The job maps (`jobmaps.py`) follow.
+5. One transaction records that the job holds its slices, and spools the event. The job maps (`jobmaps.py`) follow.
 
-Whatever is half done belongs to an owner that is dead afterwards, and `repair.py` undoes it.
+Anything half done belongs to an owner that is dead afterwards, and `repair.py` undoes it.
 
-A guest (`guest.py`) goes the same way with a claim beside its host's: nothing is made and no device changes hands. If
-the host leaves meanwhile, the claim has become one of the whole slice (`Journal.leave`).
+A guest (`guest.py`) follows the same steps with a claim next to its host's: nothing is created and no device changes
+its owner. If the host leaves meanwhile, the claim has become one of the whole slice (`Journal.leave`).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from slurm_migbatch.node.repair import Repairer, lock_names
 ATTEMPTS = 12
 GRACE_S = 2.0
 SLURM_QUERY_S = 10.0
-"""How long who finds no room may ask Slurm whether somebody's run is over."""
+"""How long a Prolog without a free slot may ask Slurm whether other runs are over."""
 HOST_WAIT_S = 3.0
 """How long a guest waits for a host that is starting or ending."""
 HOST_POLL_S = 0.05
 
 
 class Misfit(Exception):
-    """This node has no slot for the job now; the message says why, and `diagnosis` what is in use."""
+    """This node has no slot for the job now; the message says why, and `diagnosis` lists what is in use."""
 
     def __init__(self, why: str, diagnosis: str) -> None:
         super().__init__(why)
@@ -57,11 +57,11 @@ class Misfit(Exception):
 
 
 class _NoFreeSlot(Exception):
-    """The journal knows of no free slot; the message is the diagnosis."""
+    """The journal has no free slot; the message is the diagnosis."""
 
 
 class Unsafe(Exception):
-    """A GPU cannot be trusted any more; the node should be drained."""
+    """A GPU is unreliable; the node should be drained."""
 
 
 class _Retry(Exception):
@@ -73,19 +73,19 @@ class _Retry(Exception):
 
 
 class AllocatedSlices(NamedTuple):
-    """The slices a run holds now."""
+    """Slices that a run holds now."""
 
     slices: tuple[JournalSlice, ...]
     elapsed_ms: int
 
     @property
     def warm(self) -> bool:
-        """Whether every slice was idle before, so that none had to be made."""
+        """Whether every slice was idle before, so that none had to be created."""
         return all(mig_slice.warm for mig_slice in self.slices)
 
 
 class Allocator:
-    """Gives slices to runs on one node."""
+    """Allocate slices to runs on one node."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Allocator:
         self._maps = maps
 
     def allocate(self, env: HookEnv, grant: Grant, owner_id: str, deadline: Deadline) -> AllocatedSlices:
-        """Give the run its slices. Raises Misfit, Unsafe, DriverError, CapsError, JournalError, TooLate."""
+        """Allocate the run's slices. Raises Misfit, Unsafe, DriverError, CapsError, JournalError, TooLate."""
         excluded: set[placement.GpuSlot] = set()
         lost = dict(self._gpus.survey().failing)
         repaired = False
@@ -141,7 +141,7 @@ class Allocator:
         raise Misfit(f"no free placement for {grant.gres} after {ATTEMPTS} attempts; {why}", self.explain_misfit(grant))
 
     def explain_misfit(self, grant: Grant) -> str:
-        """Say what the plan offers of the grant and which slices are in use. Raises DriverError, JournalError."""
+        """Describe the plan's slots for the grant and the slices in use. Raises DriverError, JournalError."""
         return self._explain_misfit(grant, plan.load(self._paths.state_dir), self._gpus.listed())
 
     def _explain_misfit(self, grant: Grant, node_plan: plan.CachedPlan, gpus: Iterable[Gpu], note: str = "") -> str:
@@ -167,7 +167,7 @@ class Allocator:
         lost: dict[str, str],
         deadline: Deadline,
     ) -> tuple[placement.SlotClaim, ...]:
-        """Choose and claim places in one transaction. Raises _NoFreeSlot where there are none."""
+        """Choose and claim places in one transaction. Raises _NoFreeSlot if there are none."""
         self._repair_abandoned(deadline)
         gpus = [gpu for gpu in self._gpus.managed() if gpu.uuid not in lost]
         geometries = {gpu.uuid: self._gpus.geometry(gpu) for gpu in gpus}
@@ -245,7 +245,7 @@ class Allocator:
             time.sleep(HOST_POLL_S)
 
     def _repair_abandoned(self, deadline: Deadline) -> None:
-        """Undo what dead owners left in flight before its places are counted as taken."""
+        """Undo in-flight work of dead owners before its places count as taken."""
         abandoned = {
             row.gpu
             for row in self._journal.slices("state IN ('intent','evict')")
@@ -261,7 +261,7 @@ class Allocator:
     def _write_claims(self, env: HookEnv, grant: Grant, owner_id: str, claims: Sequence[placement.SlotClaim]) -> None:
         for ordinal, claim in enumerate(claims):
             for mig_slice in claim.evict:
-                if mig_slice.state == "idle":  # else another hook has marked it, and we may wait for that one
+                if mig_slice.state == "idle":  # otherwise another hook has marked it, and this one may wait for it
                     self._journal.put(mig_slice._replace(state="evict", owner=owner_id))
             base = claim.warm or JournalSlice(claim.gpu, claim.slot, "intent")
             if claim.host is not None:
@@ -272,7 +272,7 @@ class Allocator:
                     job=env.job,
                     restart=env.restart or 0,
                     ordinal=ordinal,
-                    uid=env.uid,  # also where it comes to nothing: from here on he may have had it
+                    uid=env.uid,  # also if the start fails: from here on the user may have had it
                     owner=owner_id,
                     since=time.time(),
                     warm=claim.warm is not None or claim.host is not None,
@@ -291,7 +291,7 @@ class Allocator:
         )
         self._journal.put_run(run)
 
-    # -- doing ---------------------------------------------------------------------------------------------------
+    # -- execution -----------------------------------------------------------------------------------------------
 
     def _apply(
         self, env: HookEnv, owner_id: str, deadline: Deadline, claims: Sequence[placement.SlotClaim]
@@ -303,7 +303,7 @@ class Allocator:
                 try:
                     return self._under_locks(env, owner_id, deadline, claims, gpus)
                 except BaseException:
-                    # Give back what was claimed while the locks are still ours.
+                    # Release the claims while the locks are still held here.
                     for gpu in gpus.values():
                         with suppress(DriverError):
                             self._repairer.gpu(gpu, deadline, dead=(owner_id,), have_lock=True)
@@ -354,7 +354,7 @@ class Allocator:
         try:
             progress.make(self._paths.progress, job, restart, env.uid)
         except OSError:
-            shown = ""  # a full disk, say; the job runs, it only cannot tell how it fares
+            shown = ""  # for example a full disk; the job runs, it only cannot report progress
         new_handoff = handoff.Handoff(job, restart, env.uid, given, progress=shown)
         if cudaform.wanted(env.comment) == cudaform.INDEX:
             minors = {minor for row in rows for minor in (row.cap_gi, row.cap_ci) if minor is not None}
@@ -362,7 +362,7 @@ class Allocator:
         handoff.write(self._paths.job, new_handoff)
 
     def _existing_instances(self, gpu: Gpu) -> dict[Slot, Instance]:
-        """Return the GPU's instances by slot; those that the journal does not know are repaired first."""
+        """Return the GPU's instances by slot; unknown ones are repaired first."""
         instances = gpu.instances()
         known = {row.slot for row in self._journal.slices("gpu=? AND state<>'lost'", (gpu.uuid,))}
         if any(instance.slot not in known for instance in instances):
@@ -372,7 +372,7 @@ class Allocator:
     def _evict(
         self, gpu: Gpu, mig_slice: JournalSlice, owner_id: str, existing: dict[Slot, Instance], deadline: Deadline
     ) -> None:
-        """Destroy an idle instance, unless another hook that needs its room too has done so."""
+        """Destroy an idle instance, unless another hook that needs its space too has done so."""
         row = self._mark_for_eviction(mig_slice, owner_id)
         if row is None:
             return
@@ -389,9 +389,9 @@ class Allocator:
             self._journal.event("destroy", {**row.place, "elapsed_ms": elapsed})
 
     def _mark_for_eviction(self, mig_slice: JournalSlice, owner_id: str) -> JournalSlice | None:
-        """Mark an idle instance for destruction; None where it no longer exists. Needs the GPU's lock."""
+        """Mark an idle instance for destruction; None if it no longer exists. Needs the GPU's lock."""
         row = self._current_row(mig_slice)
-        if row is not None and row.state == "idle":  # whoever had marked it gave up
+        if row is not None and row.state == "idle":  # the hook that had marked it gave up
             with self._journal.write():
                 row = self._current_row(mig_slice)
                 if row is not None and row.state == "idle":
@@ -401,7 +401,7 @@ class Allocator:
         return row
 
     def _current_row(self, mig_slice: JournalSlice) -> JournalSlice | None:
-        """Read a row again; its id alone is not enough, since SQLite reuses the ids of deleted rows."""
+        """Read a row again; its id alone is not sufficient, because SQLite reuses the ids of deleted rows."""
         rows = self._journal.slices(
             "id=? AND gpu=? AND mig_uuid IS ?", (mig_slice.id, mig_slice.gpu, mig_slice.mig_uuid)
         )
@@ -418,7 +418,7 @@ class Allocator:
         return instance
 
     def _join(self, gpu: Gpu, row: JournalSlice, existing: dict[Slot, Instance]) -> JournalSlice:
-        """Check that the slice to share exists; its devices belong to the user already."""
+        """Check that the slice to share exists; the user already owns its devices."""
         instance = existing.get(row.slot)
         if instance is None or instance.mig_uuid != row.mig_uuid:
             self._repairer.gpu(gpu, Deadline(GRACE_S), have_lock=True)
@@ -438,7 +438,7 @@ class Allocator:
         return instance
 
     def _open_devices(self, gpu: Gpu, row: JournalSlice, instance: Instance, env: HookEnv) -> JournalSlice:
-        """Give the capability devices to the user; no job map names another job from then on."""
+        """Make the user the owner of the capability devices; no job map names another job from then on."""
         self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
         ci = instance.ci_id if instance.ci_id is not None else 0
         minors = self._caps.grant(gpu.minor, instance.gi_id, ci, env.uid)
@@ -480,7 +480,7 @@ class Allocator:
         return allocation
 
     def _current_claim(self, row: JournalSlice, owner_id: str) -> JournalSlice:
-        """Read a guest's claim again: since its host left it may be a claim of the whole slice, or void."""
+        """Read a guest's claim again: if its host has left it may be a claim of the whole slice, or void."""
         if row.beside is None:
             return row
         rows = self._journal.slices("owner=? AND state='intent' AND ordinal IS ?", (owner_id, row.ordinal))
@@ -491,7 +491,7 @@ class Allocator:
     def _sharing_fields(self, held: Sequence[JournalSlice]) -> dict[str, list[int]]:
         """Return the fields of a guest's `start` event that name its host, and mark the host's row as shared.
 
-        It counts as a guest only where its host is still there at the start.
+        It counts as a guest only if its host still exists at the start.
         """
         for row in held:
             for host in self._journal.slices("id=?", (row.beside,)) if row.beside is not None else ():

@@ -1,11 +1,11 @@
 """Authenticate messages between nodes and the controller. Used by both sides.
 
-Two kinds. Munge (which every Slurm cluster has) says which uid made a credential and refuses to read one twice; whoever
-has its key, which is root of any node, can make one in the name of any host. A token is a secret file, readable by root
+There are two kinds. Munge (which every Slurm cluster has) states which uid made a credential and refuses to read one
+twice; root of any node has its key and can make one in the name of any host. A token is a secret file, readable by root
 only: the controller's, from which the key of each node is derived, or on a node that node's key alone (`node_key`).
-Either way the node's name and a digest of the body are inside the credential, so it fits no other message and no other
-node, and it can be checked before the body is read. Answers are signed too (`response_payload`), so that nobody else
-can hand a node a plan.
+In both, the node's name and a digest of the body are inside the credential, so it is valid for no other message and no
+other node, and it can be checked before the body is read. Answers are signed too (`response_payload`), so that only
+the controller can give a node a plan.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import ctypes
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import socket
 import stat
 import threading
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
@@ -29,27 +31,30 @@ DIGEST_HEADER = "X-Migbatch-Digest"
 MAX_CREDENTIAL = 4096
 TOKEN_LIFETIME_S = 300.0
 MIN_TOKEN_BYTES = 32
+MOST_CREDENTIALS = 20_000
+"""Credentials of one node that are remembered at a time: thirty a second, where a busy node makes two or three."""
 KEY_WORD = "migbatch-node-key"
 """First word of a token file that holds one node's key: `migbatch-node-key NODE HEX`."""
 
+_HEAD = re.compile(r"([0-9]{1,12}):([0-9a-f]{1,64}):(.+)")
 _MUNGE_OPT_ADDR4 = 5
 _MUNGE_OPT_SOCKET = 8
 _MUNGE_ERRORS = {15: "expired", 16: "from the future", 17: "used before"}
 
 
 class AuthError(RuntimeError):
-    """A credential that proves nothing, or none could be made; the message says why."""
+    """An invalid credential, or none could be made; the message says why."""
 
 
 class PeerIdentity(NamedTuple):
-    """Who made a credential; `host` is an address or name as far as the scheme knows."""
+    """Maker of a credential; `host` is an address or name as far as the scheme provides one."""
 
     uid: int
     host: str
 
 
 class Signer(Protocol):
-    """Makes and checks credentials. Both calls are safe in threads."""
+    """Make and check credentials. Both calls are thread-safe."""
 
     @property
     def scheme(self) -> str:
@@ -59,14 +64,14 @@ class Signer(Protocol):
         """Make a credential for this message, from or to `node`. Raises AuthError."""
 
     def verify(self, credential: str, payload: bytes, node: str) -> PeerIdentity:
-        """Check that the credential is for this message, from or to `node`, and is new; return who made it.
+        """Check that the credential is for this message, from or to `node`, and is new; return its maker.
 
         Raises AuthError.
         """
 
 
 def digest_of(body: bytes) -> str:
-    """Return the digest of a request's body, as the request's header gives it."""
+    """Return the digest of a request's body, in the form of the request's header."""
     return hashlib.sha256(body).hexdigest()
 
 
@@ -82,7 +87,7 @@ def response_payload(credential: str, body: bytes) -> bytes:
 
 
 def headers(signer: Signer, method: str, path: str, node: str, body: bytes) -> tuple[dict[str, str], str]:
-    """Return the headers that name and authenticate a request's node, and the credential. Raises AuthError."""
+    """Return the headers with a request's node and credential, and the credential. Raises AuthError."""
     digest = digest_of(body)
     credential = signer.sign(request_payload(method, path, node, digest), node)
     found = {
@@ -94,14 +99,14 @@ def headers(signer: Signer, method: str, path: str, node: str, body: bytes) -> t
 
 
 class MungeSigner:
-    """Credentials by munge, through libmunge. `uids` are those whose credentials are believed; None: everybody's."""
+    """Credentials by munge, through libmunge. `uids` are accepted makers; None: all."""
 
     scheme = "munge"
 
     def __init__(
         self, socket_path: str = "", uids: Collection[int] | None = (0,), library: str = "libmunge.so.2"
     ) -> None:
-        """Load libmunge. Raises AuthError where it is missing."""
+        """Load libmunge. Raises AuthError if it is missing."""
         self._socket = socket_path
         self._uids = None if uids is None else frozenset(uids)
         try:
@@ -180,12 +185,12 @@ class MungeSigner:
 
 
 def node_key(secret: bytes, node: str) -> bytes:
-    """Derive the key of one node, from which neither the secret nor another node's key can be found."""
+    """Derive the key of one node, from which neither the secret nor another node's key can be derived."""
     return hmac.new(secret, f"{KEY_WORD}\n{node}".encode(), hashlib.sha256).digest()
 
 
 def read_private(path: str) -> bytes:
-    """Return the secret in a file. Raises AuthError where others can read the file, or the secret is short."""
+    """Return the secret in a file. Raises AuthError if others can read the file, or the secret is short."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
@@ -203,14 +208,14 @@ def read_private(path: str) -> bytes:
 class TokenSigner:
     """Credentials by a secret: HMAC-SHA256 with the node's key over time, a nonce, the node's name and the message.
 
-    Holders of a node's key are believed to be its root, holders of the secret that of any node. Clocks may differ by
+    Holders of a node's key are accepted as its root, holders of the secret as root of any node. Clocks may differ by
     five minutes; within that time a credential is accepted once by each process.
     """
 
     scheme = "token"
 
     def __init__(self, path: str) -> None:
-        """Read the secret, or one node's key. Raises AuthError where others can read the file or it holds neither."""
+        """Read the secret, or one node's key. Raises AuthError if others can read the file or it holds neither."""
         text = read_private(path)
         self._path = path
         self._own: tuple[str, bytes] | None = None
@@ -219,11 +224,12 @@ class TokenSigner:
             self._own = _own_key(path, text)
         else:
             self._secret = text
-        self._seen: dict[str, float] = {}
+        self._seen: OrderedDict[str, tuple[float, str]] = OrderedDict()  # the oldest first: until when, and whose
+        self._live: Counter[str] = Counter()  # how many of them each node has
         self._lock = threading.Lock()
 
     def key_line(self, node: str) -> str:
-        """Return the line that a node's token file holds instead of the secret. Raises AuthError."""
+        """Return the line of a node's token file that replaces the secret. Raises AuthError."""
         return f"{KEY_WORD} {node} {self._key(node).hex()}"
 
     def sign(self, payload: bytes, node: str) -> str:
@@ -234,18 +240,32 @@ class TokenSigner:
     def verify(self, credential: str, payload: bytes, node: str) -> PeerIdentity:
         """Check the code first, then the clock, then whether it was used."""
         head, _, mac = _bounded(credential).decode("ascii").rpartition(":")
-        fields = head.split(":")
-        if len(fields) != 3 or fields[2] != node or not hmac.compare_digest(mac, self._mac(head, payload, node)):
+        fields = _HEAD.fullmatch(head)
+        if fields is None:
+            raise AuthError("the credential is malformed")
+        if fields[3] != node or not hmac.compare_digest(mac, self._mac(head, payload, node)):
             raise AuthError(f"the credential does not match the token of {node} and this message")
         now = time.time()
-        if abs(now - int(fields[0])) > TOKEN_LIFETIME_S:
+        if abs(now - int(fields[1])) > TOKEN_LIFETIME_S:
             raise AuthError("the credential has expired: check that the clocks of node and controller agree")
-        with self._lock:
-            self._seen = {nonce: until for nonce, until in self._seen.items() if until > now}
-            if fields[1] in self._seen:
-                raise AuthError("the credential was used before")
-            self._seen[fields[1]] = now + 2 * TOKEN_LIFETIME_S
+        self._use(fields[2], node, now)
         return PeerIdentity(0, node)
+
+    def _use(self, nonce: str, node: str, now: float) -> None:
+        """Remember a credential for as long as it could be used again. Raises AuthError where it was used already."""
+        with self._lock:
+            while self._seen and next(iter(self._seen.values()))[0] <= now:
+                _, (_, whose) = self._seen.popitem(last=False)
+                self._live[whose] -= 1
+                if not self._live[whose]:
+                    del self._live[whose]
+            if nonce in self._seen:
+                raise AuthError("the credential was used before")
+            if self._live[node] >= MOST_CREDENTIALS:
+                minutes = 2 * TOKEN_LIFETIME_S / 60
+                raise AuthError(f"{node} has made {self._live[node]} credentials within {minutes:.0f} minutes")
+            self._seen[nonce] = now + 2 * TOKEN_LIFETIME_S, node
+            self._live[node] += 1
 
     def _key(self, node: str) -> bytes:
         if self._own is None:

@@ -1,8 +1,8 @@
-"""Prepare a node before slurmd starts: MIG mode on, leftovers repaired, what cannot be isolated reported.
+"""Prepare a node before slurmd starts: enable MIG mode, repair leftovers, report slices that cannot be isolated.
 
-Hopper and later switch MIG at once and forget it with the driver, so it is switched on at every boot. Ampere keeps it
-but needs a reset of the GPU to change it, which would kill whatever uses the GPU: that is left to the administrator
-unless he asks for it.
+Hopper and later switch MIG at once and lose it with the driver, so it is enabled at every boot. Ampere keeps it
+but needs a reset of the GPU to change it, which would kill processes on the GPU: that is left to the administrator
+unless requested.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REPAIR_TIME_S = 120.0
 class BootStep(NamedTuple):
     """One result of the preparation.
 
-    `ok` is False where the node should not take jobs before an administrator has acted.
+    `ok` is False if the node should not take jobs before an administrator has acted.
     """
 
     what: str
@@ -34,13 +34,13 @@ class BootStep(NamedTuple):
 def prepare(
     config: NodeConfig, executor: Executor, *, reset: bool = False, nvidia_smi: str = NVIDIA_SMI
 ) -> list[BootStep]:
-    """Do everything; with `reset`, GPUs without processes are reset where the mode needs it. Raises DriverError."""
+    """Do everything; with `reset`, GPUs without processes are reset if the mode requires it. Raises DriverError."""
     steps = []
     for gpu in executor.gpus.listed():
         steps.append(_mode(config, gpu, reset, nvidia_smi))
     if not steps:
         steps.append(BootStep("no managed GPU on this node: check the driver and Gpus= in node.conf", False))
-    executor.gpus.reset()  # minors and handles may be others after a change of mode
+    executor.gpus.reset()  # minors and handles may change with the mode
     steps += [BootStep(line) for line in executor.repairer.all(Deadline(REPAIR_TIME_S))]
     with executor.journal.write():
         executor.journal.set_meta("reconciled", executor.journal.meta("boot_id"))
@@ -88,7 +88,7 @@ def _mode(config: NodeConfig, gpu: Gpu, reset: bool, nvidia_smi: str) -> BootSte
 
 
 def _reset(gpu: Gpu, nvidia_smi: str) -> str:
-    """Reset the GPU; the problem, or nothing. nvidia-smi itself refuses while processes use it."""
+    """Reset the GPU; return the problem, or nothing. nvidia-smi itself refuses while processes use it."""
     try:
         done = subprocess.run(
             [nvidia_smi, "--gpu-reset", "-i", gpu.uuid],

@@ -1,19 +1,19 @@
-"""Who may open an instance: the capability devices `/dev/nvidia-caps/nvidia-cap<minor>`.
+"""Control who may open an instance: the capability devices `/dev/nvidia-caps/nvidia-cap<minor>`.
 
-CUDA needs to open one device for the GPU instance and one for its compute instance. By default both are readable by
+CUDA must open one device for the GPU instance and one for its compute instance. By default both are readable by
 everyone, so that any user could use any slice. Here they belong to the job's user, mode 0400, while a job has the
 slice, and to root, mode 0400, otherwise.
 
-The driver says for each capability, in `/proc/driver/nvidia/capabilities/gpu<G>/mig/gi<I>[/ci<J>]/access`, which minor
-it has, which mode the device should get and whether `nvidia-modprobe`, a setuid helper that every start of CUDA calls,
-may put that mode back (`DeviceFileModify: 1`). Writing `DeviceFileModify: 0` to the file switches that off: read in
+The driver states for each capability, in `/proc/driver/nvidia/capabilities/gpu<G>/mig/gi<I>[/ci<J>]/access`, its
+minor, the mode the device should get, and whether `nvidia-modprobe`, a setuid helper that every start of CUDA calls,
+may restore that mode (`DeviceFileModify: 1`). Writing `DeviceFileModify: 0` to the file disables that: see
 NVIDIA's open kernel modules, kernel-open/nvidia/nv-caps.c (nv_cap_procfs_write collects at most 127 bytes and
-nv_cap_procfs_release reads `DeviceFileModify: %d` at their beginning), and in nvidia-modprobe,
-modprobe-utils/nvidia-modprobe-utils.c (mknod_helper returns at once where modification is not allowed). Each instance
-that is made starts again from the module parameter NVreg_ModifyDeviceFiles.
+nv_cap_procfs_release reads `DeviceFileModify: %d` at their beginning), and nvidia-modprobe,
+modprobe-utils/nvidia-modprobe-utils.c (mknod_helper returns at once if modification is not allowed). Each new instance
+starts again from the module parameter NVreg_ModifyDeviceFiles.
 
-nvidia-modprobe reads whatever file its `-f` option names, so where it is setuid a user can have it change these
-devices all the same. `helper_is_setuid` finds that out; `migbatch node init` says what to do about it.
+nvidia-modprobe reads any file that its `-f` option names, so if it is setuid a user can have it change these
+devices anyway. `helper_is_setuid` detects that; `migbatch node init` says what to do about it.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -53,14 +53,14 @@ class Caps:
         self._dev = dev_root
 
     def grant(self, gpu_minor: int, gi: int, ci: int, uid: int) -> tuple[int, int]:
-        """Give the devices of an instance to `uid` alone (0: to nobody). Returns the two capability minors."""
+        """Make `uid` the only user of an instance's devices (0: none). Returns the two capability minors."""
         base = f"{self._proc}/driver/nvidia/capabilities/gpu{gpu_minor}/mig/gi{gi}"
         minors = self._claim(f"{base}/access"), self._claim(f"{base}/ci{ci}/access")
         self.assign(minors, uid)
         return minors
 
     def assign(self, minors: Iterable[int], uid: int) -> None:
-        """Give the devices with these minors to `uid` alone (0: to nobody), making them where they are missing."""
+        """Make `uid` the only user of the devices with these minors (0: none), creating missing ones."""
         major = self.major()
         directory = self._directory()
         try:
@@ -77,7 +77,7 @@ class Caps:
         return self.read(f"{base}/access").minor, self.read(f"{base}/ci{ci}/access").minor
 
     def owner(self, minor: int) -> tuple[int, int] | None:
-        """Return the uid and permission bits of a capability's device; None where there is no device."""
+        """Return the uid and permission bits of a capability's device; None if there is no device."""
         try:
             status = os.lstat(f"{self._dev}/nvidia-caps/nvidia-cap{minor}")
         except FileNotFoundError:
@@ -108,7 +108,7 @@ class Caps:
     def _claim(self, path: str) -> int:
         access = self.read(path)
         if access.modify:
-            # The kernel takes the first line; the rest keeps a plain file (test bed) whole. Same length, one write.
+            # The kernel reads the first line; the rest keeps a plain file (test bed) complete. Same length, one write.
             text = f"DeviceFileModify: 0\nDeviceFileMinor: {access.minor}\nDeviceFileMode: {access.mode}\n"
             effects.point("access write")
             try:
@@ -143,7 +143,7 @@ class Caps:
                 effects.point("mkdir")
                 try:
                     os.mkdir(path, 0o755)
-                    os.chmod(path, 0o755)  # noqa: S103  (users look their own device up in it)
+                    os.chmod(path, 0o755)  # noqa: S103 (users look up their own device in it)
                 except FileExistsError:
                     pass
                 handle = os.open(path, flags)
@@ -165,7 +165,7 @@ class Caps:
             status = os.fstat(handle)
             if not stat.S_ISCHR(status.st_mode) or status.st_rdev != device or status.st_nlink != 1:
                 if stat.S_ISCHR(status.st_mode) and status.st_rdev == device:
-                    # It has a second name: whoever made that one must not keep the device when the name here goes.
+                    # It has a second name, which must not keep the device when the name here is removed.
                     effects.point("chmod")
                     os.chmod(f"/proc/self/fd/{handle}", 0)
                     effects.point("chown")
@@ -193,7 +193,7 @@ class Caps:
     @staticmethod
     def _make(directory: int, name: str, device: int) -> int:
         effects.point("mknod")
-        with suppress(FileExistsError):  # nvidia-modprobe was faster; what it made is examined like any other
+        with suppress(FileExistsError):  # nvidia-modprobe was faster; its device is checked like any other
             os.mknod(name, stat.S_IFCHR | MODE, device, dir_fd=directory)
         return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
 

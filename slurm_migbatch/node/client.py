@@ -1,8 +1,8 @@
-"""The fast path of a root hook: hand the job to the resident agent, or do its work here.
+"""Run the fast path of a root hook: pass the job to the resident agent, or do its work here.
 
-Starting Python takes longer than everything the agent does for a warm slice, so this module and what it imports stay
-within built-in modules and `_socket`. Where the agent fails, `fallback.run` runs the same executor in this process;
-where that fails, the hook ends with a chosen exit code (`exits.py`).
+Starting Python takes longer than everything the agent does for a warm slice, so this module and its imports are limited
+to built-in modules and `_socket`. If the agent fails, `fallback.run` runs the same executor in this process;
+if that fails, the hook ends with a specific exit code (`exits.py`).
 
 Wire form, one request per connection over RunDir/agent.sock: `<hook>\\0KEY=VALUE\\0...\\0\\0`, answered by
 `<exit code>\\n<one line for slurmd's log>` and the end of the stream.
@@ -27,7 +27,7 @@ ALLOWED = (
     b"SLURM_JOB_USER",
     b"SLURM_SCRIPT_CONTEXT",
 )
-"""All that is ever read of a hook's environment; each value is checked again by `hookenv`."""
+"""All variables that are read from a hook's environment; each value is checked again by `hookenv`."""
 
 COMMENT_TAIL = 8192
 """Bytes of the comment that are passed on: the marker is at its end."""
@@ -50,7 +50,7 @@ def main(hook: str, etc: str) -> None:
 
 
 def note_failure(hook: str, etc: str, environ: dict[bytes, bytes], code: int, line: str) -> None:
-    """Keep why a hook fails, for `migbatch doctor`; where node.conf cannot be read there is no place for it."""
+    """Record why a hook fails, for `migbatch doctor`; not possible if node.conf cannot be read."""
     from slurm_migbatch.node import failure
 
     try:
@@ -61,7 +61,7 @@ def note_failure(hook: str, etc: str, environ: dict[bytes, bytes], code: int, li
 
 
 def finish(code: int, line: str) -> None:
-    """Say `line` where slurmd logs it and end at once, without the interpreter's own tidying up."""
+    """Print `line` where slurmd logs it and exit at once, without the interpreter's own shutdown."""
     if line:
         text = "migbatch: " + line.replace("\n", " ") + "\n"
         try:  # noqa: SIM105  (contextlib is slow to import)
@@ -72,7 +72,7 @@ def finish(code: int, line: str) -> None:
 
 
 def run(hook: str, etc: str, environ: dict[bytes, bytes]) -> tuple[int, str]:
-    """Exit code and line for one hook with this environment."""
+    """Return exit code and line for one hook with this environment."""
     if hook == "prolog" and environ.get(b"SLURM_JOB_UID") != b"0" and MARKER not in _comment(environ):
         return exits.OK, ""
     posix.umask(0o077)
@@ -107,10 +107,10 @@ def _comment(environ: dict[bytes, bytes]) -> bytes:
 
 
 def note_end(directory: str, environ: dict[bytes, bytes]) -> None:
-    """Write down that the job's runs are over before anything else is tried (`ending.py`).
+    """Record that the job's runs are over before anything else is tried (`ending.py`).
 
-    Without it (no directory: no slice was given here since boot; RunDir full) the Epilog goes on, and should it die
-    then, Slurm's own word ends the run (`liveness.py`).
+    If that fails (no directory: no slice was allocated here since boot; RunDir full) the Epilog continues, and if it
+    dies then, Slurm's state ends the run (`liveness.py`).
     """
     job, restart = environ.get(b"SLURM_JOB_ID", b""), environ.get(b"SLURM_JOB_RESTART_COUNT", b"65535")
     if not (job.isdigit() and restart.isdigit() and len(job) <= 10 and len(restart) <= 5):

@@ -1,4 +1,4 @@
-"""Reading `node.conf`: `Key=Value` lines, `#` comments, `%n` for the node's name.
+"""Read `node.conf`: `Key=Value` lines, `#` comments, `%n` for the node's name.
 
 This module is imported by the fast path of every hook and by TaskProlog, so it imports only built-in modules.
 """
@@ -12,14 +12,14 @@ MAX_BYTES = 65536
 
 
 class ConfError(ValueError):
-    """The configuration cannot be used; the message names the file, the line and the remedy."""
+    """The configuration is invalid; the message names the file, the line and the remedy."""
 
 
 def insecure(path: str, owner: int = 0) -> str:
-    """Say why others than root could change `path`, as a sentence; empty where they cannot.
+    """Return why others than root could change `path`, as a sentence; empty if they cannot.
 
-    Looks at the path and everything above it. A sticky directory (/tmp) above it is fine: others cannot replace root's
-    entries there.
+    Checks the path and everything above it. A sticky directory (/tmp) above it is accepted: others cannot replace
+    root's entries there.
     """
     first = True
     here = path
@@ -41,7 +41,7 @@ def insecure(path: str, owner: int = 0) -> str:
 def node_name(environ: dict[bytes, bytes]) -> str:
     """Return the Slurm node's name from SLURMD_NODENAME, or the host's short name.
 
-    Raises ConfError where it is invalid.
+    Raises ConfError if it is invalid.
     """
     name = environ.get(b"SLURMD_NODENAME", b"").decode("ascii", "replace") or posix.uname().nodename.partition(".")[0]
     if not 1 <= len(name) <= 64 or name.strip(".") != name:
@@ -55,8 +55,8 @@ def node_name(environ: dict[bytes, bytes]) -> str:
 def read(path: str, node: str, *, trusted: bool = True) -> dict[str, str]:
     """Read the settings of the file at `path` with `%n` filled in. Raises ConfError.
 
-    With `trusted`, the file must belong to root and be writable by nobody else. An unknown key is found by
-    `config.load`; here only the form of the lines is checked.
+    With `trusted`, the file must belong to root and be writable by nobody else. An unknown key is reported by
+    `config.load`; only the form of the lines is checked here.
     """
     try:
         handle = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW)

@@ -1,7 +1,7 @@
-"""The node's settings, `ETC/node.conf`, as one value.
+"""Hold the node's settings, `ETC/node.conf`, as one value.
 
 Times are in seconds. `%n` in any value stands for the Slurm node's name, so that several slurmd on one host (test
-beds) keep apart.
+beds) use different paths.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -52,14 +52,14 @@ class NodeConfig(NamedTuple):
     sample_every: float = 15.0
     progress_every: float = 120.0
     mps_partitions: tuple[str, ...] = ()
-    mps_dir: str = "/tmp"  # noqa: S108  (CUDA's own default lies there; TaskProlog takes only what is the user's)
+    mps_dir: str = "/tmp"  # noqa: S108 (CUDA's own default is there; TaskProlog uses only what the user owns)
     mps_percent: int = 0
     job_map_dir: str = ""
     gpustat_dir: str = ""
 
     @property
     def progress_path(self) -> str:
-        """ProgressDir, in RunDir unless configured: a mount point for a tmpfs, no disk that jobs could fill."""
+        """ProgressDir, in RunDir unless configured: a mount point for a tmpfs, not a disk that jobs could fill."""
         return self.progress_dir or f"{self.run_dir}/progress"
 
     def manages(self, uuid: str, minor: int) -> bool:

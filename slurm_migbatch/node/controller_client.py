@@ -1,4 +1,4 @@
-"""Requests of a node to the controller: signed, bounded, and believed only when the answer is signed too."""
+"""Send requests of a node to the controller: signed and bounded; answers must be signed too."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
+from slurm_migbatch.mig.text import printable
 from slurm_migbatch.node.auth import SIGNATURE_HEADER, AuthError, Signer, headers, response_payload
 
 MAX_ANSWER = 8 << 20
+SAID = 200
+"""Characters of what anybody may have said at the controller's port that are told on."""
 CONNECT_S = 3.0
-"""Seconds for which one of several controllers is tried."""
-#: a host that is switched off says nothing: seconds of silence, then between probes, and their number
+"""Timeout in seconds for one of several controllers."""
+#: a host that is switched off sends nothing: seconds of silence, then between probes, and their number
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 2))
 
 
 class ControllerError(RuntimeError):
-    """The controller cannot be reached, refuses, or cannot prove that it is the controller; try again later."""
+    """The controller cannot be reached, refuses, or cannot authenticate itself; try again later."""
 
 
 class _Elsewhere(ControllerError):
-    """This controller cannot be reached or stands by; the next may serve."""
+    """This controller cannot be reached or is on standby; the next may serve."""
 
 
 class ControllerClient:
     """The controller's node API at one of `urls` (`http://host:port`) as `node`, the one that answered last first.
 
-    One connection a request; safe in threads. `moved` is called when another one answers than before.
+    One connection per request; thread-safe. `moved` is called when another one answers than before.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class ControllerClient:
         self._connections: set[http.client.HTTPConnection] = set()
 
     def interrupt(self) -> None:
-        """Break off the requests that are waiting; they raise ControllerError."""
+        """Abort waiting requests; they raise ControllerError."""
         for connection in list(self._connections):
             if connection.sock is not None:
                 with suppress(OSError):
@@ -94,7 +97,8 @@ class ControllerClient:
             signature = answer.getheader(SIGNATURE_HEADER, "")
             status = answer.status
         except (OSError, http.client.HTTPException) as error:
-            raise _Elsewhere(f"controller {parts.hostname}: {error or type(error).__name__}") from error
+            why = printable(str(error)[:SAID]) or type(error).__name__
+            raise _Elsewhere(f"controller {parts.hostname}: {why}") from error
         finally:
             self._connections.discard(connection)
             connection.close()
@@ -102,7 +106,7 @@ class ControllerClient:
             raise ControllerError(f"controller {parts.hostname}: the answer is too long")
         if status != 200:
             kind = _Elsewhere if status == http.HTTPStatus.SERVICE_UNAVAILABLE else ControllerError
-            raise kind(f"controller {parts.hostname}: {status} {text[:200].decode('utf-8', 'replace')}")
+            raise kind(f"controller {parts.hostname}: {status} {printable(text[:SAID].decode('utf-8', 'replace'))}")
         try:
             self._signer.verify(signature, response_payload(credential, text), self._node)
         except AuthError as error:
@@ -110,7 +114,7 @@ class ControllerClient:
         return text
 
     def _watch(self, link: socket.socket, timeout: float) -> None:
-        """Wait that long for an answer; of several controllers not for one whose host has gone."""
+        """Wait that long for an answer; with several controllers, not for one whose host is down."""
         link.settimeout(timeout)
         if len(self._urls) > 1:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

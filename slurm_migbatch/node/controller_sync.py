@@ -1,9 +1,9 @@
-"""Synchronize with the controller in threads: one ships events, one fetches plans, one tells what is not in order.
+"""Synchronize with the controller in threads: one sends events, one fetches plans, one reports problems.
 
-Events go in the order of their numbers and are deleted once the controller has stored them. Each message says in which
-database this node is recorded and up to which event; a controller whose database is another one, or was set back, asks
-for everything that the node holds (`state.py`). It plans nothing for the node until it has that. A plan is acknowledged
-by asking for the next one, and only after it lies on this node's disk, so the controller may count on it.
+Events are sent in the order of their numbers and deleted once the controller has stored them. Each message states in
+which database this node is recorded and up to which event; a controller whose database is another one, or was restored,
+requests everything that the node holds (`state.py`). It plans nothing for the node until it has that. A plan is
+acknowledged by requesting the next one, and only after it is on this node's disk, so the controller may rely on it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from slurm_migbatch.node.state import state
 BATCH = 500
 BACKOFF_MAX_S = 15.0
 BACKOFF_SEVERAL_S = 3.0
-"""The same where there are several controllers: one of them is about to serve."""
+"""The same with several controllers: one of them is about to serve."""
 INVENTORY_EVERY_S = 60.0
 HELLO_EVERY_S = 20.0
-"""Seconds after which a node that has nothing to tell says so: the database may have been replaced meanwhile."""
+"""Seconds after which an idle node sends an empty message: the database may have been replaced meanwhile."""
 STATE_EVERY_S = 10.0
-"""Seconds between two events that tell everything, whatever the controller asks for."""
+"""Minimum seconds between two full state events, whatever the controller requests."""
 log = logging.getLogger("migbatch.node")
 
 
 class ControllerSync:
-    """Ship events and fetch plans by the node API. Without a Controller= it does nothing."""
+    """Send events and fetch plans by the node API. Without a Controller= it does nothing."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ControllerSync:
         stopping: threading.Event,
         checks: Callable[[Gpus], Iterable[Finding]] | None = None,
     ) -> None:
-        """Set up. `checks`: what is not in order on this node, which the controller is told every `CheckEvery`."""
+        """Set up. `checks`: problems of this node, which are reported every `CheckEvery`."""
         self._config = config
         self._checks = checks
         self._gpus = gpus
@@ -57,11 +57,11 @@ class ControllerSync:
         self._journal: Journal | None = None
         self._plan_version: int | None = None
         self._inventory_due = self._hello_due = self._state_due = 0.0
-        #: set where a controller answers again: it may be another one
+        #: set when a controller answers again: it may be another one
         self._answered_again = threading.Event()
 
     def threads(self) -> list[threading.Thread]:
-        """Make the threads, not yet started. Daemonic: a pending request must not delay the agent's exit."""
+        """Create the threads, not yet started. Daemonic: a pending request must not delay the agent's exit."""
         if not self._config.controllers:
             return []
         jobs: list[tuple[str, Callable[[], None]]] = [("events", self._events), ("plans", self._plans)]
@@ -90,6 +90,11 @@ class ControllerSync:
                 if not quiet:
                     log.warning("%s: %s; will retry", name, error)
                 quiet = True
+            except Exception as error:
+                if not quiet:
+                    log.exception("%s: %r; will be tried again", name, error)
+                quiet = True
+            if quiet:
                 self._stopping.wait(pause * random.uniform(0.7, 1.3))  # noqa: S311
                 pause = min(pause * 2, longest)
         if name == "events":
@@ -111,7 +116,7 @@ class ControllerSync:
     # -- events --------------------------------------------------------------------------------------------------
 
     def _events(self) -> None:
-        """Send what there is, and now and then that there is nothing; one message at most."""
+        """Send waiting events, and regularly an empty message; one message at most."""
         if self._journal is not None and self._journal.replaced:
             self._close_journal()
         journal = self._journal = self._journal or Journal(f"{self._config.state_dir}/{NAME}")
@@ -135,7 +140,7 @@ class ControllerSync:
             self._journal = None
 
     def ship(self, journal: Journal, *, hello: bool = False) -> bool:
-        """Send one batch, with `hello` also where there is none; whether there was anything.
+        """Send one batch, with `hello` also without events; return whether there were any.
 
         Raises ControllerError, JournalError, ValueError.
         """
@@ -177,7 +182,7 @@ class ControllerSync:
         return state(found, journal.slices(), {(run.job, run.restart): run for run in journal.runs("state<>'ended'")})
 
     def _inventory(self, journal: Journal) -> None:
-        """Spool the inventory where it differs from what this process spooled last."""
+        """Spool the inventory if it differs from what this process spooled last."""
         found = self._list_gpus()
         text = json.dumps(found, sort_keys=True)
         if found is not None and text != self._last_inventory:
@@ -189,13 +194,13 @@ class ControllerSync:
         try:
             return inventory.inventory(self._gpus)
         except DriverError as error:
-            log.warning("cannot list the GPUs: %s", error)  # events go on all the same
+            log.warning("cannot list the GPUs: %s", error)  # events continue
             return None
 
     # -- findings ------------------------------------------------------------------------------------------------
 
     def _findings(self) -> None:
-        """Tell what is not in order here; `migbatch doctor --nodes` shows it on the controller."""
+        """Report problems of this node; `migbatch doctor --nodes` shows them on the controller."""
         assert self._checks is not None
         tell(self._controller(), self._config.node, self._checks(self._gpus))
         self._stopping.wait(self._config.check_every)
@@ -208,13 +213,13 @@ class ControllerSync:
         self._plan_version = self.pull(self._plan_version)
 
     def pull(self, have: int) -> int:
-        """Ask for a newer plan, which also acknowledges `have`; the version on disk afterwards."""
+        """Request a newer plan, which also acknowledges `have`; return the version on disk afterwards."""
         message = {"node": self._config.node, "have": have, "wait": self._config.plan_wait}
         raw = self._controller().post("/node/v1/plan", message, patience=self._config.plan_wait)
         answer = json.loads(raw)
         if not isinstance(answer, dict) or type(answer.get("version")) is not int:
             raise ControllerError("the controller's answer is not a plan")
         if "gpus" not in answer or answer["version"] == have:
-            self._stopping.wait(0.05)  # an answer at once, over and over, must not become a busy loop
+            self._stopping.wait(0.05)  # repeated immediate answers must not become a busy loop
             return have
         return plan.store(self._config.state_dir, raw).version

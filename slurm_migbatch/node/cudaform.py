@@ -1,20 +1,20 @@
-"""How a job wants its slices named in CUDA_VISIBLE_DEVICES: `cuda=uuid` or `cuda=index` in its hints.
+"""Determine the form of slices in CUDA_VISIBLE_DEVICES: `cuda=uuid` or `cuda=index` in the job's hints.
 
-Every CUDA program understands the UUID of a slice, and many frameworks around CUDA take it for a number and end: vLLM
-0.10 to 0.20 (issues 6551 and 41848), dorado (812, 1586), relion (1262), ray (32778). `engine=vllm` asks for the index
-by itself. Whether an index can be given is found by TaskProlog.
+Every CUDA program accepts the UUID of a slice, but many frameworks around CUDA parse it as a number and fail: vLLM
+0.10 to 0.20 (issues 6551 and 41848), dorado (812, 1586), relion (1262), ray (32778). `engine=vllm` implies the index.
+TaskProlog determines whether an index can be used.
 """
 
 from __future__ import annotations
 
 UUID, INDEX = "uuid", "index"
 _NUMBERED = b"vllm"
-"""The engine that is known to read numbers only."""
+"""Engine that reads only numbers."""
 _LONGEST = 1024
 
 
 def wanted(comment: bytes) -> str:
-    """Return `index` where the hints of a comment ask for it; `uuid` for anything else, also for what is no hint."""
+    """Return `index` if the hints of a comment request it; `uuid` otherwise, also for invalid hints."""
     text = comment[:_LONGEST].lower()
     if not text.startswith(b"migbatch:"):
         return UUID

@@ -15,7 +15,7 @@ class TooLate(RuntimeError):
 
 
 class Deadline:
-    """A point in time by which a hook must have ended; every wait takes from it."""
+    """A time by which a hook must have ended; every wait counts against it."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -32,7 +32,7 @@ class Deadline:
         return time.monotonic() - self._start
 
     def check(self, operation: str) -> None:
-        """Raise TooLate where nothing is left."""
+        """Raise TooLate if no time is left."""
         if not self.remaining:
             raise TooLate(f"no time left after {self.seconds:g} s: {operation}")
 
@@ -41,7 +41,7 @@ class Deadline:
 def locked(directory: int, names: Sequence[str], deadline: Deadline) -> Iterator[None]:
     """Hold the lock files `names` in the directory with this descriptor, taken in the order given.
 
-    The kernel releases them when the process ends, however it ends. Each call opens the files anew, so threads of one
+    The kernel releases them when the process ends, however it ends. Each call opens the files again, so threads of one
     process exclude one another too. Raises TooLate.
     """
     with ExitStack() as stack:

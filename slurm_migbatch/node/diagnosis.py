@@ -1,8 +1,8 @@
-"""Explain why a node has no slot for a job: what its plan offers, and what is in use. For administrators.
+"""Explain why a node has no slot for a job: the plan's offers, and the slices in use. For administrators.
 
-A misfit means that somebody's promise was broken: the controller's, the node's, or that of whoever changed Slurm's
-counts or the GPUs by hand. Which one can be read from the three things that are said here: the slots that the plan has
-for what was granted, what lies across them, and everything that is taken on the node.
+A misfit means that the controller, the node, or a manual change of Slurm's counts or the GPUs broke an assumption.
+Three facts show which: the slots that the plan has for the grant, what overlaps them, and everything that is taken on
+the node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slurm_migbatch.node.journal import JournalRun, JournalSlice
 from slurm_migbatch.node.plan import CachedPlan
 
 LONGEST = 1500
-"""Maximum length of a diagnosis in characters; eight GPUs full of small slices fit in."""
+"""Maximum length of a diagnosis in characters; sufficient for eight GPUs full of small slices."""
 
 
 class GpuLabel(NamedTuple):
@@ -39,7 +39,7 @@ def explain_misfit(
 ) -> str:
     """Describe plan and use in one paragraph, to follow a colon. `rows` and `runs` are the journal's.
 
-    Idle instances are in nobody's way and not named.
+    Idle instances block nothing and are not named.
     """
     users: dict[tuple[int | None, int | None], str] = {(run.job, run.restart): run.user for run in runs}
     slices = list(rows)

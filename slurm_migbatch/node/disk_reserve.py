@@ -1,9 +1,10 @@
 """Reserve disk space for the journal on a disk that others can fill.
 
-Three kinds, because SQLite deletes the write-ahead file with the last connection: blocks behind the end of the database
-(set aside once, when it is made) and of the write-ahead file (whenever one is opened), which nobody can take; and a
-file that holds nothing, RESERVE. That goes when a journal cannot be opened on a full disk, and comes back with the
-first that is opened when there is space. What a file system cannot do (ZFS keeps no blocks) is left out.
+There are three kinds, because SQLite deletes the write-ahead file with the last connection: blocks behind the end of
+the database (allocated once, when it is created) and of the write-ahead file (whenever one is opened), which nobody
+else can take; and an empty file, RESERVE. It is deleted when a journal cannot be opened on a full disk, and recreated
+with the first journal that is opened when there is space. Unsupported operations of a file system (ZFS does not
+preallocate) are skipped.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -24,7 +25,7 @@ RESERVE = 8 << 20
 
 
 def keep(path: str) -> None:
-    """Set room aside for the journal at `path`, which is open; as far as there is any."""
+    """Reserve space for the open journal at `path`, as far as there is any."""
     with suppress(OSError):
         _grow(f"{path}-wal", WAL, os.O_WRONLY)
     with suppress(OSError):
@@ -38,7 +39,7 @@ def keep_database(path: str) -> None:
 
 
 def release(path: str) -> bool:
-    """Let go of the reserve if the disk of the journal at `path` is full; whether there is more space now."""
+    """Delete the reserve if the disk of the journal at `path` is full; return whether there is more space now."""
     status = os.statvfs(os.path.dirname(path))
     if status.f_bfree * status.f_frsize >= RESERVE:
         return False
@@ -59,7 +60,7 @@ def _grow(path: str, size: int, flags: int) -> None:
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         disk = os.fstatvfs(handle)
-        roomy = disk.f_bavail * disk.f_frsize >= 2 * size  # SQLite has other files, for which some must be left
+        roomy = disk.f_bavail * disk.f_frsize >= 2 * size  # SQLite has other files, which need some space too
         if roomy and os.fstat(handle).st_blocks * 512 < size:
             tmpfs.preallocate(handle, size)
     finally:

@@ -1,12 +1,12 @@
-"""Notes that a job is over here: `RunDir/ending/<job>.<restart>`, the first thing that an Epilog writes.
+"""Record that a job is over here: `RunDir/ending/<job>.<restart>`, the first thing that an Epilog writes.
 
-`client.py` makes the note before it asks anybody, so that an Epilog that is killed, or cannot get a lock or the journal
-in time, is finished by the next hook, the agent or `migbatch node reconcile`. It says that all runs of the job up to
-that restart count are over; its text is the exit code, where slurmd told one. The Epilog's process holds a lock on it
-while it lives, so that nobody gets in its way. The note goes once the runs have ended in the journal. RunDir is the
-right place: no run and no slice outlives a boot either.
+`client.py` writes the note before any request, so that an Epilog that is killed, or cannot get a lock or the journal
+in time, is finished by the next hook, the agent or `migbatch node reconcile`. It means that all runs of the job up to
+that restart count are over; its text is the exit code, if slurmd passed one. The Epilog's process holds a lock on it
+while it lives, so that no other process interferes. The note is deleted once the runs have ended in the journal. RunDir
+is the right place: no run and no slice outlives a boot either.
 
-The restart count of slurmd's Epilog may be that of the next run already. So a Prolog does what notes of its own job say
+The restart count of slurmd's Epilog may already be that of the next run. So a Prolog processes notes of its own job
 before it begins.
 """
 
@@ -39,13 +39,13 @@ class Note(NamedTuple):
 
 
 def ensure(run: int) -> None:
-    """Make the directory in RunDir (an open descriptor) for notes; where RunDir is full there are none."""
+    """Create the directory in RunDir (an open descriptor) for notes; if RunDir is full there are none."""
     with suppress(OSError):
         os.mkdir(NAME, 0o700, dir_fd=run)
 
 
 def make(run: int, job: int, restart: int | None) -> None:
-    """Make the note. Raises OSError."""
+    """Write the note. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     os.close(os.open(Note(job, ALL if restart is None else restart).path, flags, 0o600, dir_fd=run))
 
@@ -86,7 +86,7 @@ def _held(run: int, note: Note) -> bool:
 
 
 def exit_code(run: int, note: Note) -> int | None:
-    """Return the exit code that the note holds, if any. Raises FileNotFoundError where the note was removed."""
+    """Return the exit code that the note holds, if any. Raises FileNotFoundError if the note was removed."""
     handle = os.open(note.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run)
     try:
         text = os.read(handle, 16)
@@ -99,7 +99,7 @@ def exit_code(run: int, note: Note) -> int | None:
 
 
 def remove(run: int, note: Note) -> None:
-    """Take the note away; harmless where it is gone."""
+    """Delete the note; harmless if it does not exist."""
     effects.point("ending unlink")
     with suppress(FileNotFoundError):
         os.unlink(note.path, dir_fd=run)

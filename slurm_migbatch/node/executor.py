@@ -1,7 +1,7 @@
-"""Prolog and Epilog as one object: what the agent and the hooks' own processes both run.
+"""Run Prolog and Epilog in one object, which both the agent and the hooks' own processes use.
 
-Every way out is an exit code of `exits.py` and one line for slurmd's log. A job that cannot get its slice here goes
-back to the queue (or fails its tasks where it cannot be requeued); the node goes on. Only what makes the node unsafe
+Every result is an exit code of `exits.py` and one line for slurmd's log. A job that cannot get its slice here is
+requeued (or its tasks fail if it cannot be requeued); the node continues. Only what makes the node unsafe
 drains it.
 """
 
@@ -28,12 +28,12 @@ from slurm_migbatch.node.rebuild import rebuild
 from slurm_migbatch.node.repair import Repairer
 
 PATIENCE = 0.5
-"""Share of a hook's time that it may wait for another process to let go of the journal."""
+"""Share of a hook's time that it may wait for another process to release the journal."""
 Outcome = tuple[int, str]
 
 
 class Executor:
-    """Runs hooks on one node. Use one per thread; they may share `gpus`."""
+    """Run hooks on one node. Use one per thread; they may share `gpus`."""
 
     def __init__(self, config: NodeConfig, gpus: Gpus | None = None) -> None:
         """Open directories and journal. Raises PathsError, JournalError; a damaged journal is rebuilt."""
@@ -80,12 +80,12 @@ class Executor:
             return journal
 
     def close(self) -> None:
-        """Let go of everything but the driver."""
+        """Close everything except the driver."""
         self.journal.close()
         self.paths.close()
 
     def reconcile(self, deadline: Deadline, *, dry: bool = False) -> tuple[list[str], str]:
-        """Make journal, driver and Slurm agree; what was (or would be) done, and why Slurm could not be asked.
+        """Make journal, driver and Slurm agree; return what was (or would be) done, and why Slurm could not be asked.
 
         Raises DriverError, JournalError, TooLate.
         """
@@ -98,7 +98,7 @@ class Executor:
     # -- hooks ---------------------------------------------------------------------------------------------------
 
     def run(self, env: HookEnv) -> Outcome:
-        """Run one hook. Never raises for anything that can be foreseen; the caller turns the rest into INTERNAL."""
+        """Run one hook. Never raises for foreseeable errors; the caller turns others into INTERNAL."""
         try:
             return self._run(env)
         except JournalError as error:
@@ -146,6 +146,7 @@ class Executor:
         for note in ending.listed(self.paths.run, env.job):  # its restart count may be this run's, see there
             self.repairer.noted(note)
         self._release_earlier(env, owner_id, ("running", "ending"))
+        given = self._handoffs(env)
         known = self._journal_run(env)
         if known is not None and known.state == "running" and self._whole(known):
             return exits.OK, f"{env.run}: already has its slices{self._map_jobs()}"
@@ -160,15 +161,14 @@ class Executor:
             return self._trouble(env, str(error), deadline, owner_id)
         self._clear_errors()
         self._release_earlier(env, owner_id)
-        for job, restart in list(handoff.listed(self.paths.job)):
-            if job == env.job and restart < (env.restart or 0):
-                handoff.remove(self.paths.job, job, restart)
+        for restart in given:
+            handoff.remove(self.paths.job, env.job, restart)
         places = ", ".join(str(row) for row in allocation.slices)
         made = "warm" if allocation.warm else "made"
         return exits.OK, f"{env.run}: {places} {made} in {allocation.elapsed_ms} ms{self._map_jobs()}"
 
     def _map_jobs(self) -> str:
-        """Bring the job maps up to date; what went wrong, for the log."""
+        """Update the job maps; return errors for the log."""
         with suppress(DriverError):
             self.repairer.job_maps()
         return self._unmapped()
@@ -181,7 +181,7 @@ class Executor:
         return runs[0] if runs else None
 
     def _whole(self, run: JournalRun) -> bool:
-        """Check that a run which the journal calls running has all that a task needs; release it otherwise."""
+        """Check that a run which the journal shows as running has all that a task needs; release it otherwise."""
         given = handoff.load(self.paths.job, run.job, run.restart)
         slices = self.journal.slices("job=? AND restart=?", (run.job, run.restart))
         held = [row for row in slices if row.state == "held"]
@@ -191,9 +191,22 @@ class Executor:
         self.repairer.finish(run._replace(state="ending"))
         return False
 
+    def _handoffs(self, env: HookEnv) -> list[int]:
+        """Return the earlier runs of the job that have a hand-off; those of another user's job of that number go."""
+        found = {restart for job, restart in handoff.listed(self.paths.job) if job == env.job}
+        earlier = [restart for restart in found if restart < (env.restart or 0)]
+        for restart in found.difference(earlier):
+            there = handoff.load(self.paths.job, env.job, restart)
+            if there is not None and there.uid != env.uid:
+                handoff.remove(self.paths.job, env.job, restart)
+        return earlier
+
     def _release_earlier(self, env: HookEnv, owner_id: str, states: Sequence[str] = ("misfit",)) -> None:
-        """Release what earlier runs of the job hold: a job has one run on a node at a time."""
-        runs = self.journal.runs("job=? AND restart<?", (env.job, env.restart or 0))
+        """Release what earlier runs of the job hold: a job has one run on a node at a time.
+
+        Where slurmctld has lost its state and counts anew, another user's job may have had its number.
+        """
+        runs = self.journal.runs("job=? AND (restart<? OR uid<>?)", (env.job, env.restart or 0, env.uid))
         runs = [run for run in runs if run.state in states]
         if runs:
             self._begin_release(runs, None, owner_id)
@@ -213,12 +226,12 @@ class Executor:
         runs = self.journal.runs("job=? AND restart<=? AND state<>'ended'", (env.job, upto))
         interrupted = [run for run in runs if run.state == "starting"]
         if interrupted:
-            # Its Prolog was killed (the run's lock is ours, so it does not run any more): undo what it began.
+            # Its Prolog was killed (this hook has the run's lock, so it is not running any more): undo its work.
             try:
                 self.repairer.all(deadline, retry=False)
             except DriverError as error:
                 return exits.OK, f"{env.run}: interrupted start not yet undone: {error}"
-        # What a refused run left stays (see TOMBSTONE_S) until it is old or the next run has started.
+        # Leftovers of a refused run stay (see TOMBSTONE_S) until it is old or the next run has started.
         refused = [run for run in runs if run.state == "misfit"]
         runs = [run for run in runs if run.state not in ("starting", "misfit")]
         for run in refused:
@@ -237,12 +250,12 @@ class Executor:
         parked = f"; set aside {'; '.join(problems)}" if problems else ""
         return exits.OK, f"{env.run}: released{parked}{self._unmapped()}"
 
-    # -- when it does not work -----------------------------------------------------------------------------------
+    # -- failures ------------------------------------------------------------------------------------------------
 
     def _send_back(self, env: HookEnv, why: str, deadline: Deadline, owner_id: str, diagnosis: str = "") -> Outcome:
         """Requeue the job; until then a hand-off makes each task of the run fail rather than run without a slice.
 
-        `diagnosis` says what is in use instead; it goes to the log for administrators, not to the job's user.
+        `diagnosis` lists what is in use instead; it is logged for administrators, not shown to the job's user.
         """
         from slurm_migbatch.node import scontrol
 
@@ -267,7 +280,7 @@ class Executor:
         return exits.OK, f"{env.run}: requeued; {full}"
 
     def _explain_misfit(self, env: HookEnv) -> str:
-        """Explain what is in use, for a run that failed for another reason; empty where that cannot be read."""
+        """Explain what is in use, for a run that failed for another reason; empty if that cannot be read."""
         with suppress(DriverError, JournalError, GrantError):
             grant = parse_comment(env.comment)
             if grant is not None:

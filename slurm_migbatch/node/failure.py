@@ -1,4 +1,4 @@
-"""Keep what the last hook said that failed: slurmd drains the node with a reason that does not say why.
+"""Record why the last hook failed: slurmd drains the node with a reason that does not say why.
 
 Imported by the fast path of hooks: built-in modules only.
 """
@@ -13,7 +13,7 @@ LONGEST = 1000
 
 
 def note(directory: str, hook: str, code: int, line: str) -> None:
-    """Write down that a hook ended with a code that drains the node; `directory` is RunDir. Does what it can."""
+    """Record that a hook ended with a code that drains the node; `directory` is RunDir. Best effort."""
     text = f"{time.time():.0f} {hook} {code} {line}".encode("utf-8", "backslashreplace")[:LONGEST]
     flags = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC | posix.O_NOFOLLOW
     try:
@@ -29,7 +29,7 @@ def note(directory: str, hook: str, code: int, line: str) -> None:
 
 
 def last(directory: str) -> str:
-    """Return what was noted last, as `prolog exited with 11 (2026-11-22 22:10): ...`; empty where nothing was."""
+    """Return the last failure, as `prolog exited with 11 (2026-11-22 22:10): ...`; empty if there was none."""
     try:
         handle = posix.open(f"{directory}/{NAME}", posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW)
     except OSError:

@@ -20,11 +20,11 @@ SLURM_QUERY_S = 6.0
 
 
 def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[int, str]:
-    """Exit code and line. `reason` says why the agent did not do it."""
+    """Return exit code and line. `reason` says why the agent did not do it."""
     from slurm_migbatch.mig.driver import DriverError
     from slurm_migbatch.node.conf import ConfError
     from slurm_migbatch.node.config import load
-    from slurm_migbatch.node.deadline import Deadline
+    from slurm_migbatch.node.deadline import Deadline, TooLate
     from slurm_migbatch.node.executor import Executor
     from slurm_migbatch.node.hookenv import HookEnv, HookEnvError
     from slurm_migbatch.node.journal import JournalError
@@ -41,23 +41,21 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[
         config = load(etc, env.node)
         try:
             executor = Executor(config)
-        except JournalError as error:
+        except (JournalError, TooLate, DriverError, OSError) as error:  # the latter while a journal is built anew
             return without_journal(config, env, str(error))
         code, line = executor.run(env)
         # Without the agent nobody else looks for what an Epilog that never came has left.
-        with suppress(LivenessError, JournalError, OSError):
+        with suppress(LivenessError, JournalError, DriverError, TooLate, OSError):
             executor.repairer.orphans(Deadline(SLURM_QUERY_S))
     except HookEnvError as error:
         return exits.CONTEXT, str(error)
     except (ConfError, PathsError) as error:
         return exits.INSTALLATION, str(error)
-    except DriverError as error:
-        return exits.UNSAFE, str(error)
     return code, f"{line} ({reason})" if line else ""
 
 
 def without_journal(config: NodeConfig, env: HookEnv, why: str) -> tuple[int, str]:
-    """Run the hook where the journal cannot be opened. Raises PathsError."""
+    """Run the hook if the journal cannot be opened. Raises PathsError."""
     from slurm_migbatch.node import ending
     from slurm_migbatch.node.caps import Caps
     from slurm_migbatch.node.gpus import Gpus
@@ -72,7 +70,7 @@ def without_journal(config: NodeConfig, env: HookEnv, why: str) -> tuple[int, st
 
 
 def inside_job(job: int) -> str:
-    """Say why this process is in the wrong cgroup, if it is: PrologFlags=RunInJob would hide the devices from it."""
+    """Return why this process is in the wrong cgroup, if it is: PrologFlags=RunInJob would hide the devices from it."""
     try:
         with open("/proc/self/cgroup", encoding="ascii", errors="replace") as file:
             text = file.read()

@@ -1,4 +1,4 @@
-"""What checks of an installation found, as node and controller tell it each other and `migbatch doctor` prints it."""
+"""Exchange findings of checks between node and controller; `migbatch doctor` prints them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ GOOD: Final = "ok"
 ODD: Final = "warn"
 BAD: Final = "FAIL"
 UNKNOWN: Final = "unknown"
-"""Of a check that could not be made."""
+"""Level of a check that could not run."""
 PATH: Final = "/node/v1/findings"
 MOST: Final = 64
-"""Findings that one node tells of."""
+"""Most findings in one node's report."""
 LONGEST: Final = 500
-"""Characters of each text of a finding."""
+"""Most characters of each text of a finding."""
 
 
 class Finding(NamedTuple):
@@ -31,17 +31,17 @@ class Finding(NamedTuple):
 
 
 def rows_to_report(findings: Iterable[Finding]) -> list[dict[str, str]]:
-    """Return what a node tells its controller: what is not in order, the worst first, within bounds."""
+    """Return a node's report to its controller: its problems, the worst first, within limits."""
     order = {BAD: 0, UNKNOWN: 1, ODD: 2}
     wrong = sorted((found for found in findings if found.level in order), key=lambda found: order[found.level])
     return [{key: text[:LONGEST] for key, text in found._asdict().items()} for found in wrong[:MOST]]
 
 
 def tell(client: ControllerClient, node: str, findings: Iterable[Finding]) -> float:
-    """Tell the controller what was found; returns how many seconds this host's clock is ahead of its.
+    """Send findings to the controller; returns how many seconds this host's clock is ahead of its.
 
     Raises:
-        ControllerError: it cannot be reached, refuses, or does not answer as it should.
+        ControllerError: it cannot be reached, refuses, or its answer is invalid.
     """
     before = time.time()
     body = client.post(PATH, {"node": node, "sent": before, "findings": rows_to_report(findings)})

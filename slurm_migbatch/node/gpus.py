@@ -1,4 +1,4 @@
-"""The node's GPUs as the hooks use them: opened once, those of the configuration, geometry remembered."""
+"""Provide the node's GPUs to the hooks: opened once, filtered by the configuration, geometry cached."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Survey(NamedTuple):
 
 
 class Gpus:
-    """The driver, opened when first needed and again after `reset`. One per process; threads may share it."""
+    """The driver, opened on first use and again after `reset`. One per process; threads may share it."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
@@ -35,12 +35,12 @@ class Gpus:
         return self.survey().managed
 
     def whole(self) -> tuple[int, ...]:
-        """Return the minors of this machine's GPUs that are not cut, those outside of Gpus= too. Raises DriverError."""
+        """Return the minors of this machine's GPUs without MIG, also those outside of Gpus=. Raises DriverError."""
         self.listed()
         return tuple([gpu.minor for gpu in self._all if not _is_cut(gpu)])
 
     def survey(self) -> Survey:
-        """Return the GPUs of the configuration's Gpus= by what can be done with them. Raises DriverError."""
+        """Return the GPUs of the configuration's Gpus= by their usability. Raises DriverError."""
         managed: list[Gpu] = []
         off: list[Gpu] = []
         failing: dict[str, str] = {}
@@ -81,7 +81,7 @@ class Gpus:
         return known
 
     def reset(self) -> None:
-        """Let go of the driver, so that the next use opens it anew; after errors that a new handle may cure."""
+        """Close the driver, so that the next use opens it again; after errors that a new handle may fix."""
         with self._lock:
             driver, self._driver, self._all = self._driver, None, ()
             self._geometry.clear()

@@ -30,14 +30,12 @@ def find(config: NodeConfig, env: HookEnv, deadline: Deadline) -> Grant | None:
     return grant
 
 
-def _confirmed(config: NodeConfig, env: HookEnv, grant: Grant, deadline: Deadline) -> Grant:
-    """Return what slurmctld allocated to a job that was changed. Raises GrantError."""
+def _confirmed(config: NodeConfig, env: HookEnv, grant: Grant, deadline: Deadline) -> Grant | None:
+    """Return what slurmctld allocated to a job that was changed, None for no slices. Raises GrantError."""
     from slurm_migbatch.node import scontrol
 
     try:
         found = scontrol.granted(config, env.job, deadline.remaining)
     except scontrol.ScontrolError as error:
         raise GrantError(f"the job was updated, and its current slices cannot be determined: {error}") from None
-    if found is None:
-        raise GrantError("the job was updated and has no slices now")
-    return Grant(found.parts, grant.decision)
+    return None if found is None else Grant(found.parts, grant.decision)

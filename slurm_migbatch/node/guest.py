@@ -1,8 +1,8 @@
 """Decide whether and how a job may share the slice that its plan names: pure, over the journal's rows.
 
-The controller decides who should share with whom; here is what the node holds to, whatever it is told: the slice's
-holder is the run that was meant, it belongs to the user whom Slurm names as the guest's, it has one holder so far, and
-that one's end has not begun.
+The controller decides which jobs should share; the node enforces, whatever the controller sends: the slice's
+holder is the expected run, it belongs to the same user as the guest by Slurm, it has one holder so far, and
+that holder's end has not begun.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from slurm_migbatch.node.journal import JournalRun, JournalSlice
 from slurm_migbatch.node.plan import SharedSlot
 
 FREE = ("idle", "evict", "lost")
-"""States in which a row is in nobody's way."""
+"""States in which a row blocks nothing."""
 
 
 class GuestAction(Enum):
-    """What a guest is to do."""
+    """Decision about a guest."""
 
     JOIN = "join"  # share with `host`
     ALONE = "alone"  # the host has left: take the slot
-    WAIT = "wait"  # the host is on its way in or out
+    WAIT = "wait"  # the host is starting or ending
     NO = "no"
 
 
 class Verdict(NamedTuple):
-    """`host` is the row to share, where there is one; `why` a sentence without names of other users."""
+    """`host` is the row to share, if any; `why` a sentence without names of other users."""
 
     action: GuestAction
     why: str = ""

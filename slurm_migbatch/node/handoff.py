@@ -1,4 +1,5 @@
-"""What root's Prolog leaves for TaskProlog: `RunDir/job/<job>.<restart>`, root's, readable by the job's user.
+"""Write and read the hand-off from root's Prolog to TaskProlog: `RunDir/job/<job>.<restart>`, readable by the job's
+user.
 
     version 1
     job 17
@@ -6,15 +7,15 @@
     uid 1001
     state ready                (or: void, with a line `reason ...`, and no slices)
     progress /var/lib/migbatch/n1.progress/17.0
-    cuda index                 (only where the job asked for it, with the next two)
+    cuda index                 (only if the job requested it, with the next two)
     caps 21 22                 (minors of the capability devices of its slices)
-    whole 3                    (minors of the GPUs of this node that are not cut; may be none)
+    whole 3                    (minors of the GPUs of this node without MIG; may be none)
     slice MIG-<uuid> 2g.20gb 19968 GPU-<uuid>
 
-`progress` names the file for the job's own figures (`progress.py`), where there is one. One `slice` line for each
-slice, in order. `task_prolog.py` reads it with built-in modules only. It is written beside its place, synced and
-renamed, so that a reader sees all of it or nothing; the rebuilding of a lost journal reads it too. So it stays root's:
-the user may read it by an entry of its access list (acl(5)). Where the file system has no such lists, all may.
+`progress` names the file for the job's own reports (`progress.py`), if there is one. One `slice` line for each
+slice, in order. `task_prolog.py` reads it with built-in modules only. It is written under a temporary name, synced and
+renamed, so that a reader sees all of it or nothing; the rebuilding of a lost journal reads it too. So root owns it:
+the user may read it by an entry of its access list (acl(5)). If the file system has no such lists, all may.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class HandoffSlice(NamedTuple):
 
 
 class Handoff(NamedTuple):
-    """One run's hand-off; without slices where the run was refused or is over: its tasks must not run.
+    """One run's hand-off; without slices if the run was refused or is over: its tasks must not run.
 
-    `caps` is None for a job that gets UUIDs; what `load` returns has none.
+    `caps` is None for a job that gets UUIDs; the result of `load` has none.
     """
 
     job: int
@@ -76,7 +77,7 @@ class Handoff(NamedTuple):
 
 
 def write(directory: int, handoff: Handoff) -> None:
-    """Put it in its place, replacing an older one. Raises OSError."""
+    """Write it atomically, replacing an older one. Raises OSError."""
     name = f"{handoff.job}.{handoff.restart}"
     temporary = f".{name}"
     effects.point("handoff write")
@@ -108,7 +109,7 @@ def _open_to(handle: int, uid: int) -> None:
 
 
 def remove(directory: int, job: int, restart: int) -> None:
-    """Take it away, and what an interrupted write may have left; harmless where there is nothing."""
+    """Delete it, and leftovers of an interrupted write; harmless if there is nothing."""
     for name in (f".{job}.{restart}", f"{job}.{restart}"):
         effects.point("handoff unlink")
         try:
@@ -126,7 +127,7 @@ def listed(directory: int) -> Iterator[tuple[int, int]]:
 
 
 def load(directory: int, job: int, restart: int) -> Handoff | None:
-    """Read one back; None where it is missing or not in our form."""
+    """Read one back; None if it is missing or invalid."""
     try:
         handle = os.open(f"{job}.{restart}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     except OSError:

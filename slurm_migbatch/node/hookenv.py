@@ -1,7 +1,7 @@
-"""The environment of a root hook as a checked value.
+"""Validate the environment of a root hook.
 
 Users control the comment and, in part, other fields; so each value is read by an allow-list, bounded, and either exact
-or dropped. What is dropped here can reach nothing.
+or dropped. Dropped values have no effect.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MAX_UID = 0xFFFFFFFE
 
 
 class HookEnvError(ValueError):
-    """slurmd did not start this, or something is wrong with what it said; the message says what."""
+    """slurmd did not start this, or its values are invalid; the message says what is wrong."""
 
 
 class HookEnv(NamedTuple):
-    """What a hook knows of its job. `restart` is None where slurmd did not say; `comment` is raw and unchecked."""
+    """A hook's data on its job. `restart` is None if slurmd did not pass it; `comment` is raw and unchecked."""
 
     hook: str
     node: str

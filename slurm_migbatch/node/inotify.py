@@ -1,7 +1,7 @@
-"""Watch which progress files are written (inotify): while nobody writes, nothing is done.
+"""Watch which progress files are written (inotify), so that nothing is done while nobody writes.
 
-The directory is watched, not the files: nothing of a user's is opened for it, and what he mounts over his file or does
-with it in any other way reaches nobody here. However much he writes, it is told as one word until it is asked for.
+The directory is watched, not the files: no user's file is opened for it, and mounts over a file or any other
+tricks of a user have no effect here. Any number of writes is merged into one event until it is read.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _NAME = re.compile(rb"([0-9]{1,10})\.([0-9]{1,5})\0*")
 
 
 class WriteWatch:
-    """Watches writes in one directory, from its creation to `close`."""
+    """Watch for writes in one directory, from its creation to `close`."""
 
     def __init__(self, directory: int) -> None:
-        """Watch `directory`, a descriptor. Raises OSError, as where the kernel's limit of watches is reached."""
+        """Watch `directory`, a descriptor. Raises OSError, for example at the kernel's limit of watches."""
         libc = ctypes.CDLL(None, use_errno=True)
         self.handle = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         if self.handle < 0:
@@ -35,15 +35,15 @@ class WriteWatch:
             raise error
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         os.close(self.handle)
 
     def wait(self, seconds: float, wake: int) -> bool:
-        """Wait until something was written or `wake` can be read; return whether something was written."""
+        """Wait until something was written or `wake` is readable; return whether something was written."""
         return self.handle in select.select([self.handle, wake], [], [], max(0.0, seconds))[0]
 
     def written(self) -> set[tuple[int, int]] | None:
-        """Return job and restart of the files written since the last call; None where events were lost."""
+        """Return job and restart of the files written since the last call; None if events were lost."""
         found: set[tuple[int, int]] = set()
         everything = False
         while True:

@@ -1,7 +1,7 @@
-"""Write the hooks: small programs whose constants say where the package and the configuration are.
+"""Write the hooks: small programs whose constants hold the paths of the package and the configuration.
 
-They run as root with an isolated interpreter that knows no site-packages, so everything they need is in these
-constants; and each of them first makes sure that nobody but root could have changed what it is about to run.
+They run as root with an isolated interpreter without site-packages, so everything they need is in these
+constants; and each of them first verifies that only root could have changed what it is about to run.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def unit(program: str = f"{DEFAULT_HOME}/bin/migbatch", etc: str = DEFAULT_ETC) 
 
 
 def settings(controller: str = "", scontrol: str = "") -> str:
-    """Return a node.conf in which everything but the controllers' URLs and scontrol's path is a comment."""
+    """Return a node.conf in which everything except the controllers' URLs and scontrol's path is a comment."""
     text = DEFAULT_CONF
     if controller:
         text = text.replace("#Controller=http://controller:6830", f"Controller={controller}")
@@ -192,7 +192,7 @@ def package_paths() -> list[str]:
 
 
 def programs(dest: Path, etc: Path, python: str, task_python: str = "") -> list[tuple[Path, str]]:
-    """Return the three hooks with their places in `dest`. Nothing is written but byte code of the package.
+    """Return the three hooks with their places in `dest`. Writes only byte code of the package.
 
     Raises:
         InstallError: the package, an interpreter or one of the directories could be changed by others than root.
@@ -213,14 +213,14 @@ def programs(dest: Path, etc: Path, python: str, task_python: str = "") -> list[
 
 
 def _present(path: Path) -> Path:
-    """Return the path, or the nearest one above it that is there."""
+    """Return the path, or its nearest existing parent."""
     return next(place for place in (path, *path.parents) if place.exists())
 
 
 def install(dest: Path, etc: Path, python: str, task_python: str = "") -> Iterator[tuple[Path, str]]:
-    """Write the hooks to `dest` and a commented node.conf to `etc` where there is none.
+    """Write the hooks to `dest` and a commented node.conf to `etc` if there is none.
 
-    Yields each file with what was done (`written`, `unchanged`). Raises InstallError as `programs` does.
+    Yields each file with the result (`written`, `unchanged`). Raises InstallError as `programs` does.
     """
     for directory in (dest, etc):
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -243,7 +243,7 @@ def _interpreter(python: str) -> str:
 
 
 def _compile(python: str, paths: Sequence[str]) -> None:
-    """Compile what hooks import to byte code, because they never write byte code themselves."""
+    """Compile the hooks' imports to byte code, because hooks never write byte code themselves."""
     wanted = [f"{paths[0]}/slurm_migbatch/{room}" for room in ("__init__.py", "node", "mig")]
     wanted += [str(Path(path) / "pynvml.py") for path in paths if (Path(path) / "pynvml.py").exists()]
     done = subprocess.run(

@@ -1,15 +1,15 @@
-"""Tell the site's GPU exporters which job has which slice, in the files that they read; off unless configured.
+"""Write the files in which the site's GPU exporters look up jobs by slice; off unless configured.
 
 - `JobMapDir`: dcgm-exporter's `--hpc-job-mapping-dir`. A file `<gpu>.<gi>` (NVML's index of the GPU, id of the GPU
-  instance) has one job id a line; two where two trainings share the slice.
-- `GpustatDir`: jobstats' `/run/gpustat`. A file `MIG-<uuid>` says `JOBID UID`; of two jobs it can name the first only.
+  instance) has one job id a line; two if two training jobs share the slice.
+- `GpustatDir`: jobstats' `/run/gpustat`. A file `MIG-<uuid>` has `JOBID UID`; of two jobs it can name only the first.
 
-Ids of GPU instances are used again, so a file goes before its slice does, and is written when the slice is its job's.
-What the files say follows from the journal alone: whoever changes who holds what calls `sync` afterwards, and a hook
-that was killed in between is made up for by the next one or by the agent. Files with other names are left as they are.
+Ids of GPU instances are reused, so a file is deleted before its slice is, and written when the job owns the slice.
+The files follow from the journal alone: every change of holders calls `sync` afterwards, and a hook
+that was killed in between is made up for by the next one or by the agent. Files with other names are not touched.
 
-No fault here is one of the job: it is kept in `problem`, for the log. A directory is used only where it is root's alone
-and lies in RunDir's file system, so that what keeps a hook waiting there would have done so anyway.
+Faults here never affect a job: they are kept in `problem`, for the log. A directory is used only if only root can write
+it and it is on RunDir's file system, so that it cannot block a hook in a new way.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -34,7 +34,7 @@ LOCK = "job-maps"
 WAIT_S = 0.5
 """How long a hook waits for another one that writes these files."""
 MOST_FILES = 4096
-"""Entries of a directory that are looked at; more are not of these programs."""
+"""Most directory entries to read; more are not from these programs."""
 MOST_BYTES = 4096
 _SLICE = re.compile(r"[0-9]+\.[0-9]+", re.ASCII)
 _MIG = re.compile(r"MIG-[0-9A-Fa-f-]{36}", re.ASCII)
@@ -46,7 +46,7 @@ class _JobMapError(RuntimeError):
 
 
 class JobMaps:
-    """The job maps of one node. `problem` says why they are not up to date; empty where they are."""
+    """The job maps of one node. `problem` says why they are outdated; empty if they are not."""
 
     def __init__(self, config: NodeConfig, node_paths: Paths) -> None:
         self._slices = config.job_map_dir
@@ -61,15 +61,15 @@ class JobMaps:
         return bool(self._slices or self._gpustat)
 
     def sync(self, journal: Journal, indices: Mapping[str, int] | None = None, *, dry: bool = False) -> list[str]:
-        """Make the files say what the journal says. Returns what was (or would be) done, as sentences; never raises.
+        """Write the files by the journal. Returns what was (or would be) done, as sentences; never raises.
 
-        `indices` has NVML's index of each GPU by UUID. Without it, where the driver is not to be asked, no file
-        `<gpu>.<gi>` is made, but the jobs that no longer hold anything here are removed from those that exist.
+        `indices` has NVML's index of each GPU by UUID. Without it, if the driver is not to be queried, no file
+        `<gpu>.<gi>` is created, but the jobs that no longer hold anything here are removed from existing ones.
         """
         return self._follow(lambda: _held(journal), indices, dry) if self.wanted else []
 
     def empty(self) -> None:
-        """Remove what is said of any slice, as nothing survives a boot; never raises."""
+        """Remove all entries, because nothing survives a boot; never raises."""
         if self.wanted:
             self._follow(list, None, False)
 
@@ -93,7 +93,7 @@ class JobMaps:
         return done
 
     def clear(self, gpu: int, gi: int, mig_uuid: str | None) -> None:
-        """Remove what is said of a GPU instance that is about to be destroyed or to be another job's; never raises."""
+        """Remove the entries of a GPU instance that is about to be destroyed or given to another job; never raises."""
         entries = ((self._slices, _SLICE, f"{gpu}.{gi}"), (self._gpustat, _MIG, mig_uuid or ""))
         for path, form, name in entries:
             if not path or not form.fullmatch(name):
@@ -123,7 +123,7 @@ class JobMaps:
 
 
 def problems(config: NodeConfig) -> list[str]:
-    """Say which directories cannot be used and why, as sentences; one that is missing is made by the next hook."""
+    """Return which directories cannot be used and why, as sentences; a missing one is created by the next hook."""
     found = []
     for path in filter(None, (config.job_map_dir, config.gpustat_dir)):
         try:
@@ -140,7 +140,7 @@ def problems(config: NodeConfig) -> list[str]:
 
 @contextmanager
 def _opened(path: str, device: int) -> Iterator[int]:
-    """Open the directory, which must be of the file system `device`; make it where it is missing."""
+    """Open the directory, which must be on the file system `device`; create it if missing."""
     _check_above(path)
     handle = paths.public(path)
     try:
@@ -182,7 +182,7 @@ def _jobs(rows: Sequence[JournalSlice], indices: Mapping[str, int]) -> Files:
 
 
 def _remaining(rows: Sequence[JournalSlice], now: Files) -> Files:
-    """Return the files as they are, less the jobs that hold nothing."""
+    """Return the current files, without the jobs that hold nothing."""
     holders = {b"%d\n" % (row.job or 0) for row in rows}
     kept = {name: b"".join([line for line in text.splitlines(True) if line in holders]) for name, text in now.items()}
     return {name: text for name, text in kept.items() if text}
@@ -197,7 +197,7 @@ def _owners(rows: Sequence[JournalSlice]) -> Files:
 
 
 def _read(directory: int, name: str) -> bytes:
-    """Return the file's text; nothing of what is no plain file of ours, so that it is replaced."""
+    """Return the file's text; nothing for anything but a plain file of root's, so that it is replaced."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         handle = os.open(name, flags, dir_fd=directory)
@@ -210,7 +210,7 @@ def _read(directory: int, name: str) -> bytes:
 
 
 def _write(directory: int, name: str, text: bytes) -> None:
-    """Write the file at once: its readers see the old text or the new one."""
+    """Write the file atomically."""
     temporary = f".{name}~"
     effects.point("job map write")
     with suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
-"""The node's journal: who holds which slice, what is half done, and the events that the controller has not seen yet.
+"""Store the node's journal: who holds which slice, what is in flight, and the events not yet sent to the controller.
 
-SQLite on local disk, WAL, synchronous=FULL: what a transaction says is on disk before the driver is touched (write
-ahead), and an event is stored in the same transaction as the change that it tells of. No transaction is ever open
+SQLite on local disk, WAL, synchronous=FULL: a transaction is on disk before the driver is changed (write-ahead),
+and an event is stored in the same transaction as the change that it reports. No transaction is ever open
 across a driver call. The journal is a record, not the truth: the driver is, and `repair.py` makes the two agree.
 
 Life of a slice's row:
@@ -10,12 +10,12 @@ Life of a slice's row:
     idle, evict -> zombie      held -> lost      (made by hand and in use) foreign -> idle
 
 `intent` and `evict` are in flight: they belong to an owner (`owner.py`) and are void once it is dead. Several intents,
-also of several owners, may lie across one `evict`; the first of them that has the GPU's lock destroys what is there.
+also of several owners, may overlap one `evict`; the first of them that has the GPU's lock destroys the instance.
 
 A slice may have a second holder: a row of its own for the same slot, `beside` the first one's, intent -> held. It makes
-no instance and opens no device. Where the first holder leaves, the second takes over its row (`leave`); the slice is
-free when nobody is left. That there are never more than two, both of one user, holds whoever writes: triggers see to it
-(an agent of the release before may still have the file open while this one is being installed).
+no instance and opens no device. When the first holder leaves, the second takes over its row (`leave`); the slice is
+free when no holder is left. Triggers enforce at most two holders, both of one user, for every writer (an agent of the
+previous release may still have the file open while this one is being installed).
 
 Life of a run:
 starting -> running -> ending -> ended, or misfit -> ended.
@@ -90,18 +90,18 @@ class JournalError(RuntimeError):
 
 
 class Corrupt(JournalError):
-    """The file is damaged; it has to be moved aside and rebuilt from the driver."""
+    """The file is damaged; it must be moved away and rebuilt from the driver."""
 
 
 class Overlap(AssertionError):
-    """A slot would have two owners; a fault in this program, stopped before it is written."""
+    """A slot would have two owners; a bug in this program, stopped before it is written."""
 
 
 class JournalSlice(NamedTuple):
     """One row of `slices`. `uid` of an idle row is its last user; `cap_gi` and `cap_ci` are capability minors.
 
-    `beside` is the id of the first holder's row where this is a second holder's; `shared` says that this holder has had
-    company, if only for a while.
+    `beside` is the id of the first holder's row if this is a second holder's; `shared`: this holder has shared the
+    slice at some time.
     """
 
     gpu: str
@@ -155,7 +155,7 @@ class JournalSlice(NamedTuple):
         )
 
     def on(self, instance: Instance, minors: tuple[int | None, int | None] = (None, None)) -> JournalSlice:
-        """Return the row with the ids of the instance in its slot, and its capability minors where known."""
+        """Return the row with the ids of the instance in its slot, and its capability minors if known."""
         gi, ci = minors
         return self._replace(gi=instance.gi_id, ci=instance.ci_id, mig_uuid=instance.mig_uuid, cap_gi=gi, cap_ci=ci)
 
@@ -191,7 +191,7 @@ class Journal:
     """An open journal. Use one per thread; any number of processes may have it open."""
 
     def __init__(self, path: str, *, busy_s: float = 10.0) -> None:
-        """Open or make the journal at `path` (its directory must exist). Raises JournalError, Corrupt."""
+        """Open or create the journal at `path` (its directory must exist). Raises JournalError, Corrupt."""
         self.path = path
         self._db: sqlite3.Connection | None = None
         try:
@@ -229,17 +229,17 @@ class Journal:
 
     @property
     def built(self) -> bool:
-        """Whether it has been filled from what was there when it was made (`rebuild.py`); an older one counts as so."""
+        """Whether it was filled from the existing state when it was created (`rebuild.py`); true for older ones."""
         return bool(self.meta("built") or self.meta("boot_id") or self.slices() or self.runs())
 
     @property
     def closed(self) -> bool:
-        """Whether it was let go: it was damaged, and no new one could be made."""
+        """Whether it was closed: it was damaged, and no new one could be created."""
         return self._db is None
 
     @property
     def replaced(self) -> bool:
-        """Whether the path names another file by now: a damaged journal was moved aside. This one must be let go."""
+        """Whether the path now names another file: a damaged journal was moved away. This one must be closed."""
         try:
             status = os.stat(self.path)
         except FileNotFoundError:
@@ -257,23 +257,23 @@ class Journal:
         return {"meta", "slices", "runs", "events"} <= names
 
     def _migrate(self) -> None:
-        """Bring a journal of the release before up to date, in one transaction and with everything in it."""
+        """Upgrade a journal of the previous release, in one transaction and with all its content."""
         with self.write():
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-            if version < SCHEMA_VERSION:  # nobody else has done it
+            if version < SCHEMA_VERSION:  # no other process has done it
                 for statement in _SHARING:
                     self._connection.execute(statement)
                 self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     def check(self) -> None:
-        """Look through the whole file; raises Corrupt."""
+        """Check the whole file; raises Corrupt."""
         with _errors(self.path):
             answer = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if answer != "ok":
             raise Corrupt(f"{self.path} is damaged: {answer}")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -300,7 +300,7 @@ class Journal:
     # -- meta --------------------------------------------------------------------------------------------------
 
     def meta(self, key: str) -> str:
-        """Read a value of the journal itself; empty where it was never set."""
+        """Read a value of the journal itself; empty if it was never set."""
         with _errors(self.path):
             row = self._connection.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
         return "" if row is None else str(row[0])
@@ -328,9 +328,9 @@ class Journal:
         return [_slice(row) for row in rows]
 
     def put(self, row: JournalSlice) -> JournalSlice:
-        """Write a new row, or the row with its id. Raises Overlap rather than give a place two owners.
+        """Write a new row, or the row with its id. Raises Overlap instead of giving a place two owners.
 
-        A second holder is none that way: what holds for him the triggers enforce, with sqlite3.IntegrityError.
+        Second holders are exempt: triggers enforce their rules, with sqlite3.IntegrityError.
         """
         if row.state in OCCUPYING and row.beside is None:
             placement = row.slot.placement
@@ -362,16 +362,16 @@ class Journal:
             self._connection.execute("DELETE FROM slices WHERE id=?", (row.id,))
 
     def guest_of(self, row: JournalSlice) -> JournalSlice | None:
-        """Read the second holder's row of a slice; None where it has one holder."""
+        """Read the second holder's row of a slice; None if it has one holder."""
         rows = self.slices("beside=?", (row.id,))
         return rows[0] if rows else None
 
     def leave(self, row: JournalSlice, state: str = "idle", reason: str = "") -> JournalSlice | None:
-        """Take the holder away from `row`; part of the transaction that is open.
+        """Remove the holder from `row`; part of the open transaction.
 
-        Who is left has the slice from then on, still in flight if that is how far it got. Where nobody is left the
-        slice goes to `state`. Returns the slice's row; None where that is not touched (a second holder went) or no
-        longer there (it was lost).
+        A remaining holder has the slice from then on, still in flight if it was. Without one the
+        slice goes to `state`. Returns the slice's row; None if that is not changed (a second holder left) or no
+        longer exists (it was lost).
         """
         if row.beside is not None:
             self.drop(row)
@@ -419,7 +419,7 @@ class Journal:
     # -- events ------------------------------------------------------------------------------------------------
 
     def event(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Spool one event for the controller; part of the transaction that is open."""
+        """Spool one event for the controller; part of the open transaction."""
         body = json.dumps({"ts": round(time.time(), 3), "kind": kind, **fields}, separators=(",", ":"))
         with _errors(self.path):
             self._connection.execute("INSERT INTO events (body) VALUES (?)", (body,))
@@ -431,13 +431,13 @@ class Journal:
         return [{"seq": seq, **json.loads(body)} for seq, body in rows]
 
     def spool_length(self) -> int:
-        """Count the events that wait."""
+        """Count the waiting events."""
         with _errors(self.path):
             return int(self._connection.execute("SELECT count(*) FROM events").fetchone()[0])
 
     @property
     def recorded(self) -> tuple[str, int]:
-        """In which database of the controller this journal is recorded, and up to which event; empty and 0 at first."""
+        """Controller database in which this journal is recorded, and up to which event; empty and 0 at first."""
         return self.meta("database"), int(self.meta("acked") or 0)
 
     def acknowledge(self, seq: int, database: str) -> None:
@@ -448,8 +448,8 @@ class Journal:
     def spool_state(self, fields: Callable[[], Mapping[str, object]], seq: int, database: str) -> None:
         """Spool a `state` for the controller's `database`, which has everything up to `seq` and still lacks something.
 
-        `fields` are read in the transaction that spools them, so that every event after it is later. Not where one
-        waits to be sent already.
+        `fields` are read in the transaction that spools them, so that every event after it is later. Does nothing if
+        one is waiting already.
         """
         with self.write():
             self._drop_acknowledged(seq, database)
@@ -473,7 +473,7 @@ def _slice(row: Sequence[Any]) -> JournalSlice:
 
 @contextmanager
 def _errors(path: str) -> Iterator[None]:
-    """Turn SQLite's errors into JournalError and Corrupt."""
+    """Translate SQLite's errors to JournalError and Corrupt."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -488,9 +488,9 @@ def _errors(path: str) -> Iterator[None]:
 
 
 def _create(path: str) -> None:
-    """Make a new journal beside its place and put it there whole, unless another process was faster.
+    """Create a new journal under a temporary name and rename it into place, unless another process was faster.
 
-    A write-ahead file that an older journal left behind would be played into the new one, so it is moved aside.
+    A write-ahead file left by an older journal would be applied to the new one, so it is moved away.
     """
     temporary = f"{path}.new"
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -512,7 +512,7 @@ def _create(path: str) -> None:
                 connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                 connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
             finally:
-                connection.close()  # which also plays the write-ahead file in and removes it
+                connection.close()  # which also applies the write-ahead file and removes it
         os.chmod(temporary, 0o600)
         disk_reserve.keep_database(temporary)
         move_aside(path)

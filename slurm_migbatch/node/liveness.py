@@ -46,17 +46,17 @@ FINAL = (
     "REVOKED",
     "TIMEOUT",
 )
-"""`slurm.states.ENDED` once more, which hooks do not import; tests/node/test_liveness_states.py compares them."""
+"""Copy of `slurm.states.ENDED`, which hooks do not import; tests/node/test_liveness_states.py compares them."""
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 UNKNOWN = "Invalid job id specified"
 
 
 class LivenessError(RuntimeError):
-    """Which runs are over cannot be found out; the message says why."""
+    """Ended runs cannot be determined; the message says why."""
 
 
 class JobRecord(NamedTuple):
-    """A job as slurmctld shows it: how often it was requeued, its state as squeue prints it, and its nodes."""
+    """A job as slurmctld shows it: its restart count, its state as squeue prints it, and its nodes."""
 
     restarts: int
     state: str
@@ -151,20 +151,16 @@ def steps(node: str, spool: str = "") -> set[int]:
     except OSError as error:
         raise LivenessError(f"cannot list unix sockets (unix_diag): {error.strerror}") from None
     found = set()
-    for path, uid in sockets:
+    of_root: frozenset[int] | None = None
+    for path, uid, inode in sockets:
         match = form.fullmatch(os.path.basename(path))
-        if match is not None and (not spool or os.path.dirname(path) == spool) and _is_roots(path, uid):
+        if match is None or (spool and os.path.dirname(path) != spool):
+            continue
+        if uid is None:
+            of_root = unix_sockets.of_root() if of_root is None else of_root
+        if uid == 0 or (of_root is not None and uid is None and inode in of_root):
             found.add(int(match[1]))
     return found
-
-
-def _is_roots(path: str, uid: int | None) -> bool:
-    if uid is not None:
-        return uid == 0
-    try:
-        return os.lstat(path).st_uid == 0  # kernels before 5.3 do not tell who made a socket
-    except OSError:
-        return False
 
 
 def sentences(runs: Sequence[JournalRun]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Report the service's state to systemd (sd_notify), where NOTIFY_SOCKET is set."""
+"""Report the service's state to systemd (sd_notify), if NOTIFY_SOCKET is set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 def notify(state: str) -> None:
-    """Send one state, `READY=1` or the like; nothing where no NOTIFY_SOCKET is set."""
+    """Send one state, such as `READY=1`; nothing without NOTIFY_SOCKET."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return

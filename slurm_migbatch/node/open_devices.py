@@ -25,10 +25,12 @@ from itertools import islice
 from typing import NamedTuple
 
 MOST = 4096
-"""Descriptors of one process that are looked at; more belong to a process that holds them for their number."""
+"""Most descriptors of one process to check; more are held only for their number."""
 
 
 _NAME = re.compile(r"/nvidia-cap[0-9]+( \(deleted\))?$")
+_FDINFO = re.compile(rb"pos:\t-?[0-9]+\nflags:\t([0-7]+)\nmnt_id:\t([0-9]+)\n")
+_LONGEST = 4096
 _ANSWERING = ("devtmpfs", "tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs")
 """File systems that have device nodes and answer from memory or a disk of the machine."""
 
@@ -42,7 +44,7 @@ class OpenDevice(NamedTuple):
 
 
 class OpenDeviceScan:
-    """Scans the processes of the machine, some at a time."""
+    """Scan the processes of the machine, some at a time."""
 
     def __init__(self) -> None:
         self._after = 0
@@ -85,13 +87,21 @@ def _open(pid: int, major: int) -> Iterator[int]:
 
 def _gives_access(pid: int, name: str) -> bool:
     """Return whether a descriptor is of a file system that answers, and no O_PATH one. Raises OSError."""
-    with open(f"/proc/{pid}/fdinfo/{name}", encoding="ascii") as file:
-        fields = dict(line.split(":", 1) for line in file if ":" in line)
-    if int(fields["flags"], 8) & os.O_PATH:
+    with open(f"/proc/{pid}/fdinfo/{name}", "rb") as file:
+        found = facts_of(file.read(_LONGEST))
+    if found is None or found[0] & os.O_PATH:
         return False
-    mount = fields["mnt_id"].strip()
     with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         # 36 35 98:0 /root /where options tags - type source options
-        rows = (line.split(" ") for line in file)
-        kind = next((row[row.index("-") + 1] for row in rows if row[0] == mount), "")
+        rows = (line.partition(" - ") for line in file)
+        kind = next((tail.partition(" ")[0] for head, _, tail in rows if head.partition(" ")[0] == found[1]), "")
     return kind in _ANSWERING
+
+
+def facts_of(text: bytes) -> tuple[int, str] | None:
+    """Return flags and mount of a descriptor's fdinfo; None where it has another form.
+
+    The kernel's own lines come first. Behind them may stand what a user chose, as the name of a dma-buf.
+    """
+    match = _FDINFO.match(text)
+    return (int(match[1], 8), match[2].decode("ascii")) if match is not None else None

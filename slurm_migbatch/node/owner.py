@@ -1,4 +1,4 @@
-"""Identify who works on an unfinished change, so that others can see when that process has ended.
+"""Identify the process behind an unfinished change, so that others can see when it has ended.
 
 An owner is written `<pid>.<start>.<token>`: a process id, its start time in clock ticks since boot (ids are reused),
 and a token for one piece of work inside the process (the agent does many at once).
@@ -23,7 +23,7 @@ _tokens = itertools.count(1)
 
 @contextmanager
 def working() -> Iterator[str]:
-    """Make a new owner id, alive until the block ends."""
+    """Create a new owner id, alive until the block ends."""
     pid = os.getpid()
     name = f"{pid}.{_started(pid)}.{next(_tokens)}"
     _active.add(name)
@@ -46,9 +46,9 @@ def alive(owner: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return the process's start time; empty where it has ended or is a zombie. Always the real /proc.
+    """Return the process's start time; empty if it has ended or is a zombie. Always the real /proc.
 
-    One that was killed closes its files, and with them the connection to a hook, before it counts as a zombie.
+    A killed process closes its files, and with them the connection to a hook, before it counts as a zombie.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

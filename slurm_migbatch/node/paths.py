@@ -1,7 +1,7 @@
-"""The directories of the node: RunDir (gone at reboot), StateDir and ProgressDir, opened so that nobody can swap them.
+"""Open the node's directories RunDir (lost at reboot), StateDir and ProgressDir so that nobody can replace them.
 
 RunDir is 0755 with `job/` (0755, hand-offs, each read by its user) and `lock/` (0700); StateDir is 0700; ProgressDir is
-0711, a file system of its own with files that users write (`progress.py`). All belong to root.
+0711, a separate file system with files that users write (`progress.py`). All belong to root.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -19,11 +19,11 @@ from slurm_migbatch.node.config import NodeConfig
 
 
 class PathsError(RuntimeError):
-    """A directory is missing, foreign or writable by others; the message says which and what to do."""
+    """A directory is missing, of another owner or writable by others; the message says which and what to do."""
 
 
 class Paths(NamedTuple):
-    """Open directories as descriptors, and the paths of what lies in StateDir."""
+    """Open directories as descriptors, and the paths in StateDir."""
 
     run: int
     job: int
@@ -34,7 +34,7 @@ class Paths(NamedTuple):
 
     @classmethod
     def open(cls, config: NodeConfig) -> Paths:
-        """Open them, making what is missing. Raises PathsError."""
+        """Open them, creating missing ones. Raises PathsError."""
         run = _directory(config.run_dir, 0o755)
         return cls(
             run=run,
@@ -52,7 +52,7 @@ class Paths(NamedTuple):
 
 
 def public(path: str) -> int:
-    """Open a directory that everyone may read and root alone may change; makes it. Raises PathsError."""
+    """Open a directory that everyone may read and only root may change; create it if missing. Raises PathsError."""
     return _directory(path, 0o755)
 
 
@@ -62,12 +62,12 @@ def _checked(path: str) -> str:
 
 
 def limited(path: str) -> int:
-    """Open ProgressDir, with a file system of its own mounted on it where that can be done."""
+    """Open ProgressDir, with a separate file system mounted on it if possible."""
     mode = 0o711
     handle = _directory(path, mode)
     with suppress(OSError):  # then no progress file is made (`progress.make`)
         if not tmpfs.is_mounted(handle):
-            with tmpfs.alone(handle):  # others wait here, and then see it at the same path
+            with tmpfs.alone(handle):  # other processes wait here, and then see it at the same path
                 again = _directory(path, mode)
                 try:
                     if not tmpfs.is_mounted(again):
@@ -91,15 +91,18 @@ def _directory(path: str, mode: int, parent: int | None = None) -> int:
             with suppress(FileExistsError):  # another hook was faster
                 os.mkdir(path, mode, dir_fd=parent)
             handle = os.open(path, flags, dir_fd=parent)
-            os.fchmod(handle, mode)
     except OSError as error:
         raise PathsError(f"directory {path}: {error.strerror}; run `migbatch node install` as root") from error
     status = os.fstat(handle)
-    if status.st_uid != 0 or status.st_mode & 0o022 or stat.S_IMODE(status.st_mode) & ~mode & 0o077:
+    given = stat.S_IMODE(status.st_mode)
+    if status.st_uid == 0 and given != mode and not given & ~mode:
+        with suppress(OSError):
+            os.fchmod(handle, mode)  # a hook was killed that had just made it, under a hook's umask
+    if status.st_uid != 0 or given & 0o022 or given & ~mode & 0o077:
         os.close(handle)
         raise PathsError(
             f"directory {path} must belong to root with mode {mode:o}, not uid {status.st_uid} "
-            f"mode {stat.S_IMODE(status.st_mode):o}; correct it by hand"
+            f"mode {given:o}; correct it by hand"
         )
     return handle
 

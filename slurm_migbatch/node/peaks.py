@@ -1,13 +1,13 @@
-"""What runs have used of their slices, as the agent saw it: RunDir/peaks, root's, so that it outlives the agent.
+"""Record the use of slices by runs, as sampled by the agent: RunDir/peaks, root's, so that it survives the agent.
 
     {"version": 1, "runs": {"17.0": {"watched_s": 180, "mib": {"MIG-<uuid>": 5120}, "busy": [165.0, 82.1, 40.3, 99.0],
                                      "energy": [165.0, 57750.0]}}}
 
-A figure is for one slice and is the largest that was seen while a process lived on it, in MiB; it holds what the driver
-itself keeps there, too. The file lies in RunDir because no slice survives a boot. Whoever releases a run (the agent or
-an Epilog of its own) takes its figure from here. `busy` sums over slices and looks: seconds, and seconds times the
-share of SMs, of tensor cores and of memory bandwidth in use; where the driver tells (Hopper and later). `energy` sums
-over GPUs and looks, too: seconds and joules, of runs whose slices are whole GPUs.
+A figure is for one slice, the largest sampled while a process was on it, in MiB; it includes the driver's own memory.
+The file is in RunDir because no slice survives a boot. The process that releases a run (the agent or
+an Epilog) takes its figure from here. `busy` sums over slices and samples: seconds, and seconds times the
+share of SMs, of tensor cores and of memory bandwidth in use; if the driver reports them (Hopper and later). `energy`
+sums over GPUs and samples, too: seconds and joules, of runs whose slices are whole GPUs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ RunId = tuple[int, int]
 
 
 class Peak(NamedTuple):
-    """One run: for how many seconds its slices were watched, the most MiB seen by MIG UUID, sums of activity and of
-    energy."""
+    """One run: seconds for which its slices were sampled, the peak MiB by MIG UUID, sums of activity and of energy."""
 
     watched_s: float
     mib: Mapping[str, int]
@@ -40,7 +39,7 @@ class Peak(NamedTuple):
         return self._replace(watched_s=self.watched_s + seconds, mib=most)
 
     def with_activity(self, found: Activity) -> Peak:
-        """Return the peak with what one slice did for some seconds."""
+        """Return the peak with the activity of one slice over some seconds."""
         seconds, *shares = found
         before = self.busy or (0.0,) * len(found)
         return self._replace(
@@ -48,29 +47,29 @@ class Peak(NamedTuple):
         )
 
     def with_energy(self, seconds: float, joules: float) -> Peak:
-        """Return the peak with what the GPU of one slice used in some seconds."""
+        """Return the peak with the energy of one slice's GPU over some seconds."""
         before = self.energy or (0.0, 0.0)
         return self._replace(energy=(before[0] + seconds, before[1] + joules))
 
     def energy_j(self, held_s: float) -> float | None:
-        """Return the joules of `held_s` seconds of its GPUs by their mean power; None where less than half was seen."""
+        """Return the joules of `held_s` seconds of its GPUs by their mean power; None if less than half was sampled."""
         if len(self.energy) != 2 or self.energy[0] <= 0 or self.energy[0] < held_s / 2:
             return None
         return self.energy[1] / self.energy[0] * held_s
 
     def average(self) -> Activity | None:
-        """Return what the slices did on average, over how many seconds of slices; None where nobody could tell."""
+        """Return the mean activity of the slices, and the slice-seconds that it covers; None if unknown."""
         if len(self.busy) != len(Activity._fields) or self.busy[0] <= 0:
             return None
         return Activity(self.busy[0], *(min(total / self.busy[0], 1.0) for total in self.busy[1:]))
 
     def maximum_mib(self, held_s: float) -> int | None:
-        """Return the fullest slice's peak, MiB; None where it was watched less than half of the time, or never used."""
+        """Return the fullest slice's peak, MiB; None if it was sampled for less than half the time, or never used."""
         return max(self.mib.values()) if self.mib and self.watched_s >= held_s / 2 else None
 
 
 def load(run_dir: int) -> dict[RunId, Peak]:
-    """Read all peaks; empty where there is no file or its form is not known."""
+    """Read all peaks; empty if there is no file or its form is unknown."""
     try:
         handle = os.open(NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run_dir)
         with os.fdopen(handle, encoding="ascii") as file:
@@ -91,7 +90,7 @@ def load(run_dir: int) -> dict[RunId, Peak]:
 
 
 def store(run_dir: int, peaks: Mapping[RunId, Peak], running: Collection[RunId]) -> None:
-    """Write those of the runs that still are. Raises OSError."""
+    """Write those of the runs that still exist. Raises OSError."""
     rows = {
         f"{j}.{r}": {"watched_s": p.watched_s, "mib": dict(p.mib), "busy": p.busy, "energy": p.energy}
         for (j, r), p in peaks.items()

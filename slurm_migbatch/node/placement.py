@@ -1,8 +1,8 @@
-"""Choose the slots that a job's slices take on this node: pure, over the journal's rows of each GPU.
+"""Choose the slots of a job's slices on this node: pure, over the journal's rows of each GPU.
 
 For each slice, the largest first, the options are compared in this order: a slot that the controller planned for this
-profile before any other, then one that costs nothing to the plan, then a warm instance before a place that has to be
-made, then the fewest idle instances to destroy, then the place that leaves the most useful free space.
+profile before any other, then one that costs the plan nothing, then a warm instance before a place to be
+created, then the fewest idle instances to destroy, then the place that leaves the most useful free space.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ GpuSlot = tuple[str, Slot]
 
 
 class GpuOccupancy(NamedTuple):
-    """One GPU as the journal has it: `used` may not be touched, `idle` may be reused or destroyed.
+    """One GPU in the journal: `used` must not be touched, `idle` may be reused or destroyed.
 
-    What another hook is about to destroy (state `evict`) is among the idle ones: its room may be counted on, because
-    whoever needs it and has the GPU's lock first does that work. It must not count as used: what it makes room for was
-    claimed before and lies across it, so for a moment the GPU would seem full and the plan impossible.
+    Instances that another hook is about to destroy (state `evict`) are among the idle ones: their space may be counted
+    on, because the first hook that needs it and has the GPU's lock destroys them. They must not count as used: the
+    claims that they make room for overlap them, so for a moment the GPU would seem full and the plan impossible.
     """
 
     uuid: str
@@ -37,9 +37,9 @@ class GpuOccupancy(NamedTuple):
 
 
 class SlotClaim(NamedTuple):
-    """One place for one slice. `warm` is the idle instance that will be used as it is; `evict` goes before.
+    """One place for one slice. `warm` is the idle instance that is reused; `evict` are destroyed before.
 
-    `planned` says whether the plan had this slot for this profile. `host` is who has the slice, where it is shared.
+    `planned` says whether the plan had this slot for this profile. `host` is the holder of the slice, if it is shared.
     """
 
     gpu: str
@@ -53,10 +53,10 @@ class SlotClaim(NamedTuple):
 def choose_slots(
     views: Sequence[GpuOccupancy], profiles: Sequence[Profile], uid: int, reuse: str, excluded: Collection[GpuSlot] = ()
 ) -> tuple[SlotClaim, ...] | None:
-    """Choose a slot for each of `profiles`, in their order; None where they do not all fit.
+    """Choose a slot for each of `profiles`, in their order; None if they do not all fit.
 
-    `reuse` says whose idle instances may be used as they are: any, same-user (what the same user had last; whose it was
-    is not known of one that was made by hand) or never. `excluded` slots have just proved unusable.
+    `reuse` says whose idle instances may be reused: any, same-user (what the same user had last; the owner of one that
+    was made manually is unknown) or never. `excluded` slots have just proved unusable.
     """
     order = sorted(range(len(profiles)), key=lambda i: (-_weight(views, profiles[i]), i))
     found: dict[int, SlotClaim] = {}
@@ -92,7 +92,7 @@ def _options(
         try:
             used = Layout(view.used)
         except LayoutError:
-            continue  # foreign and ours disagree; repair comes before this GPU is used again
+            continue  # foreign and migbatch's instances overlap; repair comes before this GPU is used again
         free_plan = [s for s in view.planned if not used.mask & s.placement.mask]
         preferred = choose(view.geometry, used, profile)
         room = view.geometry.memory_slices - used.mask.bit_count()
@@ -123,7 +123,7 @@ def _warm(view: GpuOccupancy, slot: Slot, uid: int, reuse: str) -> JournalSlice 
 def _evicted(
     view: GpuOccupancy, used: Layout, slot: Slot, warm: JournalSlice | None
 ) -> tuple[JournalSlice, ...] | None:
-    """Return the idle instances to destroy before `slot` can be made; None where even that is not enough."""
+    """Return the idle instances to destroy before `slot` can be created; None if even that is not sufficient."""
     if warm is not None:
         return ()
     evicted = [row for row in view.idle if row.slot.placement.overlaps(slot.placement)]

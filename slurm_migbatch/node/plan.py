@@ -1,12 +1,12 @@
-"""The controller's plan as this node last received it: the slots of each GPU. `StateDir/plan.json`.
+"""Store the controller's plan as this node last received it: the slots of each GPU. `StateDir/plan.json`.
 
     {"version": 12, "gpus": {"GPU-...": [["2g.20gb", 0, 2], ...]}, "jobs": {"17": "[mig:2g.20gb:1]"},
      "guests": {"18": ["GPU-...", "2g.20gb", 0, 2, 17, 0]}}
 
-`jobs` and `guests` may be missing. Where `jobs` names a job, that grant counts, not the one in the job's comment.
-`guests` says beside which run a job may have a place, and on which slot: here job 18 beside job 17's run 0. A plan is
-advice about places: without one, or with a broken one, the node chooses for itself; but only what is named in `guests`
-is ever shared.
+`jobs` and `guests` may be missing. If `jobs` names a job, that grant counts, not the one in the job's comment.
+`guests` says next to which run a job may have a place, and on which slot: here job 18 next to job 17's run 0. A plan is
+advice about places: without one, or with a broken one, the node chooses for itself; but only places in `guests`
+are ever shared.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -29,7 +29,7 @@ MAX_BYTES = 4 << 20
 
 
 class PlanError(ValueError):
-    """A plan that is not in the form above."""
+    """An invalid plan."""
 
 
 class SharedSlot(NamedTuple):
@@ -41,7 +41,7 @@ class SharedSlot(NamedTuple):
 
 
 class CachedPlan(NamedTuple):
-    """Version 0 is no plan at all."""
+    """Version 0 means no plan."""
 
     version: int = 0
     slots: Mapping[str, tuple[Slot, ...]] = {}
@@ -70,7 +70,7 @@ def parse(data: object) -> CachedPlan:
 
 
 def load(state_dir: str) -> CachedPlan:
-    """Read the cached plan; an empty one where there is none that can be read."""
+    """Read the stored plan; an empty one if none can be read."""
     try:
         handle = os.open(f"{state_dir}/{NAME}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
@@ -80,7 +80,7 @@ def load(state_dir: str) -> CachedPlan:
 
 
 def store(state_dir: str, raw: bytes) -> CachedPlan:
-    """Write the plan that the controller sent, so that a crash leaves the old or the new one. Raises PlanError."""
+    """Write the plan that the controller sent atomically. Raises PlanError."""
     try:
         plan = parse(json.loads(raw))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Progress files: one for each run, made by root, written by the job's user, read by root.
+"""Handle progress files: one for each run, created by root, written by the job's user, read by root.
 
     ProgressDir/<job>.<restart>      the user's, mode 0600, in a directory of root's (0711)
 
@@ -9,29 +9,30 @@
 Each line is a whole report; the last one of a task counts. TaskProlog names the file as MIGBATCH_PROGRESS, and
 `migbatch progress` or any program appends to it. `items` counts from the job's start. `seconds` is the time that they
 took; without it the time between a task's first and last report counts, or else the time since the job's start. Tasks
-that report each their own items tell themselves apart by `task`; a report without one speaks for the whole job.
+that each report their own items identify themselves by `task`; a report without one is for the whole job.
 
-A training that can be interrupted tells what is safe: `steps` of its optimizer over the job's whole life, the time of
-its newest `checkpoint` (unix seconds; of this run, so not before its start), how long that took to write (`ckpt_s`),
-and the step that this run was `restored` at. Whether the job or its tasks speak of these is told apart from who speaks
-of items: the batch script may report checkpoints while tasks count.
+A training job that can be interrupted reports its saved state: `steps` of its optimizer over the job's whole life, the
+time of its newest `checkpoint` (unix seconds; of this run, so not before its start), the time to write it (`ckpt_s`),
+and the step that this run was `restored` at. These may come from the job or from its tasks, independently of
+items: the batch script may report checkpoints while tasks count.
 
-A job that fails because its slice has too little memory may say so with `oom=1`: the driver often did not see it full.
+A job that fails because its slice has too little memory may report it with `oom=1`: the driver often did not see it
+full.
 
-Root never opens what a user could have put in the file's place:
+Root never opens anything that a user could have put in the file's place:
 
-- The directory is root's, so its names are: there is no symbolic link, FIFO, device or other user's file to be met.
-  It is a file system of its own, so the file cannot be linked into another directory either.
-- fusermount lets a user mount over a file that is his. So the file is looked up without opening it (O_PATH), its mount
-  compared with the directory's, and only then examined (regular, the right owner, one name) and opened through that
-  very descriptor.
-- Opening does not wait (O_NONBLOCK), not even for a lease (fcntl F_SETLEASE) that the user holds on his file.
-- Of a file of any length at most HEAD + TAIL bytes are read, and lines are taken by an allow-list, numbers only.
+- The directory is root's, so its names are: there can be no symbolic link, FIFO, device or other user's file.
+  It is a separate file system, so the file cannot be linked into another directory either.
+- fusermount lets users mount over a file of theirs. So the file is looked up without opening it (O_PATH), its mount
+  compared with the directory's, and only then checked (regular, the right owner, one name) and opened through the
+  same descriptor.
+- Opening does not wait (O_NONBLOCK), not even for a lease (fcntl F_SETLEASE) that the user holds on the file.
+- Of a file of any length at most HEAD + TAIL bytes are read, and lines are parsed by an allow-list, numbers only.
 
-However much a user writes, he uses up nothing but his own file's room: ROOM bytes, set aside when it is made, in a
-tmpfs of its own (`tmpfs.py`). The agent empties files that are half full. Where that file system cannot be mounted (in
-a container without the right to) there is no file. He can tell lies about his own runs, so figures from here are marked
-as the job's own words wherever they go.
+A user can only use up the file's own space: ROOM bytes, allocated when it is created, in a
+separate tmpfs (`tmpfs.py`). The agent empties files that are half full. If that file system cannot be mounted (in
+a container without the right to) there is no file. Users can report false values about their own runs, so these figures
+are marked as the job's own wherever they are shown.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ from slurm_migbatch.node import effects, tmpfs
 HEAD = 4096
 TAIL = 16384
 ROOM = 256 << 10
-"""Bytes that a file can hold."""
+"""Size limit of a file in bytes."""
 
 MAX_BYTES = ROOM // 2
-"""The length from which on it is emptied."""
+"""Size from which it is emptied."""
 
 MAX_LINE = 400
 MAX_TASKS = 1024
 MIN_SPAN_S = 1.0
-"""Two reports that are closer in time tell no speed."""
+"""Minimum time between two reports for a speed."""
 
 CLOCKS_S = 60.0
-"""How far the clock that a job goes by may be from the node's."""
+"""Largest difference between the job's clock and the node's."""
 
 _NAME = re.compile(r"([0-9]{1,10})\.([0-9]{1,5})")
 _NUMBER = re.compile(rb"[0-9]{1,15}(?:\.[0-9]{1,22})?(?:[eE][+-]?[0-9]{1,2})?")
@@ -80,22 +81,22 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "restored": (0, 1e15),
     "oom": (0, 1),
 }
-"""Every key of a line with the smallest and largest value that is taken."""
+"""Every key of a line with its smallest and largest accepted value."""
 
 WHOLE = ("items", "batch", "task", "done", "steps", "restored", "oom")
 SPEED = ("items", "latency_ms", "p99_ms", "done")
-"""One of these makes a report of speed."""
+"""Keys of a speed report; one is sufficient."""
 
 SAFETY = ("steps", "checkpoint", "restored")
-"""One of these makes a report of what is safe."""
+"""Keys of a checkpoint report; one is sufficient."""
 
 
 class ProgressError(RuntimeError):
-    """A progress file cannot be read now or is not what root made; the message says why."""
+    """A progress file cannot be read now or is not the one root created; the message says why."""
 
 
 class Content(NamedTuple):
-    """The beginning and end of a file (`tail` is all of it where it is short), its length and last change (unix s)."""
+    """The beginning and end of a file (`tail` is all of it if it is short), its length and last change (unix s)."""
 
     head: bytes
     tail: bytes
@@ -104,7 +105,7 @@ class Content(NamedTuple):
 
 
 class ProgressLine(NamedTuple):
-    """One report. `task` is None where it speaks for the whole job."""
+    """One report. `task` is None if it is for the whole job."""
 
     items: int | None = None
     seconds: float | None = None
@@ -128,15 +129,15 @@ class ProgressLine(NamedTuple):
 
 
 class ProgressReport(NamedTuple):
-    """What all reports of a run on this node say together; the fields of a `progress` event.
+    """Sum of all reports of a run on this node; the fields of a `progress` event.
 
     `items` and `throughput_per_s` are sums over tasks, `latency_ms` (of one batch) their mean, `latency_p99_ms` the
-    worst. `tasks` is how many told apart what they did; with `whole` it was one that spoke for the whole job. `refused`
-    is how many of the lines read made no sense.
+    worst. `tasks` is the number of tasks with separate reports; with `whole` one report was for the whole job.
+    `refused` is the number of invalid lines.
 
-    `steps`, `checkpoint` (unix s) and `restored` are the least that a task told, because a checkpoint is one when all
-    have theirs; `ckpt_s` is the longest. Absent, they say nothing new: a file is read at its ends only, and what was
-    told before still holds. `oom`: memory ran out.
+    `steps`, `checkpoint` (unix s) and `restored` are the minimum over tasks, because a checkpoint is complete when all
+    have theirs; `ckpt_s` is the longest. If absent, the previous values remain valid: a file is read at its ends only.
+    `oom`: memory ran out.
     """
 
     items: int | None
@@ -159,7 +160,7 @@ class ProgressReport(NamedTuple):
 
 
 def make(directory: int, job: int, restart: int, uid: int) -> None:
-    """Make an empty file for a run that begins, replacing one of an interrupted start. Raises OSError."""
+    """Create an empty file for a run that begins, replacing one of an interrupted start. Raises OSError."""
     if not tmpfs.is_mounted(directory):
         raise OSError(errno.EOPNOTSUPP, "no separate file system for progress files")
     remove(directory, job, restart)
@@ -171,7 +172,7 @@ def make(directory: int, job: int, restart: int, uid: int) -> None:
         os.fchmod(handle, 0o600)
         tmpfs.reserve(directory, handle, ROOM)
         os.fchown(handle, uid, -1)
-        with suppress(OSError):  # not every kernel can; it keeps the user from no more than shortening his own file
+        with suppress(OSError):  # not supported by every kernel; it only keeps the user from shortening the file
             tmpfs.set_append_only(handle, True)
     except OSError:
         os.close(handle)
@@ -181,10 +182,10 @@ def make(directory: int, job: int, restart: int, uid: int) -> None:
 
 
 def remove(directory: int, job: int, restart: int) -> None:
-    """Take it away, with its room; harmless where there is none.
+    """Delete it, with its space; harmless if there is none.
 
-    While its user has mounted something over it, or holds a lease on it, that does not work: it is tried again with the
-    next strays. Whoever still has it open keeps an empty file that cannot grow.
+    While its user has mounted something over it, or holds a lease on it, this fails: it is retried with the
+    next cleanup. A process that still has it open keeps an empty file that cannot grow.
     """
     name = f"{job}.{restart}"
     with suppress(OSError, ProgressError), _opened(directory, name, None, os.O_RDWR | os.O_APPEND) as handle:
@@ -204,7 +205,7 @@ def listed(directory: int) -> Iterator[tuple[int, int]]:
 
 
 def read(directory: int, job: int, restart: int, uid: int) -> Content | None:
-    """Read what the run's user wrote; None where there is no file. Raises ProgressError."""
+    """Read what the run's user wrote; None if there is no file. Raises ProgressError."""
     name = f"{job}.{restart}"
     try:
         with _opened(directory, name, uid, os.O_RDONLY) as handle:
@@ -219,7 +220,7 @@ def read(directory: int, job: int, restart: int, uid: int) -> Content | None:
 
 
 def shorten(directory: int, job: int, restart: int, uid: int) -> None:
-    """Empty a file that has grown too long, so that it has all of its space again. Raises ProgressError."""
+    """Empty a file that has grown too long, so that all of its space is free again. Raises ProgressError."""
     name = f"{job}.{restart}"
     try:
         with _opened(directory, name, uid, os.O_RDWR | os.O_APPEND) as handle:
@@ -234,7 +235,7 @@ def shorten(directory: int, job: int, restart: int, uid: int) -> None:
 
 
 def _empty(handle: int) -> None:
-    """Shorten an open file to nothing; it is no longer append-only then. Raises OSError."""
+    """Truncate an open file to nothing; it is no longer append-only then. Raises OSError."""
     effects.point("progress empty")
     with suppress(OSError):
         tmpfs.set_append_only(handle, False)
@@ -243,7 +244,7 @@ def _empty(handle: int) -> None:
 
 @contextmanager
 def _opened(directory: int, name: str, uid: int | None, flags: int) -> Iterator[int]:
-    """Open the very file that root made there, of this user or of any. Raises ProgressError, OSError."""
+    """Open exactly the file that root created there, of this user or of any. Raises ProgressError, OSError."""
     path = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         if tmpfs.mount_id(path) != tmpfs.mount_id(directory):
@@ -261,15 +262,15 @@ def _opened(directory: int, name: str, uid: int | None, flags: int) -> Iterator[
         os.close(handle)
 
 
-# -- what it says ------------------------------------------------------------------------------------------------
+# -- reports -------------------------------------------------------------------------------------------------------
 
 
 def understand(content: Content, started: float, *, ended: bool = False) -> ProgressReport | None:
-    """Sum up a file's reports; None where it holds none.
+    """Sum up a file's reports; None if it holds none.
 
     Args:
         started: when the run got its slices, unix seconds.
-        ended: nobody writes any more, so a last line without its newline is whole.
+        ended: nobody writes any more, so a last line without its newline is complete.
     """
     first, _ = _lines(content.head, cut=False, ended=False)
     last, refused = _lines(content.tail, cut=content.size > len(content.tail), ended=ended)
@@ -313,7 +314,7 @@ def _speed(first: list[ProgressLine], last: list[ProgressLine], started: float, 
 def _by_task(
     first: Iterable[ProgressLine], last: Sequence[ProgressLine], keys: Sequence[str]
 ) -> tuple[dict[int | None, ProgressLine], dict[int | None, ProgressLine]]:
-    """Return each task's first and latest reports of `keys`; the job's own (None) where it reported last."""
+    """Return each task's first and latest reports of `keys`; only the job's own (None) if it reported last."""
     about = [line for line in last if line.has_any(keys)]
     begins: dict[int | None, ProgressLine] = {}
     ends: dict[int | None, ProgressLine] = {}
@@ -330,7 +331,7 @@ def _by_task(
 
 
 def _timed(line: ProgressLine, started: float, changed: float) -> ProgressLine:
-    """Return the line without times that are not the run's; the file's time then stands for the report's."""
+    """Return the line without times outside the run; the file's time then is the time of the report."""
     return line._replace(at=_of_run(line.at, started, changed), checkpoint=_of_run(line.checkpoint, started, changed))
 
 
@@ -340,7 +341,7 @@ def _of_run(moment: float | None, started: float, changed: float) -> float | Non
 
 
 def _merged(before: ProgressLine | None, line: ProgressLine) -> ProgressLine:
-    """Merge a task's reports: what the later one leaves out (for example a latency) stays as it was."""
+    """Merge a task's reports: fields missing in the later one (for example a latency) keep their values."""
     if before is None:
         return line
     kept = {

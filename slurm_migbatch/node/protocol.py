@@ -1,4 +1,4 @@
-"""The agent's side of the hooks' wire form (`client.py` has the other): reading a request without trusting it."""
+"""Parse requests and encode replies of the hooks' wire form for the agent (`client.py` is the other side)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ END = b"\0\0"
 
 
 def parse(request: bytes) -> HookEnv:
-    """Parse the hook's environment from a request. Raises HookEnvError where it is not well formed."""
+    """Parse the hook's environment from a request. Raises HookEnvError if it is malformed."""
     if len(request) > MAX_REQUEST or not request.endswith(END):
         raise HookEnvError("the request is truncated or too long")
     head, *fields = request[: -len(END)].split(b"\0")

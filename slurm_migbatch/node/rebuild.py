@@ -1,8 +1,8 @@
-"""A new journal after the old one was damaged or lost: the driver says what exists, the hand-offs say whose it is.
+"""Rebuild the journal after it was damaged or lost: instances from the driver, holders from the hand-offs.
 
-Hand-offs are root's files in RunDir, so they can be believed. An instance that no hand-off names is idle where nothing
-lives on it and nobody but root may open it; otherwise it is parked, because its owner is unknown. Of two hand-offs of
-one user that name the same instance the second is a guest's, whoever came first: it makes no difference any more.
+Hand-offs are root's files in RunDir, so they can be trusted. An instance that no hand-off names is idle if no process
+is on it and only root may open it; otherwise it is parked, because its owner is unknown. Of two hand-offs of
+one user that name the same instance the second counts as the guest's; the original order no longer matters.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from slurm_migbatch.node.paths import Paths
 def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) -> None:
     """Fill an empty journal; `aside` names the damaged one. Raises DriverError, JournalError.
 
-    A node's first journal stays empty: without hand-offs there is nobody whose slices could be lost, and the first
-    repair adopts what exists.
+    A node's first journal stays empty: without hand-offs no holder could be lost, and the first
+    repair adopts existing instances.
     """
     loaded = (handoff.load(paths.job, job, restart) for job, restart in sorted(set(handoff.listed(paths.job))))
     given = [found for found in loaded if found is not None]
@@ -81,7 +81,7 @@ def _rows(
 
 
 def _devices(caps: Caps, gpu_minor: int, instance: Instance) -> tuple[tuple[int | None, int | None], int]:
-    """Return an instance's capability minors, and its devices' owner (0 where nobody or root owns them)."""
+    """Return an instance's capability minors, and its devices' owner (0 if root or nobody owns them)."""
     if instance.ci_id is None:
         return (None, None), 0
     try:

@@ -1,7 +1,7 @@
-"""Release a run's slices: the half of a release that follows once the journal says that the run is ending.
+"""Release a run's slices: the part of a release after the journal has the run as ending.
 
-It can be interrupted at any instant and done again, by an Epilog, the next hook or the agent. It takes no lock of a
-GPU: who takes a slice that became idle does, and looks at the driver then.
+It can be interrupted at any instant and repeated, by an Epilog, the next hook or the agent. It takes no lock of a
+GPU: the hook that takes an idle slice does, and checks the driver then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slurm_migbatch.node.paths import Paths
 
 
 class Releaser:
-    """Ends runs on one node."""
+    """End runs on one node."""
 
     def __init__(self, journal: Journal, paths: Paths, caps: Caps, maps: JobMaps) -> None:
         self._journal = journal
@@ -26,15 +26,15 @@ class Releaser:
         self._caps = caps
 
     def finish(self, run: JournalRun) -> list[str]:
-        """Finish a release: out of the job maps, devices to root, hand-off void, slices idle, the run ended.
+        """Finish a release: job maps, devices to root, hand-off void, slices idle, the run ended.
 
-        The run must be `ending` in the journal already, so that nobody begins to share its slices any more. A slice
-        that is shared stays open, to the other holder. Returns what went wrong, as sentences; a slice whose devices
-        could not be taken back is parked.
+        The run must be `ending` in the journal already, so that no run begins to share its slices. A shared
+        slice stays open, to the other holder. Returns errors, as sentences; a slice whose devices
+        could not be closed is parked.
         """
         slices = self._slices_of(run)
         if slices:
-            self._maps.sync(self._journal)  # while nobody else can have them
+            self._maps.sync(self._journal)  # while no other run can have them
         closed = self._close(slices, {})
         if slices:
             ended = "it was requeued and restarted before this node was ready for it"
@@ -51,7 +51,7 @@ class Releaser:
         return self._journal.slices("job=? AND restart=?", (run.job, run.restart))
 
     def _close(self, slices: Iterable[JournalSlice], closed: Mapping[int | None, str]) -> dict[int | None, str]:
-        """Take the devices of slices back that nobody else holds; by row what is closed, and what went wrong."""
+        """Close the devices of slices without another holder; return the closed ones by row, and errors."""
         done = dict(closed)
         for row in slices:
             if row.id in done or not self._is_sole_holder(row):
@@ -69,7 +69,7 @@ class Releaser:
         return row.state == "held" and row.beside is None and self._journal.guest_of(row) is None
 
     def _end(self, run: JournalRun, run_usage: usage.RunUsage, closed: Mapping[int | None, str]) -> list[str] | None:
-        """Record the end in the journal; None, with nothing done, where a slice to free was not closed."""
+        """Record the end in the journal; None, without changes, if a slice to free was not closed."""
         with self._journal.write():
             slices = self._slices_of(run)
             if any(row.id not in closed and self._is_sole_holder(row) for row in slices):

@@ -1,8 +1,8 @@
-"""Repair: make the journal and the driver agree again, whatever happened in between.
+"""Make the journal and the driver agree again, whatever happened in between.
 
-`diagnose` is pure: from a GPU's journal rows and the driver's instances it derives what has to be done. `Repairer`
-does it, under the GPU's lock, in steps that can each be interrupted and done again. The driver is the truth about what
-exists; the journal is the truth about whose it is.
+`diagnose` is pure: from a GPU's journal rows and the driver's instances it derives the repairs. `Repairer`
+does them, under the GPU's lock, in steps that can each be interrupted and repeated. The driver is the truth about
+existing instances; the journal is the truth about their holders.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -41,7 +41,7 @@ _ORDER = {"held": 0, "intent": 1, "evict": 2, "idle": 3, "zombie": 4, "foreign":
 
 
 class Repair(NamedTuple):
-    """One thing to do on a GPU, with the row and the instance that it concerns."""
+    """One repair on a GPU, with its row and instance."""
 
     # A method of Repairer: undo, leave, forget, lose, regain, adopt, respect, complete, park, clear, release, guard
     action: str
@@ -73,10 +73,10 @@ def diagnose(
 ) -> list[Repair]:
     """List the repairs that one GPU needs.
 
-    `processes` maps instance ids to the processes on them, `exposed` holds the ids whose capability devices are not
-    the right user's. Rows in flight of a living owner are left alone, and so is what they cover: what a dead owner was
-    to destroy may be in the way of a living one, which then does that. What becomes of a slice's second holder follows
-    from what becomes of the first one's row.
+    `processes` maps instance ids to the processes on them, `exposed` holds the ids whose capability devices have
+    the wrong owner. Rows in flight of a living owner are left alone, and so are the instances that they overlap: an
+    instance that a dead owner was to destroy may block a living one, which then destroys it. A slice's second holder
+    follows the first one's row.
     """
 
     def working(row: JournalSlice) -> bool:
@@ -124,7 +124,7 @@ def _is_of(row: JournalSlice, instance: Instance, accounted: Collection[int]) ->
 
 
 def _missing(row: JournalSlice) -> Repair | None:
-    """Return the repair for a row whose instance the driver does not have."""
+    """Return the repair for a row whose instance does not exist in the driver."""
     if row.state == "lost":
         return None
     if row.state == "held":
@@ -133,7 +133,7 @@ def _missing(row: JournalSlice) -> Repair | None:
 
 
 def _present(row: JournalSlice, instance: Instance, pids: Sequence[int], exposed: bool) -> Repair | None:
-    """Return the repair for a row without a living owner whose instance the driver has."""
+    """Return the repair for a row without a living owner whose instance exists."""
     if row.state == "lost":
         return Repair("regain", row, instance, "the instance that its job holds exists again")
     if row.state == "held":
@@ -174,7 +174,7 @@ def _living(pids: Sequence[int]) -> str:
 
 
 class Repairer:
-    """Finds and does the repairs of one node."""
+    """Find and do the repairs of one node."""
 
     def __init__(
         self, journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, liveness: Liveness, maps: JobMaps
@@ -190,7 +190,7 @@ class Repairer:
     def all(self, deadline: Deadline, *, dry: bool = False, retry: bool = True) -> list[str]:
         """Repair every managed GPU and every run. Returns what was (or would be) done, as sentences.
 
-        With `retry`, zombies on which nothing lives any more are destroyed. Raises DriverError, JournalError, TooLate.
+        With `retry`, zombies without processes are destroyed. Raises DriverError, JournalError, TooLate.
         """
         done: list[str] = []
         survey = self._gpus.survey()
@@ -201,15 +201,15 @@ class Repairer:
         return done + self.job_maps(dry=dry)
 
     def job_maps(self, *, dry: bool = False) -> list[str]:
-        """Make the job maps say who holds what; what was (or would be) done, as sentences. Raises DriverError."""
+        """Update the job maps; return what was (or would be) done, as sentences. Raises DriverError."""
         if not self._maps.wanted:
             return []
         return self._maps.sync(self._journal, {gpu.uuid: gpu.index for gpu in self._gpus.listed()}, dry=dry)
 
     def clear(self, deadline: Deadline, owner_id: str, *, dry: bool = False) -> list[str]:
-        """Destroy every idle instance, as before maintenance; `who` is the owner that does it.
+        """Destroy every idle instance, for example before maintenance; `who` is the owner that does it.
 
-        What jobs hold stays. Returns what was (or would be) done, as sentences. Raises DriverError, JournalError,
+        Slices of jobs remain. Returns what was (or would be) done, as sentences. Raises DriverError, JournalError,
         TooLate.
         """
         done: list[str] = []
@@ -239,7 +239,9 @@ class Repairer:
         dead: Collection[str] = (),
         have_lock: bool = False,
     ) -> list[Repair]:
-        """Repair one GPU. `dead` owners count as gone though their process lives: who gives up names itself there."""
+        """Repair one GPU. `dead` owners count as dead although their process lives: one that gives up names itself
+        there.
+        """
         if have_lock:
             return self._gpu(gpu, dry, retry, dead)
         with locked(self._paths.lock, [gpu_lock(gpu.uuid)], deadline):
@@ -298,7 +300,7 @@ class Repairer:
         self._settle(gpu, row or JournalSlice(gpu.uuid, instance.slot, "idle"), instance)
 
     def _settle(self, gpu: Gpu, row: JournalSlice, instance: Instance, event: str = "") -> None:
-        """Make the instance whole and closed, then idle in the journal; destroy what cannot be made whole."""
+        """Complete and close the instance, then mark it idle in the journal; destroy it if it cannot be completed."""
         try:
             if instance.ci_id is None:
                 effects.point("driver complete")
@@ -319,7 +321,7 @@ class Repairer:
                 self._journal.event("cleared", {**idle.place, "reason": "no process uses it any more"})
 
     def _discard(self, gpu: Gpu, row: JournalSlice, instance: Instance, why: str) -> None:
-        """Destroy the instance and its row; park it where that does not work."""
+        """Destroy the instance and its row; park it if that fails."""
         try:
             self.destroy(gpu, instance)
         except DriverError as error:
@@ -347,7 +349,7 @@ class Repairer:
         with self._journal.write():
             guest = self._journal.guest_of(row)
             if guest is not None and guest.state in IN_FLIGHT:
-                self._journal.leave(guest)  # its Prolog finds out and looks again
+                self._journal.leave(guest)  # its Prolog notices it and checks again
             self._journal.put(row._replace(state="lost", reason=why))
             text = f"job {row.job} run {row.restart}: {row} no longer exists"
             if guest is not None and guest.state == "held":
@@ -366,7 +368,7 @@ class Repairer:
     def _respect(self, gpu: Gpu, _row: None, instance: Instance, why: str) -> None:
         with self._journal.write():
             foreign = self._journal.put(JournalSlice(gpu.uuid, instance.slot, "foreign", reason=why).on(instance))
-            # To the controller, which must not offer its place, it is what a zombie is: out of use for now.
+            # To the controller, which must not offer its place, it counts as a zombie: out of use for now.
             self._journal.event("zombie", {**foreign.place, "reason": why})
 
     def _park(self, _gpu: Gpu, row: JournalSlice, _instance: Instance, why: str) -> None:
@@ -389,9 +391,9 @@ class Repairer:
                 )
 
     def _runs_on(self, row: JournalSlice) -> bool:
-        """Return whether the slice is still its user's: held without a break, and no holder's end has begun.
+        """Return whether the slice is still its user's: held without interruption, and no holder's end has begun.
 
-        Where two share it and one has gone, the other counts.
+        If two share it and one has left, the other counts.
         """
         values = row.id, row.id, row.mig_uuid, row.uid
         held = self._journal.slices("(id=? OR beside=?) AND state='held' AND mig_uuid IS ? AND uid IS ?", values)
@@ -400,9 +402,9 @@ class Repairer:
     # -- steps that the hooks use too ------------------------------------------------------------------------------
 
     def park(self, row: JournalSlice, why: str) -> None:
-        """Take a slot out of use, as a zombie, until nothing lives on it and it can be destroyed.
+        """Take a slot out of use, as a zombie, until no process is on it and it can be destroyed.
 
-        Claims that were to take its room are void with that; whoever made them finds out under the GPU's lock.
+        Claims that were to take its space become void; their owners notice under the GPU's lock.
         """
         new = row.state != "zombie"
         with self._journal.write():
@@ -414,7 +416,7 @@ class Repairer:
                 self._journal.event("zombie", {**zombie.place, "reason": why})
 
     def destroy(self, gpu: Gpu, instance: Instance, patience: float = 0.0) -> int:
-        """Destroy an instance, trying again for `patience` seconds while it is busy; milliseconds taken.
+        """Destroy an instance, retrying for `patience` seconds while it is busy; return milliseconds taken.
 
         Raises Busy, DriverError.
         """
@@ -434,7 +436,7 @@ class Repairer:
     # -- runs ----------------------------------------------------------------------------------------------------
 
     def runs(self, *, dry: bool = False) -> list[str]:
-        """Finish what a dead owner left of a run: a start that never was, a release or a refusal that was begun."""
+        """Finish a dead owner's work on a run: an incomplete start, or a release or refusal that was begun."""
         done = self._interrupted(dry=dry)
         for run in self._journal.runs("state='misfit'"):
             if not owner.alive(run.owner) and handoff.load(self._paths.job, run.job, run.restart) is None:
@@ -471,7 +473,9 @@ class Repairer:
             self._journal.drop_run(run)
 
     def noted(self, note: ending.Note, *, dry: bool = False) -> list[str]:
-        """End the runs that an Epilog has noted as over; the run's lock must be held. The note goes with the last."""
+        """End the runs that an Epilog has noted as over; the run's lock must be held. The note is deleted with the
+        last.
+        """
         unfinished = "job=? AND restart<=? AND state IN ('starting','running','ending')"
         runs = [run for run in self._journal.runs(unfinished, note) if run.state == "running"]
         done = [f"{run}: its interrupted Epilog is completed" for run in runs]
@@ -480,15 +484,15 @@ class Repairer:
         try:
             self._end(runs, lambda: ending.exit_code(self._paths.run, note))
         except FileNotFoundError:
-            return []  # somebody else has done it
+            return []  # another process has done it
         if not self._journal.runs(unfinished, note):
             ending.remove(self._paths.run, note)
         return done
 
     def orphans(self, deadline: Deadline, *, dry: bool = False) -> list[str]:
-        """End the runs that Slurm no longer has here though no Epilog has ended them; as sentences.
+        """End the runs that Slurm no longer has here though no Epilog has ended them; return sentences.
 
-        Raises LivenessError where that cannot be told, JournalError.
+        Raises LivenessError if that cannot be determined, JournalError.
         """
         done = []
         for run in self._liveness.over(self._journal.runs("state='running'"), deadline):
@@ -499,7 +503,7 @@ class Repairer:
         return done
 
     def _end(self, runs: Iterable[JournalRun], exit_code: Callable[[], int | None]) -> None:
-        """End runs that are still as they were found. `exit_code` is called in the transaction that begins it."""
+        """End runs that have not changed since then. `exit_code` is called in the transaction that begins it."""
         with owner.working() as owner_id:
             with self._journal.write():
                 code, now = exit_code(), time.time()
@@ -512,13 +516,13 @@ class Repairer:
                 self.finish(run)
 
     def refuse_again(self, run: JournalRun) -> None:
-        """Write a refused run's hand-off where whoever refused it did not get that far."""
+        """Write a refused run's hand-off if the refusing hook did not get that far."""
         if handoff.load(self._paths.job, run.job, run.restart) is None:
             why = "it was requeued"
             handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
 
     def strays(self, now: float, *, dry: bool = False) -> list[str]:
-        """Remove hand-offs of runs that are over for long or that the journal does not know, and progress files."""
+        """Remove hand-offs of old or unknown runs, and progress files."""
         # before the runs: a run is in the journal before its files
         handoffs, progress_files = set(handoff.listed(self._paths.job)), set(progress.listed(self._paths.progress))
         known = {
@@ -561,9 +565,9 @@ class Repairer:
             self._journal.event("misfit", fields)
 
     def absent(self, present: Collection[str], *, dry: bool = False) -> list[str]:
-        """Handle rows of GPUs that are absent or no longer managed: held ones are lost, the rest are dropped.
+        """Handle rows of GPUs that are missing or no longer managed: held ones are lost, the rest are dropped.
 
-        A GPU that does not answer counts as present: not seeing its instances does not mean that they are gone.
+        A GPU that does not answer counts as present: its instances may still exist.
         """
         done = []
         for row in self._journal.slices():
@@ -591,9 +595,9 @@ def boot_id(path: str) -> str:
 
 
 def begin_boot(journal: Journal, paths: Paths, boot: str, maps: JobMaps) -> bool:
-    """Forget all slices where the machine has booted since the journal was last used (no instance survives a boot).
+    """Drop all slices if the machine has booted since the journal was last used (no instance survives a boot).
 
-    Runs that were under way end without an exit code. Returns whether it did so; the first use of a journal counts.
+    Active runs end without an exit code. Returns whether it did so; the first use of a journal counts.
     """
     if not boot or journal.meta("boot_id") == boot:
         return False
@@ -611,9 +615,9 @@ def begin_boot(journal: Journal, paths: Paths, boot: str, maps: JobMaps) -> bool
 
 
 def void_all(journal: Journal, paths: Paths) -> None:
-    """Leave hand-offs without slices of the runs that were under way, and no other.
+    """Leave hand-offs without slices for the active runs only.
 
-    `TOMBSTONE_S` says why; what slurmd remembers of jobs outlives the boot in its spool directory.
+    `TOMBSTONE_S` says why; slurmd's state of jobs survives the boot in its spool directory.
     """
     runs = {(run.job, run.restart): run for run in journal.runs("state<>'ended'")}
     for job, restart in set(handoff.listed(paths.job)) - set(runs):
@@ -641,5 +645,5 @@ def forget_all(journal: Journal, rows: Iterable[JournalSlice]) -> None:
 
 
 def lock_names(gpus: Iterable[Gpu]) -> list[str]:
-    """Lock files of these GPUs in the one order in which they may be taken."""
+    """Return lock files of these GPUs in the one order in which they may be taken."""
     return [gpu_lock(gpu.uuid) for gpu in sorted(gpus, key=lambda gpu: gpu.index)]

@@ -17,7 +17,7 @@ from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.node import effects
 from slurm_migbatch.node.config import NodeConfig
 
-_GRES = "tres-per-node"
+_NAMES = "JobID:.12,ArrayJobID:.12,ArrayTaskID:.12,HetJobID:.12"
 LONGEST = 4096
 """Bytes of a job's GRES that are read."""
 _REASON = re.compile(r"[^A-Za-z0-9 _.,:;@/()-]")
@@ -32,9 +32,25 @@ class ScontrolError(RuntimeError):
 
 
 def requeue(config: NodeConfig, job: int, timeout: float) -> None:
-    """Send a batch job back to the queue. Raises ScontrolError."""
+    """Send a batch job back to the queue, unless its user has ended it meanwhile. Raises ScontrolError."""
+    name = _name(config, job, timeout)
     effects.point("scontrol requeue")
-    _run(config, ["requeue", str(job)], timeout)
+    _run(config, ["requeue", "incomplete", name], timeout)
+
+
+def _name(config: NodeConfig, job: int, timeout: float) -> str:
+    """Ask slurmctld for what scontrol calls this job alone. Raises ScontrolError.
+
+    The array task that started last has the array's own id, which means all of its tasks to scontrol, those that have
+    ended too. A part of a heterogeneous job goes back to the queue with all others, by its first one's id.
+    """
+    found = [row[1:] for row in _own_rows(config, job, _NAMES, timeout) if len(row) == 4]
+    if len(found) != 1:
+        raise ScontrolError(f"squeue has {len(found)} rows that can be read of job {job}")
+    array, task, leader = found[0]
+    if array == str(job) and task.isdigit():
+        return f"{array}_{task}"
+    return leader if leader.isdigit() and int(leader) else str(job)
 
 
 def drain(config: NodeConfig, reason: str, timeout: float) -> None:
@@ -50,12 +66,17 @@ def granted(config: NodeConfig, job: int, timeout: float) -> Grant | None:
     squeue is asked, for columns that hold nothing that a user can write.
     """
     columns = f"JobID:.12,tres-per-node:.{LONGEST}"
-    asked = ["--noheader", "--all", "--local", "--states=all", f"--jobs={job}", f"--Format={columns}"]
-    rows = [line.split() for line in query(config, "squeue", asked, timeout).splitlines()]
-    found = [row[1] for row in rows if len(row) == 2 and row[0] == str(job)]
+    found = [row[1] for row in _own_rows(config, job, columns, timeout) if len(row) == 2]
     if len(found) != 1 or len(found[0]) >= LONGEST:
         raise ScontrolError(f"squeue has {len(found)} valid rows of job {job}")
     return None if found[0] == "N/A" else grant_of(found[0])
+
+
+def _own_rows(config: NodeConfig, job: int, columns: str, timeout: float) -> list[list[str]]:
+    """Ask squeue for columns of a job, its id first; of an array all tasks are shown. Raises ScontrolError."""
+    asked = ["--noheader", "--all", "--local", "--states=all", f"--jobs={job}", f"--Format={columns}"]
+    rows = (line.split() for line in query(config, "squeue", asked, timeout).splitlines())
+    return [row for row in rows if row[:1] == [str(job)]]
 
 
 def grant_of(gres: str) -> Grant | None:

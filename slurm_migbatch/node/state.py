@@ -1,4 +1,4 @@
-"""Report all that a node holds in one event: for a controller whose database does not know it."""
+"""Report all that a node holds in one event, for a controller whose database lacks it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def state(
 ) -> dict[str, object]:
     """Return the fields of a `state` event: inventory, runs with their slices, slices out of use, idle slices.
 
-    What is in flight is left out: its own events follow.
+    In-flight changes are left out: their own events follow.
     """
     return {
         "gpus": list(gpus),
@@ -32,7 +32,7 @@ def _runs(rows: Sequence[JournalSlice], runs: Mapping[tuple[int, int], JournalRu
 
 
 def _taken(lost: JournalSlice, rows: Sequence[JournalSlice]) -> bool:
-    """Return whether the placement of a lost slice has another use by now."""
+    """Return whether the placement of a lost slice has another use now."""
     place = lost.slot.placement
     return any(r.gpu == lost.gpu and r.state in OCCUPYING and r.slot.placement.overlaps(place) for r in rows)
 

@@ -1,4 +1,4 @@
-"""The node's status as one JSON-able object."""
+"""Return the node's status as one JSON-able object."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def status(config: NodeConfig, executor: Executor) -> dict[str, Any]:
 
 
 def agent_answers(config: NodeConfig) -> bool:
-    """Return whether somebody accepts connections on the agent's socket."""
+    """Return whether the agent's socket accepts connections."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(1.0)
         try:

@@ -1,13 +1,13 @@
-"""TaskProlog: tells a task which slices are its own. Runs as the job's user, before the batch script and every task.
+"""Tell a task its slices (TaskProlog). Runs as the job's user, before the batch script and every task.
 
 Reads the hand-off that root's Prolog left (`handoff.py` has the form) and prints the `export` lines that slurmstepd
-puts into the task's environment. This is convenience, not protection: what the user may open is decided by the owner of
-the capability devices. Imports only built-in modules, because it runs once for each task.
+puts into the task's environment. This is convenience, not protection: the owner of the capability devices decides what
+the user may open. Imports only built-in modules, because it runs once for each task.
 
-Two jobs of one user may share a slice; the driver then gives them the slice by turns. Where MpsPartitions= of node.conf
-names the job's partition, CUDA is told instead where to look for a control daemon of MPS: in a directory of the user's
-own, one for each slice. Starting the daemon, outside of both jobs so that neither takes it along, is the user's or the
-site's; where there is none, CUDA takes turns as before. Not tried on hardware.
+Two jobs of one user may share a slice; the driver then time-slices between them. If MpsPartitions= of node.conf
+names the job's partition, CUDA gets the directory of an MPS control daemon instead: a directory of the user's
+own, one for each slice. The user or the site must start the daemon, outside of both jobs so that it does not end with
+either; without one, CUDA time-slices as before. Not tested on hardware.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import posix
 from slurm_migbatch.node import conf, exits
 
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Slurm numbers the batch, extern and interactive steps from here up (slurm.h, SLURM_BATCH_SCRIPT and others)."""
+"""Slurm's ids of the batch, extern and interactive steps start here (slurm.h, SLURM_BATCH_SCRIPT and others)."""
 
 MAX_BYTES = 65536
 
@@ -28,7 +28,7 @@ MAX_COMPONENTS = 128
 """Slurm's own limit for heterogeneous jobs (MAX_HET_JOB_COMPS)."""
 
 STEP_GRES = "MIGBATCH_STEP_GRES"
-"""Set to `none` by the cli_filter where srun was given --gres=none, of which Slurm tells a task nothing."""
+"""Set to `none` by the cli_filter for srun --gres=none, which Slurm does not pass to a task."""
 
 KEYS = (
     "CUDA_VISIBLE_DEVICES",
@@ -42,7 +42,7 @@ KEYS = (
 )
 
 CAP = "nvidia-cap"
-"""What the names of capability devices begin with."""
+"""Prefix of the names of capability devices."""
 
 
 class NoSlice(Exception):
@@ -50,7 +50,7 @@ class NoSlice(Exception):
 
 
 def main(etc: str) -> None:
-    """Print the task's exports and end the process. A job without a hand-off is none of ours: nothing, exit 0."""
+    """Print the task's exports and end the process. A job without a hand-off is not migbatch's: nothing, exit 0."""
     code, out, err = exits.OK, "", ""
     environ = dict(posix.environ)
     try:
@@ -101,12 +101,12 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
 
 
 def not_alone(fields: dict[str, str], slices: list[list[str]], dev: str) -> str:
-    """Return why index 0 may be another device than the job's slice, as a sentence; empty where it can be no other.
+    """Return why index 0 may be another device than the job's slice, as a sentence; empty if it is unambiguous.
 
-    CUDA counts what it may open: GPUs that are not cut, and the first slice of a GPU whose capability devices it may
-    open. So the job must have one slice on this node, and be kept (by the owner of the devices, or by the cgroup) from
-    every other slice; another job of the same user on this node has one too. That is looked at when a task starts:
-    where such a job starts later, what this one starts from then on may be given the other slice.
+    CUDA counts the devices that it may open: GPUs without MIG, and the first slice of a GPU whose capability devices it
+    may open. So the job must have one slice on this node, and be excluded (by the owner of the devices, or by the
+    cgroup) from every other slice; another job of the same user on this node has one too. This is checked when a task
+    starts: if such a job starts later, programs that this one starts from then on may get the other slice.
     """
     if len(slices) > 1:
         return f"the job has {len(slices)} slices on this node, and every task would use the first"
@@ -117,7 +117,8 @@ def not_alone(fields: dict[str, str], slices: list[list[str]], dev: str) -> str:
         return "the job can also open a GPU with MIG disabled on this node"
     for name in posix.listdir(f"{dev}/nvidia-caps"):
         minor = name.removeprefix(CAP)
-        # another name is none of ours; the first two steer and watch MIG (NVIDIA MIG user guide, device nodes)
+        # other names are not capabilities of slices; the first two control and monitor MIG (NVIDIA MIG user guide,
+        # device nodes)
         if name == minor or minor in own or minor in ("1", "2"):
             continue
         if can_open(f"{dev}/nvidia-caps/{name}"):
@@ -126,7 +127,7 @@ def not_alone(fields: dict[str, str], slices: list[list[str]], dev: str) -> str:
 
 
 def can_open(path: str) -> bool:
-    """Return whether this process may open a device, with a driver or none; a cgroup tells at the attempt only."""
+    """Return whether this process may open a device, with or without a driver; a cgroup shows only on open."""
     try:
         posix.close(posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK))
     except (PermissionError, FileNotFoundError):
@@ -137,17 +138,17 @@ def can_open(path: str) -> bool:
 
 
 def uuid_notice(why: str, environ: dict[bytes, bytes]) -> str:
-    """Return the line that tells the user, once for each step, why he gets UUIDs."""
+    """Return the line that tells the user, once for each step, why UUIDs are used."""
     if _number(environ, b"SLURM_PROCID", 0):
         return ""
     return f"print migbatch: cuda=index cannot be used, CUDA_VISIBLE_DEVICES has UUIDs: {why}\n"
 
 
 def jobs(environ: dict[bytes, bytes]) -> list[str]:
-    """Return the job ids under which the task's hand-off may be found, the likeliest first.
+    """Return the job ids under which the task's hand-off may be found, the most likely first.
 
-    In steps of a heterogeneous job SLURM_JOB_ID is the leader's on every node (seen on 22.05). The component that a
-    step runs in is the one whose nodes are the step's; in a step over several components the ranks count through them.
+    In steps of a heterogeneous job SLURM_JOB_ID is the leader's on every node (seen on 22.05). A step runs in the
+    component whose nodes are the step's; in a step over several components the ranks count through them.
     """
     size = min(_number(environ, b"SLURM_HET_SIZE", 0), MAX_COMPONENTS)
     ids = [environ.get(b"SLURM_JOB_ID_HET_GROUP_%d" % i, b"") for i in range(size)]
@@ -165,7 +166,7 @@ def jobs(environ: dict[bytes, bytes]) -> list[str]:
 
 
 def inherited(environ: dict[bytes, bytes]) -> str:
-    """Return lines that unset another job's slices, since sbatch and srun pass their environment on."""
+    """Return lines that unset another job's slices, because sbatch and srun pass on their environment."""
     devices = environ.get(b"MIGBATCH_DEVICES")
     if devices is None:
         return ""
@@ -177,7 +178,7 @@ def inherited(environ: dict[bytes, bytes]) -> str:
 
 
 def without() -> str:
-    """Return the lines for a step that asked for no slice; it may still report progress and start steps with slices."""
+    """Return the lines for a step that requested no slice; it may still report progress and start steps with slices."""
     unset = [key for key in KEYS if key not in ("CUDA_VISIBLE_DEVICES", "MIGBATCH_PROGRESS")]
     return "export CUDA_VISIBLE_DEVICES=\n" + "".join(f"unset {key}\n" for key in (*unset, STEP_GRES))
 
@@ -199,9 +200,9 @@ def mps(settings: dict[str, str], environ: dict[bytes, bytes], uid: int, slices:
 
 
 def is_private(path: str, uid: int) -> bool:
-    """Make a directory at `path` where needed; return whether it belongs to the user and nobody else can enter.
+    """Create a directory at `path` if needed; return whether it belongs to the user and nobody else can enter.
 
-    In a directory that all may write somebody else may have been there before.
+    In a directory that all may write another user may have created it before.
     """
     try:
         try:  # noqa: SIM105  (contextlib is slow to import)
@@ -215,9 +216,17 @@ def is_private(path: str, uid: int) -> bool:
 
 
 def send_back(etc: str, environ: dict[bytes, bytes]) -> None:
-    """Requeue the job whose batch script must not run; as the user, who may do that with a batch job."""
+    """Requeue the job whose batch script must not run; as the user, who may do that with a batch job.
+
+    The array task that started last has the array's own id, by which all tasks would be requeued.
+    """
     if in_step(environ):
         return
+    job, task = environ.get(b"SLURM_JOB_ID", b""), environ.get(b"SLURM_ARRAY_TASK_ID", b"")
+    if not job.isdigit():
+        return
+    if environ.get(b"SLURM_ARRAY_JOB_ID") == job and task.isdigit():
+        job += b"_" + task
     node = conf.node_name(environ)
     settings = conf.read(f"{etc}/{conf.NAME}", node)
     program = settings.get("ScontrolPath") or "/usr/bin/scontrol"
@@ -226,7 +235,7 @@ def send_back(etc: str, environ: dict[bytes, bytes]) -> None:
         kept[b"SLURM_CONF"] = settings["SlurmConf"].encode()
     kept[b"PATH"] = b"/usr/bin:/bin"
     try:
-        child = posix.posix_spawn(program, [program, "requeue", environ[b"SLURM_JOB_ID"].decode("ascii")], kept)
+        child = posix.posix_spawn(program, [program, "requeue", "incomplete", job.decode("ascii")], kept)
         posix.waitpid(child, 0)
     except OSError:
         return  # then the task fails, which is right too

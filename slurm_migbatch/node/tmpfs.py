@@ -1,12 +1,12 @@
-"""A tmpfs of root's own in which each file of a user has its room, and no more: what he writes harms nobody else.
+"""Manage root's tmpfs in which each user's file has its own space, and no more: users cannot affect each other.
 
-Its size is always what is in use. A file gets all of its room when it is made (`reserve`), by which the file system
-grows; from then on there is nothing left that anybody could use up. So a user can write exactly as much as root has set
-aside for his file: whoever else writes, whatever names or descriptors he keeps, and with or without the agent. Only in
-the microseconds in which room is made for somebody can another one's flood take it; then it is made again, until the
-whole has grown to MAX_BYTES. (The kernel's own quota for tmpfs would be exact, but few kernels have it.)
+Its size always equals the space in use. A file gets all of its space when it is created (`reserve`), by which the file
+system grows; after that no free space is left that anybody could use up. So a user can write exactly as much as root
+has allocated for the file, whatever other users write, whatever names or descriptors remain, and with or without the
+agent. Only in the microseconds in which space is added can another user's writes take it; then it is added again, until
+the whole has grown to MAX_BYTES. (The kernel's own quota for tmpfs would be exact, but few kernels have it.)
 
-Such a mount has to be where the jobs see it: hooks and agent need the mount namespace of slurmd.
+The mount must be visible to the jobs: hooks and agent need the mount namespace of slurmd.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from slurm_migbatch.node import effects
 
 MAX_BYTES = 64 << 20
-"""The most memory that all files together take."""
+"""Most memory of all files together."""
 
 INODES = 65536
 TRIES = 16
@@ -57,14 +57,14 @@ def is_mounted(directory: int) -> bool:
 
 
 def mount(directory: int, mode: int) -> None:
-    """Mount one over the directory, which then has to be opened anew. Raises OSError."""
+    """Mount one over the directory, which then must be opened again. Raises OSError."""
     effects.point("mount")
     _mount(directory, _FLAGS, f"size={_page()},nr_inodes={INODES},mode={mode:o}")
 
 
 @contextmanager
 def alone(directory: int) -> Iterator[None]:
-    """Keep all others from mounting here, or from changing the size; users cannot open the directory."""
+    """Prevent others from mounting here, or from changing the size; users cannot open the directory."""
     fcntl.flock(directory, fcntl.LOCK_EX)
     try:
         yield
@@ -73,7 +73,7 @@ def alone(directory: int) -> Iterator[None]:
 
 
 def reserve(directory: int, handle: int, size: int) -> None:
-    """Give the open file its room, `size` bytes from the beginning. Raises OSError where there is no more."""
+    """Allocate the open file's space, `size` bytes from the beginning. Raises OSError if there is no more."""
     effects.point("reserve")
     with alone(directory):
         for _ in range(TRIES):
@@ -87,15 +87,15 @@ def reserve(directory: int, handle: int, size: int) -> None:
 
 
 def fit(directory: int) -> None:
-    """Take back what nobody uses any more. Raises OSError."""
+    """Release unused space. Raises OSError."""
     with alone(directory):
         _fit(directory, 0)
 
 
 def set_append_only(handle: int, on: bool) -> None:
-    """Let nothing but appending be done to a file (no second name, no shortening, no attributes), or end that.
+    """Make a file append-only (no second name, no truncation, no attributes), or end that.
 
-    Raises OSError. Kernels before 6.0 cannot do it on a tmpfs.
+    Raises OSError. Kernels before 6.0 do not support it on a tmpfs.
     """
     flags = struct.unpack("l", fcntl.ioctl(handle, _GET_FLAGS, struct.pack("l", 0)))[0]
     flags = flags | _APPEND_ONLY if on else flags & ~_APPEND_ONLY
@@ -103,7 +103,7 @@ def set_append_only(handle: int, on: bool) -> None:
 
 
 def preallocate(handle: int, size: int) -> None:
-    """Set blocks aside for a file without changing its length. Raises OSError where that cannot be done."""
+    """Allocate blocks for a file without changing its length. Raises OSError if that fails."""
     _allocate(handle, size)
 
 

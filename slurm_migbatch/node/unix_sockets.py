@@ -1,8 +1,12 @@
 """List the machine's unix sockets that have a path, and who made each, as the kernel tells it (sock_diag(7)).
 
 No path is touched: a user chooses the path of his socket, and what lies behind it may never answer (a FUSE mount, a
-server that is down), which would hang whoever looks there. Kernels before 5.3 do not tell the owner (UNIX_DIAG_UID).
+server that is down), which would hang whoever looks there. Kernels before 5.3 do not tell the owner (UNIX_DIAG_UID);
+there it counts whether a process of root has the socket open.
 """
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH115, PTH116, PTH208
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG, in linux/netlink.h
@@ -20,7 +25,7 @@ _SHOW_NAME, _SHOW_UID = 0x1, 0x40  # UDIAG_SHOW_*, in linux/unix_diag.h
 _NAME, _UID = 0, 7  # UNIX_DIAG_*
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 _REQUEST = struct.Struct("=BBHIIIII")  # unix_diag_req: family, protocol, pad, states, inode, show, cookie
-_FIXED = 16  # bytes of a unix_diag_msg before its attributes
+_FIXED, _INODE = 16, 4  # bytes of a unix_diag_msg before its attributes, and before its inode
 _ATTRIBUTE = struct.Struct("=HH")  # nlattr: length, type
 _ANY = 0xFFFFFFFF
 _BUFFER = 1 << 17
@@ -28,10 +33,11 @@ _ANSWER_S = 10.0
 
 
 class UnixSocket(NamedTuple):
-    """A unix socket of this network namespace: its path as it was bound, and the uid that made it, if told."""
+    """A unix socket of this network namespace: its path as it was bound, the uid that made it, if told; its inode."""
 
     path: str
     uid: int | None
+    inode: int = 0
 
 
 def bound() -> list[UnixSocket]:
@@ -52,7 +58,27 @@ def bound() -> list[UnixSocket]:
                 name = attributes.get(_NAME, b"").rstrip(b"\0")
                 if name[:1] not in (b"", b"\0"):
                     uid = attributes.get(_UID)
-                    found.append(UnixSocket(os.fsdecode(name), struct.unpack("=I", uid)[0] if uid else None))
+                    made_by = struct.unpack("=I", uid)[0] if uid else None
+                    found.append(UnixSocket(os.fsdecode(name), made_by, *struct.unpack_from("=I", body, _INODE)))
+
+
+def of_root() -> frozenset[int]:
+    """Return the inodes of the sockets that processes of root have open, as /proc names them."""
+    found: set[int] = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended
+            if os.stat(f"/proc/{pid}").st_uid == 0:
+                found.update(_sockets_of(pid))
+    return frozenset(found)
+
+
+def _sockets_of(pid: str) -> Iterator[int]:
+    with os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            with suppress(OSError):
+                head, _, inode = os.readlink(entry.path).partition(":[")
+                if head == "socket" and inode[:-1].isdigit():
+                    yield int(inode[:-1])
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -1,14 +1,14 @@
-"""Prolog and Epilog while the journal cannot be written: a full disk, one that was mounted read-only, a lock held long.
+"""Run Prolog and Epilog while the journal cannot be written: a full or read-only disk, a lock held for long.
 
-Nothing here needs the journal. The hand-offs in RunDir (on another file system, in memory) say which slices a run has,
-the driver says which devices belong to them.
+Nothing here needs the journal. The hand-offs in RunDir (on another file system, in memory) list the slices of a run,
+the driver knows their devices.
 
-A Prolog closes what it had opened so far, leaves a hand-off without slices, so that no task runs, and sends the job
-back to the queue. An Epilog closes the devices of its job's slices; its note (`ending.py`) stays, and the agent or a
-later hook ends the run in the journal once that can be written. What was refused meanwhile is recorded then, too
+A Prolog closes what it had opened so far, leaves a hand-off without slices, so that no task runs, and requeues the
+job. An Epilog closes the devices of its job's slices; its note (`ending.py`) stays, and the agent or a
+later hook ends the run in the journal once that can be written. Runs that were refused meanwhile are recorded then, too
 (`Repairer.strays`).
 
-Both exit with 0: a fault that passes is no reason to drain a node. One that does not pass is: after ErrorsBeforeDrain
+Both exit with 0: a temporary fault is no reason to drain a node. A permanent one is: after ErrorsBeforeDrain
 hooks in a row over at least LASTS_S the node is drained, with the fault as the reason, and counting begins again.
 """
 
@@ -38,7 +38,7 @@ REFUSED = "the node's journal cannot be written"
 
 
 class Faults(NamedTuple):
-    """Hooks in a row that could not write the journal, and when (unix s) the first of them could not."""
+    """Number of consecutive hooks that could not write the journal, and the time (unix s) of the first."""
 
     hooks: int = 0
     since: float = 0.0
@@ -59,7 +59,7 @@ def load(run: int) -> Faults:
 
 
 def clear(run: int) -> None:
-    """Forget the counted faults, since the journal was written."""
+    """Reset the counted faults, because the journal was written."""
     with suppress(OSError):
         os.unlink(NAME, dir_fd=run)
 
@@ -72,7 +72,7 @@ def lasting(faults: Faults, config: NodeConfig, now: float) -> bool:
 
 
 class Unwritable:
-    """Runs one hook without the journal."""
+    """Run one hook without the journal."""
 
     def __init__(self, config: NodeConfig, paths: Paths, gpus: Gpus, caps: Caps, maps: JobMaps) -> None:
         self._config = config
@@ -82,11 +82,11 @@ class Unwritable:
         self._maps = maps
 
     def run(self, env: HookEnv, why: str) -> tuple[int, str]:
-        """Exit code and line. `why` is the journal's fault."""
+        """Return exit code and line. `why` is the journal's fault."""
         deadline = Deadline(ASKING_S)
         if env.hook == "epilog":
             return self._epilog(env, why, deadline)
-        with suppress(GrantError):  # one that cannot be read is sent back as well
+        with suppress(GrantError):  # a job whose grant cannot be read is requeued as well
             if grants.find(self._config, env, deadline) is None:
                 return exits.OK, ""
         return self._prolog(env, why, deadline)
@@ -119,7 +119,7 @@ class Unwritable:
         return exits.OK, f"{env.run}: its devices are revoked, {then}; {why}{problem}"
 
     def _close(self, job: int, upto: int, reason: str) -> str:
-        """Close the devices of the job's slices, but not of one that another job has too; what went wrong."""
+        """Close the devices of the job's slices, except those that another job has too; return errors."""
         given = {key: handoff.load(self._paths.job, *key) for key in set(handoff.listed(self._paths.job))}
         ready = {key: found for key, found in given.items() if found is not None and found.slices}
         own_handoffs = [found for key, found in ready.items() if key[0] == job and key[1] <= upto]
@@ -140,7 +140,7 @@ class Unwritable:
         return problem
 
     def _count(self, why: str, deadline: Deadline) -> bool:
-        """Count this fault, and drain the node where it lasts. False where that was due and could not be done."""
+        """Count this fault, and drain the node if it persists. False if that was due and failed."""
         now = time.time()
         try:
             with locked(self._paths.lock, [NAME], deadline):

@@ -1,4 +1,4 @@
-"""Usage of a run, gathered when it is released: its last report (`progress.py`) and its memory (`peaks.py`)."""
+"""Collect the usage of a run when it is released: its last report (`progress.py`) and its memory (`peaks.py`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from slurm_migbatch.node.paths import Paths
 
 
 class RunUsage(NamedTuple):
-    """`memory_mib`: the most that one of its slices had in use; None where too little was seen of it. `activity`: what
-    its slices did on average; None where the driver does not tell. `energy_j`: joules of the GPUs that were all its
-    own; None where one was not, or too little was seen."""
+    """`memory_mib`: the peak of the slice that held most; None if too little was sampled. `activity`: mean activity of
+    its slices; None if the driver does not report it. `energy_j`: joules of GPUs that were entirely its
+    own; None if one was not, or too little was sampled.
+    """
 
     report: progress.ProgressReport | None = None
     memory_mib: int | None = None
@@ -24,19 +25,19 @@ class RunUsage(NamedTuple):
 
     @property
     def stop_fields(self) -> dict[str, object]:
-        """The fields of a `stop` event."""
+        """Fields of a `stop` event."""
         busy = {} if self.activity is None else {k: round(v, 4) for k, v in self.activity._asdict().items()}
         energy = {} if self.energy_j is None else {"energy_j": round(self.energy_j)}
         return {"memory_mib": self.memory_mib, **({"activity": busy} if busy else {}), **energy}
 
     def spool(self, journal: Journal, run: JournalRun) -> None:
-        """Spool the run's last `progress` event, if it reported anything; part of the transaction that is open."""
+        """Spool the run's last `progress` event, if it reported anything; part of the open transaction."""
         if self.report is not None:
             journal.event("progress", progress_event(run, self.report, final=True))
 
 
 def gather(paths: Paths, run: JournalRun, slices: Sequence[JournalSlice]) -> RunUsage:
-    """Gather the usage of a run whose processes have ended. Never raises: statistics must not keep a slice occupied."""
+    """Collect the usage of a run whose processes have ended. Never raises: statistics must not block a slice."""
     slices = [row for row in slices if row.state in ("held", "lost")]
     if not slices:
         return RunUsage()
@@ -49,7 +50,7 @@ def gather(paths: Paths, run: JournalRun, slices: Sequence[JournalSlice]) -> Run
     except (progress.ProgressError, OSError):
         pass
     if any(row.shared for row in slices):
-        return RunUsage(report)  # the driver tells of a slice, not of the two jobs on it
+        return RunUsage(report)  # the driver reports the slice, not each of its two jobs
     peak = peaks.load(paths.run).get((run.job, run.restart))
     if peak is None:
         return RunUsage(report)
@@ -60,6 +61,6 @@ def gather(paths: Paths, run: JournalRun, slices: Sequence[JournalSlice]) -> Run
 
 
 def progress_event(run: JournalRun, report: progress.ProgressReport, *, final: bool) -> dict[str, object]:
-    """Return the fields of a `progress` event; unknown ones are left out."""
+    """Return the fields of a `progress` event; unknown ones are omitted."""
     fields = {name: value for name, value in report._asdict().items() if value is not None}
     return {"job": run.job, "restart": run.restart, **fields, "final": final}

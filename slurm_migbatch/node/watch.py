@@ -1,16 +1,16 @@
-"""Sample running jobs in the agent: memory, what their slices do, energy, and the progress that they report.
+"""Sample running jobs in the agent: memory, activity of their slices, energy, and their progress reports.
 
-Every SampleEvery seconds it asks the driver how much memory is in use on each slice that a job holds and, where the
-driver tells (GPM: Hopper and later), what share of SMs and memory bandwidth was since the last time, and how much
-energy a GPU took that is one job's alone (NVML tells it of GPUs, not of slices). It reads the jobs' progress files.
-What is new goes to the controller as `progress` events, of one run at most every ProgressEvery seconds; what a run said
-last is told at its end in any case (`usage.py`). It takes no lock and changes no slice, and no hook waits for it. It
-also looks who has devices open that are another's by now (`open_devices.py`).
+Every SampleEvery seconds it reads from the driver the memory in use on each held slice and, if supported (GPM: Hopper
+and later), the share of SMs and memory bandwidth since the last sample, and the energy of GPUs with a single job (NVML
+reports it for GPUs, not slices). It reads the jobs' progress files. New values go to the controller as `progress`
+events, for one run at most every ProgressEvery seconds; the last report of a run is always sent at its end
+(`usage.py`). It takes no lock and changes no slice, and no hook waits for it. It also finds processes that have devices
+of another user open (`open_devices.py`).
 
-Whoever takes a slice back waits for a new checkpoint. So between two samples the kernel says which progress files are
-written (`inotify.py`); these are read at once, though no more often than every READ_EVERY_S seconds, and a checkpoint
-or a last report is sent at once. For a job that reports them without end this happens as often as BURST and
-BURST_REFILL_S allow. On a node whose jobs report nothing, nothing is done.
+A reclaim waits for a new checkpoint. So between two samples the kernel reports which progress files are
+written (`inotify.py`); these are read at once, though at most every READ_EVERY_S seconds, and a checkpoint
+or a last report is sent at once. For a job that reports continuously this is limited by BURST and
+BURST_REFILL_S. On a node whose jobs report nothing, nothing is done.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ READ_EVERY_S = 0.5
 """Seconds between two readings of progress files that are being written."""
 
 BURST = 8
-"""How many reports of a run are sent at once, one after the other."""
+"""Reports of a run that are sent at once in succession."""
 
 BURST_REFILL_S = 20.0
 """Seconds after which one more report may be sent at once."""
 
 OPEN_DEVICES_S = 0.1
-"""Seconds of one round that are spent on looking through processes."""
+"""Seconds of one round for scanning processes."""
 
 log = logging.getLogger("migbatch.node")
 
 
 class Watcher:
-    """Samples the running jobs of one node."""
+    """Sample the running jobs of one node."""
 
     def __init__(self, config: NodeConfig, gpus: Gpus) -> None:
         self._config = config
         self._gpus = gpus
         self._peaks: dict[peaks.RunId, peaks.Peak] = {}
         self._sampled: float | None = None
-        self._untold: set[str] = set()  # GPUs that do not tell what their slices do
-        self._unmetered: set[str] = set()  # GPUs that do not tell their energy
+        self._untold: set[str] = set()  # GPUs without activity data
+        self._unmetered: set[str] = set()  # GPUs without energy data
         self._energy: dict[str, tuple[peaks.RunId, float, float]] = {}  # by GPU: run, when it was read, joules
         self._is_whole: dict[tuple[str, Profile], bool] = {}  # by GPU and profile: no compute slice is left beside it
         self._last_sent: dict[peaks.RunId, tuple[float, progress.ProgressReport]] = {}
@@ -69,7 +69,7 @@ class Watcher:
         self._open_devices = open_devices.OpenDeviceScan()
 
     def thread(self, stopping: threading.Event, wake: int) -> threading.Thread | None:
-        """Make the thread, not yet started; None where SampleEvery=0 switches this off.
+        """Create the thread, not yet started; None if SampleEvery=0 disables it.
 
         When `stopping` is set, the descriptor `wake` must become readable.
         """
@@ -86,9 +86,13 @@ class Watcher:
             except (JournalError, PathsError, OSError) as error:
                 self._warn_once(f"cannot sample running jobs: {error}")
                 pause = self._config.sample_every
+            except Exception as error:  # of a job's making, perhaps; the others are looked at again
+                if self._warn_once(f"running jobs cannot be looked at: {error!r}"):
+                    log.exception("this was not foreseen")
+                pause = self._config.sample_every
 
     def _rounds(self, stopping: threading.Event, wake: int) -> None:
-        """Look now and again until the journal is replaced or it is time to stop."""
+        """Sample regularly until the journal is replaced or it is time to stop."""
         with ExitStack() as opened:
             paths = Paths.open(self._config)
             opened.callback(paths.close)
@@ -109,7 +113,7 @@ class Watcher:
                 pause = max(self._config.sample_every, PAUSE_FACTOR * (time.monotonic() - begun))
 
     def _watch_writes(self, paths: Paths, opened: ExitStack) -> WriteWatch | None:
-        """Watch the progress files; None where inotify fails: then writes are seen in the next round."""
+        """Watch the progress files; None if inotify fails: then writes are seen in the next round."""
         try:
             write_watch = WriteWatch(paths.progress)
         except OSError as error:
@@ -121,7 +125,7 @@ class Watcher:
     def _read_until(
         self, write_watch: WriteWatch, journal: Journal, paths: Paths, seconds: float, stop: tuple[threading.Event, int]
     ) -> None:
-        """Read what is written in the meantime, as it comes."""
+        """Read what is written in the meantime, as it arrives."""
         stopping, wake = stop
         end = time.monotonic() + seconds
         while not stopping.is_set() and not journal.replaced and (left := end - time.monotonic()) > 0:
@@ -135,7 +139,7 @@ class Watcher:
         runs, held = self._holders(journal)
         self._sample(held, now)
         if held or self._peaks:
-            # a run that is being ended is watched no more, and its figures are read when it has been
+            # a run that is ending is not sampled any more, and its figures were read before
             left = {(row.job or 0, row.restart or 0) for row in journal.slices("state IN ('held','lost')")}
             self._peaks = {run: peak for run, peak in self._peaks.items() if run in left}
             peaks.store(paths.run, self._peaks, left)
@@ -147,7 +151,7 @@ class Watcher:
             self._report_open_devices(journal, held)
 
     def read_written(self, journal: Journal, paths: Paths, written: Collection[peaks.RunId] | None, now: float) -> None:
-        """Read the progress of these runs, or of all where `written` is None. Raises JournalError, OSError."""
+        """Read the progress of these runs, or of all if `written` is None. Raises JournalError, OSError."""
         if written is not None and not written:
             return
         runs, held = self._holders(journal)
@@ -169,7 +173,7 @@ class Watcher:
 
     def _sample(self, held: dict[peaks.RunId, list[JournalSlice]], now: float) -> None:
         every = self._config.sample_every
-        # a busy node is looked at less often
+        # a busy node is sampled less often
         since = every if self._sampled is None else max(every, now - self._sampled)
         self._sampled = now
         if not held:
@@ -204,7 +208,7 @@ class Watcher:
     def _activities(
         self, gpus: Mapping[str, Gpu], run: peaks.RunId, slices: Sequence[JournalSlice]
     ) -> Iterator[Activity]:
-        """Yield what each slice did since its last sample; a GPU that cannot tell is not asked again."""
+        """Yield the activity of each slice since its last sample; an unsupported GPU is not asked again."""
         for row in slices:
             gpu, instance = gpus.get(row.gpu), _instance(row)
             if gpu is None or instance is None or gpu.uuid in self._untold:
@@ -220,7 +224,7 @@ class Watcher:
     def _energy_since(
         self, gpus: Mapping[str, Gpu], run: peaks.RunId, slices: Sequence[JournalSlice], now: float
     ) -> Iterator[tuple[float, float]]:
-        """Yield seconds and joules of each GPU since its last sample, where every slice of the run is a whole GPU."""
+        """Yield seconds and joules of each GPU since its last sample, if every slice of the run is a whole GPU."""
         try:
             whole = [gpu for row in slices if (gpu := gpus.get(row.gpu)) is not None and self._whole(gpu, row)]
             if len(whole) < len(slices) or any(gpu.uuid in self._unmetered for gpu in whole):
@@ -233,7 +237,7 @@ class Watcher:
                     return
                 before = self._energy.get(gpu.uuid)
                 self._energy[gpu.uuid] = run, now, joules
-                # the count begins anew where the driver is loaded anew
+                # the counter restarts when the driver is reloaded
                 if before is not None and before[0] == run and now > before[1] and joules >= before[2]:
                     yield now - before[1], joules - before[2]
         except DriverError as error:
@@ -251,7 +255,7 @@ class Watcher:
     # -- devices -------------------------------------------------------------------------------------------------
 
     def _report_open_devices(self, journal: Journal, held: Mapping[peaks.RunId, Sequence[JournalSlice]]) -> None:
-        """Log, once each, who has the devices of another user's slice open. Raises JournalError."""
+        """Log, once each, processes that have devices of another user's slice open. Raises JournalError."""
         by_minor = {
             minor: row
             for slices in held.values()
@@ -290,7 +294,7 @@ class Watcher:
             try:
                 if report is not None:
                     self._send(journal, run, report, now, long=long)
-            finally:  # whoever writes so much may lose a word; his file must not fill up for it
+            finally:  # a user who writes so much may lose a report; the file must not fill up for it
                 if long:
                     progress.shorten(paths.progress, run.job, run.restart, run.uid)
         except progress.ProgressError as error:
@@ -299,7 +303,7 @@ class Watcher:
     def _send(
         self, journal: Journal, run: JournalRun, report: progress.ProgressReport, now: float, *, long: bool
     ) -> None:
-        """Tell it where it is new and its time has come."""
+        """Send it if it is new and due."""
         id = run.job, run.restart
         when, before = self._last_sent.get(id, (0.0, None))
         if report == before:
@@ -309,7 +313,7 @@ class Watcher:
         if now - when < self._config.progress_every and not urgent:
             return
         with journal.write():
-            # an Epilog that has begun since then tells the rest; this must not come after it
+            # an Epilog that has begun since then sends the rest; this must not come after it
             if not journal.runs("job=? AND restart=? AND state='running'", id):
                 return
             journal.event("progress", progress_event(run, report, final=False))

@@ -203,9 +203,9 @@ class CliClient:
         """Set the GRES of some nodes individually; return what Slurm refused, by position, and its messages."""
         return self._ask([_node_update(nodes, gres) for nodes, gres in offers])
 
-    def update_job(self, job_id: int, **fields: str) -> None:
+    def update_job(self, job_id: int | str, **fields: str) -> None:
         """See update_jobs."""
-        self.update_jobs({str(int(job_id)): fields})
+        self.update_jobs({str(job_id): fields})
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         """Update jobs by one scontrol process; a text that scontrol's input syntax cannot hold gets its own process."""
@@ -293,9 +293,9 @@ class CliClient:
         """Run `scontrol release`."""
         self._change("scontrol", "release", str(int(job_id)))
 
-    def cancel(self, job_id: int) -> None:
+    def cancel(self, job_id: int | str) -> None:
         """Run `scancel --quiet`, which accepts a job that has ended or is unknown."""
-        self._change("scancel", "--quiet", str(int(job_id)))
+        self._change("scancel", "--quiet", checked_job(job_id))
 
     # -- processes ---------------------------------------------------------------------------------------------
 

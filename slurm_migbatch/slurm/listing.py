@@ -15,11 +15,13 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
+from sys import intern
 
 from slurm_migbatch.slurm import gres as gres_list
-from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError
+from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError, row_of
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
@@ -176,49 +178,77 @@ def _id(text: str) -> int:
 def _job_or_unread(values: Sequence[str]) -> JobRow:
     job_id = _id(values[0])
     try:
-        return _job(job_id, dict(zip(SQUEUE_FIELDS, values, strict=True)))
+        return _job(job_id, values)
     except (ValueError, NodeListError, TimeFormError) as error:
         return JobRow(job_id, state=UNREAD, reason=str(error))
 
 
-def _job(job_id: int, row: Mapping[str, str]) -> JobRow:
-    task = _text(row["ArrayTaskID"])
-    state = row["State"]
-    throttle = _THROTTLE.search(task) if task else None
-    limit = row["TimeLimit"]
-    return JobRow(
-        job_id=job_id,
-        array_job=int(row["ArrayJobID"]) if task else None,
-        array_task=task,
-        het_job=_number(row["HetJobID"]) or None,
-        uid=int(row["UserID"]),
-        user=row["UserName"],
-        account=_text(row["Account"]) or "",
-        partition=_text(row["Partition"]) or "",
-        name=row["Name"],
-        state=state,
-        reason=_text(row["Reason"]) or "",
-        priority=_number(row["PriorityLong"]) or 0,
-        submit=_time(row["SubmitTime"]) or 0.0,
-        start=_time(row["StartTime"]),
-        end=_time(row["EndTime"]),
-        time_limit_s=None if limit in _NOTHING or limit in ("INVALID", "Partition_Limit") else _seconds(limit),
-        nodes=expand(_text(row["NodeList"]) or ""),
-        num_nodes=max(1, _number(row["NumNodes"].partition("-")[0]) or 1),
-        requested_nodes=_text(row["ReqNodes"]) or "",
-        gres=_text(row["tres-per-node"]) or "",
-        comment="" if row["Comment"] == "(null)" else row["Comment"],
-        restarts=_number(row["RestartCnt"]) or 0,
-        eligible=_time(row["EligibleTime"]),
-        features=_text(row["Feature"]) or "",
-        cpus=_number(row["NumCPUs"]) or 0,
-        tasks=count_tasks(task) if task and state == "PENDING" else 1,
-        throttle=int(throttle[1]) if throttle else None,
-        gid=_number(row["GroupID"]),
-        qos=_text(row["QOS"]) or "",
-        wckey=_text(row["WCKey"]) or "",
-        after=jobs_waited_for(row["Dependency"]),
+def _job(job_id: int, values: Sequence[str]) -> JobRow:
+    """Return the row for the values of `SQUEUE_FIELDS`. Texts that many jobs share are interned."""
+    (
+        _, array_job, task, het_job, restarts, uid, user, account, partition, state, reason, priority, submit,
+        eligible, start, end, limit, nodes, num_nodes, requested, gres, features, cpus, name, comment, gid, qos,
+        wckey, dependency,
+    ) = values  # fmt: skip
+    state = intern(state)
+    array_task = _text(task)
+    throttle = _THROTTLE.search(array_task) if array_task else None
+    return row_of(
+        job_id,
+        int(array_job) if array_task else None,
+        array_task,
+        _number(het_job) or None,
+        int(uid),
+        intern(user),
+        _shared(account),
+        _shared(partition),
+        name,
+        state,
+        _shared(reason),
+        _number(priority) or 0,
+        _time(submit) or 0.0,
+        _time(start),
+        _time(end),
+        _limit(limit),
+        _nodes(nodes),
+        max(1, _number(num_nodes.partition("-")[0]) or 1),
+        _shared(requested),
+        _shared(gres),
+        "" if comment == "(null)" else comment,
+        _number(restarts) or 0,
+        _time(eligible),
+        _shared(features),
+        _number(cpus) or 0,
+        count_tasks(array_task) if array_task and state == "PENDING" else 1,
+        int(throttle[1]) if throttle else None,
+        "",  # reservation; see parse_reservations
+        _number(gid),
+        _shared(qos),
+        _shared(wckey),
+        jobs_waited_for(dependency) if ":" in dependency else (),
     )
+
+
+def _shared(value: str) -> str:
+    """Return an interned text; empty if squeue printed that there is none."""
+    return "" if value in _NOTHING else intern(value)
+
+
+def _nodes(text: str) -> tuple[str, ...]:
+    if text in _NOTHING:
+        return ()
+    return expand(text) if "[" in text or "," in text else _node_alone(text)
+
+
+@lru_cache(maxsize=1 << 15)
+def _node_alone(text: str) -> tuple[str, ...]:
+    return expand(text)
+
+
+@lru_cache(maxsize=1024)
+def _limit(text: str) -> int | None:
+    """Return a time limit in seconds; None for none."""
+    return None if text in _NOTHING or text in ("INVALID", "Partition_Limit") else _seconds(text)
 
 
 def count_tasks(expression: str) -> int:

@@ -163,9 +163,9 @@ class SlurmrestdClient(CliClient):
         """Undo `hold`."""
         self._change_or_raise(f"job/{int(job_id)}", {"hold": False})
 
-    def cancel(self, job_id: int) -> None:
-        """End a job for good; one that has gone already is no error."""
-        self._signal({"jobs": [str(int(job_id))], "signal": "KILL"})
+    def cancel(self, job_id: int | str) -> None:
+        """End a job or one task of an array for good; what has gone already is no error."""
+        self._signal({"jobs": [checked_job(job_id)], "signal": "KILL"})
 
     # -- requests ----------------------------------------------------------------------------------------------
 

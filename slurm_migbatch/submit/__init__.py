@@ -1,1 +1,1 @@
-"""The submit filter: the pure rewrite and the socket service behind job_submit/lua."""
+"""Rewrite submissions: the pure rewrite and the socket service behind job_submit/lua."""

@@ -12,11 +12,11 @@ from slurm_migbatch.submit.decision import Decide, SubmitDecision
 
 MOST: Final = 4096
 LONGEST: Final = 4096
-"""Bytes of a request that is remembered: what people write is far shorter, and all together is to stay small."""
+"""Largest cached request in bytes: users write far less, and the total must stay small."""
 
 
 class CachedAnswer(NamedTuple):
-    """One answer. Its bytes are `before`, the decision's name, `after`; without a decision `before` is all."""
+    """One answer. Its bytes are `before`, the decision's name, `after`; without a decision `before` is everything."""
 
     verdict: str
     before: bytes
@@ -29,14 +29,14 @@ class CachedAnswer(NamedTuple):
 
 
 class AnswerCache:
-    """Answers by request; where there are too many, all are dropped."""
+    """Answers by request; if there are too many, all are dropped."""
 
     def __init__(self, most: int = MOST) -> None:
         self._given: dict[bytes, CachedAnswer] = {}
         self._most = most
 
     def get(self, request: bytes) -> CachedAnswer | None:
-        """Return the answer to the very same request."""
+        """Return the answer to an identical request."""
         return self._given.get(request)
 
     def keep(self, request: bytes, verdict: str, answer: bytes, decision: SubmitDecision | None, name: str) -> None:

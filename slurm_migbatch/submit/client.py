@@ -1,4 +1,4 @@
-"""Asks the running submit service, for `migbatch explain` and tests."""
+"""Send requests to the running submit service, for `migbatch explain` and tests."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from slurm_migbatch.submit.request import Answer, JobRequest, RequestError
 
 
 class ServiceUnavailable(RuntimeError):
-    """The service cannot be reached or does not answer; the message says what to look at."""
+    """The service cannot be reached or does not answer; the message says what to check."""
 
 
 def ask(path: Path, request: JobRequest, *, timeout: float = 10.0) -> Answer:
     """Return the service's answer to one request.
 
-    Raises ServiceUnavailable, and RequestError where it cannot be answered.
+    Raises ServiceUnavailable, and RequestError if the request is invalid.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         client.settimeout(timeout)

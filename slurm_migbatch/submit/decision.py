@@ -1,4 +1,4 @@
-"""The record of one decision: what was asked, what was considered, what was granted, and why."""
+"""Define the record of one decision: the request, the candidates, the grant, and the reason."""
 
 from __future__ import annotations
 

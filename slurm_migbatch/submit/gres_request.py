@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"([0-9]{1,30})([kmgtpKMGTP]?)")
 
 @dataclass(frozen=True)
 class GresEntry:
-    """One MIG or GPU entry. `number` is the count as written, "" where it was not; `type` may be None."""
+    """One MIG or GPU entry. `number` is the count as written, "" if missing; `type` may be None."""
 
     text: str
     prefix: str
@@ -37,7 +37,7 @@ class GresEntry:
 
 @dataclass(frozen=True)
 class GresRequest:
-    """The entries of the one field that asks for slices, in order; entries of other GRES stay text."""
+    """The entries of the one field that requests slices, in order; entries of other GRES stay text."""
 
     field: str
     entries: tuple[GresEntry | str, ...]
@@ -54,7 +54,7 @@ class GresRequest:
 
 
 def mentions(texts: Iterable[str | None]) -> bool:
-    """Return whether any text could ask for slices; the quick way out for every other job."""
+    """Return whether any text could request slices; the fast exit for every other job."""
     return any("mig" in low or "gpu" in low for low in (lower(text) for text in texts if text))
 
 
@@ -110,7 +110,7 @@ def _split(text: str, prefix: str, rest: str) -> GresEntry | None:
 
 
 def count_of(part: GresEntry, profiles: str) -> int:
-    """Return how many the entry asks for, 1 to 64; raises Refusal, which names `profiles` where one was meant."""
+    """Return the entry's count, 1 to 64; raises Refusal, which names `profiles` if one was meant."""
     if not part.number:
         return 1
     match = _NUMBER.fullmatch(part.number)
@@ -123,7 +123,7 @@ def count_of(part: GresEntry, profiles: str) -> int:
 
 
 def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
-    """Return `count` of the request's field per node; raises Refusal where the request does not determine it."""
+    """Return `count` of the request's field per node; raises Refusal if the request does not determine it."""
     if asking.field == "tres_per_node":
         return count
     nodes = nodes_of(request)
@@ -146,7 +146,7 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
 
 
 def nodes_of(request: JobRequest) -> int | None:
-    """Return how many nodes the job will have, where the request settles it: one if it is silent and has one task."""
+    """Return the number of nodes of the job, if the request determines it: one by default with one task."""
     low, high = request.min_nodes or None, request.max_nodes or None
     if low and low == high:
         return low

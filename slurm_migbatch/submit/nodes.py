@@ -1,8 +1,8 @@
-"""Which nodes a job may have by --nodelist, --exclude and --constraint, and whether they can ever hold what it asks.
+"""Determine a job's nodes by --nodelist, --exclude and --constraint, and whether they can ever hold its request.
 
-Slurm refuses a job that names nodes which do not offer its profile at the moment, because it looks at these alone. So
+Slurm refuses a job that names nodes which do not offer its profile at the moment, because it checks these alone. So
 a node list becomes a constraint: each MIG node has a feature of its own (`workload.catalog.NODE_FEATURE`), the catalog
-nodes have all of them, and the job waits. `gres_templates/migbatch_core.lua.j2` holds the same steps.
+nodes have all of them, and the job is pending. `gres_templates/migbatch_core.lua.j2` holds the same steps.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from slurm_migbatch.workload.catalog import MigNode, SiteCatalog
 from slurm_migbatch.workload.refusal import Refusal, show
 
 READ: Final = 512
-"""Bytes of a node list or constraint that are looked at; of a longer one nothing is said, and Slurm has it as it is."""
+"""Largest node list or constraint to check, in bytes; a longer one is left to Slurm unchanged."""
 MOST_NAMED: Final = 32
-"""Nodes of a list that becomes a constraint."""
+"""Most nodes of a list that becomes a constraint."""
 
 _SIMPLE = re.compile(r"[A-Za-z0-9_.=:-]+(?:(?:&[A-Za-z0-9_.=:-]+)*|(?:\|[A-Za-z0-9_.=:-]+)*)")
 _ITEM = re.compile(r"([A-Za-z0-9_.-]*)(?:\[([0-9,-]+)\])?")
@@ -28,10 +28,10 @@ _RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 @dataclass(frozen=True)
 class NodeChoice:
-    """The nodes that a job may have, and what is to change so that it waits for them.
+    """The nodes that a job may have, and the changes that make it pending for them.
 
     Attributes:
-        nodes: None where nothing is known of them, or the job may have any of its partitions.
+        nodes: None if unknown, or if the job may have any node of its partitions.
         changes: fields of the job.
         note: a sentence for the user, empty for none.
     """
@@ -42,7 +42,7 @@ class NodeChoice:
 
 
 def listed(text: str) -> tuple[str, ...] | None:
-    """Return the names of a short node list, each once; None where it is longer or of another form."""
+    """Return the names of a short node list, each once; None if it is longer or has another form."""
     names: dict[str, None] = {}
     start = 0
     for end in [*_commas(text), len(text)]:
@@ -63,7 +63,7 @@ def listed(text: str) -> tuple[str, ...] | None:
 
 
 def _commas(text: str) -> list[int]:
-    """Return where the commas are that stand in no bracket."""
+    """Return the positions of the commas outside brackets."""
     depth, found = 0, []
     for at, char in enumerate(text):
         if char == "[":
@@ -86,12 +86,12 @@ def _numbers(part: str) -> list[str] | None:
 
 
 def is_simple(constraint: str) -> bool:
-    """Return whether a constraint is features joined by & alone, or by | alone."""
+    """Return whether a constraint has only features joined by &, or only by |."""
     return _SIMPLE.fullmatch(constraint) is not None
 
 
 def satisfies(node: MigNode, constraint: str) -> bool:
-    """Return whether a node has what a constraint asks for; only simple ones are judged, of others Slurm is."""
+    """Return whether a node satisfies a constraint; only simple ones are checked, others by Slurm."""
     if not is_simple(constraint):
         return True
     words = re.split(r"[&|]", constraint)
@@ -99,9 +99,9 @@ def satisfies(node: MigNode, constraint: str) -> bool:
 
 
 def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str], note: str) -> NodeChoice:
-    """Return the nodes that a request allows; raises Refusal where there are none.
+    """Return the nodes that a request allows; raises Refusal if there are none.
 
-    `note` tells of a list that stays Slurm's.
+    `note` mentions a list that is left to Slurm.
     """
     asked, excluded, constraint = (_short(text) for text in (request.req_nodes, request.exc_nodes, request.features))
     if not catalog.nodes or not (asked or excluded or constraint):
@@ -138,9 +138,9 @@ def _short(text: str | None) -> str:
 def check_room(
     slices: Mapping[str, int], choice: NodeChoice, catalog: SiteCatalog, names: Collection[str], wanted: int
 ) -> None:
-    """Raise Refusal where fewer than `wanted` of the nodes can ever hold these slices at once.
+    """Raise Refusal if fewer than `wanted` of the nodes can ever hold these slices at once.
 
-    Those of the partitions `names`, where the job chooses none.
+    Those of the partitions `names`, if the job chooses none.
     """
     if not catalog.nodes:
         return

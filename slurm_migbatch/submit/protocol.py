@@ -68,7 +68,7 @@ def encode_answer(answer: Answer) -> bytes:
 def decode_answer(message: bytes) -> Answer:
     """Return the answer in a message.
 
-    Raises RequestError where the service reported one or the message is none of ours.
+    Raises RequestError if the service reported one or the message is invalid.
     """
     fields = decode(message)
     verdict, text = fields.get("verdict"), fields.get("message", "")

@@ -1,4 +1,4 @@
-"""What the submit filter is asked, and what it answers.
+"""Define the requests and answers of the submit filter.
 
 Texts are Slurm's bytes decoded with latin-1, one character for each byte: Slurm's limits count bytes, comments need
 not be UTF-8, and the Lua shim, which must give the same answers, sees bytes too.
@@ -37,16 +37,16 @@ TEXTS: Final = MappingProxyType(
         "tres_bind": "--tres-bind",
     }
 )
-"""Every text that is read, with its option, in the order in which they are looked at."""
+"""All text fields to read, with their options, in the order of processing."""
 
 
 class RequestError(ValueError):
-    """A message to the service that is no request."""
+    """An invalid message to the service."""
 
 
 @dataclass(frozen=True)
 class Present:
-    """A job as it is, when somebody wants to change it. None: the job does not have the field."""
+    """The current job, for an update. None: the job does not have the field."""
 
     pending: bool = True
     partition: str | None = None
@@ -171,7 +171,7 @@ def _number(key: str, text: str) -> int:
 
 @dataclass(frozen=True)
 class Pass:
-    """The job is none of ours, or nothing has to change. `message` may tell the user something."""
+    """The job has no slices, or nothing has to change. `message` may be a note for the user."""
 
     message: str = ""
 
@@ -179,7 +179,8 @@ class Pass:
 @dataclass(frozen=True)
 class Accept:
     """The fields to set ("" clears one), the line for the user, the record of the decision, and the advice for the job,
-    variables of its environment by name, which only the service gives. `waits`: it is an elastic training job."""
+    variables of its environment by name, which only the service gives. `waits`: it is an elastic training job.
+    """
 
     changes: Mapping[str, str]
     message: str

@@ -1,9 +1,9 @@
-"""The rewrite: from what a user asked to what Slurm gets. Pure: request, catalog, chooser and policy in, answer out.
+"""Rewrite a user's request to what Slurm gets. Pure: request, catalog, chooser and policy in, answer out.
 
 `mig:auto` becomes a profile, whole-GPU requests on MIG partitions become the full profile, and the marker that the
-node's Prolog reads goes to the end of the comment. The marker always says what the GRES says, and only this module
-and root can write one. `gres_templates/job_submit.lua.j2` holds the same steps for the times when the service is
-away; a property test holds the two together.
+node's Prolog reads goes to the end of the comment. The marker always matches the GRES, and only this module
+and root can write one. `gres_templates/job_submit.lua.j2` holds the same steps for use without the
+service; a property test compares the two.
 """
 
 from __future__ import annotations
@@ -66,13 +66,14 @@ from slurm_migbatch.workload.loans import (
 from slurm_migbatch.workload.refusal import Refusal, lower, show
 
 SLURM_LIMIT: Final = 1024
-"""Bytes that Slurm takes in one string of a job. It looks after the submit filter: nothing longer is read here."""
+"""Slurm's limit of one string of a job, in bytes. Checked after the submit filter: longer ones are not read here."""
 DECISION_BYTES: Final = 8
-"""Length of a decision's name in the marker. Room for it is kept even where none is written, so that the same comment
-fits or does not fit whoever answers."""
+"""Length of a decision's name in the marker. Space for it is reserved even if none is written, so that the service and
+the table accept the same comments.
+"""
 
 CLEARED: Final = " "
-"""An empty comment, in a change: older releases read "" as no change, and the marker would stay without its slices."""
+"""An empty comment, in an update: older releases read "" as no change, and the marker would stay without its slices."""
 
 MESSAGES: Final = {
     "chosen": "%s for mig:auto: %s",
@@ -92,7 +93,7 @@ MESSAGES: Final = {
     "for the next submission only",
     "idle": "the comment holds hints, but the job requests no slice: add --gres=mig:auto",
 }
-"""What the user is told about an accepted job; rendered into the Lua shims too."""
+"""Messages about an accepted job; rendered into the Lua shims too."""
 
 Past = Mapping[str, Sequence[PastRun]]
 """Runs of recurring jobs, the newest last, by the job's key."""
@@ -103,9 +104,10 @@ _MARKER = re.compile(r"\[mig:[0-9a-z.:,#-]+\]")
 
 @dataclass(frozen=True)
 class SubmitPolicy:
-    """The site's choices. `trusted_uids` may do as they like (root, and the user migbatchd runs as); `runs` is about
-    jobs that say nothing, `advise` about those that ask for whole GPUs and used little of them; `describe` is the
-    migbatch by which user commands describe models on disk, empty: none does."""
+    """Settings of the site. `trusted_uids` are not restricted (root, and the user migbatchd runs as); `runs` is for
+    jobs without hints, `advise` for those that request whole GPUs and used little of them; `describe` is the
+    migbatch with which user commands describe models on disk, empty: none does.
+    """
 
     trusted_uids: frozenset[int] = frozenset({0})
     hints_in_extra: bool = False
@@ -126,7 +128,8 @@ def rewrite(
 ) -> Answer:
     """Answer one request. `decision_id` (at most 8 of 0-9a-z) names the decision in the marker, `ts` is its time.
 
-    `past` are the runs of recurring jobs by their key."""
+    `past` are the runs of recurring jobs by their key.
+    """
     job = _Job(request, catalog, chooser, policy, decision_id, ts, past)
     try:
         return job.submit() if request.now is None else job.modify(request.now)
@@ -135,14 +138,14 @@ def rewrite(
 
 
 def has_marker(text: str | None) -> bool:
-    """Return whether a text holds what only the filter may write, in any case of letters."""
+    """Return whether a text contains what only the filter may write, case-insensitively."""
     return text is not None and MARKER_OPEN in lower(text)
 
 
 def split_marker(comment: str) -> tuple[str, str]:
-    """Return `(the user's text, the marker)` of a job's present comment.
+    """Return `(the user's text, the marker)` of a job's current comment.
 
-    The marker is empty where it is not well formed.
+    The marker is empty if it is malformed.
     """
     at = comment.find(MARKER_OPEN)
     if at < 0:
@@ -154,7 +157,7 @@ def split_marker(comment: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a decision came to; `name` is the decision's in the marker."""
+    """Result of a decision; `name` is the decision's in the marker."""
 
     name: str
     granted: str
@@ -175,7 +178,7 @@ class _Job:
     ts: float
     past: Past
 
-    # -- the two ways in ---------------------------------------------------------------------------------------
+    # -- submission and update --------------------------------------------------------------------------------------
 
     def submit(self) -> Answer:
         request = self.request
@@ -226,16 +229,16 @@ class _Job:
         answer = self._grant(merged, old_marker=marker)
         if isinstance(answer, Accept):
             return replace(answer, changes=self._differing(answer.changes, now))
-        if marker and isinstance(answer, Pass):  # the job asks for no slice any more
+        if marker and isinstance(answer, Pass):  # the job requests no slice any more
             return Accept({"comment": merged.comment or CLEARED}, "")
         return Pass()
 
     def _modify_elastic(self, merged: JobRequest, now: Present, marker: str, *, tres_given: bool) -> Answer:
-        """Return a training job that waits for idle slices, or was just given one and has not started.
+        """Handle an update of a training job that waits for idle slices, or just got one and has not started.
 
-        Its user may say something else about it. It keeps its GRES then, as root has set it. Or he asks for a slice of
-        its own, by naming a profile, moving it to another partition or taking back role=train; then it is an ordinary
-        job from here on, where Slurm lets a job change its type.
+        If its user changes something else, it keeps its GRES, as root has set it. If the user requests a slice of
+        its own, by naming a profile, changing its partition or removing role=train, it is an ordinary
+        job from here on, if Slurm lets a job change its type.
         """
         keeps = (now.tres_per_node or "").startswith(REMEMBERING)
         if tres_given and keeps:
@@ -243,7 +246,7 @@ class _Job:
         if not tres_given:
             merged = replace(merged, tres_per_node=_auto_again(now.tres_per_node or ""))
         answer = self._grant(merged, old_marker=marker, elastic=True)
-        if not isinstance(answer, Accept):  # it asks for no slice any more
+        if not isinstance(answer, Accept):  # it requests no slice any more
             return Accept({"comment": merged.comment or CLEARED}, "")
         if not answer.waits:
             if keeps:
@@ -299,7 +302,7 @@ class _Job:
         return self._among(answer, choice, self._ignored(unread, asking))
 
     def _ignored(self, unread: str, asking: GresRequest) -> list[str]:
-        """Return what to tell of hints that steer nothing, where the profile is left to us."""
+        """Return the note on hints without effect, if the profile is left to migbatch."""
         if not any(_is_auto(part) for part in asking.parts):
             return []
         extra = self.request.extra
@@ -309,7 +312,7 @@ class _Job:
         return notes
 
     def _among(self, answer: Accept, choice: NodeChoice, notes: list[str]) -> Accept:
-        """Return the answer with what lets the job wait for the nodes that it names; nodes are not changed later."""
+        """Return the answer with the changes that let the job pend for its nodes; an update does not change nodes."""
         if self.request.now is not None:
             return answer
         if choice.note:
@@ -353,7 +356,7 @@ class _Job:
         reason = "explicit"
         free = any(_is_auto(part) for part in asking.parts)  # the hints are about that part then
         chosen = all(_is_auto(part) for part in asking.parts)
-        told = chosen and request.now is None and request.batch == 1  # the job's environment can be added to
+        told = chosen and request.now is None and request.batch == 1  # the job's environment can be extended
         for part in asking.parts:
             count = per_node(asking, count_of(part, partition.profile_list), request)
             if part.name == "gpu":
@@ -430,7 +433,7 @@ class _Job:
 
     @cached_property
     def _key(self) -> str:
-        """The key of the recurring job; empty where it cannot be known again."""
+        """Key of the recurring job; empty if it cannot be recognised."""
         asked = self.request
         if asked.digest is None or asked.now is not None:
             return ""
@@ -441,7 +444,7 @@ class _Job:
         return RecurringJob(show(self.request.name or "this job"), tuple(self.past.get(key, ()))) if key else None
 
     def _advise(self, whole: ProfileOffer, partition: Partition) -> list[str]:
-        """Return what a user is told whose job asks for a whole GPU and used less; the site's choice."""
+        """Return the note to a user whose job requests a whole GPU and used less; if the site enables it."""
         job = self._recurring() if self.policy.advise and self.policy.runs.runs else None
         advice = "" if job is None else advise(job, whole, partition.offers, self.policy.runs)
         return [advice] if advice else []
@@ -485,9 +488,9 @@ class _Job:
         return replace(advice, batch=hints.batch)
 
     def _named(self, grant: Grant, old_marker: str, name: str) -> Grant:
-        """Return the grant with its decision's name: the old one where nothing but the comment changes.
+        """Return the grant with its decision's name: the old one if only the comment changes.
 
-        Where there is no record of a decision, `auto` says that nobody named the profile.
+        Without a record of a decision, `auto` means that nobody named the profile.
         """
         try:
             old = parse_comment(old_marker)
@@ -527,7 +530,7 @@ def _is_open(part: GresEntry) -> bool:
 
 
 def _auto_again(present: str) -> str:
-    """Return a job's GRES with one `mig:auto` in the place of its MIG entries."""
+    """Return a job's GRES with one `mig:auto` in place of its MIG entries."""
     entries: list[str] = []
     asked = False
     for entry in present.split(","):
@@ -573,7 +576,7 @@ def _whole(part: GresEntry, partition: Partition, granted: str) -> str:
 
 def _check_options(asking: GresRequest, request: JobRequest) -> None:
     if request.shared == 0 and request.now is None and asking.parts[0].prefix == "gres:":
-        raise Refusal("exclusive")  # before 23.11 not kept from the slices; `Flags=explicit` does it later
+        raise Refusal("exclusive")  # before 23.11 not excluded from the slices; `Flags=explicit` does it later
     if not any(part.name == "gpu" for part in asking.parts):
         return
     if request.cpus_per_tres and "gpu" in request.cpus_per_tres:
@@ -609,8 +612,9 @@ def _changes(request: JobRequest, asking: GresRequest, granted: Sequence[str], c
 def _with_marker(text: str, marker: str, nodes: str | None, decision: str | None = None, longest: int = 0) -> str:
     """Return the comment with the excluded `nodes`, as far as they fit, and its marker.
 
-    Room is kept for a full decision name where `decision` is given, and for a marker of
-    `longest` bytes."""
+    Space is reserved for a full decision name if `decision` is given, and for a marker of
+    `longest` bytes.
+    """
     comment = f"{text} {marker}" if text else marker
     room = max(0, longest - len(marker))
     if decision is not None:

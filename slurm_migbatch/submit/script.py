@@ -1,8 +1,8 @@
-"""What a batch script tells of a job: a digest by which it is known again, and the engine that it names.
+"""Extract from a batch script a digest, by which it is recognised, and the engine that it names.
 
 The shim passes the first bytes of the script with a submission. They are replaced by these two before anything else
-looks at the request, and are kept nowhere. The text is the user's: what is done here takes a time proportional to its
-length, and whatever it says, it can only make his own jobs look alike or different.
+reads the request, and are stored nowhere. The text is the user's: processing takes a time proportional to its
+length, and whatever it contains, it can only make the user's own jobs look alike or different.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from hashlib import blake2b
 from typing import Final
 
 MOST_BYTES: Final = 8192
-"""Bytes of a script that the shim passes; what comes after them makes no difference."""
+"""Bytes of a script that the shim passes; the rest makes no difference."""
 _KNOWN: Final = 256
 """Scripts whose digests are remembered: people submit one script many times over."""
-# each is a plain alternation or class, which is looked for in one pass whatever the text
+# each is a plain alternation or class, which is searched in one pass for any text
 _NUMBERS = re.compile(rb"[0-9][0-9.:/_-]*")
 _DATES = re.compile(
     rb"(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?\b"
@@ -40,19 +40,19 @@ _GROWING: Final = {
     "jax": re.compile(rb"XLA_PYTHON_CLIENT_PREALLOCATE=[\"']?(?:false|0)|XLA_PYTHON_CLIENT_ALLOCATOR=[\"']?platform"),
     "tensorflow": re.compile(rb"TF_FORCE_GPU_ALLOW_GROWTH=[\"']?(?:true|1)|TF_GPU_ALLOCATOR=[\"']?cuda_malloc_async"),
 }
-"""Settings with which they take what they need only."""
+"""Settings with which they take only what they need."""
 
 
 def digest(script: bytes) -> str:
-    """Return 20 hexadecimal digits of a script, equal for scripts that differ in numbers, dates and comments only.
+    """Return 20 hexadecimal digits of a script, equal for scripts that differ only in numbers, dates and comments.
 
-    Options of sbatch (`#SBATCH`) are comments here: what of them says which job it is, is in the request.
+    Options of sbatch (`#SBATCH`) are comments here: those that identify the job are in the request.
     """
     return blake2b(_DATES.sub(b"0", _NUMBERS.sub(b"0", _code(script))), digest_size=10).hexdigest()
 
 
 def engine(script: bytes) -> str:
-    """Return what in a script takes a fixed share of its slice's memory; empty where nothing is known to."""
+    """Return the program in a script that takes a fixed share of its slice's memory; empty if none is known."""
     text = _code(script)
     lowered = text.lower()
     for found in _ENGINE.finditer(lowered):
@@ -87,6 +87,6 @@ def _condensed(script: bytes) -> bytes:
 
 
 def recurring_key(uid: int, account: str, partition: str, name: str, digest: str) -> str:
-    """Return the name of a recurring job in the record: who, for which account, where, called what, doing what."""
+    """Return the name of a recurring job in the record: user, account, partition, name, work."""
     identity = "\0".join((str(uid), account, partition, fold(name), digest))
     return blake2b(identity.encode("latin-1", "replace"), digest_size=10).hexdigest()

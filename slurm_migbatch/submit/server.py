@@ -1,9 +1,9 @@
-"""Serves the submit sockets from a thread of its own: every sbatch of the cluster waits for this.
+"""Serve the submit sockets from a thread of its own: every sbatch of the cluster waits for this.
 
-slurmctld has a socket to itself, keeps its connection from one submission to the next, and comes first: at most one
-request of a user is answered between two polls of its connections. Ordinary users, who ask for advice at the socket of
-all, get one answer for each connection, in turns, and only so many in a time. Whoever connects and says nothing is kept
-aside for a while and holds nobody up. What can wait is done between two answers, a little at a time.
+slurmctld has its own socket, keeps its connection between submissions, and has priority: at most one
+request of a user is answered between two polls of its connections. Ordinary users, who ask for advice at the common
+socket, get one answer for each connection, in turns, with a rate limit. A connection without a request is kept
+aside for a while and delays nobody. Deferred work is done between two answers, a little at a time.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ KEPT: Final = 64
 USERS: Final = 256
 """Connections of ordinary users, all together."""
 PER_SECOND: Final = 50.0
-"""Answers that one ordinary user gets, once `BURST` of them are used up; more connections are closed unread."""
+"""Answers per second for one ordinary user after `BURST`; further connections are closed unread."""
 BURST: Final = 200.0
 ACCEPTED: Final = 32
-"""Connections that are accepted before slurmctld's are looked at again."""
+"""Connections to accept before slurmctld's are polled again."""
 LATER_S: Final = 0.1
 """Seconds from an answer to the idle tasks that it leaves."""
 LAST_S: Final = 0.5
-"""Seconds that those who have connected by the end may still take for their request."""
+"""Seconds after the stop in which existing connections may still send their request."""
 #: seconds without any connection after which all have come that were on their way when the socket's file went
 _QUIET_S: Final = 0.02
 
 
 @dataclass(eq=False)
 class _Client:
-    """An open connection; `until`: when it is given up (monotonic seconds), None for one that is kept; `queued`: it has
-    a place in `_Turns`."""
+    """An open connection; `until`: when it is closed (monotonic seconds), None for a permanent one; `queued`: it has
+    a place in `_Turns`.
+    """
 
     link: socket.socket
     uid: int
@@ -55,7 +56,7 @@ class _Client:
 
 
 class _Turns:
-    """Connections of users that may have something to read: one of each user in turn."""
+    """Connections of users that may be readable: one of each user in turn."""
 
     def __init__(self) -> None:
         self._queues: dict[int, deque[_Client]] = {}
@@ -82,7 +83,7 @@ class _Turns:
         return client
 
     def drop(self, client: _Client) -> None:
-        """Take a connection out."""
+        """Remove a connection."""
         if client.queued:
             client.queued = False
             queue = self._queues[client.uid]
@@ -92,7 +93,7 @@ class _Turns:
 
 
 class _Allowance:
-    """How often each user may still ask: `BURST` times, and from then on `PER_SECOND`."""
+    """Rate limit of each user: `BURST` requests, and then `PER_SECOND`."""
 
     def __init__(self) -> None:
         self._left: dict[int, tuple[float, float]] = {}  # as of a time
@@ -117,16 +118,16 @@ class SubmitServer:
     """Answers connections with `service` from `start` to `stop`: slurmctld's at `reserved(path)`, all at `path`."""
 
     def __init__(self, path: Path, service: SubmitService, idle_task: Callable[[], float | None] | None = None) -> None:
-        """`idle_task` does a little (far below a millisecond) of what answers leave to do, in the serving thread.
+        """`idle_task` does a little (far below a millisecond) of the deferred work, in the serving thread.
 
-        It is called a while after an answer and returns the seconds after which it has more to do, None where that is
+        It is called a while after an answer and returns the seconds until it has more to do, None if that is
         only after the next answer. Without one, decisions are recorded.
         """
         self._path, self._service = path, service
         self._idle_task = idle_task or self._record
         self._poll = select.epoll()
         self._clients: dict[int, _Client] = {}
-        self._silent = 0  # clients that will be given up
+        self._silent = 0  # clients with a timeout
         self._open: Counter[int] = Counter()  # connections of each ordinary user
         self._turns, self._allowance = _Turns(), _Allowance()
         self._due: float | None = None
@@ -134,13 +135,13 @@ class SubmitServer:
         self._thread = threading.Thread(target=self._run, name="submit-socket", daemon=True)
         self._listeners: dict[int, tuple[Path, socket.socket]] = {}  # slurmctld's first
         self._files: list[tuple[Path, int]] = []  # of the sockets, with their inodes
-        self._last: float | None = None  # when the end comes, once it was told to stop
+        self._last: float | None = None  # when to end, once it was told to stop
 
     def start(self) -> None:
         """Start to listen, and serve in the background.
 
         Raises:
-            OSError: a socket cannot be had.
+            OSError: a socket cannot be created.
         """
         own = reserved(self._path)
         for path, listener in ((own, listen(own, owners=self._service.speakers)), (self._path, listen(self._path))):
@@ -151,7 +152,7 @@ class SubmitServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer who has connected, then no more; the sockets go unless another server has put its own there."""
+        """Answer existing connections, then stop; the sockets are removed unless another server has replaced them."""
         for path, inode in self._files:
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_ino == inode:
@@ -206,7 +207,7 @@ class SubmitServer:
         self._poll.unregister(self._wake)
         self._last = time.monotonic() + LAST_S
         for client in [client for client in self._clients.values() if client.until is None]:
-            self._speak(client)  # what it may have asked already
+            self._speak(client)  # it may have sent its request already
             if client.link.fileno() >= 0:
                 self._forget(client)
 
@@ -216,7 +217,7 @@ class SubmitServer:
                 link, _ = listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # out of descriptors, or the client has gone again
+            except OSError as error:  # out of descriptors, or the client has disconnected
                 log.warning("submit socket: %s", error)
                 time.sleep(0.05)
                 return
@@ -235,7 +236,7 @@ class SubmitServer:
             self._silent += 1
             self._poll.register(link.fileno(), select.EPOLLIN)
             if speaker:
-                self._speak(client)  # the request of most is there already
+                self._speak(client)  # usually the request is there already
             else:
                 self._open[uid] += 1
                 self._turns.add(client)
@@ -244,7 +245,7 @@ class SubmitServer:
         return self._open[uid] < PER_USER and self._open.total() < USERS and self._allowance.take(uid)
 
     def _speak(self, client: _Client) -> None:
-        """Answer a client that has asked; wait for one that has not yet."""
+        """Answer a client that has sent its request; wait for one that has not yet."""
         try:
             request = client.link.recv(protocol.MAX_REQUEST + 1)
         except BlockingIOError:
@@ -255,7 +256,7 @@ class SubmitServer:
             self._forget(client)
             return
         answer = self._service.handle(request, client.uid)
-        # the answer fits an empty socket buffer; whoever left does not get it
+        # the answer fits an empty socket buffer; a disconnected client does not get it
         with contextlib.suppress(OSError):
             client.link.send(answer)
         self._service.prepare()
@@ -265,7 +266,7 @@ class SubmitServer:
             self._keep(client)
 
     def _keep(self, client: _Client) -> None:
-        """Leave the connection open for the next request of those who submit for others."""
+        """Keep the connection of a privileged client open for its next request."""
         room = self._last is None and len(self._clients) - self._silent < KEPT
         if client.uid in self._service.speakers and room:
             client.until = None
@@ -275,7 +276,7 @@ class SubmitServer:
 
     def _forget(self, client: _Client) -> None:
         del self._clients[client.link.fileno()]
-        self._poll.unregister(client.link.fileno())  # closing is not enough while a process that was forked has it too
+        self._poll.unregister(client.link.fileno())  # closing is not sufficient if a forked process has it too
         self._silent -= client.until is not None
         self._turns.drop(client)
         if client.uid in self._open:

@@ -1,4 +1,4 @@
-"""The submit service: answers the Lua shims over a unix socket, and hands decisions to the record afterwards."""
+"""Run the submit service: answer the Lua shims over a unix socket, and record decisions afterwards."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ log = logging.getLogger(__name__)
 IDLE_S: Final = 2.0
 """Seconds that a client may take to send its request."""
 PER_USER: Final = 8
-"""Connections that one ordinary user may have open at a time."""
+"""Most open connections of one ordinary user."""
 BACKLOG: Final = 1024
 MOST_UNRECORDED: Final = 10_000
-"""Decisions that may wait for the record; further ones push out the oldest."""
+"""Most decisions waiting for the record; further ones push out the oldest."""
 MOST_RECURRING: Final = 10_000
-"""Recurring jobs whose runs are remembered."""
+"""Recurring jobs whose runs are cached."""
 _VERDICTS: Final = {Accept: "accept", Pass: "pass", Refuse: "refuse"}
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _CREDENTIALS = struct.Struct("3i")
 
 
 def new_id() -> str:
-    """Return a decision's name: eight of 0-9a-z, none of those with which other names in markers begin."""
+    """Return a decision's name: eight of 0-9a-z, with none of the reserved prefixes."""
     number, text = secrets.randbits(40), ""
     for _ in range(8):
         number, digit = divmod(number, 36)
@@ -56,7 +56,7 @@ def new_id() -> str:
 
 @dataclass(frozen=True)
 class SubmitState:
-    """The state that answers are made from; replaced as a whole when the inventory or the model changes."""
+    """State that answers are made from; replaced as a whole when the inventory or the model changes."""
 
     catalog: SiteCatalog
     chooser: Chooser
@@ -67,7 +67,7 @@ class SubmitState:
     def keeps(self, decision: SubmitDecision | None) -> bool:
         """Return whether the same request will get the same answer as long as the site is the same.
 
-        It does not where runs of the same job count, which come in between.
+        Not if runs of the same job are used, which change in between.
         """
         if decision is None or not decision.recurring:
             return True
@@ -76,7 +76,7 @@ class SubmitState:
 
 
 class Statistics:
-    """Counts of answers and the last handling times, for the daemon's metrics."""
+    """Number of answers and the last handling times, for the daemon's metrics."""
 
     def __init__(self) -> None:
         self.answers: Counter[str] = Counter()
@@ -89,15 +89,15 @@ class Statistics:
         self._seconds.append(seconds)
 
     def quantile(self, share: float) -> float:
-        """Return the handling time in seconds under which `share` of the last requests stayed; 0 before the first."""
+        """Return the handling time in seconds that `share` of the last requests did not exceed; 0 before the first."""
         ordered = sorted(self._seconds)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 
 class SubmitService:
-    """Answers requests. `use` may be called from any thread, everything else from one at a time.
+    """Answer requests. `use` may be called from any thread, everything else from one at a time.
 
-    A granted decision waits until `record` is called, when nobody waits for an answer.
+    A granted decision waits until `record` is called, when no client waits for an answer.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class SubmitService:
         slurm_uids: Iterable[int] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`slurm_uids`: besides root, who may ask on behalf of others (the uid of SlurmUser)."""
+        """`slurm_uids`: users besides root who may submit for others (the uid of SlurmUser)."""
         self._site = SubmitState(catalog, chooser, policy or SubmitPolicy())
         self._clock = clock
         self._past: dict[str, tuple[PastRun, ...]] = {}
@@ -125,12 +125,12 @@ class SubmitService:
     def use(
         self, *, catalog: SiteCatalog | None = None, chooser: Chooser | None = None, policy: SubmitPolicy | None = None
     ) -> None:
-        """Answer from other facts from now on."""
+        """Use another site for answers from now on."""
         site = self._site
         self._site = SubmitState(catalog or site.catalog, chooser or site.chooser, policy or site.policy)
 
     def learn(self, past: Mapping[str, Sequence[PastRun]]) -> None:
-        """Take in the runs of some recurring jobs; those of others stay, within a bound."""
+        """Update the runs of some recurring jobs; those of others remain, within a limit."""
         for key, runs in past.items():
             self._past.pop(key, None)
             self._past[key] = tuple(runs)
@@ -140,7 +140,7 @@ class SubmitService:
     def handle(self, request: bytes, peer_uid: int = 0) -> bytes:
         """Return the answer to one request of a process of `peer_uid`. Never raises.
 
-        Root and SlurmUser get decisions, for anybody; everybody else gets advice about himself, which is not recorded.
+        Root and SlurmUser get decisions, for any user; others get advice for themselves, which is not recorded.
         """
         began = time.perf_counter()
         request = condense(request)
@@ -153,7 +153,7 @@ class SubmitService:
                 verdict, message = self._answer(request, peer_uid, site, speaker=speaker)
         except RequestError as error:
             verdict, message = "error", protocol.encode({"verdict": "error", "message": str(error)})
-        except Exception:  # the shim decides by its table then; a bug here must not stop submissions
+        except Exception:  # the shim then decides by its table; a bug here must not stop submissions
             log.exception("a submit request failed")
             verdict, message = "error", protocol.encode({"verdict": "error", "message": "the submit service failed"})
         self.statistics.note(verdict, time.perf_counter() - began)
@@ -206,7 +206,7 @@ class SubmitService:
         self._unrecorded.append((decide, name, ts))
 
     def record(self) -> bool:
-        """Hand the oldest waiting decision to the recorder; whether more wait."""
+        """Pass the oldest waiting decision to the recorder; return whether more wait."""
         if not self._unrecorded or self._recorder is None:
             return False
         decide, name, ts = self._unrecorded.popleft()
@@ -217,7 +217,7 @@ class SubmitService:
         return bool(self._unrecorded)
 
     def close(self) -> None:
-        """Record what waits."""
+        """Record waiting decisions."""
         while self.record():
             pass
 

@@ -1,4 +1,4 @@
-"""Renders the Lua shims for slurmctld (job_submit.lua) and for the user commands (cli_filter.lua)."""
+"""Render the Lua shims for slurmctld (job_submit.lua) and for the user commands (cli_filter.lua)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from slurm_migbatch.workload.refusal import SENTENCES
 JOB_SUBMIT: Final = "job_submit.lua"
 CLI_FILTER: Final = "cli_filter.lua"
 DESCRIBE_SECONDS: Final = 3
-"""How long a submission waits for the description of a model, at most."""
+"""Longest wait of a submission for the description of a model."""
 
 
 def render(  # noqa: PLR0913 - one keyword for each thing that goes into the text

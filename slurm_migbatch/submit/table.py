@@ -1,18 +1,18 @@
-"""The compiled table: the whole request grid as one file, for the times when the service is away.
+"""Write the compiled table: the whole request grid as one file, for use without the service.
 
 A first line `migbatch table <version> <bytes>`, so many bytes of Lua (`return {...}`: partitions, GPU kinds, where the
-records of each model begin), then records of printable characters that are read one by one when they are needed: what
-slurmctld loads and keeps does not grow with the grid. The shim finds a request's cell, compares its figures with the
+records of each model begin), then records of printable characters that are read one by one when needed: the memory of
+slurmctld does not grow with the grid. The shim finds a request's cell, compares its figures with the
 request and so gives the service's answers; objectives need no cells of their own.
 
-A model's record is a line `unit;input;batch;inputs;batches` (what is assumed, then the edges), and after it a cell for
+A model's record is a line `unit;input;batch;inputs;batches` (the defaults, then the edges), and after it a cell for
 each GPU kind, role (infer, train), batch and input, in this order. A cell is two numbers: its entry in the kind's pool
 of times and in its pool of memory needs. An entry of times has for each plain profile (in the kind's order) the code of
-the latency, 0 where nothing is known, and how many codes the rate is above or below the batch divided by that latency;
+the latency, 0 if unknown, and how many codes the rate is above or below the batch divided by that latency;
 an entry of needs has MiB. Numbers are digits to the base 94, from `!`.
 
-Why pools: figures are on preferred numbers (`predict.candidate`), and what a model does on the other slices follows
-from few patterns, so many cells are alike. Cells cost five or six bytes for some twenty figures, written out it is
+Why pools: figures are preferred numbers (`predict.candidate`), and a model's figures on the other slices follow
+few patterns, so many cells are equal. A cell costs five or six bytes for some twenty figures; written out it is
 more than a hundred.
 """
 
@@ -40,7 +40,7 @@ ZERO: Final = ord("!")
 TIME_DIGITS: Final = 2
 NEED_DIGITS: Final = 5
 MIDDLE: Final = BASE**TIME_DIGITS // 2
-"""What is added to the difference of a rate, which may be negative."""
+"""Added to the difference of a rate, which may be negative."""
 _INDENT: Final = " "
 
 Array = npt.NDArray[Any]
@@ -116,7 +116,7 @@ def compile_table(catalog: SiteCatalog, chooser: Chooser, *, models: Iterable[st
 
 
 def write_table(path: Path, source: str) -> None:
-    """Put the table in place for slurmctld to find on its next look; a reader sees the old one or the new one.
+    """Write the table atomically for slurmctld to find when it next checks.
 
     Raises OSError. The file is readable by all and writable by its owner: the shim refuses any other.
     """
@@ -143,7 +143,7 @@ def _partition(partition: Partition) -> dict[str, Any]:
 
 
 def _nodes(catalog: SiteCatalog) -> dict[str, Any]:
-    """Return the nodes by name, each as the number of its group: nodes that differ by their names alone."""
+    """Return the nodes by name, each as the number of its group: nodes that differ only by their names."""
     numbers: dict[MigNode, int] = {}
     names = {}
     for node in catalog.nodes.values():
@@ -190,7 +190,7 @@ def _grid_line(grid: Grid) -> bytes:
 
 
 class _Records:
-    """Pieces of the file in order; `add` gives the place of a piece."""
+    """Pieces of the file in order; `add` returns the position of a piece."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -203,7 +203,7 @@ class _Records:
 
 
 class _Pool:
-    """Different entries, all of one length, by number."""
+    """Distinct entries, all of one length, by number."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, int] = {}
@@ -216,7 +216,7 @@ class _Pool:
 
     @property
     def digits(self) -> int:
-        """Digits that every number has room in."""
+        """Number of digits of the largest number."""
         digits = 1
         while BASE**digits < len(self._entries):
             digits += 1
@@ -236,7 +236,7 @@ def _text(codes: Array, digits: int) -> Array:
 
 
 def _figures(chooser: Chooser, model: str, role: str, kind: GpuKind) -> tuple[Array, Array, Array]:
-    """Return the seconds, items per second and MiB to count on, cells x plain profiles."""
+    """Return the conservative seconds, items per second and MiB, cells x plain profiles."""
     grid = chooser.grids[model]
     sheet = sheet_of(chooser.predictor, Block(model, role, grid.unit, grid.batches, grid.inputs), kind)
     return sheet[0, 2], sheet[1, 0], sheet[2, 2]

@@ -222,6 +222,9 @@ def test_doctor_reads_slurms_configuration():
         "prologepilogtimeout": "65534",
     }
     assert {f.level for f in check_slurm_conf(good)} == {"ok"}
+    assert {f.level for f in check_slurm_conf({**good, "proctracktype": "proctrack/cgroup"})} == {"ok"}
+    (left,) = [f for f in check_slurm_conf({**good, "proctracktype": "proctrack/linuxproc"}) if f.level != "ok"]
+    assert left.level == "warn" and left.subject == "ProctrackType" and "outlives the job" in left.text and left.advice
     bad = check_slurm_conf({"grestypes": "gpu", "prologepilogtimeout": "10 sec"})
     wrong = {f.subject for f in bad if f.level == "FAIL"}
     assert wrong == {

@@ -271,11 +271,20 @@ def test_a_job_that_holds_more_than_slurm_allocated_is_cancelled(running, node, 
         start(2, ("1g.10gb", 4, 1), ("1g.10gb", 5, 1), seq=3),
     )
     eventually(lambda: slurm.cancelled)
-    assert slurm.cancelled == [1]
+    assert slurm.cancelled == ["1"]
     ((job, fields),) = slurm.updates
-    assert job == 1
+    assert job == "1"
     assert "1 x 3g.40gb on n1" in fields["AdminComment"]
     assert "job 1 holds 1 x 3g.40gb" in caplog.text
+
+
+def test_of_an_array_the_task_alone_is_cancelled(running, node, slurm):
+    """The task that started last has the array's own id, which means all of its tasks to Slurm's commands."""
+    task = JobRow(1, array_job=1, array_task="3", state="RUNNING", nodes=("n1",), gres="gres/mig:1g.10gb:1")
+    slurm.queue[1] = task
+    node.events(state(gpu(0)), start(1, ("3g.40gb", 0, 4)))
+    eventually(lambda: slurm.cancelled)
+    assert slurm.cancelled == ["1_3"] and [job for job, _ in slurm.updates] == ["1_3"]
 
 
 def test_a_single_odd_look_cancels_nobody():

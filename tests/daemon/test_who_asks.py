@@ -193,6 +193,8 @@ def test_private_jobs_are_told_of_to_those_alone_who_may_see_them(
         for uid in (0, 1000):
             assert "does not list" not in asked(config, uid, "/v1/why/2")
         assert "403" in tcp(running.port, "/v1/why/2"), "the network is told nothing of jobs"
+        for odd in ("9" * 5000, "9" * 11, "x", "-1", "%D9%A3"):
+            assert "403" in tcp(running.port, f"/v1/why/{odd}") and "number" in asked(config, 0, f"/v1/why/{odd}")
         assert "403" in tcp(running.port, "/v1/waiting")
     slurm.private = ""
     with Running(make()) as running:

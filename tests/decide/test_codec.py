@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import random
+from dataclasses import replace
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from slurm_migbatch.decide.dispatch.retype import Pending, Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchSettings
 from slurm_migbatch.decide.lending.stage import LendingSettings
 from slurm_migbatch.decide.recording.codec import Codec, CodecError, RecordedPlan, RecordedProgress, RecordedTask
-from slurm_migbatch.decide.recording.deltas import Delta
+from slurm_migbatch.decide.recording.deltas import Delta, RowDelta
 from slurm_migbatch.decide.recording.segments import AskedPredictions, SegmentReader, SegmentWriter
 from slurm_migbatch.decide.snapshot import (
     Answers,
@@ -157,6 +160,48 @@ def test_one_job_that_moves_is_one_word() -> None:
     writer: Delta[int] = Delta(Codec(), int)
     writer.write({key: key for key in range(1000)})
     assert writer.write({key: key for key in (*range(1, 1000), 0)}) == {"at": [[999, 0]]}
+
+
+queues = st.lists(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1)), unique_by=itemgetter(0), max_size=10), max_size=5
+)
+
+
+@given(queues, st.randoms(use_true_random=False))
+def test_rows_are_followed_whether_they_are_the_same_objects_or_not(seen: list, rng: random.Random) -> None:
+    codec, known = Codec(), {}
+    writer, reader = (RowDelta(codec, JobRow, attrgetter("job_id")) for _ in range(2))
+    for queue in seen:
+        rows = tuple(
+            JobRow(job, priority=priority)
+            if rng.random() < 0.2
+            else known.setdefault((job, priority), JobRow(job, priority=priority))
+            for job, priority in queue
+        )
+        delta = through_json(writer.write_rows(rows))
+        assert tuple(reader.read(delta).values()) == rows
+        assert {job for job, _ in delta.get("new", ())}.isdisjoint(job for job, _ in delta.get("changed", ()))
+
+
+def test_of_a_long_queue_only_what_changed_is_written() -> None:
+    writer: RowDelta[int] = RowDelta(Codec(), JobRow, attrgetter("job_id"))
+    rows = [JobRow(job) for job in range(1000)]
+    writer.write_rows(tuple(rows))
+    rows[500] = replace(rows[500], priority=7)
+    rows[600] = replace(rows[600])
+    rows.append(rows.pop(0))
+    del rows[300]
+    delta = writer.write_rows(tuple(rows))
+    assert delta == {"gone": [301], "changed": [[500, {"priority": 7}]], "at": [[998, 0]]}
+
+
+def test_a_row_that_is_there_twice_cannot_be_written() -> None:
+    row = JobRow(1)
+    for twice in ((row, JobRow(2), row), (row, JobRow(1)), (JobRow(3), JobRow(3))):
+        writer: RowDelta[int] = RowDelta(Codec(), JobRow, attrgetter("job_id"))
+        writer.write_rows((row, JobRow(2)))
+        with pytest.raises(CodecError):
+            writer.write_rows(twice)
 
 
 @pytest.mark.parametrize(

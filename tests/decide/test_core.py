@@ -100,6 +100,22 @@ def test_a_job_that_a_node_sent_back_starts_once_slurm_shows_it_pending() -> Non
         assert found.supply is not None and [action.job for action in found.supply.start_now] == expected
 
 
+def test_a_job_that_comes_back_again_and_again_waits_out_the_delay() -> None:
+    memory, late = DecisionMemory(SETTINGS), inference(5, "1g.10gb")
+    hurried = []
+    for seconds in (0, 10, 20, 30, 40, 605, 611):
+        now = NOW + seconds
+        for state in ("RUNNING", "PENDING"):
+            row = replace(late, state=state, reason="BeginTime", nodes=("h1",) if state == "RUNNING" else ())
+            seen = replace(cluster(row, sent_back=(5,) if state == "RUNNING" else ()), now=now)
+            found = decide(seen, memory, SETTINGS)
+            assert found.supply is not None
+            hurried += [seconds for _ in found.supply.start_now]
+    assert hurried == [0, 10, 20, 605, 611]
+    decide(replace(cluster(), now=NOW + 2000), memory, SETTINGS)
+    assert not memory.supply.hurried
+
+
 def test_the_record_is_asked_for_what_a_returned_training_achieved_once() -> None:
     memory = DecisionMemory(SETTINGS)
     back = replace(TRAINING, restarts=1)

@@ -363,9 +363,10 @@ def served(here: Site, items: float, after_s: float, latency_ms: float = 20.0) -
     for number in (21, 22):
         began = here.now - after_s
         fields: dict[str, Any] = {"array_task": str(number), "tasks": 1, "throttle": None, "start": began}
+        fields["nodes"] = ("h1",)
         here.queue.rows[number] = replace(here.queue.rows[9], job_id=number, state="RUNNING", **fields)
         event = {"kind": "progress", "job": number, "restart": 0, "items": items, "latency_ms": latency_ms}
-        here.control.observer.ingested([{**event, "ts": here.now}], here.now)
+        here.control.observer.ingested("h1", [{**event, "ts": here.now}], here.now)
 
 
 def test_a_service_has_as_many_instances_as_its_load_needs(site: Callable[..., Site]) -> None:

@@ -27,6 +27,7 @@ def _afresh(memory: SupplyMemory) -> SupplyMemory:
         dict(memory.standing),
         copy.deepcopy(memory.avoided),
         set(memory.sent_back),
+        dict(memory.hurried),
         dict(memory.pairs),
         memory.preference,
     )

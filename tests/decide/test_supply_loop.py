@@ -293,11 +293,25 @@ def test_a_forged_grant_is_reported() -> None:
 def test_a_requeued_job_is_hastened_once_it_is_pending_again() -> None:
     world = World()
     world.steps(2)
-    job = world.slurm.submit("mig:7g.80gb:1", reason="BeginTime", eligible=world.clock.time() + 121)
-    world.loop.observer.send_back(job)
+    job = world.slurm.submit("mig:7g.80gb:1", reason="BeginTime", eligible=world.clock.time() + 121, restarts=1)
+    world.loop.observer.ingested("n1", [{"kind": "misfit", "job": job, "restart": 0}])
     world.steps(5)
     assert world.slurm.calls["hasten"] == 1
     assert job in world.running()
+
+
+def test_of_an_array_the_task_that_was_requeued_is_hastened_alone() -> None:
+    """The record of the task that started last has the array's own id: the others wait for the time that they named."""
+    world = World()
+    world.steps(2)
+    later = world.clock.time() + 121
+    array = world.slurm.submit("mig:7g.80gb:1", array="0-1", reason="BeginTime", eligible=later)
+    world.slurm.change(array, array_task="1", tasks=1, restarts=1)
+    asked = []
+    world.slurm.hasten = asked.append  # type: ignore[method-assign]
+    world.loop.observer.ingested("n1", [{"kind": "misfit", "job": array, "restart": 0}])
+    world.steps(5)
+    assert asked == [f"{array}_1"]
 
 
 def test_an_offer_that_slurm_does_not_take_is_made_elsewhere() -> None:

@@ -189,6 +189,45 @@ def test_a_pending_job_can_be_changed(stack: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "profile"), [("Gres=mig:1g.10gb:1", "1g.10gb"), ("Comment=looked at", "2g.20gb"), ("Gres=", "")]
+)
+def test_a_pending_job_that_root_changes_gets_what_slurm_has_of_it(stack: Cluster, change: str, profile: str) -> None:
+    """No more and no less: it is not ended by the audit, and does not run without its slice."""
+    seen = f"{SHOW}; sleep 3"  # longer than the audit takes
+    job, _ = sbatch(stack, "--gres=mig:2g.20gb:1", "--hold", wrap=seen)
+    stack.run(["scontrol", "update", f"JobId={job}", change])
+    stack.run(["scontrol", "release", str(job)])
+    assert stack.wait_job(job) == "COMPLETED"
+    if profile:
+        (piece,) = account(stack, job)["slices"]
+        assert piece["profile"] == profile and sights(stack.output(job))["batch"] == [piece["mig_uuid"]]
+    else:
+        assert "MIG-" not in stack.output(job)
+    settled(stack)
+
+
+def test_a_change_that_slurm_refuses_leaves_a_job_without_slices_runnable(stack: Cluster) -> None:
+    """slurmctld keeps the comment of the change, and with it the marker."""
+    job, _ = sbatch(stack, "--hold")
+    update = ["scontrol", "update", f"JobId={job}", "Gres=mig:1g.10gb:1", "Nice=-100"]
+    assert stack.run(update, "mbalice", check=False).returncode
+    stack.run(["scontrol", "release", str(job)], "mbalice")
+    assert stack.wait_job(job) == "COMPLETED"
+    assert "MIG-" not in stack.output(job)
+
+
+def test_a_job_that_root_submits_for_a_user_gets_its_slice(stack: Cluster) -> None:
+    output = stack.home("mbalice") / "by-root.out"
+    options = ["--uid=mbalice", "--gid=mbalice", f"--chdir={stack.home('mbalice')}", "-o", str(output)]
+    done = stack.run(["sbatch", "--parsable", *options, "--gres=mig:auto", "--wrap", SHOW])
+    job = int(done.stdout)
+    assert stack.wait_job(job) == "COMPLETED"
+    row = account(stack, job)
+    assert row["user"] == "mbalice" and sights(output.read_text())["batch"] == [row["slices"][0]["mig_uuid"]]
+    settled(stack)
+
+
+@pytest.mark.parametrize(
     ("options", "advice"),
     [
         (["--gres=mig:1g"], "1g.10gb"),

@@ -136,6 +136,49 @@ def test_nothing_but_the_record_goes_with_the_last_entry(record, tmp_path):
     assert (theirs / "job").exists()
 
 
+@pytest.mark.parametrize("how", ["link", "theirs", "open"])
+def test_a_record_is_written_to_a_directory_of_roots_alone(record, tmp_path, how):
+    """Whose directory it is could put links in the places of what root is about to write."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    if how == "link":
+        record.directory.symlink_to(theirs)
+    else:
+        record.directory.mkdir(mode=0o777 if how == "open" else 0o755)
+        record.directory.chmod(0o777 if how == "open" else 0o755)
+        os.chown(record.directory, 1 if how == "theirs" else 0, -1)
+    with pytest.raises(InstallConflict, match=r"must be a directory|owned by root"):
+        install(InstallRecord(record.directory), Wanted(str(tmp_path / "hook"), "x\n"))
+    assert not list(theirs.iterdir()) and not list(record.directory.iterdir())
+
+
+def test_a_backup_is_never_written_through_a_link(record, tmp_path):
+    path, victim = tmp_path / "slurm.conf", tmp_path / "victim"
+    path.write_text("A\n")
+    record.directory.mkdir(mode=0o700)
+    name = f"{str(path).strip('/').replace('/', '%')}.{files.digest('A' + chr(10))[:12]}"
+    (record.directory / name).symlink_to(victim)
+    with pytest.raises(InstallConflict):
+        install(record, Wanted(str(path), "A,mig\n", "site"))
+        leave(record)
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize("kind", ["site", "own"])
+def test_nothing_is_written_over_what_was_not_read(record, tmp_path, kind):
+    """Whoever may change the directory of slurm.conf could lead root to any file once it has read his own."""
+    path, victim = tmp_path / "slurm.conf", tmp_path / "victim"
+    if kind == "site":
+        path.write_text("mine\n")
+    victim.write_text("root's\n")
+    changes = files.differing([Wanted(str(path), "mine,mig\n", kind)], record)
+    path.unlink(missing_ok=True)
+    path.symlink_to(victim if kind == "site" else tmp_path / "new")
+    with pytest.raises(InstallConflict, match="has changed since it was read"):
+        files.apply(changes, record)
+    assert victim.read_text() == "root's\n" and not (tmp_path / "new").exists()
+
+
 def test_a_record_that_cannot_be_read_is_not_taken_for_an_empty_one(record):
     record.directory.mkdir()
     (record.directory / "record.json").write_text("{")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -39,6 +40,22 @@ def test_exposure(tmp_path: Path, text: str, most: float) -> None:
     found = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
     assert found, done.stdout + done.stderr
     assert float(found[1]) <= most, done.stdout
+
+
+def test_a_start_of_migbatchd_takes_nothing_of_others_over(tmp_path: Path) -> None:
+    """systemd gives StateDirectory= and RuntimeDirectory= with all below them to User= where owner or group differ.
+
+    There lie root's record of the installation and, on a host that is a node too, journal and hand-offs.
+    """
+    text = controller("nobody")
+    assert not re.search(r"^(State|Runtime|Cache|Logs)Directory=", text, re.MULTILINE)
+    (line,) = re.findall(r"^ExecStartPre=\+(.*)$", text, re.MULTILINE)
+    place = tmp_path / "migbatch"
+    for _ in range(2):
+        subprocess.run(line.replace("/run/migbatch", str(place)).split(), check=True)
+        assert (place.stat().st_uid, place.stat().st_mode & 0o777) == (pwd.getpwnam("nobody").pw_uid, 0o755)
+        (place / "n1").mkdir(exist_ok=True)
+        assert (place / "n1").stat().st_uid == 0
 
 
 @pytest.mark.parametrize("text", [controller("root"), unit()], ids=["migbatchd", "migbatch-node"])

@@ -185,6 +185,21 @@ def test_housekeeping_mends_without_any_hook(new_node):
         assert node.cap(idle.cap_gi) == (0, 0o400)
 
 
+def test_an_unforeseen_error_does_not_end_the_housekeeping(new_node, monkeypatch, caplog):
+    node = new_node(ReconcileEvery=0.01)
+    agent, seen = Agent(node.config), []
+
+    def reconcile(*_):
+        seen.append(len(seen))
+        if len(seen) > 2:
+            agent._stopping.set()
+        raise KeyError("odd")
+
+    monkeypatch.setattr("slurm_migbatch.node.executor.Executor.reconcile", reconcile)
+    agent._housekeeping()
+    assert len(seen) > 2 and "KeyError: 'odd'" in caplog.text
+
+
 def test_the_client_reads_the_environment_and_nothing_else(node, monkeypatch):
     asked = {}
 

@@ -88,6 +88,37 @@ def test_an_old_credential_has_expired(tmp_path, monkeypatch):
         signer.verify(credential, b"x", "n1")
 
 
+def test_what_is_remembered_of_a_nodes_credentials_is_bounded_and_of_others_apart(tmp_path, monkeypatch):
+    """Whoever has one node's key can make any number of them, and each is remembered for ten minutes."""
+    monkeypatch.setattr(auth, "MOST_CREDENTIALS", 20)
+    path = token_file(tmp_path)
+    node, controller = TokenSigner(path), TokenSigner(path)
+    for _ in range(20):
+        controller.verify(node.sign(b"x", "n1"), b"x", "n1")
+    with pytest.raises(AuthError, match="n1 has made 20 credentials"):
+        controller.verify(node.sign(b"x", "n1"), b"x", "n1")
+    first = node.sign(b"x", "n2")
+    controller.verify(first, b"x", "n2")
+    later = time.time() + 2 * auth.TOKEN_LIFETIME_S + 1
+    monkeypatch.setattr(time, "time", lambda: later)
+    for _ in range(20):
+        controller.verify(node.sign(b"x", "n1"), b"x", "n1")
+    assert len(controller._seen) == 20 and dict(controller._live) == {"n1": 20}
+    with pytest.raises(AuthError, match="expired"):
+        controller.verify(first, b"x", "n2")
+
+
+def test_a_credential_is_no_longer_than_this_release_makes_it(tmp_path, monkeypatch):
+    signer = TokenSigner(token_file(tmp_path))
+    for nonce in ("a" * 65, "", "A", "ab c", "1_0"):
+        monkeypatch.setattr("secrets.token_hex", lambda _, nonce=nonce: nonce)
+        with pytest.raises(AuthError, match="malformed"):
+            signer.verify(signer.sign(b"x", "n1"), b"x", "n1")
+    monkeypatch.setattr(time, "time", lambda: 10.0**13)
+    with pytest.raises(AuthError, match="malformed"):
+        signer.verify(signer.sign(b"x", "n1"), b"x", "n1")
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o606])
 def test_a_token_that_others_can_read_is_none(tmp_path, mode):
     with pytest.raises(AuthError, match="chmod 600"):

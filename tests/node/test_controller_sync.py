@@ -1,6 +1,7 @@
 """Events out, plans in: against a controller that checks and one that lies."""
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -9,6 +10,7 @@ import pytest
 from slurm_migbatch.node import auth, plan
 from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
 from slurm_migbatch.node.controller_sync import ControllerSync
+from slurm_migbatch.testbed.proc import wait_until
 
 
 class Controller:
@@ -135,6 +137,32 @@ def test_a_controller_that_is_down_is_an_error_to_wait_out(token):
         link.post("/node/v1/events", {})
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 500 no\r\nContent-Length: 30\r\n\r\nbad\n\x1b]0;x\x07 node n2: all is well",
+        b"\x1b[2J\x0cHTTP is not spoken here\r\n\r\n",
+    ],
+    ids=["refusal", "no status"],
+)
+def test_what_a_stranger_at_the_port_says_is_logged_on_one_line(token, raw):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+        def answer():
+            link, _ = server.accept()
+            with link:
+                link.recv(65536)
+                link.sendall(raw)
+
+        stranger = threading.Thread(target=answer)
+        stranger.start()
+        with pytest.raises(ControllerError) as refused:
+            ControllerClient([url], auth.TokenSigner(str(token)), "n1", timeout=5).post("/node/v1/events", {})
+        stranger.join()
+    assert str(refused.value).isprintable()
+
+
 def test_the_inventory_is_told_once(served, controller):
     node, controller_sync = served
     node.prolog(1, "[mig:1g.10gb:1]")
@@ -167,6 +195,24 @@ def test_the_threads_carry_everything_and_end_when_told(served, controller):
     for thread in threads:
         thread.join(120)
         assert not thread.is_alive()
+
+
+def test_an_unforeseen_error_ends_no_thread(served, caplog):
+    """What a node finds on itself is looked up in many places, and none may keep the others from being told."""
+    (node, _), found = served, []
+
+    def checks(_gpus):
+        found.append(1)
+        raise KeyError("odd")
+
+    stopping = threading.Event()
+    sync = ControllerSync(node.config, node.executor.gpus, stopping, checks)
+    thread = next(thread for thread in sync.threads() if thread.name == "findings")
+    thread.start()
+    wait_until(lambda: len(found) > 1, 60.0, "the second attempt")
+    stopping.set()
+    thread.join()
+    assert "findings: KeyError('odd'); will be tried again" in caplog.text
 
 
 def answers(controller, database, told, acked=None):

@@ -59,7 +59,7 @@ def owners(node, row):
 def refused(node, job, marker=GUEST, **values):
     code, line = node.prolog(job, marker, **values)
     assert code == exits.OK and "requeued" in line, line
-    assert node.scontrol_calls()[-1] == f"requeue {job}"
+    assert node.scontrol_calls()[-1] == f"requeue incomplete {job}"
     assert node.handoff(job, values.get("restart", 0)).slices == ()
     node.check()
     return node.events("misfit")[-1]["reason"]

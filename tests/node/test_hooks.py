@@ -1,12 +1,13 @@
 """What Prolog and Epilog do on a machine that works."""
 
 import json
+import stat
 import time
 from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.node import exits, plan, repair
+from slurm_migbatch.node import exits, handoff, plan, repair
 from slurm_migbatch.node.deadline import Deadline, locked
 from tests.support.nodes import ALICE, BOB
 
@@ -108,6 +109,28 @@ def test_a_new_run_takes_back_what_the_earlier_one_still_holds(node):
     node.check()
 
 
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_job_whose_number_another_users_job_had_gets_its_own_slice(node, before):
+    """slurmctld has lost its state and counts anew, and the Epilog of the job of before never came."""
+    node.prolog(1, "[mig:3g.40gb:1]", restart=before)
+    (row,) = node.slices("held")
+    assert node.prolog(1, "[mig:1g.10gb:1]", uid=BOB)[0] == exits.OK
+    assert [(r.uid, r.restart, r.slot.profile.name) for r in node.slices("held")] == [(BOB, 0, "1g.10gb")]
+    assert node.cap(row.cap_gi)[0] != ALICE
+    assert list(handoff.listed(node.executor.paths.job)) == [(1, 0)] and node.handoff(1).uid == BOB
+    assert [(event["job"], event["restart"]) for event in node.events("stop")] == [(1, before)]
+    node.epilog(1, uid=BOB)
+    node.check()
+
+
+def test_what_another_users_job_of_that_number_left_hides_no_refusal(node):
+    node.prolog(1, "[mig:1g.10gb:1]", restart=3)
+    node.epilog(1, restart=3)
+    node.prolog(2, "[mig:7g.80gb:1]")
+    assert "requeued" in node.prolog(1, "[mig:7g.80gb:1]", uid=BOB)[1]
+    assert sorted(handoff.listed(node.executor.paths.job)) == [(1, 0), (2, 0)] and node.handoff(1).slices == ()
+
+
 def test_an_epilog_without_any_count_ends_the_job(node):
     node.prolog(1, "[mig:1g.10gb:1]", restart=2)
     node.epilog(1, restart=None)
@@ -119,12 +142,38 @@ def test_a_full_node_sends_the_job_back_and_its_tasks_cannot_run(node):
     node.prolog(1, "[mig:7g.80gb:1]")
     code, line = node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
     assert code == exits.OK and "requeued" in line
-    assert node.scontrol_calls() == ["requeue 2"]
+    assert node.scontrol_calls() == ["requeue incomplete 2"]
     (misfit,) = node.events("misfit")
     assert (misfit["job"], misfit["grant"]) == (2, "mig:1g.10gb:1") and "no free placement" in misfit["reason"]
     assert node.handoff(2).slices == ()
     node.check()
     assert [event["job"] for event in node.events("stop")] == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [
+        (["7 2 1 0", "2 2 3 0", "8 2 2 0"], "2_3"),  # the array's last task, which has the array's id
+        (["2 9 4 0"], "2"),
+        (["2 2 N/A 0"], "2"),
+        (["1 1 N/A 1", "2 2 N/A 1", "3 3 N/A 1"], "1"),  # a part of a heterogeneous job
+        (["2 2 N/A N/A"], "2"),
+    ],
+)
+def test_a_job_is_sent_back_by_the_name_of_it_alone(node, rows, name):
+    node.prolog(1, "[mig:7g.80gb:1]")
+    node.slurm_names(2, *rows)
+    assert "requeued" in node.prolog(2, "[mig:1g.10gb:1]")[1]
+    assert node.scontrol_calls() == [f"requeue incomplete {name}"]
+
+
+@pytest.mark.parametrize("rows", [["3 3 N/A 0"], ["2 2 N/A 0", "2 2 N/A 0"], ["2"], [""]])
+def test_a_job_whose_name_is_not_certain_is_not_sent_back(node, rows):
+    node.prolog(1, "[mig:7g.80gb:1]")
+    node.slurm_names(2, *rows)
+    code, line = node.prolog(2, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "tasks will fail" in line
+    assert node.scontrol_calls() == [] and node.handoff(2).slices == ()
 
 
 def test_a_refusal_stays_until_the_next_run_has_its_slice(node):
@@ -211,10 +260,12 @@ def test_of_a_changed_job_slurmctld_is_asked_too(node):
     node.slurm_says("1 gres:mig:1g.10gb:1", "2 N/A", "3", "4 gres/mig:none:1")
     assert node.prolog(1, "[mig:7g.80gb:1#chg7fq3k2ab]")[0] == exits.OK
     assert [row.slot.profile.name for row in node.slices("held")] == ["1g.10gb"]
-    for job in (2, 3, 4, 5):
+    for job in (2, 4):  # it has none, and is not sent back for it again and again
+        assert node.prolog(job, "[mig:1g.10gb:1#chg]") == (exits.OK, "")
+    for job in (3, 5):
         assert "the job was updated" in node.prolog(job, "[mig:1g.10gb:1#chg]")[1]
-    assert [call.split()[0] for call in node.scontrol_calls()] == ["requeue"] * 4
-    assert node.asked_slurm() == [1, 2, 3, 4, 5]
+    assert [call.split()[0] for call in node.scontrol_calls()] == ["requeue"] * 2
+    assert node.asked_slurm() == [1, 2, 4, 3, 5]
     assert node.prolog(6, "[mig:1g.10gb:1#7fq3k2ab]")[0] == exits.OK and node.asked_slurm()[-1] == 5
     assert len(node.slices("held")) == 2
     node.check()
@@ -337,7 +388,7 @@ def test_only_zombies_left_is_a_misfit_and_not_a_drain(node):
     node.machine.stick_destroy(None)
     code, line = node.prolog(2, "[mig:7g.80gb:1]")
     assert code == exits.OK and "requeued" in line
-    assert node.scontrol_calls() == ["requeue 2"]
+    assert node.scontrol_calls() == ["requeue incomplete 2"]
 
 
 def test_instances_made_by_hand_are_respected_while_in_use_and_adopted_when_not(new_node):
@@ -399,7 +450,7 @@ def test_a_lost_gpu_drains_the_node_with_a_reason_and_the_job_goes_elsewhere(nod
     code, line = node.prolog(2, "[mig:1g.10gb:1]")
     assert code == exits.OK and "fell off the bus" in line, line
     assert node.scontrol_calls()[0].startswith("update NodeName=n1 State=DRAIN Reason=migbatch: GPU-")
-    assert node.scontrol_calls()[1:] == ["requeue 2"]
+    assert node.scontrol_calls()[1:] == ["requeue incomplete 2"]
     assert node.events("fault")[-1]["drain"] is True
 
 
@@ -495,3 +546,12 @@ def test_a_prolog_that_cannot_get_a_lock_in_time_gives_up(new_node):
     assert node.slices("intent")  # the lock was not ours to undo it
     node.reconcile()
     node.check()
+
+
+def test_a_directory_that_a_killed_hook_had_just_made_is_for_users_to_read_again(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.forget_executor()
+    for name in ("", "job"):
+        (node.root / "run" / name).chmod(0o700)  # as `mkdir` makes it under a hook's umask
+    assert node.prolog(2, "[mig:1g.10gb:1]")[0] == exits.OK
+    assert [stat.S_IMODE((node.root / "run" / name).stat().st_mode) for name in ("", "job")] == [0o755, 0o755]

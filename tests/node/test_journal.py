@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.mig.driver import Instance
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import exits
+from slurm_migbatch.node.deadline import Deadline, locked
 from slurm_migbatch.node.journal import (
     IN_FLIGHT,
     NAME,
@@ -23,6 +24,7 @@ from slurm_migbatch.node.journal import (
 from slurm_migbatch.node.repair import diagnose
 from tests.support.examples import examples
 from tests.support.journals import damage
+from tests.support.node_processes import run_hook
 from tests.support.nodes import ALICE, BOB
 
 
@@ -140,6 +142,21 @@ def test_a_damaged_journal_is_rebuilt_from_driver_and_handoffs(node, how):
         assert node.epilog(job, uid=uid)[0] == exits.OK
     node.check()
     assert not node.slices("held")
+
+
+@pytest.mark.parametrize("hook,calls", [("prolog", ["requeue incomplete 7"]), ("epilog", [])])
+def test_a_hook_does_not_drain_the_node_where_another_is_busy_with_a_new_journal(new_node, hook, calls):
+    node = new_node(HookDeadline=0.3)
+    node.prolog(1, "[mig:1g.10gb:1]")
+    lock = os.dup(node.executor.paths.lock)
+    damage(node, "garbage")
+    with locked(lock, ["rebuild"], Deadline(1)):
+        code, line = run_hook(node, hook, 7, "[mig:1g.10gb:1]")
+    os.close(lock)
+    assert code == exits.OK and "rebuild" in line, line
+    assert node.scontrol_calls() == calls
+    assert node.epilog(1)[0] == exits.OK
+    node.check()
 
 
 def test_instances_whose_owner_nobody_knows_are_parked(node):

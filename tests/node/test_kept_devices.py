@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from slurm_migbatch.node import exits, handoff
+from slurm_migbatch.node import exits, handoff, open_devices
 from slurm_migbatch.node.watch import Watcher
 from tests.support.directories import open_to_users
 from tests.support.nodes import ALICE, BOB
@@ -134,6 +134,15 @@ def test_who_has_the_devices_of_anothers_slice_open_is_told(open_node, crowd, ca
     assert f"process {kept.pid} of uid {ALICE}" in fault["what"] and "nvidia-cap3" in fault["what"]
     assert fault["drain"] is False
     assert str(kept.pid) in caplog.text
+
+
+def test_a_user_who_names_what_he_has_open_cannot_stop_the_look():
+    """A dma-buf has a name of its user's, which the kernel shows as it is: among its facts, and as where it leads."""
+    own = "pos:\t0\nflags:\t02\nmnt_id:\t15\nino:\t7\nname:\t%b/nvidia-cap1\n"
+    for name in (b"\nflags:\tx", b"\xff", b"\nmnt_id:\t1", b"\nflags:\t010000000"):
+        assert open_devices.facts_of(own.encode() % name) == (2, "15")
+    for text in (b"", b"pos:\t0\n", b"flags:\tx\nmnt_id:\t15\n", b"flags:\t02\n"):
+        assert open_devices.facts_of(text) is None
 
 
 def test_what_was_begun_for_somebody_counts_as_his(node, monkeypatch):

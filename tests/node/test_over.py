@@ -28,14 +28,29 @@ def at_once(monkeypatch):
     monkeypatch.setattr(liveness, "PAUSE_S", 0.0)
 
 
+BIND = """
+import os, socket, sys, time
+os.seteuid(int(sys.argv[2]))
+link = socket.socket(socket.AF_UNIX)
+os.seteuid(0)
+link.bind(sys.argv[1])
+os.setresuid(int(sys.argv[2]), int(sys.argv[2]), int(sys.argv[2]))
+os.write(1, b"x")
+time.sleep(600)
+"""
+
+
 @contextmanager
 def socket_at(path, uid=0):
-    """A socket that a user has bound to a path, as slurmstepd has one."""
-    os.seteuid(uid)
-    link = socket.socket(socket.AF_UNIX)
-    os.seteuid(0)
-    with link:
-        link.bind(str(path))
+    """A socket that a process of a user has bound to a path, as slurmstepd has one."""
+    with ExitStack() as open_here:
+        if uid:
+            made = subprocess.Popen([sys.executable, "-ISc", BIND, str(path), str(uid)], stdout=subprocess.PIPE)
+            open_here.callback(made.wait)
+            open_here.callback(made.kill)
+            assert open_here.enter_context(made.stdout).read(1) == b"x"
+        else:
+            open_here.enter_context(socket.socket(socket.AF_UNIX)).bind(str(path))
         yield
     path.unlink(missing_ok=True)
 
@@ -162,6 +177,10 @@ def test_a_step_keeps_its_run_whatever_slurmctld_says(node):
     node.check()
 
 
+LOOK = "from slurm_migbatch.node.liveness import steps\nsteps('n1')"
+UNTOLD = "from slurm_migbatch.node import unix_sockets\nunix_sockets._UID = -1"
+
+
 @pytest.mark.parametrize("name", ["n1_1.0", "n1_1.4294967291", "n1_1.0.1", "n1_1.4294967290"])
 def test_steps_are_found_in_what_the_kernel_lists(tmp_path, name):
     with socket_at(tmp_path / name):
@@ -191,11 +210,12 @@ def test_only_roots_sockets_are_steps(tmp_path, monkeypatch, told):
     with socket_at(path):
         assert liveness.steps("n1", str(tmp_path)) == {7}
     with socket_at(path, uid=BOB):
-        os.chown(path, BOB, -1)
+        os.chown(path, BOB if told else 0, -1)
         assert liveness.steps("n1", str(tmp_path)) == set()
 
 
-def test_a_path_that_does_not_answer_keeps_nobody_waiting(tmp_path):
+@pytest.mark.parametrize("told", [True, False], ids=["owner told", "kernel before 5.3"])
+def test_a_path_that_does_not_answer_keeps_nobody_waiting(tmp_path, told):
     """A user binds his socket, and puts a link to a FUSE mount of his in the place of its directory."""
     hung, place = tmp_path / "hung", tmp_path / "place"
     hung.mkdir()
@@ -204,9 +224,7 @@ def test_a_path_that_does_not_answer_keeps_nobody_waiting(tmp_path):
         place.rename(tmp_path / "moved")
         place.symlink_to(hung)
         with hung_mount(hung):
-            looking = subprocess.Popen(
-                [sys.executable, "-c", "from slurm_migbatch.node.liveness import steps\nsteps('n1')"]
-            )
+            looking = subprocess.Popen([sys.executable, "-c", LOOK if told else f"{UNTOLD}\n{LOOK}"])
             try:
                 assert looking.wait(60) == 0
             finally:

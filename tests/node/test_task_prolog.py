@@ -312,3 +312,21 @@ def test_another_jobs_slices_do_not_stay_in_the_environment(node):
     mine = task_prolog.inherited({b"MIGBATCH_DEVICES": b"MIG-a", b"CUDA_VISIBLE_DEVICES": b"0"})
     assert "unset CUDA_VISIBLE_DEVICES" not in mine
     assert task_prolog.inherited({b"CUDA_VISIBLE_DEVICES": b"0"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("environ", "asked"),
+    [
+        ({}, ["requeue incomplete 17"]),
+        ({"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}, ["requeue incomplete 17_3"]),
+        # the variables of the array task that submitted it
+        ({"SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "3"}, ["requeue incomplete 17"]),
+        ({"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "x"}, ["requeue incomplete 17"]),
+        ({"SLURM_JOB_ID": "--help"}, []),
+        ({"SLURM_STEP_ID": "0"}, []),
+    ],
+)
+def test_a_batch_script_without_a_slice_sends_its_own_job_back(node, environ, asked):
+    values = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": node.name} | environ
+    task_prolog.send_back(str(node.etc), {key.encode(): value.encode() for key, value in values.items()})
+    assert node.scontrol_calls() == asked

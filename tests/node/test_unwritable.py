@@ -73,7 +73,7 @@ def test_a_prolog_sends_its_job_back_and_the_node_goes_on(small, fault, way):
     with way(small), fault(small):
         code, line = run_hook(small, "prolog", 1, "[mig:2g.20gb:1]", uid=BOB)
         assert code == exits.OK and "requeued" in line and "journal" in line, line
-        assert small.scontrol_calls() == ["requeue 1"]
+        assert small.scontrol_calls() == ["requeue incomplete 1"]
         assert devices(small, BOB) == 0
     assert small.handoff(1).slices == ()
     small.reconcile()
@@ -150,7 +150,7 @@ def test_a_fault_that_lasts_drains_the_node_with_a_reason(small, fault, monkeypa
     assert drain.startswith(
         "update NodeName=n1 State=DRAIN Reason=migbatch: journal not writable for 0 minutes, 5 hooks"
     )
-    assert "requeue 5" in small.scontrol_calls()
+    assert "requeue incomplete 5" in small.scontrol_calls()
 
 
 def test_where_neither_works_the_exit_code_drains(small, monkeypatch):
@@ -204,7 +204,7 @@ def test_a_run_dir_that_is_full_sends_the_job_back(new_node, tmp_path):
         node.forget_executor()
         with full(node):
             code, line = run_hook(node, "prolog", 2, "[mig:1g.10gb:1]", uid=BOB)
-            assert code == exits.OK and "requeued" in line and node.scontrol_calls() == ["requeue 2"], line
+            assert code == exits.OK and "requeued" in line and node.scontrol_calls() == ["requeue incomplete 2"], line
             assert run_hook(node, "epilog", 1)[0] == exits.OK
         assert run_hook(node, "prolog", 2, "[mig:1g.10gb:1]", uid=BOB, restart=1)[0] == exits.OK
         assert {row.job for row in node.slices("held")} == {2}

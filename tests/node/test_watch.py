@@ -367,6 +367,22 @@ def test_without_help_of_the_kernel_it_looks_now_and_then(new_node, monkeypatch,
     assert "only every 0.05 s: " in caplog.text
 
 
+def test_an_unforeseen_error_does_not_end_it(new_node, monkeypatch, caplog):
+    def broken(*_):
+        raise KeyError("flags")
+
+    monkeypatch.setattr("slurm_migbatch.node.open_devices.OpenDeviceScan.scan", broken)
+    node = new_node(SampleEvery=0.05, ProgressEvery=0)
+    node.prolog(1, "[mig:1g.10gb:1]")
+
+    def work(calls):
+        write(node, "steps=5\n")
+        wait_until(lambda: node.events("progress")[-1:] and node.events("progress")[-1]["steps"] == 5, 60.0, "it")
+
+    looking(node, monkeypatch, work)
+    assert "running jobs cannot be looked at: KeyError('flags')" in caplog.text
+
+
 def test_it_can_be_switched_off(new_node):
     node = new_node(SampleEvery=0)
     assert Watcher(node.config, node.executor.gpus).thread(threading.Event(), -1) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 import stat
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.slurm.cli import CliClient
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, row_of
 from slurm_migbatch.slurm.dialog import line
 from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, JobReader, count_tasks, parse_gres, parse_jobs, parse_nodes
 from slurm_migbatch.slurm.unread import Unread
@@ -200,6 +201,25 @@ def test_a_row_that_is_printed_as_before_is_the_same_object() -> None:
     assert second[0] is first[0]
     assert second[3] is first[1]
     assert [row.name for row in second[1:3]] == ["b", f"n{MARK}"]
+
+
+def test_jobs_of_one_kind_share_what_is_alike() -> None:
+    kind = {"NodeList": "node7", "tres_per_node": "gres/mig:1g.10gb:1", "State": "RUNNING", "Account": "physics"}
+    first, second = parse_jobs(squeue_row(1, **kind) + squeue_row(2, **kind), MARK)
+    shared = ("user", "account", "partition", "state", "reason", "nodes", "gres", "qos")
+    assert first.nodes == ("node7",)
+    assert all(getattr(first, name) is getattr(second, name) for name in shared)
+
+
+def test_a_row_that_was_filled_at_once_is_as_any_other() -> None:
+    values = {field.name: object() for field in dataclasses.fields(JobRow)}
+    row = row_of(*values.values())
+    assert row == JobRow(**values)
+    assert type(row) is JobRow
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        row.state = "RUNNING"
+    with pytest.raises(TypeError):
+        row_of(1)
 
 
 def test_a_listing_that_breaks_off_leaves_what_was_read_before() -> None:

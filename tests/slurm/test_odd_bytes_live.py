@@ -181,7 +181,7 @@ def test_what_is_written_back_stays_as_it_is(bench: Bench) -> None:
     odd, plain = bench.held(["--comment=" + comment, "--comment=plain"])
     longest = "x" * 200_000  # more than one argument of a command can hold
     updates = {str(plain): {"Comment": "changed"}, str(odd): {"Comment": comment + "c"}, "1_[1]": {"Comment": longest}}
-    with pytest.raises(Exception, match="refused 1 of 3") as caught:
+    with pytest.raises(Exception, match="rejected 1 of 3") as caught:
         bench.client.update_jobs(updates)
     assert "too long" in str(caught.value)
     shown = bench.looked_at()

@@ -223,6 +223,16 @@ def test_a_requeued_job_is_a_new_run(store: Store) -> None:
     assert run_of(store, 7, 1).run["user"] == "alice"
 
 
+def test_a_misfit_ends_no_run_that_has_a_slice_on_another_node(store: Store) -> None:
+    """Root of a node may tell of any job."""
+    here, other = Node(store), Node(store, "n2", "bb")
+    here.send(here.start(100, 7))
+    other.send(other.event("misfit", 101, job=7, restart=0, reason="x"))
+    assert (run_of(store, 7).run["state"], run_of(store, 7).run["ended"]) == ("RUNNING", None)
+    here.send(here.stop(110, 7))
+    assert (run_of(store, 7).run["state"], run_of(store, 7).run["ended"]) == ("COMPLETED", 110.0)
+
+
 def test_a_misfit_is_requeued_with_its_reason(store: Store) -> None:
     node = Node(store)
     node.send(node.event("misfit", 100, job=7, restart=0, grant="mig:2g.20gb:1", reason="no room on any GPU"))

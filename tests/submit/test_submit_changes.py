@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_migbatch.submit.request import Accept, JobRequest, Present
+from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Present, Refuse
 from slurm_migbatch.submit.service import new_id
 from tests.support.lua_shim import Shim
 
@@ -39,6 +39,60 @@ def test_a_running_job_keeps_what_its_marker_says(shim: Shim) -> None:
         answer = shim(JobRequest(1001, None, comment="other", now=present))
         assert isinstance(answer, Accept) and answer.changes["comment"] == "other [mig:1g.10gb:1#7fq3k2ab]"
         assert shim.changed is changed
+
+
+ROOT = 0
+LONG = "x" * 1010
+
+
+@pytest.mark.parametrize(
+    ("before", "comment", "gres", "after", "changed"),
+    [
+        ("mine [mig:1g.10gb:1#7fq3k2ab]", "theirs", None, "theirs [mig:1g.10gb:1#7fq3k2ab]", True),
+        ("mine [mig:1g.10gb:1#7fq3k2ab]", "", None, "[mig:1g.10gb:1#7fq3k2ab]", True),
+        ("mine [mig:1g.10gb:1#7fq3k2ab]", None, TWO, "mine [mig:1g.10gb:1#7fq3k2ab]", True),
+        ("[mig:1g.10gb:1]", "theirs", TWO, "theirs [mig:1g.10gb:1]", True),
+        ("mine [mig:1g.10gb:1#chg7fq3k2ab]", None, TWO, None, False),
+        ("mine [mig:1g.10gb:1#7fq3k2ab]", None, "", "mine", False),
+        ("[mig:1g.10gb:1#7fq3k2ab]", None, "gres/fpga:1", " ", False),
+        ("mine [mig:1g.10gb:1]", "theirs", "", None, False),
+        # migbatchd writes markers, and elastic jobs are its alone
+        ("mine [mig:1g.10gb:1]", "mine [mig:2g.20gb:1]", TWO, None, False),
+        ("mine [mig:loan:1#loan]", None, TWO, None, False),
+        ("mine [mig:1g.10gb:1#loanabc]", None, "", None, False),
+        ("mine", "theirs", None, None, False),
+        (None, "theirs", TWO, None, False),
+        ("mine [mig:1g.10gb:1]", None, None, None, False),
+    ],
+)
+def test_what_root_changes_leaves_a_marker_by_which_slurmctld_is_asked(
+    shim: Shim, before: str | None, comment: str | None, gres: str | None, after: str | None, changed: bool
+) -> None:
+    """Without it the job would run without its slices, or with others than Slurm has allocated."""
+    present = Present(True, "gpu", ONE, comment=before)
+    answer = shim(JobRequest(ROOT, None, tres_per_node=gres, comment=comment, now=present))
+    assert not shim.errors
+    if after is None:
+        assert isinstance(answer, Pass)
+    else:
+        assert isinstance(answer, Accept) and answer.changes == {"comment": after}
+    assert shim.changed is changed
+
+
+def test_roots_comment_has_to_leave_room_for_the_marker(shim: Shim) -> None:
+    present = Present(True, "gpu", ONE, comment="[mig:1g.10gb:1#7fq3k2ab]")
+    assert isinstance(shim(JobRequest(ROOT, None, comment=LONG, now=present)), Refuse)
+
+
+def test_a_job_that_root_submits_for_a_user_is_judged_as_the_users(shim: Shim) -> None:
+    for more, whose in (({"user_id": "1001"}, "a user's"), ({}, "root's"), ({"user_id": "0"}, "root's")):
+        answer = shim(JobRequest(ROOT, tres_per_node="gres/mig:1g.10gb:1", partition="gpu"), **more)
+        marked = isinstance(answer, Accept) and answer.changes["comment"] == "[mig:1g.10gb:1]"
+        assert marked is (whose == "a user's"), more
+    forged = JobRequest(ROOT, tres_per_node="gres/mig:1g.10gb:1", comment="[mig:7g.80gb:1]", partition="gpu")
+    assert isinstance(shim(forged, user_id="1001"), Refuse)
+    # a user is himself, whatever else is said
+    assert isinstance(shim(JobRequest(1001, tres_per_node="gres/mig:auto", partition="gpu"), user_id="0"), Accept)
 
 
 def test_no_decision_has_such_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

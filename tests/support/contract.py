@@ -320,6 +320,21 @@ class Arrays:
         assert all(r.restarts == 0 for task, r in found.items() if task != "0")
         assert [r.throttle for r in found.values() if r.job_id == array] == [4]
 
+    def test_a_task_is_cancelled_by_its_name_where_the_arrays_id_means_all(self, world: World) -> None:
+        """The record of the task that starts last has the array's own id."""
+        array = world.array("mig:1g.10gb:1", "0-2")
+        for _ in world.passes():
+            if [r.state for r in tasks(world, array).values()] == ["RUNNING"] * 3:
+                break
+        assert tasks(world, array)["2"].job_id == array
+        world.client.update_job(f"{array}_2", Comment="why")
+        assert {t: r.comment for t, r in tasks(world, array).items()} == {"0": "", "1": "", "2": "why"}
+        world.client.cancel(f"{array}_2")
+        for _ in world.passes():
+            if "2" not in tasks(world, array):
+                break
+        assert {t: r.state for t, r in tasks(world, array).items()} == {"0": "RUNNING", "1": "RUNNING"}
+
     def test_no_more_tasks_run_than_the_throttle_allows(self, world: World) -> None:
         array = world.array("mig:1g.10gb:1", "0-5%2")
         for _ in world.passes():

@@ -170,16 +170,21 @@ class FakeSlurm:
             assert sum(counts.values()) == sum(row.gres.values()), "the sum changes: slurmd's registration would drain"
             self.node_rows[name] = dataclasses.replace(row, gres=counts)
 
+    def _named(self, name):
+        rows = self.queue.values()
+        return next((r.job_id for r in rows if name in (str(r.job_id), f"{r.array_job}_{r.array_task}")), name)
+
     def update_job(self, job_id, **fields):
         self._check()
-        if job_id not in self.queue:
+        if self._named(job_id) not in self.queue:
             raise SlurmError("Invalid job id specified")
         self.updates.append((job_id, fields))
 
     def cancel(self, job_id):
         self._check()
-        if self.queue.pop(job_id, None):
-            self.ends[job_id] = {"job_id": job_id, "state": "CANCELLED", "exit_code": "0:15", "restarts": 0}
+        job = self._named(job_id)
+        if self.queue.pop(job, None):
+            self.ends[job] = {"job_id": job, "state": "CANCELLED", "exit_code": "0:15", "restarts": 0}
         self.cancelled.append(job_id)
 
     def ended(self, job_ids):

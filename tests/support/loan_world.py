@@ -277,7 +277,8 @@ class LoanWorld(World):
         self.seq += 1
         event = {"seq": self.seq, "ts": self.clock.time(), "kind": "progress", "job": job, "restart": restart, **fields}
         self.writer.call(lambda store: store.ingest("n1", "aa", "boot", [event]), "events").result(PATIENCE_S)
-        self.control.observer.ingested([event], self.clock.time())
+        (node,) = self.slurm.queue[job].nodes or ("n1",)
+        self.control.observer.ingested(node, [event], self.clock.time())
 
     def until(self, done: Any, most: int = 400) -> int:
         """Steps until it is so; how many."""

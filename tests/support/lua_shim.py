@@ -58,7 +58,7 @@ for name in ("script user_name partition tres_per_node tres_per_job tres_per_soc
 for name in ("ntasks_per_tres ntasks_per_node sockets_per_node shared requeue"):gmatch("%S+") do
   NUMBERS[name] = 65534
 end
-for name in ("min_nodes max_nodes num_tasks job_id job_state het_job_offset"):gmatch("%S+") do
+for name in ("user_id min_nodes max_nodes num_tasks job_id job_state het_job_offset"):gmatch("%S+") do
   NUMBERS[name] = 4294967294
 end
 NUMBERS.array_job_id = 0
@@ -72,7 +72,7 @@ local function record(fields, set, environment)
       if name == "argv" then return fields.given_argv and { [0] = "job.sh", fields.given_argv } or nil end
       if name == "reservation" then return fields.uncatalogued == "1" and "bare" or nil end
       if STRINGS[name] then return fields[name] end
-      if NUMBERS[name] then return tonumber(fields[name]) or NUMBERS[name] end
+      if NUMBERS[name] then return tonumber(fields["given_" .. name] or fields[name]) or NUMBERS[name] end
       error("no field " .. tostring(name))
     end,
     __newindex = function(_, name, value)

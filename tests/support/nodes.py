@@ -36,7 +36,11 @@ exit $(cat {code} 2>/dev/null || echo 0)
 
 
 SQUEUE = """#!/bin/sh
-for word; do case $word in --jobs=*) job=${{word#--jobs=}};; esac; done
+for word; do case $word in --jobs=*) job=${{word#--jobs=}};; --Format=*ArrayTaskID*) name=yes;; esac; done
+if test "$name"; then
+    if test -e {root}/squeue.down; then exit 1; fi
+    cat {root}/squeue.name.$job 2>/dev/null || echo "$job $job N/A 0"; exit
+fi
 echo "$job" >> {root}/squeue.log
 if test -e {root}/squeue.down; then
     echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1
@@ -213,6 +217,13 @@ class Node:
         (self.root / "squeue").mkdir(exist_ok=True)
         for row in rows:
             (self.root / "squeue" / row.split()[0]).write_text(f"{row}\n")
+
+    def slurm_names(self, job: int, *rows: str) -> None:
+        """What squeue answers to who wants to know what a job is called.
+
+        Each is `<job> <array job> <task> <first of a heterogeneous job>`.
+        """
+        (self.root / f"squeue.name.{job}").write_text("".join(f"{row}\n" for row in rows))
 
     def asked_slurm(self) -> list[int]:
         log = self.root / "squeue.log"

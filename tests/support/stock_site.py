@@ -217,7 +217,7 @@ class StockSite(Cluster):
                 self.on(host, f"mkdir -p -m 755 {base}/{values[key]} && chown {user} {base}/{values[key]}")
         for key, line in lines:
             if key == "ExecStartPre":
-                self.on(host, line)
+                self.on(host, line.removeprefix("+"))
         argv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
         capabilities = " ".join(value for key, value in lines if key == "CapabilityBoundingSet").lower().split()
         argv += ["--bounding-set", ",".join(["-all", *(f"+{name.removeprefix('cap_')}" for name in capabilities)])]

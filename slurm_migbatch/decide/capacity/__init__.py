@@ -1,1 +1,1 @@
-"""The capacity of the cluster as decisions see it: nodes, GPUs, leases, offers, and what is free or demanded."""
+"""Model the capacity of the cluster for decisions: nodes, GPUs, leases, offers, and free or demanded slices."""

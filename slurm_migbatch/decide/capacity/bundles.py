@@ -1,4 +1,4 @@
-"""What slices a GPU can hold together."""
+"""Compute which slices a GPU can hold together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_migbatch.mig.profile import Profile
 
 
 def holds(geometry: Geometry, profiles: Sequence[Profile], used: Layout = EMPTY) -> bool:
-    """Return whether one GPU has legal places for all these slices beside what it uses."""
+    """Return whether one GPU has legal places for all these slices next to its used ones."""
     return len(plan_free(geometry, used, profiles)) == len(profiles)
 
 
@@ -20,8 +20,8 @@ def holds(geometry: Geometry, profiles: Sequence[Profile], used: Layout = EMPTY)
 def bundles(geometry: Geometry, profiles: tuple[Profile, ...], used: Layout = EMPTY) -> tuple[tuple[int, ...], ...]:
     """Return every way to fill one GPU with slices of these profiles.
 
-    A way is counts in the order of `profiles`, to none of which one more slice could be added. Whatever the GPU can
-    hold beside `used` is part of one of them.
+    A way is counts in the order of `profiles`, to none of which one more slice could be added. Any set of slices that
+    the GPU can hold next to `used` is part of one of them.
     """
 
     def listed(counts: Sequence[int]) -> list[Profile]:

@@ -1,4 +1,4 @@
-"""The hints in a job's comment, parsed once for each text."""
+"""Parse the hints in a job's comment, once for each text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurm_migbatch.workload.refusal import Refusal
 
 @lru_cache(maxsize=1 << 14)
 def hints_of(comment: str) -> Hints | None:
-    """Return the hints of a job's comment; None where they cannot be read."""
+    """Return the hints of a job's comment; None if they are invalid."""
     try:
         return parse(user_text(comment))
     except Refusal:

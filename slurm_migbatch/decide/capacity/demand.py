@@ -1,4 +1,4 @@
-"""From Slurm's queue to what the planner has to find room for."""
+"""Convert Slurm's queue to the demands that the planner places."""
 
 from __future__ import annotations
 
@@ -23,31 +23,35 @@ from slurm_migbatch.workload.loans import AWAY, away
 #: The type that only fills up the constant sum.
 FILLER = "none"
 
-#: The type in which training jobs wait for idle slices. Where Slurm does not forget what a pending job has asked for,
+#: The type in which training jobs wait for idle slices. If Slurm does not forget the earlier request of a pending job,
 #: slurm.conf gives every node one, which is never used and never changed.
 LOAN = "loan"
 
-#: A job that waits for its begin time counts once that is this near: its supply should be there when it comes.
+#: A job that waits for its begin time counts once that is this near: its supply should be ready by then.
 BEGIN_LEAD_S = 5.0
 
-#: Pending reasons under which a job would start if its nodes offered what it asks for. Every other reason means that
-#: it could not start anyway: held (JobHeldUser, JobHeldAdmin, launch_failed_requeued_held, BadConstraints), waiting for
-#: something else (Dependency, Licenses, Reservation, JobArrayTaskLimit, PartitionDown, Cleaning, BurstBuffer...) or at
-#: a limit (AssocGrp..., AssocMax..., QOSGrp..., QOSMax..., MaxJobs...). For those nothing is kept free.
+#: Pending reasons with which a job would start if its nodes offered its request. With every other reason it could not
+#: start anyway: held (JobHeldUser, JobHeldAdmin, launch_failed_requeued_held, BadConstraints), waiting for something
+#: else (Dependency, Licenses, Reservation, JobArrayTaskLimit, PartitionDown, Cleaning, BurstBuffer...) or at a limit
+#: (AssocGrp..., AssocMax..., QOSGrp..., QOSMax..., MaxJobs...). Nothing is reserved for those.
 RUNNABLE = frozenset(
     {"", "None", "Resources", "Priority", "ReqNodeNotAvail", "NodeDown", "SchedDefer", "PartitionConfig"}
 )
 _RUNNABLE_PROSE = "Nodes required for job are DOWN"
 
-#: Name, partitions, features, reservations, and whether only jobs of a reservation may have it now.
+#: Name, partitions, features, reservations, and whether it is now limited to jobs of a reservation.
 _NodeFacts: TypeAlias = tuple[str, tuple[str, ...], frozenset[str], frozenset[str], bool]
 
+#: Partition, features, requested nodes, reservation and number of nodes of a job.
+_Asked: TypeAlias = tuple[str, str, str, str, int]
+
+_NONE = frozenset[str]()
 _MOST_POOLS = 4096
 _WORDS = re.compile(r"[A-Za-z0-9_.=:-]+")
 
 
 def could_run(row: JobRow, now: float) -> bool:
-    """Return whether a pending job waits for nothing but resources."""
+    """Return whether a pending job waits only for resources."""
     if not row.pending or _waits_for_jobs(row):
         return False
     runnable = _runnable(row.reason)
@@ -57,23 +61,23 @@ def could_run(row: JobRow, now: float) -> bool:
 
 
 def waits_for_begin(row: JobRow, now: float) -> bool:
-    """Return whether a pending job waits for its begin time, also where Slurm has not said so yet."""
+    """Return whether a pending job waits for its begin time, even if Slurm does not show it yet."""
     return row.reason.partition(",")[0].strip() == "BeginTime" or unsaid(row, now)
 
 
 def unsaid(row: JobRow, now: float) -> bool:
-    """Return whether a job waits for its begin time and Slurm has not said so yet, as just after a requeue."""
+    """Return whether a job waits for its begin time and Slurm does not show it yet, as just after a requeue."""
     return row.reason in ("", "None") and row.eligible is not None and row.eligible > now
 
 
 def _waits_for_jobs(row: JobRow) -> bool:
-    """Return whether a job waits for others; until Slurm has looked at it once its reason does not say so."""
+    """Return whether a job waits for others; before Slurm has first considered it its reason does not show it."""
     return bool(row.after) and row.eligible is None
 
 
 @lru_cache(maxsize=1024)
 def _runnable(reason: str) -> bool | None:
-    """Return whether a job with this pending reason waits for resources only; None: its begin time decides."""
+    """Return whether a job with this pending reason waits only for resources; None: its begin time decides."""
     if reason.replace("_", " ").strip("()").startswith(_RUNNABLE_PROSE):
         return True
     word = reason.partition(",")[0].strip()
@@ -87,7 +91,7 @@ def slices(text: str) -> Mapping[Profile, int]:
 
 
 def profiles(counts: Mapping[str, int]) -> Mapping[Profile, int]:
-    """Map GRES types to profiles, without zeros, the filler and types that are no profile."""
+    """Map GRES types to profiles, without zeros, the filler and types that are not profiles."""
     found: Counter[Profile] = Counter()
     for kind, count in counts.items():
         profile = _profile(kind)
@@ -117,7 +121,7 @@ def demands(
 
 
 class DemandBook:
-    """The demands of one queue after the other; what follows from a row and from the nodes alone is found once."""
+    """Demands of successive queues; results that depend only on a row and the nodes are computed once."""
 
     def __init__(self) -> None:
         self._version = -1
@@ -125,9 +129,9 @@ class DemandBook:
         self._site = _Site((), frozenset())
         self._nodes: Sequence[NodeRow] = ()
         self._supply: frozenset[str] = frozenset()
-        #: for each row of the queue its demand, or the row where that depends on more, or None for nothing
+        #: for each row of the queue its demand, or the row if that depends on more, or None for nothing
         self._entries: list[Demand | JobRow | None] = []
-        #: by the identity of rows whose array has a throttle, what they were found to need last
+        #: by the identity of rows whose array has a throttle, their last demand
         self._throttled: dict[int, Demand] = {}
         #: pending components of heterogeneous jobs, by the row's identity
         self._components: dict[int, int] = {}
@@ -143,19 +147,19 @@ class DemandBook:
     ) -> list[Demand]:
         """Return the pending work that supply could help, in the order of the queue (Slurm's own).
 
-        The components of a heterogeneous job come together, where the last of them stands, and only if Slurm would
+        The components of a heterogeneous job come together, at the position of the last one, and only if Slurm would
         start all of them.
 
         Args:
-            queue: the whole of it, running jobs too: they count against the limits of their arrays.
+            queue: the whole of it, including running jobs, which count towards the limits of their arrays.
             nodes: every node, for partitions and features.
             supply: names of the nodes that have MIG GPUs.
             now: unix seconds.
-            avoid: job -> nodes on which an offer for it stood and was not taken (too few CPUs there, excluded by root
-                later, whatever else Slurm knows and we do not). What its user excludes is known from the first look
+            avoid: job -> nodes on which an offer for it was not taken (too few CPUs there, excluded by root
+                later, or for another reason only Slurm knows). Nodes that its user excludes are known from the start
                 (`workload.excluded`).
-            loan: whether a job may have a slice only where nothing else needs the room; None for no job. The same
-                object as long as it answers the same.
+            loan: whether a job may have a slice only if nothing else needs the space; None for no job. The same
+                object as long as its results are the same.
         """
         self._learn(queue, tuple(nodes), frozenset(supply), loan)
         avoided, site = avoid or {}, self._site
@@ -188,7 +192,7 @@ class DemandBook:
         return found
 
     def of_running(self, queue: JobQueue, row: JobRow) -> Demand | None:
-        """Return what a job that runs needs if it has to start again; `of` was asked about its queue before."""
+        """Return the demand of a running job if it has to start again; `of` was called for its queue before."""
         return self._demand(queue, replace(row, throttle=None), {})
 
     def _learn(
@@ -198,9 +202,9 @@ class DemandBook:
         supply: frozenset[str],
         loan: Callable[[JobRow], bool] | None,
     ) -> None:
-        """Bring what is known up to this queue and these nodes."""
+        """Update the state to this queue and these nodes."""
         follows = queue.version == self._version + 1 and loan is self._loan and not self._site.full
-        self._version = -1  # until all of it is taken in
+        self._version = -1  # until the update is complete
         if follows and self._same_site(nodes, supply):
             for row in queue.gone:
                 self._throttled.pop(id(row), None)
@@ -208,25 +212,27 @@ class DemandBook:
             before, self._entries = self._entries, []
             for start, end, new in queue.edits:
                 self._entries += before[start:end]
-                self._entries += [self._noted(queue, row) for row in new]
+                self._entries += self._noted_all(queue, new)
         else:
             self._site, self._loan = _Site(*_told(nodes, supply)), loan
             self._throttled, self._components = {}, {}
-            self._entries = [self._noted(queue, row) for row in queue.jobs]
+            self._entries = self._noted_all(queue, queue.jobs)
         self._nodes, self._supply, self._version = nodes, supply, queue.version
 
     def _same_site(self, nodes: Sequence[NodeRow], supply: frozenset[str]) -> bool:
-        """Return whether the nodes are alike as far as pools go; looks closer at other rows than before only."""
+        """Return whether the nodes are the same for pools; compares only rows that have changed."""
         if len(nodes) != len(self._nodes) or self._supply != supply:
             return False
         others = [pair for pair in zip(self._nodes, nodes, strict=True) if pair[0] is not pair[1]]
         was, now = ([pair[i] for pair in others] for i in (0, 1))
         return [row.name for row in was] == [row.name for row in now] and _told(was, supply) == _told(now, supply)
 
+    def _noted_all(self, queue: JobQueue, rows: Iterable[JobRow]) -> list[Demand | JobRow | None]:
+        """Return what is kept of each row."""
+        return [self._noted(queue, row) if row.pending else None for row in rows]
+
     def _noted(self, queue: JobQueue, row: JobRow) -> Demand | JobRow | None:
-        """Return what is kept of a row."""
-        if not row.pending:
-            return None
+        """Return what is kept of a pending row."""
         if row.het_job is not None:
             self._components[id(row)] = row.het_job
             return row
@@ -239,7 +245,7 @@ class DemandBook:
         return demand if demand is not None and demand.parts else None
 
     def _now(self, queue: JobQueue, row: JobRow, avoid: Mapping[int, Collection[str]]) -> Demand | None:
-        """Return what a row needs at this moment; the same object while that stays."""
+        """Return the current demand of a row; the same object while it is unchanged."""
         if row.throttle is None or row.job_id in avoid:
             return self._demand(queue, row, avoid)
         known = self._throttled.get(id(row))
@@ -253,23 +259,15 @@ class DemandBook:
     def _demand(
         self, queue: JobQueue, row: JobRow, avoid: Mapping[int, Collection[str]], apart: int | None = None
     ) -> Demand | None:
-        """Return what one job needs; None where nothing can be done for it."""
+        """Return the demand of one job; None if supply cannot help it."""
         copies = _copies(queue, row)
         if copies < 1:
             return None
         pool = self._site.pool(row, avoid.get(row.job_id, ()))
         if len(pool) < row.num_nodes:
             return None
-        return Demand(
-            job=row.job_id,
-            parts=_parts(row.gres),
-            pool=pool,
-            nodes=row.num_nodes,
-            copies=copies,
-            limit_s=row.time_limit_s,
-            apart=apart,
-            loan=apart is None and self._loan is not None and self._loan(row),
-        )
+        loan = apart is None and self._loan is not None and self._loan(row)
+        return Demand(row.job_id, _parts(row.gres), pool, row.num_nodes, copies, row.time_limit_s, apart, loan)
 
 
 def _copies(queue: JobQueue, row: JobRow) -> int:
@@ -280,10 +278,10 @@ def _copies(queue: JobQueue, row: JobRow) -> int:
 
 
 class _Site:
-    """Which nodes there are, and which of them are a job's.
+    """Nodes of the cluster, and which of them a job can use.
 
     Args:
-        facts: of each node with MIG GPUs name, partitions, features, reservations, and whether it is set aside.
+        facts: name, partitions, features and reservations of each node with MIG GPUs, and whether it is closed.
         mixed: partitions with nodes that have no MIG GPUs.
     """
 
@@ -294,13 +292,14 @@ class _Site:
         for name, partitions, *_ in facts:
             for partition in partitions:
                 self._in_partition.setdefault(partition, set()).add(name)
-        self._pools: dict[tuple[str, ...], frozenset[str]] = {}
+        #: by the request and the nodes to exclude
+        self._pools: dict[tuple[_Asked, frozenset[str]], frozenset[str]] = {}
         #: equal pools are one object, so that it is quick to tell that they are equal
         self._interned: dict[frozenset[str], frozenset[str]] = {}
 
     @property
     def full(self) -> bool:
-        """Whether it remembers more pools than it should."""
+        """Whether it caches more pools than allowed."""
         return len(self._pools) + len(self._interned) > _MOST_POOLS
 
     def has_others(self, row: JobRow) -> bool:
@@ -309,20 +308,17 @@ class _Site:
 
     def pool(self, row: JobRow, avoid: Collection[str]) -> frozenset[str]:
         """Return the nodes on which Slurm could start a job, without those to be avoided."""
-        key = (row.partition, row.features, row.requested_nodes, row.reservation, str(row.num_nodes))
-        pool = self._pools.get(key)
-        if pool is None:
-            pool = self._pools[key] = self._intern(self._found(row))
-        if AWAY in row.gres:
-            pool = pool.difference(away(row.gres))
+        apart: frozenset[str] = away(row.gres) if AWAY in row.gres else _NONE
         if OPEN in row.comment:
-            pool = pool.difference(excluded(row.comment))
+            apart = apart.union(excluded(row.comment))
         if avoid:
-            pool = pool.difference(avoid)
-        return self._intern(pool)
-
-    def _intern(self, pool: frozenset[str]) -> frozenset[str]:
-        return self._interned.setdefault(pool, pool)
+            apart = apart.union(avoid)
+        asked = (row.partition, row.features, row.requested_nodes, row.reservation, row.num_nodes)
+        pool = self._pools.get((asked, apart))
+        if pool is None:
+            pool = self._found(row).difference(apart)
+            pool = self._pools[asked, apart] = self._interned.setdefault(pool, pool)
+        return pool
 
     def _found(self, row: JobRow) -> frozenset[str]:
         names: set[str] = set()
@@ -341,7 +337,7 @@ class _Site:
 
 
 def _told(nodes: Iterable[NodeRow], supply: Collection[str]) -> tuple[list[_NodeFacts], frozenset[str]]:
-    """Return what pools of jobs follow from; see `_Site`."""
+    """Return the properties of jobs that determine their pools; see `_Site`."""
     facts: list[_NodeFacts] = []
     mixed: set[str] = set()
     for node in nodes:
@@ -358,7 +354,7 @@ def _parts(text: str) -> tuple[tuple[Profile, int], ...]:
 
 
 def _has_features(expression: str, features: frozenset[str]) -> bool:
-    """Return whether a node may satisfy --constraint; True for all but plain `a&b` and `a|b`, which Slurm judges."""
+    """Return whether a node may satisfy --constraint; True for all but plain `a&b` and `a|b`, which Slurm evaluates."""
     words = _WORDS.findall(expression)
     rest = _WORDS.sub("", expression)
     if not words:

@@ -1,7 +1,7 @@
-"""How one sequence became the next: which stretches of it stay, and what came between them.
+"""Compute how one sequence became the next: which stretches remain, and what came between them.
 
-Of a queue of some hundred thousand rows a few hundred differ from one look to the next. What stays is compared by its
-identity alone, and not looked into.
+Of a queue of some hundred thousand rows a few hundred change between two listings. Unchanged rows are compared by
+identity only.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final, Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 _STRETCH: Final = 1024
-"""How many objects are compared at once."""
+"""Number of objects compared at once."""
 _NEAR: Final = 64
-"""How far ahead it is looked at first for where a stretch goes on."""
+"""First search distance for the continuation of a stretch."""
 
 
 class Edit(NamedTuple, Generic[T]):
-    """From `start` to `end` the sequence before stays; then come the `new` ones."""
+    """From `start` to `end` the previous sequence remains; then the `new` ones follow."""
 
     start: int
     end: int
@@ -26,10 +26,12 @@ class Edit(NamedTuple, Generic[T]):
 
 
 def edits(before: tuple[T, ...], now: tuple[T, ...]) -> list[Edit[T]]:
-    """Return how `now` is made of `before`.
+    """Return the edits from `before` to `now`.
 
-    An object that is another one is new, whatever it equals; one that has moved is gone, and new elsewhere.
+    A different object is new, even if it is equal; one that has moved is removed, and new elsewhere.
     """
+    if not before:
+        return [Edit(0, 0, now)] if now else []
     found: list[Edit[T]] = []
     i = j = 0
     while i < len(before) or j < len(now):
@@ -54,7 +56,7 @@ def _alike(before: tuple[T, ...], i: int, now: tuple[T, ...], j: int) -> int:
 
 
 def _gap(before: tuple[T, ...], i: int, now: tuple[T, ...], j: int) -> tuple[int, int]:
-    """Return how many of the next objects are gone, and how many came, before one that stays."""
+    """Return how many of the next objects were removed, and how many added, before one that remains."""
     near = _NEAR
     while True:
         places = {id(one): place for place, one in enumerate(before[i : i + near])}

@@ -1,4 +1,4 @@
-"""What a node has told of its GPUs: the slots that are taken, those out of use, and idle instances."""
+"""State of a node's GPUs by its reports: leased slots, slots out of use, and idle instances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GpuFacts:
     """One GPU: its geometry, the slot of each lease with its run (job and restart count), zombies, idle instances.
 
@@ -23,7 +23,7 @@ class GpuFacts:
     guests: tuple[tuple[Slot, tuple[int, int]], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """One node: its GPUs in MIG mode, and whether jobs can have slices there at all."""
 

@@ -1,8 +1,8 @@
-"""Room for slices that nobody is meant to have: what a look at supply leaves for work that has found no place.
+"""Compute unassigned space for slices: what supply leaves for jobs without a place.
 
-Where supply is managed it is the empty space of GPUs beside leases, beside the slots that the plan means for pending
-jobs, and away from GPUs with reservations; any profile may be cut from it. Where it is not (or a node is to be left as
-it is) it is counts of slices as Slurm has them.
+If supply is managed it is the empty space of GPUs outside leases, outside the slots planned for pending
+jobs, and on GPUs without reservations; it can hold any profile. Otherwise (or if a node is not to be changed)
+it is Slurm's counts of slices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import lru_cache
 from slurm_migbatch.decide.capacity.demand import profiles, slices
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Mode, Node, NodePlan
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import Layout
+from slurm_migbatch.mig.layout import Layout, Slot, layout_of
 from slurm_migbatch.mig.planning import capacity, choose
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -28,13 +28,13 @@ def _room(geometry: Geometry, used: Layout, profile: Profile) -> int:
 
 @dataclass
 class NodeCapacity:
-    """One node: GPUs that may be cut anew, with what is taken on each, and slices that are as they are."""
+    """One node: GPUs that may get new slices, with the used slots on each, and fixed slices."""
 
     gpus: list[tuple[Geometry, Layout]] = field(default_factory=list)
     fixed: Counter[Profile] = field(default_factory=Counter)
 
     def count(self, profile: Profile) -> int:
-        """Return how many slices of this profile alone it has room for."""
+        """Return how many slices of this profile alone fit."""
         return self.fixed[profile] + sum([_room(geometry, used, profile) for geometry, used in self.gpus])
 
     def take(self, wanted: Sequence[Profile]) -> bool:
@@ -64,7 +64,7 @@ class FreeCapacity:
 
     Args:
         rooms: of nodes that have any; taking changes them.
-        kinds: which profiles each node could ever give, room or not.
+        kinds: which profiles each node can have at all, free or not.
     """
 
     def __init__(self, rooms: Mapping[str, NodeCapacity], kinds: Mapping[str, frozenset[Profile]]) -> None:
@@ -72,11 +72,11 @@ class FreeCapacity:
         self._kinds = dict(kinds)
 
     def kinds(self, pool: Collection[str]) -> frozenset[Profile]:
-        """Return the profiles that some node of the pool can give at times."""
+        """Return the profiles that some node of the pool can have."""
         return frozenset().union(*{self._kinds[name] for name in pool if name in self._kinds})
 
     def count(self, pool: Collection[str], profile: Profile, slice_count: int = 1, enough: int = 1 << 30) -> int:
-        """Return for how many jobs of `slice_count` slices of this profile there is room, at most `enough`."""
+        """Return how many jobs of `slice_count` slices of this profile fit, at most `enough`."""
         found = 0
         for name in self._in(pool):
             found += self._rooms[name].count(profile) // slice_count
@@ -85,11 +85,11 @@ class FreeCapacity:
         return found
 
     def take(self, pool: Collection[str], profile: Profile, slice_count: int = 1) -> str | None:
-        """Take room for one job; return the node, or None where there is none."""
+        """Take space for one job; return the node, or None if it fits nowhere."""
         return self.take_all(pool, [profile] * slice_count)
 
     def take_all(self, pool: Collection[str], wanted: Sequence[Profile]) -> str | None:
-        """Take room for slices of several profiles on one node."""
+        """Take space for slices of several profiles on one node."""
         for name in self._in(pool):
             if self._rooms[name].take(wanted):
                 return name
@@ -105,8 +105,8 @@ def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, jobs: Mapping[int, Job
     """Return what a plan of supply leaves.
 
     Args:
-        nodes: what the planner was told.
-        plan: what it answered.
+        nodes: the planner's input.
+        plan: its result.
         jobs: the queue by job id.
     """
     meant = _meant(plan, jobs)
@@ -125,9 +125,9 @@ def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, jobs: Mapping[int, Job
 
 
 def _meant(plan: ClusterPlan, jobs: Mapping[int, JobRow]) -> dict[str, Counter[Profile]]:
-    """Count by node the slices that the plan means for pending jobs.
+    """Count by node the planned slices of pending jobs.
 
-    On how many of its nodes each task is, the plan does not say.
+    The plan does not say on how many of its nodes each task is.
     """
     found: dict[str, Counter[Profile]] = {}
     for job, placed in plan.placed.items():
@@ -143,16 +143,17 @@ def _left(node: Node, made: NodePlan, meant: Counter[Profile], reserved: Collect
     room = NodeCapacity()
     frozen = made.fixed or node.mode is not Mode.OPEN
     for gpu in node.gpus:
-        used = gpu.occupied
-        layout = made.layouts.get(gpu.uuid, gpu.free)
-        for slot in layout.slots:
-            if slot.placement.mask & gpu.occupied.mask:
+        used, given = gpu.occupied, list[Slot]()
+        for slot in made.layouts.get(gpu.uuid, gpu.free).slots:
+            if slot.placement.mask & used.mask:
                 continue
             if taken[slot.profile] > 0:
                 taken[slot.profile] -= 1
-                used = used.add(slot)
+                given.append(slot)
             elif frozen:
                 room.fixed[slot.profile] += 1
+        if given:
+            used = layout_of((*used.slots, *given))
         if not frozen and (node.name, gpu.uuid) not in reserved and _any(gpu.geometry, used):
             room.gpus.append((gpu.geometry, used))
     return room
@@ -169,14 +170,14 @@ def _kinds(geometries: tuple[Geometry, ...]) -> frozenset[Profile]:
 
 
 def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[FreeCapacity, dict[int, int]]:
-    """Return what Slurm's own counts leave where supply is not managed.
+    """Return what Slurm's own counts leave if supply is not managed.
 
     Args:
         rows: the nodes.
         demands: pending work in Slurm's order.
 
     Returns:
-        The space that is left when everything that fits has started, and how many tasks of each job that is.
+        The space that remains when everything that fits has started, and the number of started tasks of each job.
     """
     rooms: dict[str, NodeCapacity] = {}
     kinds: dict[str, frozenset[Profile]] = {}

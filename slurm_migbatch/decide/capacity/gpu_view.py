@@ -1,25 +1,26 @@
-"""A GPU as the planner is told of it: what its node says, what its plan says, and when its jobs should end."""
+"""Build the planner's view of a GPU from its node's report, its plan, and the end times of its jobs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from slurm_migbatch.decide.capacity.facts import GpuFacts
 from slurm_migbatch.decide.capacity.model import Gpu, Lease
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
+from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot, layout_of
 
 
-@dataclass(frozen=True)
-class KnownGpu:
-    """A GPU for the planner, and what it was made from; kept, because most GPUs are the same in the next round."""
+class KnownGpu(NamedTuple):
+    """A GPU for the planner, and what it was made from; kept, because most GPUs are the same in the next round.
+
+    `gpu` is None if the node's report contradicts itself; `contradiction` is the reason.
+    """
 
     facts: GpuFacts
     rows: tuple[tuple[str, int, int], ...]
     until: tuple[float | None, ...]
     guests: tuple[bool, ...]
-    #: None where what the node says of it contradicts itself: `contradiction` says how
     gpu: Gpu | None
     contradiction: str = ""
 
@@ -31,32 +32,32 @@ class KnownGpu:
         until: tuple[float | None, ...],
         guests: tuple[bool, ...] = (),
     ) -> KnownGpu:
-        """Read what a node says of one GPU.
+        """Read a node's report of one GPU.
 
         Args:
-            facts: what the node says.
-            rows: the slots of its present plan.
+            facts: the node's report.
+            rows: the slots of its current plan.
             until: when each lease should end.
             guests: whether Slurm counts each lease as a guest; empty: none of them.
         """
-        contradiction = _contradiction(facts)
+        geometry, zombies = facts.geometry, facts.zombies
+        leased = tuple([slot for slot, _ in facts.leases])
+        contradiction = _contradiction(geometry, (*leased, *zombies) if zombies else leased)
         if contradiction:
             return cls(facts, rows, until, guests, None, contradiction)
         alone = guests or (False,) * len(until)
         leases = [
             Lease(slot, run[0], end, guest) for (slot, run), end, guest in zip(facts.leases, until, alone, strict=True)
         ]
-        leases += [Lease(slot) for slot in facts.zombies]
-        taken = {slot for slot, _ in facts.leases}
-        offered = _sensible(facts.geometry, rows)
-        if not taken.isdisjoint(offered.slots):
-            offered = Layout(s for s in offered.slots if s not in taken)
-        return cls(facts, rows, until, guests, Gpu(facts.uuid, facts.geometry, tuple(leases), offered, facts.warm))
+        if zombies:
+            leases += [Lease(slot) for slot in zombies]
+        offered = _sensible(geometry, rows, leased) if rows else EMPTY
+        return cls(facts, rows, until, guests, Gpu(facts.uuid, geometry, tuple(leases), offered, facts.warm))
 
 
-def _contradiction(facts: GpuFacts) -> str:
-    slots = [*(slot for slot, _ in facts.leases), *facts.zombies]
-    unknown = [slot for slot in slots if slot.profile not in facts.geometry]
+@lru_cache(maxsize=1 << 15)
+def _contradiction(geometry: Geometry, slots: tuple[Slot, ...]) -> str:
+    unknown = [slot for slot in slots if slot.profile not in geometry]
     if unknown:
         return f"{unknown[0].profile} is none of its profiles"
     try:
@@ -67,10 +68,11 @@ def _contradiction(facts: GpuFacts) -> str:
 
 
 @lru_cache(maxsize=1 << 16)
-def _sensible(geometry: Geometry, rows: tuple[tuple[str, int, int], ...]) -> Layout:
+def _sensible(geometry: Geometry, rows: tuple[tuple[str, int, int], ...], leased: tuple[Slot, ...]) -> Layout:
+    """Return the slots of a plan that are not leased; none if the plan is not legal on this GPU."""
     try:
         layout = Layout(Slot.of(*row) for row in rows)
         geometry.check(layout)
     except (LayoutError, ValueError):
         return EMPTY
-    return layout
+    return layout_of(tuple([slot for slot in layout.slots if slot not in leased]))

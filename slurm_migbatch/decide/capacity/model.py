@@ -1,4 +1,4 @@
-"""What the planner is told and what it answers, as plain values. Times are unix seconds."""
+"""Define the planner's input and result as plain values. Times are unix seconds."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from operator import itemgetter
+from typing import NamedTuple
 
+from slurm_migbatch.decide.capacity.lazy import lazy
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layout_of
 from slurm_migbatch.mig.profile import Profile
 
 _slot_of = itemgetter(0)
-#: One object for all GPUs whose slots are the same.
-_layout = lru_cache(maxsize=1 << 15)(Layout)
 
 
-@dataclass(frozen=True)
-class Lease:
+class Lease(NamedTuple):
     """A slot that is taken: by a run of a job, or by a zombie (an instance that could not be destroyed; job None).
 
-    `until` is when it should be free by the job's time limit; None where nothing bounds it. With `guest` Slurm does not
-    count it under its profile: the job came to share it, and is alone there by now.
+    `until` is when it should be free by the job's time limit; None without a limit. With `guest` Slurm does not
+    count it under its profile: the job came to share it, and is alone there now.
     """
 
     slot: Slot
@@ -32,56 +31,62 @@ class Lease:
     guest: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Gpu:
     """One GPU.
 
-    `offered` are the free slots of the plan that the node has now; `warm` the idle instances that lie on it.
+    Attributes:
+        offered: the free slots of the plan that the node has now.
+        warm: the idle instances that lie on it.
+        occupied: slots of jobs and zombies; `leased`: of jobs alone.
+        free: slots of the plan that touch none that is occupied.
+        busy: occupied slots in their order, each with the time at which it should be free.
     """
 
     uuid: str
     geometry: Geometry
-    leases: tuple[Lease, ...] = ()
-    offered: Layout = EMPTY
-    warm: Layout = EMPTY
+    leases: tuple[Lease, ...]
+    offered: Layout
+    warm: Layout
+    # computed once: an unchanged GPU is the same object from round to round
+    occupied: Layout = field(init=False, repr=False, compare=False)
+    leased: Layout = field(init=False, repr=False, compare=False)
+    free: Layout = field(init=False, repr=False, compare=False)
+    busy: tuple[tuple[Slot, float | None], ...] = field(init=False, repr=False, compare=False)
 
-    # A GPU on which nothing happens is the same object from round to round, so these are worked out once.
-
-    @cached_property
-    def occupied(self) -> Layout:
-        """Slots of jobs and zombies."""
-        return _layout(tuple([lease.slot for lease in self.leases]))
-
-    @cached_property
-    def leased(self) -> Layout:
-        """Slots of jobs."""
-        return _layout(tuple([lease.slot for lease in self.leases if lease.job is not None]))
-
-    @cached_property
-    def free(self) -> Layout:
-        """Slots of the plan that touch none that is occupied."""
-        return self.offered.clear_of(self.occupied.mask)
-
-    @cached_property
-    def busy(self) -> tuple[tuple[Slot, float | None], ...]:
-        """Occupied slots in their order, each with the time at which it should be free."""
-        return tuple(sorted([(lease.slot, lease.until) for lease in self.leases], key=_slot_of))
+    def __init__(
+        self,
+        uuid: str,
+        geometry: Geometry,
+        leases: tuple[Lease, ...] = (),
+        offered: Layout = EMPTY,
+        warm: Layout = EMPTY,
+    ) -> None:
+        occupied = leased = layout_of(tuple([lease.slot for lease in leases]))
+        jobs = tuple([lease.slot for lease in leases if lease.job is not None])
+        if len(jobs) < len(leases):
+            leased = layout_of(jobs)
+        busy = [(lease.slot, lease.until) for lease in leases]
+        busy.sort(key=_slot_of)
+        free = offered.clear_of(occupied.mask)
+        self.__dict__.update(uuid=uuid, geometry=geometry, leases=leases, offered=offered, warm=warm)
+        self.__dict__.update(occupied=occupied, leased=leased, free=free, busy=tuple(busy))
 
 
 class Mode(Enum):
-    """What may be done with a node's supply."""
+    """Allowed changes to a node's supply."""
 
     OPEN = "open"  # plan freely
-    FROZEN = "frozen"  # what it offers stays and counts; nothing is changed, because it might not learn of it
+    FROZEN = "frozen"  # its offers remain and count; nothing is changed, because the node might not receive it
     WITHDRAWN = "withdrawn"  # used slots only: Slurm would start jobs there that fail
-    CLOSED = "closed"  # Slurm starts nothing there; its plan stays, and what it offers is not counted
+    CLOSED = "closed"  # Slurm starts nothing there; its plan remains, and its offers are not counted
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node: its GPUs, what Slurm counts as in use on it, and the constant sum of its mig counts.
+    """One node: its GPUs, Slurm's counts in use, and the constant sum of its mig counts.
 
-    `unlocated` are the slices of jobs that run here and have no lease yet: which slots they took is not known.
+    `unlocated` are the slices of running jobs without a lease yet: their slots are unknown.
     """
 
     name: str
@@ -92,34 +97,39 @@ class Node:
     mode: Mode = Mode.OPEN
 
     def unmatched(self) -> Counter[Profile]:
-        """Return slices that are in use somewhere among the free slots.
+        """Return slices that are in use on unknown free slots.
 
-        What Slurm counts beyond the leases is one bound, and jobs without a lease are another: a job that ended unheard
-        of hides one that started unheard of from the counts alone.
+        Slurm's counts beyond the leases are one bound, and jobs without a lease are another: in the counts an
+        unreported end hides an unreported start.
         """
         return self._unmatched
 
-    @cached_property
+    @lazy
     def _unmatched(self) -> Counter[Profile]:
-        held = {p: n for p, n in ((p, n - self.leased[p]) for p, n in self.used.items()) if n > 0}
-        return Counter(held) | Counter(self.unlocated)
+        leased = self.leased
+        held = Counter({p: n - leased[p] for p, n in self.used.items() if n > leased[p]})
+        return held | Counter(self.unlocated) if self.unlocated else held
 
-    @cached_property
+    @lazy
     def leased(self) -> Counter[Profile]:
         """Slices of jobs that have a lease, as far as Slurm counts them under their profiles."""
-        guests = [lease.slot.profile for gpu in self.gpus for lease in gpu.leases if lease.guest]
-        found = Counter([slot.profile for gpu in self.gpus for slot in gpu.leased.slots])
-        return found - Counter(guests) if guests else found
+        leases = [lease for gpu in self.gpus for lease in gpu.leases if lease.job is not None and not lease.guest]
+        return Counter([lease.slot.profile for lease in leases])
 
 
 class Kind:
-    """Pool, slices of a node, and nodes; a value that is quick to look up."""
+    """Pool, slices of a node, and nodes; hashed once.
 
-    __slots__ = ("_hash", "_key")
+    `slices`: one profile for each slice on a node, the largest first. `single`: whether this is one slice in total.
+    """
+
+    __slots__ = ("_hash", "_key", "single", "slices")
 
     def __init__(self, pool: frozenset[str], parts: tuple[tuple[Profile, int], ...], nodes: int) -> None:
         self._key = (pool, parts, nodes)
         self._hash = hash(self._key)
+        self.slices = tuple(sorted((p for p, n in parts for _ in range(n)), reverse=True))
+        self.single = nodes == 1 and len(self.slices) == 1
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Kind) and self._hash == other._hash and self._key == other._key)
@@ -128,18 +138,18 @@ class Kind:
         return self._hash
 
 
-#: Demands of a kind mostly share one object.
+#: Demands of a kind usually share one object.
 _kind = lru_cache(maxsize=256)(Kind)
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What pending work needs, in Slurm's order of consideration.
+    """Needs of pending work, in Slurm's order of consideration.
 
-    `parts` are slices on each of `nodes` nodes; `copies` jobs alike (array tasks). `pool` names the nodes on which
+    `parts` are slices on each of `nodes` nodes; `copies` equal jobs (array tasks). `pool` names the nodes on which
     Slurm could start it. `limit_s` is its time limit. Demands that share a value of `apart` (components of one
-    heterogeneous job) are of use only all together, and on nodes of their own each; such a one may have no parts.
-    A `loan` may have what is left when all others are served; nothing is moved or kept free for it.
+    heterogeneous job) are useful only all together, each on nodes of its own; such a component may have no parts.
+    A `loan` gets only what is left after all others; nothing is moved or reserved for it.
     """
 
     job: int
@@ -151,25 +161,23 @@ class Demand:
     apart: int | None = None
     loan: bool = False
 
-    # A job that waits has the same demand from round to round, so these are worked out once.
+    @lazy
+    def kind(self) -> Kind:
+        """Properties of demands that matter for finding room."""
+        return _kind(self.pool, self.parts, self.nodes)
 
-    @cached_property
+    @property
     def slices(self) -> tuple[Profile, ...]:
         """One profile for each slice on a node, the largest first."""
-        return tuple(sorted((p for p, n in self.parts for _ in range(n)), reverse=True))
-
-    @cached_property
-    def kind(self) -> Kind:
-        """What tells demands apart as far as finding room for them goes."""
-        return _kind(self.pool, self.parts, self.nodes)
+        return self.kind.slices
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Slots that are kept free for a demand that fits nowhere now: `(node, gpu, slot)`, one for each slice.
+    """Slots that are reserved for a demand that fits nowhere now: `(node, gpu, slot)`, one for each slice.
 
-    Free space in them is offered to nobody else. `copy` tells the tasks of an array apart. `at` is when the last of
-    them should be free; None where something without a time limit is in the way.
+    Free space in them is offered to no other job. `copy` distinguishes the tasks of an array. `at` is when the last of
+    them should be free; None if something without a time limit blocks it.
     """
 
     job: int
@@ -180,13 +188,13 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Restartable:
-    """A training that runs, and that may be stopped and started again elsewhere.
+    """A running training job that may be stopped and restarted elsewhere.
 
     Attributes:
-        demand: what it needs then.
-        node, gpu, slot: where it is now.
+        demand: its needs after that.
+        node, gpu, slot: its current place.
         until: the end of its time limit; None: it has none.
-        elsewhere: the other nodes that have as many CPUs free as it has.
+        elsewhere: the other nodes with enough free CPUs for it.
     """
 
     demand: Demand
@@ -199,7 +207,7 @@ class Restartable:
 
 @dataclass(frozen=True)
 class PlannedMove:
-    """A training that makes way: its job, and the job that waits for its place."""
+    """A training job to move, and the pending job that gets its place."""
 
     job: int
     waiting: int
@@ -210,8 +218,8 @@ class NodePlan:
     """The new plan of a node.
 
     `layouts`: GPU uuid -> every slot that its jobs may have, used and free. `offers`: free slots by profile that Slurm
-    may be told of. `withdrawn`: profiles of which a slot that nobody holds by the old plan is not in this one.
-    `fixed`: the slots are not to be changed now, only what Slurm says of them. `open`: Slurm may start jobs there.
+    may count. `withdrawn`: profiles with an unused slot in the old plan that is not in this one.
+    `fixed`: the slots must not be changed now, only Slurm's counts. `open`: Slurm may start jobs there.
     """
 
     node: str
@@ -223,13 +231,14 @@ class NodePlan:
     open: bool = True
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A demand for which supply was found: on which nodes, and how many of its copies."""
+class Placed(NamedTuple):
+    """A demand for which supply was found: on which nodes, and how many of its copies.
+
+    `standing`: whether all of it is already offered, so that Slurm only has to start it.
+    """
 
     nodes: tuple[str, ...]
     copies: int
-    #: whether all of it is already offered, so that Slurm only has to start it
     standing: bool
 
 
@@ -240,11 +249,11 @@ class ClusterPlan:
     nodes: Mapping[str, NodePlan]
     reservations: tuple[Reservation, ...] = ()
     placed: Mapping[int, Placed] = field(default_factory=dict)
-    #: jobs that wait: neither supply nor a reservation now
+    #: jobs with neither supply nor a reservation now
     waiting: tuple[int, ...] = ()
-    #: those of them that wait for ever: components that cannot have nodes of their own, however free the nodes are
+    #: those of them that can never start: components that cannot have nodes of their own, even if all nodes are free
     cramped: frozenset[int] = frozenset()
-    #: node -> profiles that Slurm counts as used beyond what leases and plan can explain; the node is left alone
+    #: node -> profiles that Slurm counts as used beyond what leases and plan explain; the node is left unchanged
     unexplained: Mapping[str, Mapping[Profile, int]] = field(default_factory=dict)
     moves: tuple[PlannedMove, ...] = ()
 

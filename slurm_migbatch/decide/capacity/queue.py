@@ -1,13 +1,14 @@
-"""Slurm's queue from snapshot to snapshot: which rows are new, and what planning needs of those that stay.
+"""Track Slurm's queue between snapshots: which rows are new, and the planner's data of unchanged ones.
 
-A row that is the same object as in the snapshot before is not looked at again, so a caller that keeps the objects of
-unchanged rows saves work. A row that is another object counts as new whatever it says, so nothing depends on that.
+A row that is the same object as in the previous snapshot is not processed again, so a caller that keeps the objects of
+unchanged rows saves work. A different object counts as new whatever its content, so correctness does not depend on it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Final
 
 from slurm_migbatch.decide.capacity.edits import Edit, edits
@@ -17,21 +18,21 @@ from slurm_migbatch.slurm.client import JobRow
 #: Slurm's name of the gres.
 GRES: Final = "mig"
 _SIGNAL: Final = "signal="
-"""What the comment of a job holds that says which signal it takes for a warning."""
+"""Part of a job's comment that states which signal it takes as a warning."""
 
 
 class JobQueue:
     """The queue of the newest snapshot.
 
     Attributes:
-        jobs: it, in Slurm's order.
+        jobs: the queue, in Slurm's order.
         rows: by job id; of several rows of a job the last.
-        version: how many queues there were; who follows `edits` must have seen every one.
-        edits: how this queue is made of the one before.
-        fresh: rows that are new, or elsewhere than in the queue before; `gone`: those that it held there.
+        version: number of queues so far; users of `edits` must have processed every one.
+        edits: edits from the previous queue to this one.
+        fresh: rows that are new, or at another position than before; `gone`: those that were removed.
         changed: job ids of both.
         guests: jobs that Slurm has started as guests.
-        running: how many tasks of each array are active.
+        running: number of active tasks of each array.
     """
 
     def __init__(self) -> None:
@@ -58,8 +59,8 @@ class JobQueue:
         return queue
 
     def update(self, jobs: Sequence[JobRow]) -> None:
-        """Take in the next queue."""
-        if not self._whole:  # the last one was not taken in to its end, or a job had two rows
+        """Set the next queue."""
+        if not self._whole:  # the last update was incomplete, or a job had two rows
             self._forget()
         self._whole = False
         now = tuple(jobs)
@@ -71,7 +72,7 @@ class JobQueue:
             self._follow(now, [Edit(0, 0, now)])
 
     def _forget(self) -> None:
-        """Start from nothing; who follows does so too."""
+        """Start from nothing; users of `edits` must do so too."""
         self.version += 1
         self.jobs, self.rows, self._holders, self._signalled = (), {}, {}, {}
         self.running, self.guests = Counter(), frozenset()
@@ -84,28 +85,33 @@ class JobQueue:
         gone += self.jobs[at:]
         self.version += 1
         self.edits, self.jobs, self.gone = found, now, gone
-        self.fresh = list({id(row): row for edit in found for row in edit.new}.values())
-        self.changed = frozenset([row.job_id for rows in (self.gone, self.fresh) for row in rows])
+        fresh = list(chain.from_iterable([edit.new for edit in found]))
+        by_job = {row.job_id: row for row in fresh}
+        if len(by_job) < len(fresh):  # some row is listed twice
+            fresh = list({id(row): row for row in fresh}.values())
+        self.fresh = fresh
+        self.changed = frozenset(chain(by_job, [row.job_id for row in gone]))
         started = set(self.guests)
         for row in self.gone:
             self.rows.pop(row.job_id, None)
-            self._drop(row, started)
+            if row.active:
+                self._drop(row, started)
+        self.rows.update(by_job)
         for row in self.fresh:
-            self.rows[row.job_id] = row
-            self._add(row, started)
+            if row.active:
+                self._add(row, started)
         self.guests = frozenset(started)
 
     def signalled(self) -> list[JobRow]:
         """Return the active jobs with the hint `signal=`, in Slurm's order."""
         return [row for row in self.jobs if id(row) in self._signalled] if self._signalled else []
 
-    def holders(self, node: str) -> Iterable[JobRow]:
+    def holders(self, node: str) -> Collection[JobRow]:
         """Return the jobs that have MIG slices on a node; one that is completing may have given them back."""
         return self._holders.get(node, {}).values()
 
     def _add(self, row: JobRow, started: set[int]) -> None:
-        if not row.active:
-            return
+        """Take in an active job."""
         if row.array_job is not None:
             self.running[row.array_job] += 1
         if _SIGNAL in row.comment:
@@ -118,8 +124,7 @@ class JobQueue:
                 started.add(row.job_id)
 
     def _drop(self, row: JobRow, started: set[int]) -> None:
-        if not row.active:
-            return
+        """Forget a job that was active."""
         if row.array_job is not None:
             self.running[row.array_job] -= 1
             if not self.running[row.array_job]:

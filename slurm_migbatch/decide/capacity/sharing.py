@@ -1,11 +1,11 @@
-"""Slices that two jobs of one user share: what that means for a node's plan and for the counts that Slurm is told.
+"""Handle slices that two jobs of one user share: their effect on a node's plan and on Slurm's counts.
 
 Slurm counts the first job under the slice's profile and the second one under a type of its own, `guest`. A guest is
-offered only where the plan names the job and the slice for it, so Slurm can start nobody else there but another guest;
-whoever decides on pairs should pin the second job to the first one's node.
+offered only if the plan names the job and the slice for it, so Slurm can start no other job there except another guest;
+the second job should be pinned to the first one's node.
 
-The first job may leave before the second. Slurm then thinks that a slice of the profile is free, and it is not. So for
-every shared slice one less of its profile is configured; that is below what is in use as long as nothing of the
+The first job may end before the second. Slurm then assumes that a slice of the profile is free, but it is not. So for
+every shared slice one less of its profile is configured; that is below the count in use as long as nothing of the
 profile is free on that node. Free slices of the profile there are hidden behind that, one for each pair, until a
 pending job has been given one of them: then the count is raised for it, and only in these seconds can a job start that
 finds no slot (it is requeued and started again elsewhere).
@@ -26,7 +26,7 @@ from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow
 
-#: GPU, profile, start, size, the first holder's job and its restart count: as nodes read it
+#: GPU, profile, start, size, the first holder's job and its restart count, in the form that nodes read
 Place = tuple[str, str, int, int, int, int]
 
 GUEST = grant.GUEST
@@ -36,8 +36,8 @@ GUEST = grant.GUEST
 class Sharing:
     """One node: `places` by guest, for its plan; how many guests Slurm may start, and how many it counts as in use.
 
-    `held_back` is by how much the count of a profile is to be lowered, `due` how many free slices of it are meant for
-    pending jobs all the same.
+    `held_back` is the reduction of a profile's count, `due` how many free slices of it are nevertheless meant for
+    pending jobs.
     """
 
     places: Mapping[int, Place] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Sharing:
     unlocated: Mapping[Profile, int] = field(default_factory=dict)
 
     def shown(self, profile: Profile, used: int, free: int) -> int:
-        """Return what to configure of a profile of which so many are in use and so many may be offered."""
+        """Return the count to configure of a profile with so many in use and so many on offer."""
         kept = max(free - self.held_back.get(profile, 0), min(free, self.due.get(profile, 0)) or -used)
         return max(0, used + kept)
 
@@ -59,7 +59,7 @@ ALONE = Sharing()
 
 @lru_cache(maxsize=4096)
 def is_guest(text: str) -> bool:
-    """Return whether a job's GRES is a place beside another job."""
+    """Return whether a job's GRES is a place next to another job."""
     return GUEST in text and bool(gres.readable_counts(text, "mig").get(GUEST))
 
 
@@ -77,16 +77,16 @@ def sharing(
     used: int,
     present: Mapping[int, Place],
 ) -> Sharing:
-    """Return how slices are shared on one node: the places of guests, and what is held back for them.
+    """Return how slices are shared on one node: the places of guests, and the reductions for them.
 
     Args:
         node: its name.
-        facts: what it says of its GPUs.
+        facts: its report of its GPUs.
         pairs: second job -> first job, as decided.
         jobs: Slurm's queue.
         started: `guests(jobs)`.
         used: how many guests Slurm counts as in use there.
-        present: the places of the plan that the node has now.
+        present: the places in the node's current plan.
     """
     first = {run[0]: (gpu.uuid, slot, run) for gpu in facts.gpus for slot, run in gpu.leases}
     slices = Counter(run[0] for gpu in facts.gpus for _, run in gpu.leases)
@@ -97,7 +97,7 @@ def sharing(
         for uuid, slot in shared
         if any(s == slot and u == uuid and job not in started for job, (u, s, _) in first.items())
     )
-    # Their Prologs may be looking for their places in the plan right now.
+    # Their Prologs may be looking up their places in the plan now.
     starting = {
         guest: place
         for guest, place in present.items()
@@ -130,9 +130,9 @@ def sharing(
 
 
 def without_strays(found: dict[str, Sharing], jobs: Iterable[JobRow]) -> dict[str, Sharing]:
-    """Offer no guest anywhere as long as one waits that no plan names: Slurm might start that one instead.
+    """Offer no guest anywhere while one is pending that no plan names: Slurm might start that one instead.
 
-    Whoever decides on pairs gives such a job another type again: its host has left, or the pair was given up.
+    Such a job is re-typed by lending: its host has left, or the pair was given up.
     """
     named = {guest for shared in found.values() for guest in shared.places}
     if all(row.job_id in named for row in jobs if GUEST in row.gres and row.pending and is_guest(row.gres)):
@@ -155,7 +155,7 @@ def ends(gpu: GpuFacts, until: Mapping[int, float | None], unlisted_end: float) 
     """Return when each leased slot should be free: when its last holder is to end; None: unknown.
 
     Args:
-        gpu: what the node says of it.
+        gpu: the node's report of it.
         until: when Slurm's jobs should end.
         unlisted_end: end of jobs that Slurm no longer lists.
     """

@@ -1,4 +1,4 @@
-"""What fits on one GPU beside what is used there, and what is lost by it: `mig.planning`, remembered."""
+"""Compute what fits on one GPU next to its used slots, and the loss by it: `mig.planning`, cached."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from slurm_migbatch.mig.profile import Profile
 
 
 def by_size(profile: Profile) -> tuple[int, int, str]:
-    """Return the key that sorts profiles from small to large; memory first, as it covers places of a GPU."""
+    """Return the key that sorts profiles from small to large; memory first, because it covers placements."""
     return profile.memory_gb, profile.compute, profile.suffix
 
 
 def ordered(profiles: Iterable[Profile]) -> tuple[Profile, ...]:
-    """Return the wishes sorted, so that equal ones are the same key."""
+    """Return the wishes sorted, so that equal ones have the same key."""
     return tuple(sorted(profiles, reverse=True))
 
 
@@ -29,13 +29,13 @@ def without(profiles: tuple[Profile, ...], profile: Profile) -> tuple[Profile, .
 
 @lru_cache(maxsize=1 << 17)
 def fits(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...]) -> bool:
-    """Return whether the wishes (`ordered`) have legal places all together beside what is used."""
+    """Return whether the wishes (`ordered`) have legal places all together next to the used slots."""
     return len(plan_free(geometry, used, wishes)) == len(wishes)
 
 
 @lru_cache(maxsize=1 << 17)
 def loss(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...], profile: Profile) -> tuple[int, int] | None:
-    """Return what a GPU loses by one more slice (see `left`), and how much it has free; None where it has no room."""
+    """Return the loss of a GPU by one more slice (see `left`), and its free space; None if it does not fit."""
     more = ordered((*wishes, profile))
     if not fits(geometry, used, more):
         return None

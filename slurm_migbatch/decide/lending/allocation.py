@@ -1,17 +1,17 @@
-"""Loans of idle slices to training: when they may change, what that costs, and who gives back when inference needs it.
+"""Rules for loans to training jobs: when they may change, what a change costs, and which end when inference needs room.
 
-DeepBoot (Chen et al., IEEE TPDS 2023), as its authors' simulator has it:
+DeepBoot (Chen et al., IEEE TPDS 2023), by its authors' simulator:
 
-- `reclaim`: the inference half of adaptive task scaling. The loans that cost least to end, one start at a time. The
-  authors compare sums of speedups; to add what the restart costs, to put what is protected last and to free one large
+- `reclaim`: the inference half of adaptive task scaling. Ends the loans with the lowest cost, one start at a time. The
+  authors compare sums of speedups; adding the cost of the restart, choosing protected loans last and freeing one large
   slice by several loans on the same GPU are ours.
-- `RestartCosts`: restarts with warm containers (AFE) cost the less the less changes.
+- `RestartCosts`: restarts with warm containers (AFE) cost less if less changes.
 
-Its weak spot is churn (11 restarts a job in the authors' simulator). Ours against it: `paid_worth` (a change has to
-earn its restart back in the time that the forecast gives it) and `Hysteresis` (the longer between changes of one's own
-will the more of them there were; loans have a least length and slices rest after a reclaim).
+Its weakness is churn (11 restarts per job in the authors' simulator). Ours against it: `paid_worth` (a change must
+recover the cost of its restart within the forecast time) and `Hysteresis` (the interval between voluntary changes
+grows with their number; loans have a minimum length and slices rest after a reclaim).
 
-What migbatchd does not run of DeepBoot is in `lab.papers.deepboot`.
+The parts of DeepBoot that migbatchd does not use are in `lab.papers.deepboot`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Slot = TypeVar("Slot", bound=Hashable)
 
 
 def paid_worth(speedup: float, fair: float, *, restart_s: float, stay_s: float) -> float:
-    """Return what is left of a speedup over the time that it lasts once the restart is paid; at least 0."""
+    """Return the rest of a speedup over its duration after the cost of the restart; at least 0."""
     return speedup / fair * max(0.0, 1.0 - restart_s / stay_s) if stay_s > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Hysteresis:
-    """When a job may be changed without need, and when a slice may be lent.
+    """When a job may be changed voluntarily, and when a slice may be lent.
 
     Attributes:
-        first_s: after its start or last change a job is left alone so long, `growth` times longer for each restart, but
-            never longer than `most_s`.
-        loan_s: a window must be expected to last so long, or nothing is lent into it.
-        idle_s: a slice must have been idle so long.
+        first_s: minimum time between a job's start or last change and the next, `growth` times longer for each restart,
+            but never longer than `most_s`.
+        loan_s: minimum expected length of a gap to lend into it.
+        idle_s: minimum idle time of a slice.
         rest_s: after a reclaim a slice is not lent again for so long.
-        gain: a change must make the job at least so many times faster.
+        gain: minimum speedup of a change.
     """
 
     first_s: float = 300.0
@@ -60,7 +60,7 @@ class Hysteresis:
 
 @dataclass(frozen=True)
 class RestartCosts:
-    """What restarts cost, in seconds: `full` from nothing, `resize` where workers stay (AFE)."""
+    """Cost of restarts, in seconds: `full` from nothing, `resize` if workers remain (AFE)."""
 
     full: float
     resize: float
@@ -79,12 +79,12 @@ class ReclaimCandidate(Generic[Slot]):
     """A training job with slices that can be reclaimed.
 
     Attributes:
-        slots: those slices. `count`: all that it has, its own too.
-        least: with fewer it has to stop.
+        slots: those slices. `count`: all slices, including its own.
+        least: with fewer it must stop.
         speedups: speed with 0, 1, ... `count` slices.
         since: when it last started or changed.
-        hits: how often it had to give back already.
-        horizon_s: for how long it will miss what it gives back.
+        hits: number of reclaims so far.
+        horizon_s: for how long it will lack the reclaimed slices.
     """
 
     job: Hashable
@@ -108,7 +108,7 @@ class ReclaimCandidate(Generic[Slot]):
         return lost + self.costs.seconds(self.count, after) * self.speedups[after]
 
     def protected(self, now: float, protect: float = 60.0) -> bool:
-        """Return whether it started or gave back so lately and so often that others have to come first."""
+        """Return whether it started or was reclaimed so recently and so often that others must come first."""
         return now - self.since < protect * (1 + self.hits)
 
 
@@ -116,7 +116,7 @@ class ReclaimCandidate(Generic[Slot]):
 class Reclaim(Generic[Slot]):
     """Slots that are reclaimed, in the order of the starts that they serve, and the jobs that must stop for it.
 
-    `served` is how many starts find room.
+    `served`: number of starts that fit.
     """
 
     slots: tuple[Slot, ...]
@@ -131,11 +131,11 @@ def reclaim(
     now: float,
     protect: float = 60.0,
 ) -> Reclaim[Slot]:
-    """Return the loans whose end costs least, so that `starts` instances find room.
+    """Return the loans with the lowest cost to end, so that `starts` instances fit.
 
-    Each of `rooms` is a set of lent slots all of which must go for one start: one slot where the instance is of its
-    size, three 1g for one 3g. Rooms that touch a protected loan come after all others. A slot of a job that has to stop
-    becomes free without further loss, so that rooms of it are taken next.
+    Each of `rooms` is a set of lent slots all of which must end for one start: one slot if the instance has its
+    size, three 1g for one 3g. Rooms that include a protected loan come after all others. A slot of a job that must stop
+    is freed without further loss, so rooms of it are taken next.
     """
     owner = {slot: loan for loan in loans for slot in loan.slots}
     given_back: dict[Hashable, int] = {}
@@ -170,7 +170,7 @@ def _rank(
     now: float,
     protect: float,
 ) -> tuple[bool, float]:
-    """Return whether a protected job would be touched that is not yet, and the loss that is added."""
+    """Return whether another protected job would be affected, and the added loss."""
     more: dict[Hashable, int] = {}
     loan_of: dict[Hashable, ReclaimCandidate[Slot]] = {}
     for slot in room:

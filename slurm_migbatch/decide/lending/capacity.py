@@ -1,4 +1,4 @@
-"""The GPUs of a round of lending: what fits where beside what was decided so far, and which sizes are worth most."""
+"""Track the GPUs of a lending round: what fits next to earlier decisions, and which sizes are worth most."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from slurm_migbatch.mig.profile import Profile
 _GAIN: Final = 1e-9
 _PASSES: Final = 3
 _PAIRS: Final = 1500
-"""Pairs of jobs that are tried at a time; enough for those on 70 GPUs of seven jobs each."""
+"""Pairs of jobs tried at a time; enough for those on 70 GPUs of seven jobs each."""
 
 
 @dataclass
 class Given:
-    """A waiting job, what each useful profile is worth (from small to large), what it has by now, and on which GPU."""
+    """A pending job, the value of each useful profile (from small to large), its current choice, and its GPU."""
 
     elastic_job: ElasticJob
     worths: Mapping[Profile, float]
@@ -45,7 +45,7 @@ class Grown(NamedTuple):
 
 
 class _Room:
-    """A GPU: what is used, and the profiles that are to be placed there beside (reserve and loans of this round)."""
+    """A GPU: its used slots, and the profiles to place next to them (reserve and loans of this round)."""
 
     __slots__ = ("geometry", "group", "held", "lendable", "space", "used", "version", "wishes")
 
@@ -58,7 +58,7 @@ class _Room:
 
 
 class LendingCapacity:
-    """The cluster during one round. For each profile and group of GPUs a heap knows the GPU that loses least."""
+    """The cluster during one round. For each profile and group of GPUs a heap has the GPU with the lowest loss."""
 
     def __init__(
         self, spaces: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob], now: float, calm: Hysteresis
@@ -66,7 +66,7 @@ class LendingCapacity:
         self.now, self.calm = now, calm
         self.regions, groups = _groups(spaces, elastic_jobs)
         self.reserve_in = {group for group, space in zip(groups, spaces, strict=True) if not space.own}
-        known: dict[Layout, Layout] = {}  # equal ones as one object: faster to look up
+        known: dict[Layout, Layout] = {}  # equal ones as one object: faster lookups
         self.rooms = []
         for space, group in zip(spaces, groups, strict=True):
             used = space.used
@@ -92,10 +92,10 @@ class LendingCapacity:
         for index, room in enumerate(self.rooms):
             self.by_group.setdefault((room.group, room.lendable), []).append(index)
 
-    # -- what is asked of the board --------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------------
 
     def hold(self, reserve: Mapping[Profile, int]) -> dict[Profile, int]:
-        """Lay the reserve into free space, first where nothing may be lent; what of it has no room."""
+        """Place the reserve into free space, first on GPUs without lending; return the part that does not fit."""
         short: dict[Profile, int] = {}
         for profile in sorted(reserve, key=by_size, reverse=True):
             for count in range(reserve[profile], 0, -1):
@@ -110,7 +110,7 @@ class LendingCapacity:
         return short
 
     def useful(self, elastic_job: ElasticJob) -> tuple[Profile, ...]:
-        """Return the profiles that a job runs on and that GPUs within its reach have, from small to large."""
+        """Return the profiles that a job can use and that its GPUs have, from small to large."""
         key = id(elastic_job.speeds), elastic_job.nodes
         if key not in self._useful:
             known = self._profiles.get(elastic_job.nodes)
@@ -124,7 +124,7 @@ class LendingCapacity:
         return self._useful[key]
 
     def smallest(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> tuple[int, Profile] | None:
-        """Return the smallest profile with room, and the GPU."""
+        """Return the smallest profile that fits, and the GPU."""
         for profile in useful:
             room = self.best(profile, self.regions[elastic_job.nodes], True)
             if room is not None:
@@ -136,7 +136,7 @@ class LendingCapacity:
         return any(room.space.node == node and room.space.reclaimed == math.inf for room in self.rooms)
 
     def reason(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> Reason:
-        """Return why there is no room for a job."""
+        """Return why a job does not fit."""
         if not useful:
             return "profile"
         groups = self.regions[elastic_job.nodes]
@@ -152,9 +152,9 @@ class LendingCapacity:
         return "room"
 
     def best(self, profile: Profile, groups: Iterable[int], lendable: bool) -> int | None:
-        """Return the GPU that loses least by one more such slice; None where none has room.
+        """Return the GPU with the lowest loss from one more such slice; None if it fits nowhere.
 
-        GPUs of nodes that only train come first.
+        GPUs of training-only nodes come first.
         """
         best: _Entry | None = None
         for group in groups:
@@ -174,7 +174,7 @@ class LendingCapacity:
     # -- sizes -------------------------------------------------------------------------------------------------------
 
     def fair(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> float:
-        """Return a job's speed on its fair share: the largest of its profiles within an even division."""
+        """Return a job's speed on its fair share: the largest of its profiles within an equal division."""
         fair = useful[0]
         for profile in useful:
             if profile.compute <= self.share:
@@ -182,12 +182,12 @@ class LendingCapacity:
         return elastic_job.speeds[fair]
 
     def worths(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> dict[Profile, float]:
-        """Return for each profile its speed over that of the fair share."""
+        """Return for each profile its speed over that on the fair share."""
         fair = self.fair(elastic_job, useful)
         return {profile: elastic_job.speeds[profile] / fair for profile in useful}
 
     def raise_sizes(self, given: Sequence[Given], move: bool) -> None:
-        """Enlarge slices while there is room, first where a slice more is worth most; `move`: on other GPUs too."""
+        """Enlarge slices while there is room, first where one more slice is worth most; `move`: on other GPUs too."""
         for _ in range(_PASSES):
             heap = [step for number, grant in enumerate(given) for step in _steps(number, grant)]
             heapify(heap)
@@ -200,11 +200,11 @@ class LendingCapacity:
                     moved |= grant.room != room
                     for step in _steps(number, grant):
                         heappush(heap, step)
-            if not moved:  # nobody has left room behind
+            if not moved:  # no slice was freed
                 return
 
     def _raised(self, grant: Given, after: Profile, move: bool) -> bool:
-        """Give a job a larger slice, on its GPU or elsewhere, if there is room."""
+        """Give a job a larger slice, on its GPU or elsewhere, if it fits."""
         room = self.rooms[grant.room]
         wishes: tuple[Profile, ...] | None = None
         if after in room.geometry:
@@ -224,7 +224,7 @@ class LendingCapacity:
         return True
 
     def exchange(self, given: Sequence[Given], move: bool) -> None:
-        """Divide the room of pairs on one GPU anew, and swap pairs on two GPUs, where the sum of worths gains."""
+        """Redistribute the space of pairs on one GPU, and swap pairs on two GPUs, if the sum of values rises."""
         for _ in range(_PASSES):
             on: dict[int, list[Given]] = {}
             for grant in given:
@@ -272,7 +272,7 @@ class LendingCapacity:
         return True
 
     def grow(self, elastic_jobs: Sequence[ElasticJob], max_count: int) -> list[Grown]:
-        """Return the running jobs that pay for a larger slice, the most gain first."""
+        """Return the running jobs for which a larger slice pays off, the largest gain first."""
         offers: list[tuple[float, int, float, Profile, float]] = []
         for number, elastic_job in enumerate(elastic_jobs):
             if elastic_job.place is None or not self.calm.may_change(self.now, elastic_job.since, elastic_job.restarts):
@@ -302,7 +302,7 @@ class LendingCapacity:
         return list(grown.values())
 
     def _grown(self, elastic_job: ElasticJob, profile: Profile) -> int | None:
-        """Return the GPU that has room for the larger slice, which on its own GPU may replace its slice."""
+        """Return the GPU with room for the larger slice, which on its own GPU may replace its slice."""
         assert elastic_job.place is not None
         own_gpu = self.place_of.get((elastic_job.place.node, elastic_job.place.gpu))
         if own_gpu is not None and elastic_job.place.slot in self.rooms[own_gpu].used:
@@ -318,10 +318,10 @@ class LendingCapacity:
             self.put(gpu, profile)
         return gpu
 
-    # -- where -------------------------------------------------------------------------------------------------------
+    # -- placement ------------------------------------------------------------------------------------------------
 
     def placed(self, given: Sequence[Given], grown: Sequence[Grown]) -> tuple[tuple[Release, ...], tuple[Grow, ...]]:
-        """Return what was decided, each with the place that it is expected to have."""
+        """Return the decisions, each with its expected place."""
         free_slots: dict[int, list[Slot]] = {}
 
         def place(index: int, profile: Profile) -> SlotReference:
@@ -381,12 +381,12 @@ class LendingCapacity:
 
 
 _Entry: TypeAlias = tuple[bool, int, int, int, int]
-"""Whether it is a loan, what the GPU loses, what it has free, its index, and the version for which that holds."""
+"""Whether it is a loan, the GPU's loss, its free space, its index, and the version for which this is valid."""
 _Step: TypeAlias = tuple[float, int, int, Profile, Profile]
 
 
 def _steps(number: int, grant: Given) -> Iterable[_Step]:
-    """Yield larger slices than a job has, by the worth gained for each slice more (compute and memory alike)."""
+    """Yield larger slices than a job has, by the value gained per slice (compute and memory alike)."""
     have, worths = grant.profile, grant.worths
     for profile, worth in worths.items():
         gain = worth - worths[have]

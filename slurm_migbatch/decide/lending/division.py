@@ -1,9 +1,9 @@
-"""Divide GPUs anew for training that has no room, or runs on a slice much too small for it.
+"""Divide GPUs again for training jobs that do not fit, or run on a slice much too small for them.
 
-Speed grows less than the slice does, so more jobs on a GPU mostly get more work done in all: a job on a whole GPU is
-stopped for two on half of it each. A restart costs time, so a division must earn its restarts back within `loan_s`, and
-every job is left alone for as long as `Hysteresis` says. DeepBoot (section IV) scales jobs down for others in the same
-sense, on whole GPUs; the search over slices is ours.
+Speed grows less than the slice does, so more jobs on a GPU usually get more work done in total: a job on a whole GPU is
+stopped for two on half of it each. A restart costs time, so a division must recover its restarts within `loan_s`, and
+every job is left unchanged for as long as `Hysteresis` says. DeepBoot (section IV) scales jobs down for others in the
+same way, on whole GPUs; the search over slices is ours.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
 
 MARGIN: Final = 0.1
-"""A division must do so much more work than the former one, in whole GPUs."""
+"""Minimum extra work of a division over the previous one, in whole GPUs."""
 _GPUS: Final = 8
-"""GPUs that are tried for one job, those first whose jobs have the largest slices."""
+"""GPUs tried for one job, those with the largest slices first."""
 _JOBS: Final = 4
-"""Jobs for which a division is sought in one round."""
+"""Jobs for which a division is searched in one round."""
 _AT_ONCE: Final = Hysteresis(idle_s=0.0, rest_s=0.0)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """A GPU with the jobs that may change there: what each has, and work done in `loan_s`, in seconds of a GPU."""
+    """A GPU with its changeable jobs: the slice of each, and work done in `loan_s`, in seconds of a GPU."""
 
     space: GpuCapacity
     jobs: tuple[ElasticJob, ...]
@@ -50,13 +50,13 @@ def divide(
     calm: Hysteresis,
     most: int,
 ) -> list[Division]:
-    """Return the GPUs that are worth dividing anew for jobs that wait for room, or have much too small slices.
+    """Return the GPUs worth dividing again for jobs that do not fit, or have much too small slices.
 
     Args:
         spaces: GPUs that may lend.
-        elastic_jobs: all jobs; those that run may be stopped if `calm` lets them.
-        waiting: jobs that wait for want of room, in Slurm's order.
-        most: at most so many jobs are stopped.
+        elastic_jobs: all jobs; running ones may be stopped if `calm` allows.
+        waiting: jobs that do not fit, in Slurm's order.
+        most: maximum number of jobs to stop.
     """
     running = {job.job: job for job in elastic_jobs if job.place is not None}
     plans = [plan for space in spaces if (plan := _plan(space, running, now, calm)) is not None]
@@ -101,7 +101,7 @@ def divide(
 
 
 def _plan(space: GpuCapacity, running: Mapping[Hashable, ElasticJob], now: float, calm: Hysteresis) -> _Plan | None:
-    """Return a GPU whose division may change; None where no job on it may."""
+    """Return a GPU whose division may change; None if no job on it may."""
     if not calm.may_lend(now, space.idle_since, space.reclaimed) and not (space.own and space.reclaimed is None):
         return None
     loans = [running[loan.job] for loan in space.lent if loan.job in running]
@@ -113,7 +113,7 @@ def _plan(space: GpuCapacity, running: Mapping[Hashable, ElasticJob], now: float
 
 
 def _with(plan: _Plan, job: ElasticJob, calm: Hysteresis) -> _Plan | None:
-    """Return the best division of a GPU with one job more; None where it has no room."""
+    """Return the best division of a GPU with one job more; None if it does not fit."""
     everyone = frozenset(held.job for held in plan.jobs)
     groups = dict.fromkeys([*(plan.changed | {held.job} for held in plan.jobs), everyone])
     found = [more for group in groups if (more := _divided(plan, job, group, calm)) is not None]
@@ -121,7 +121,7 @@ def _with(plan: _Plan, job: ElasticJob, calm: Hysteresis) -> _Plan | None:
 
 
 def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], calm: Hysteresis) -> _Plan | None:
-    """Return a GPU on which a group of its jobs and one more divide what they have and what is free."""
+    """Return a GPU on which a group of its jobs and one more divide their slices and the free space."""
     space = plan.space
     slots = {loan.job: loan.slot for loan in space.lent}
     used = Layout((*space.taken, *(slot for name, slot in slots.items() if name not in group)))
@@ -147,9 +147,9 @@ def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], calm: Hys
 def _sizes(
     geometry: Geometry, used: Layout, speeds: tuple[tuple[tuple[Profile, float], ...], ...]
 ) -> tuple[Profile, ...] | None:
-    """Return what jobs with these speeds get on an empty GPU beside what is used; None where one gets nothing.
+    """Return the profiles of jobs with these speeds on a GPU next to its used slots; None if one gets nothing.
 
-    Remembered, because rounds ask the same again until a job comes or ends.
+    Cached, because rounds repeat the query until a job comes or ends.
     """
     jobs = [ElasticJob(number, dict(items)) for number, items in enumerate(speeds)]
     board = LendingCapacity([GpuCapacity("", 0, geometry, used.slots)], jobs, 0.0, _AT_ONCE)

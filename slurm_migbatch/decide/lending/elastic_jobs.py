@@ -1,8 +1,8 @@
-"""What is known of training jobs beside what Slurm shows: how fast they are on each slice, and what stopping costs.
+"""Estimate training jobs beyond Slurm's data: their speed on each slice, and the cost of stopping them.
 
-Speeds are relative to the whole GPU. They come from the predictor where the job names a model that it knows, else from
-what training on slices does on the whole (`decide.lending.values.usual_speed`); what a job itself achieved on several
-profiles is weighed against both (`decide.lending.training_speed`).
+Speeds are relative to the whole GPU. They come from the predictor if the job names a known model, else from
+average training speeds on slices (`decide.lending.values.usual_speed`); the job's own measured speeds on several
+profiles are combined with both (`decide.lending.training_speed`).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import LoanHints
 
 Predict = Callable[[LoanHints, str], Mapping[Profile, float]]
-"""Speeds of a model on the slices that hold it, for the partitions of a job; empty where it is not known."""
+"""Speeds of a model on the slices that hold it, for the partitions of a job; empty if unknown."""
 
 
 class TrainingPredictions(Protocol):
-    """The predictor, as far as it is asked here."""
+    """The part of the predictor used here."""
 
     @property
     def version(self) -> str:
-        """Names the model and the site's facts behind the answers."""
+        """Version of the model and the site's facts behind the answers."""
 
     def training_speeds(self, hints: LoanHints, partition: str, /) -> Mapping[Profile, float]:
         """See `Predict`."""
@@ -42,7 +42,7 @@ _MOST_KINDS: Final = 10_000
 
 
 def report_of(event: Mapping[str, Any], now: float) -> tuple[Run, Report] | None:
-    """Read a `progress` event; None where it names no run. Implausible values, which the job wrote, are left out."""
+    """Read a `progress` event; None if it names no run. Implausible values, which the job wrote, are dropped."""
     job, restart = event.get("job"), event.get("restart", 0)
     if type(job) is not int or type(restart) is not int:
         return None
@@ -53,10 +53,10 @@ def report_of(event: Mapping[str, Any], now: float) -> tuple[Run, Report] | None
 
 
 class ElasticJobs:
-    """Keeps what is known of jobs, for as long as Slurm lists them."""
+    """Data of jobs, kept as long as Slurm lists them."""
 
     def __init__(self, restart_s: float, checkpoint_s: float) -> None:
-        """`restart_s`, `checkpoint_s`: what is assumed of a job that has told nothing."""
+        """`restart_s`, `checkpoint_s`: defaults for a job without reports."""
         self._predict: Predict = lambda hints, partition: {}
         self._version: str | None = None
         self._restart_s, self._checkpoint_s = restart_s, checkpoint_s
@@ -66,10 +66,10 @@ class ElasticJobs:
         self._usual: dict[LoanHints, Mapping[Profile, float]] = {}
         self._predicted: dict[tuple[LoanHints, str], Mapping[Profile, float]] = {}
 
-    # -- what comes in ---------------------------------------------------------------------------------------------
+    # -- input ------------------------------------------------------------------------------------------------------
 
     def gpus(self, geometries: Iterable[Geometry]) -> None:
-        """Take in the kinds of GPUs that there are."""
+        """Set the kinds of GPUs in the cluster."""
         now = tuple(dict.fromkeys(geometries))
         if now != self._geometries:
             self._geometries = now
@@ -77,25 +77,25 @@ class ElasticJobs:
             self._predicted.clear()
 
     def use(self, predictions: TrainingPredictions) -> None:
-        """Ask this predictor from now on; answers of another version are forgotten."""
+        """Use this predictor from now on; results of another version are dropped."""
         self._predict = predictions.training_speeds
         if predictions.version != self._version:
             self._version = predictions.version
             self._predicted.clear()
 
     def report(self, run: Run, report: Report) -> None:
-        """Take in a report of a run; a field that it left out keeps its value."""
+        """Add a report of a run; a field that it omits keeps its value."""
         before = self._reports.get(run, Report())
         values = {name: value for name, value in vars(report).items() if value is not None}
         self._reports[run] = replace(before, **values)
 
     def recall(self, run: Run, profile: Profile, report: Report) -> None:
-        """Take in what the record has of a run, on a slice of this profile."""
+        """Add the record's data of a run, on a slice of this profile."""
         self._reports.setdefault(run, report)
         self._hear(run, profile, report)
 
     def update(self, job_views: Mapping[int, JobView], held: Mapping[Run, Profile]) -> None:
-        """Take in Slurm's present list and the profile of each run; forget jobs that are no longer listed."""
+        """Set Slurm's current list and the profile of each run; drop jobs that are no longer listed."""
         for run, report in list(self._reports.items()):
             job_view = job_views.get(run[0])
             if job_view is None or job_view.row.restarts > run[1]:
@@ -113,16 +113,16 @@ class ElasticJobs:
             heard = Heard(profile.name, report.items, report.items / report.rate)
             self._heard.setdefault(run[0], {})[run[1]] = heard
 
-    # -- what is asked ---------------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------------
 
     @property
     def reports(self) -> Mapping[Run, Report]:
         """The latest report of each run."""
-        return dict(self._reports)  # reports come in another thread
+        return dict(self._reports)  # reports arrive in another thread
 
     def checkpoints(self) -> dict[Run, float]:
         """Return the newest complete checkpoint of each run that has reported one."""
-        reports = list(self._reports.items())  # reports come in another thread
+        reports = list(self._reports.items())  # reports arrive in another thread
         return {run: report.checkpoint for run, report in reports if report.checkpoint is not None}
 
     def speeds(self, job_view: JobView) -> Mapping[Profile, float]:
@@ -135,7 +135,7 @@ class ElasticJobs:
         return {profile: by_name[profile.name] for profile in expected}
 
     def costs(self, job_view: JobView, now: float) -> RunCosts:
-        """Return what stopping the job now would cost it."""
+        """Return the current cost of stopping the job."""
         report = self._reports.get((job_view.row.job_id, job_view.row.restarts), Report())
         took = report.ckpt_s if report.ckpt_s is not None else self._checkpoint_s
         saved = max(report.checkpoint or 0.0, job_view.row.start or now)
@@ -146,9 +146,9 @@ class ElasticJobs:
         )
 
     def left_s(self, job_view: JobView, now: float) -> float:
-        """Return the seconds on the whole GPU that its time limit leaves a running job at most.
+        """Return the most seconds on the whole GPU that a running job's time limit leaves.
 
-        Infinite where nothing limits it.
+        Infinite without a limit.
         """
         row = job_view.row
         if row.time_limit_s is None or row.start is None or job_view.hints.slice is None or not row.active:
@@ -159,8 +159,8 @@ class ElasticJobs:
     def needs_s(self, job_view: JobView) -> float | None:
         """Return the seconds on the whole GPU that a job still needs, by `items` and its runs' reports; None: unknown.
 
-        The rate is that of runs with a slice of their own; what a run does beside another one counts as done. A job
-        that has done more than it said tells nothing.
+        The rate is that of runs on a slice of their own; work of a run next to another one counts as done. A job
+        that has done more than it stated gives no estimate.
         """
         if job_view.hints.items is None:
             return None

@@ -1,7 +1,7 @@
-"""What inference is expected to need, by profile: `decide.lending.forecast.LevelGaps`, fed from the record, then live.
+"""Forecast inference's needs by profile: `decide.lending.forecast.LevelGaps`, fed from the record, then live.
 
-Each profile has its own history and its own reserve. A common bound in compute slices kept less where profiles take
-turns, but the room that was left was of the wrong shape: at high load most reclaims were for want of a place, not of
+Each profile has its own history and its own reserve. A common reserve in compute slices kept less if profiles
+alternate, but the space was of the wrong shape: at high load most reclaims were for lack of a placement, not of
 slices.
 """
 
@@ -19,8 +19,8 @@ class Expectation:
     """Demand of inference by profile.
 
     Args:
-        days: of history that count.
-        day_s: seconds after which demand repeats itself; another than a day's for a replay in compressed time.
+        days: of history to use.
+        day_s: seconds after which demand repeats; different from a day for a replay in compressed time.
     """
 
     def __init__(self, days: int = 14, day_s: float = DAY_S) -> None:
@@ -33,7 +33,7 @@ class Expectation:
         return LevelGaps(self._days, self._day_s)
 
     def learn(self, uses: Iterable[tuple[str, float, float | None]], now: float) -> None:
-        """Take in the past: profile, beginning and end (None: goes on) of each use of a slice."""
+        """Add the past: profile, start and end (None: still running) of each use of a slice."""
         known: dict[str, Profile | None] = {}
         changes: dict[Profile, list[tuple[float, int]]] = {}
         for name, since, until in uses:
@@ -57,14 +57,14 @@ class Expectation:
     def update(
         self, running: Mapping[Profile, frozenset[tuple[int, int]]], waiting: Mapping[Profile, int], now: float
     ) -> None:
-        """Take in what inference has (its runs, job and restart count) and waits for now."""
+        """Add inference's current runs (job and restart count) and pending demand."""
         profiles = {*running, *waiting, *self._level}
         self._demand({p: len(running.get(p, ())) + waiting.get(p, 0) for p in profiles}, now)
 
     def reserve(self, now: float, horizon_s: float, sure: float) -> dict[Profile, int]:
-        """Return how many slices of each profile to keep free beyond the present demand.
+        """Return how many slices of each profile to reserve beyond the current demand.
 
-        So many that what is not kept stays idle for `horizon_s` seconds with probability `sure`, if gaps end at random
+        So many that the remaining ones stay idle for `horizon_s` seconds with probability `sure`, if gaps end at random
         (with the mean `horizon_s` / -ln `sure`).
         """
         idle_s = horizon_s / -math.log(sure)
@@ -72,7 +72,7 @@ class Expectation:
         return {profile: count for profile, count in counts.items() if count > 0}
 
     def _demand(self, level: Mapping[Profile, int], now: float) -> None:
-        """Note that so many slices of these profiles are needed from now on."""
+        """Record that so many slices of these profiles are needed from now on."""
         for profile, count in level.items():
             if profile not in self._gaps:
                 self._gaps[profile] = self.gaps()

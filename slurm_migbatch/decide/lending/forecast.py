@@ -1,9 +1,9 @@
-"""How long idle slices will stay idle, from how long they did before: lending has to know.
+"""Predict how long idle slices will stay idle from past gaps, for lending.
 
-Empirical; nothing is fitted. `LevelGaps` keeps how long demand stays at or below each level before it rises above it
-again. A slice that was needed a moment ago is mostly needed again in a moment, one that has been idle for a while stays
-so: the expected rest of a gap is taken over those gaps, of the last hour and around this time of day, that lasted as
-long as this one has by now.
+Empirical; nothing is fitted. `LevelGaps` records how long demand stays at or below each level before it exceeds it
+again. A slice that was needed a moment ago is usually needed again soon, one that has been idle for a while stays
+idle: the expected rest of a gap is the mean over those gaps, of the last hour and around this time of day, that lasted
+as long as this one has so far.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 
 DAY_S: Final = 86_400.0
 AROUND_S: Final = 1800.0
-"""Moments of earlier days this close in time of day count as this time of day."""
+"""Largest difference in time of day at which earlier days count."""
 PART_S: Final = 600.0
-"""Gaps are kept by the part of the day in which they ended."""
+"""Gaps are grouped by the part of the day in which they ended."""
 LEAST: Final = 0.25
-"""A slice has to have been idle for at least this share of the time for which it is to stay idle."""
+"""Minimum idle time of a slice, as a share of the time for which it should stay idle."""
 _TINY: Final = 1e-6
 
 Part = dict[int, list[float]]
@@ -33,7 +33,7 @@ class LevelGaps:
     """
 
     def __init__(self, days: int = 14, day_s: float = DAY_S) -> None:
-        """`day_s`: how long a day is, where time is compressed; its parts are compressed with it."""
+        """`day_s`: length of a day in compressed time; its parts are compressed with it."""
         self._part = PART_S * day_s / DAY_S
         self._day, self._around = int(DAY_S / PART_S), int(AROUND_S / PART_S)
         self._days = days
@@ -45,7 +45,7 @@ class LevelGaps:
         self._relevant: list[Part] = []
 
     def demand(self, now: float, level: int) -> None:
-        """Note that so many are needed at once from now on."""
+        """Record that so many are needed at once from now on."""
         if self._begin is None:
             self._begin = now
         if level > self._level:
@@ -58,11 +58,11 @@ class LevelGaps:
         self._level = level
 
     def enough(self, now: float, idle_s: float) -> int:
-        """Return the present level and how many slices above it are expected to be needed within `idle_s` seconds.
+        """Return the current level and how many slices above it are expected to be needed within `idle_s` seconds.
 
         A slice is not expected to be needed if of the gaps that lasted as long as it has been idle, at its level and
-        those next to it, the rest was `idle_s` on average. One that has been idle for less than `LEAST` of that is;
-        one that has been idle for longer than any gap that is known is not.
+        the adjacent ones, the rest was `idle_s` on average. One that has been idle for less than `LEAST` of that is;
+        one that has been idle for longer than any known gap is not.
         """
         number = int(now / self._part + _TINY)
         if self._ages[:2] != (number, idle_s):
@@ -81,7 +81,7 @@ class LevelGaps:
         return self._level + needed
 
     def _known(self, level: int) -> list[float]:
-        """Return the gaps of this level and those next to it, of the last hour and of this time on earlier days."""
+        """Return the gaps of this level and the adjacent ones, of the last hour and of this time on earlier days."""
         return [
             seconds
             for part in self._relevant
@@ -91,7 +91,7 @@ class LevelGaps:
         ]
 
     def _open(self, number: int) -> list[Part]:
-        """Return the parts of the last hour and of this time on earlier days; not this one, which is not over."""
+        """Return the parts of the last hour and of this time on earlier days; not the (incomplete) current one."""
         parts = [*range(number - 2 * self._around, number)]
         for centre in range(number - self._day, number - self._days * self._day - 1, -self._day):
             parts += range(centre - self._around, centre + self._around + 1)
@@ -110,7 +110,7 @@ class LevelGaps:
 def age_for(gaps: Iterable[float], idle_s: float) -> float:
     """Return the least age (s) from which on gaps last `idle_s` more on average; that of the longest if none does.
 
-    The mean of what is left of a gap falls as it ages and jumps where shorter gaps drop out, so only the lengths of
+    The mean rest of a gap falls as it ages and jumps when shorter gaps drop out, so only the lengths of
     gaps, and 0, can be that age.
     """
     ordered: Sequence[float] = sorted(gaps)

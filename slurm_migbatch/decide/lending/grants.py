@@ -1,23 +1,24 @@
-"""Training on idle MIG slices: who gets which slice, who grows, and which loans end for whom.
+"""Lend idle MIG slices to training jobs: which job gets which slice, and which jobs grow.
 
 A training job runs on one slice here; `decide.lending.allocation` has the rules for jobs on several. DeepBoot (Chen et
-al., IEEE TPDS 2023) lends whole GPUs; loans of slices, and all of this module, are ours. It rests on its ideas: worth
-relative to a fair share, restarts that must be paid for, and the loans of least loss ended first.
+al., IEEE TPDS 2023) lends whole GPUs; loans of slices, and all of this module, are ours. It uses its ideas: value
+relative to a fair share, restarts that must pay off, and ending the loans with the lowest loss first.
 
 `lend` decides one round:
 
-1. What inference is expected to need (`reserve`) is laid into the free space first and stays there, so that it can be
-   placed whatever is lent.
-2. In Slurm's order each waiting job gets the smallest of its profiles that has room: so many that nobody who could be
-   served goes without for the sake of another's larger slice.
-3. Slices are raised, the most worth gained for each slice first; then pairs on one GPU divide its room anew, and pairs
-   anywhere exchange what they were given, where the sum of worths gains. Of jobs that run only those grow that
-   `Hysteresis` lets, that earn their restart back (`paid_worth`), and only while nobody waits for room.
+1. The expected need of inference (`reserve`) is placed into the free space first and stays there, so that it fits
+   whatever is lent.
+2. In Slurm's order each pending job gets the smallest of its profiles that fits, so that no job goes without
+   because of another's larger slice.
+3. Slices are enlarged, the largest value gained per slice first; then pairs on one GPU redistribute its space, and
+pairs
+   anywhere exchange their slices, if the sum of values rises. Running jobs grow only if
+   `Hysteresis` allows, if the growth pays for their restart (`paid_worth`), and only while no job waits for room.
 
-Where on a GPU: every GPU's free space is planned as a whole (`mig.planning`), so loans and reserve lie where the
-largest useful space is left. A GPU is chosen by what it loses: of all profiles together the least.
+Placement on a GPU: every GPU's free space is planned as a whole (`mig.planning`), so loans and reserve are placed such
+that the largest useful space remains. The GPU with the lowest loss over all profiles is chosen.
 
-The other direction, which loans end so that inference can start, is `decide.lending.reclaim.reclaim_loans`.
+The opposite direction, which loans end so that inference can start, is `decide.lending.reclaim.reclaim_loans`.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ def lend(
 
     Args:
         spaces: GPUs that may lend.
-        elastic_jobs: training jobs in Slurm's order, running ones among them anywhere.
+        elastic_jobs: training jobs in Slurm's order, running ones anywhere among them.
         reserve: slices that inference is expected to need.
         now: unix seconds.
         calm: when a job may be changed and a slice lent.
-        releases: at most so many jobs are released or grow; None: any number.
+        releases: maximum number of jobs to release or grow; None: unlimited.
     """
     board = LendingCapacity(spaces, elastic_jobs, now, calm)
     short = board.hold(reserve)
@@ -80,7 +81,7 @@ def lend(
         useful = board.useful(elastic_job)
         key = useful, elastic_job.nodes
         room = None if key in hopeless else board.smallest(elastic_job, useful)
-        if room is None:  # space only shrinks, so nobody like this one will find any
+        if room is None:  # space only shrinks, so no equal job will fit either
             if key not in hopeless:
                 hopeless[key] = board.reason(elastic_job, useful)
             lacking[elastic_job.job] = hopeless[key]
@@ -88,7 +89,7 @@ def lend(
         given.append(Given(elastic_job, board.worths(elastic_job, useful), room[1], room[0]))
         board.put(room[0], room[1])
     enough = not any(reason in _NO_ROOM for reason in lacking.values())
-    board.raise_sizes(given, move=enough)  # what a move leaves behind is for those that wait for room
+    board.raise_sizes(given, move=enough)  # space that a move leaves free is for jobs that wait for room
     board.exchange(given, move=enough)
     grown: list[Grown] = []
     if enough:
@@ -104,7 +105,7 @@ def lend(
 
 
 def _resume(board: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit: float) -> list[Given]:
-    """Give jobs that were stopped to grow the slices for which they were stopped, as far as there is room."""
+    """Give jobs that were stopped to grow the slices for which they were stopped, if they fit."""
     given: list[Given] = []
     for elastic_job in elastic_jobs:
         target = elastic_job.target

@@ -1,4 +1,4 @@
-"""Which sets of loans of slices make room for one slice when they end: all that cover one place."""
+"""Find the sets of loans that make room for one slice when they end: all that cover one placement."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from slurm_migbatch.mig.profile import Profile
 
 
 def rooms_for(profile: Profile, spaces: Iterable[GpuCapacity]) -> list[frozenset[SlotReference]]:
-    """Return the smallest sets of loans by whose end a slice of this profile would have room; for `allocation.reclaim`.
+    """Return the smallest sets of loans whose end makes room for a slice of this profile; for `allocation.reclaim`.
 
-    One set for each place that only loans and free space cover, beside others where a limit on counts (compute slices,
-    engines) asks for more to go. No set holds another of the same GPU. GPUs that have room already offer none.
+    One set for each placement that only loans and free space cover, with others if a count limit (compute slices,
+    engines) requires more to end. No set contains another of the same GPU. GPUs that have room already yield none.
     """
     return [
         frozenset(SlotReference(space.node, space.gpu, slot) for slot in slots)

@@ -1,4 +1,4 @@
-"""The states of loans, as what Slurm shows moves them on.
+"""Track the states of loans by what Slurm shows.
 
 A loan is one release of one elastic training job:
 
@@ -6,14 +6,14 @@ A loan is one release of one elastic training job:
         |          |                                  ^
         +-> withdrawn, or it left in any other way ---+
 
-Slurm's list is the truth. Nothing is concluded from having called Slurm: a loan that was to be released but still shows
-`mig:loan` was not, a loan that was to be requeued and still runs still runs. What is added here is what Slurm does not
-know: why, since when, and the grace that a signalled job has.
+Slurm's list is the truth. Nothing is concluded from having called Slurm: a loan to be released that still shows
+`mig:loan` was not released, a loan to be requeued that still runs still runs. The ledger adds what Slurm does not
+know: the reason, the start, and the grace time of a signalled job.
 
-A state is an intention, which is written down before Slurm is called; its moment (`released`, `signalled`, `requeued`)
-is set once Slurm has taken it. A service that was killed in between finds the intention without its moment, looks what
-Slurm shows, and calls again only where that does not show it done. A job that comes back to the queue by itself
-(preemption, a node that died, `scontrol requeue`), is cancelled or completes ends its loan in whatever state that is.
+A state is an intention, which is recorded before Slurm is called; its time (`released`, `signalled`, `requeued`)
+is set once Slurm has accepted it. A service that was killed in between finds the intention without its time, checks
+Slurm's state, and calls again only if that does not show it done. A job that returns to the queue by itself
+(preemption, a failed node, `scontrol requeue`), is cancelled or completes ends its loan in any state.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import LoanHints
 
 SLACK_S: Final = 1.0
-"""A job may cut the moment of its checkpoint down to whole seconds."""
+"""A job may round the time of its checkpoint down to whole seconds."""
 EXPECTED_S: Final = 30.0
-"""A released array task that Slurm does not list within this was not released."""
+"""A released array task that Slurm does not list within this time was not released."""
 STALE_S: Final = 3600.0
-"""What a job's past weighs is forgotten so long after it left Slurm's list."""
+"""How long a job's history is kept after it left Slurm's list."""
 REQUEUE_DELAY_S: Final = 150.0
-"""Slurm's own delay of a requeued job is about two minutes; a later begin is its user's wish."""
+"""Slurm's own delay of a requeued job is about two minutes; a later begin time is the user's."""
 SCAN_S: Final = 2.0
-"""slurmd looks for what has expired at most so often."""
+"""Minimum interval of slurmd's checks for expired credentials."""
 
 
 _FIRST = re.compile(r"\[?([0-9]+)")
 
 
 class State(str, Enum):
-    """Where a loan stands."""
+    """State of a loan."""
 
     RELEASED = "released"
     RUNNING = "running"
@@ -58,10 +58,11 @@ class State(str, Enum):
 
 
 class Cause(str, Enum):
-    """What ends a loan: inference that waits, a larger slice, a start that did not come, Slurm itself (preemption, a
-    node that died, somebody's requeue), that the job left Slurm's list, that Slurm refused it, that the two on a slice
-    did less than one alone (`PARTED`), or a time limit that was due only because the job shared (`LIMIT`). `FORECAST`,
-    inference that was expected, stands in records of earlier releases only."""
+    """Cause of a loan's end: pending inference, a larger slice, a start that did not happen, Slurm itself (preemption,
+    a failed node, another requeue), that the job left Slurm's list, that Slurm refused it, that the two on a slice did
+    less than one alone (`PARTED`), or a time limit that was reached only because the job shared (`LIMIT`). `FORECAST`,
+    expected inference, occurs only in records of earlier releases.
+    """
 
     NONE = ""
     RECLAIM = "reclaim"
@@ -78,14 +79,14 @@ class Cause(str, Enum):
 
 @dataclass(frozen=True)
 class Loan:
-    """One release of one job; moments in unix seconds. The fields are those of the record.
+    """One release of one job; times in unix seconds. The fields are those of the record.
 
     Attributes:
-        restart: Slurm's restart count of the run that it is meant for.
+        restart: Slurm's restart count of the run that it is for.
         profile: in NVML spelling.
         node, gpu: where it runs; the UUID of the GPU.
         decided: when it was decided; part of its identity.
-        released, signalled, requeued: when Slurm took that. `checkpoint`: of a checkpoint after the signal.
+        released, signalled, requeued: when Slurm accepted that. `checkpoint`: time of a checkpoint after the signal.
         why, why_ended: sentences.
     """
 
@@ -116,7 +117,7 @@ class Loan:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Loan | None:
-        """Read a loan as the record gives it; None where it makes no sense."""
+        """Read a loan as the record gives it; None if it is invalid."""
         known = {field.name for field in fields(cls)}
         texts = {"why", "user", "account", "partition", "node", "gpu", "why_ended", "cause"}
         values: dict[str, Any] = {
@@ -136,7 +137,7 @@ class Loan:
 
     @property
     def leaving(self) -> bool:
-        """Whether its slice is on its way back already."""
+        """Whether its slice is already being returned."""
         return self.state in (State.SIGNALLED, State.REQUEUED)
 
 
@@ -150,12 +151,12 @@ class JobView:
 
 @dataclass(frozen=True)
 class LoanHistory:
-    """What earlier loans of a job say about it.
+    """History of a job by its earlier loans.
 
     Attributes:
-        hits: how often it had to give its slice back, to us or to Slurm's preemption.
+        hits: how often its slice was taken, by migbatchd or by Slurm's preemption.
         restart, ended: restart count and end of the last loan.
-        node: where it ran; empty where that is not known.
+        node: where it ran; empty if unknown.
     """
 
     hits: int = 0
@@ -169,25 +170,25 @@ Place = tuple[str, str, Slot]
 
 
 class Ledger:
-    """Every loan that goes on, by job, and what is remembered of those that ended."""
+    """Every active loan, by job, and the history of ended ones."""
 
     def __init__(self) -> None:
         self.open: dict[int, Loan] = {}
         self.past: dict[int, LoanHistory] = {}
-        #: what jobs get that were stopped for another slice, until they are released
+        #: targets of jobs that were stopped for another slice, until they are released
         self.targets: dict[int, Target] = {}
         #: runs (job, restart count) that are or were loans and may still hold a slice
         self.runs: set[tuple[int, int]] = set()
         #: when a loan was last reclaimed from a GPU, by its UUID
         self.reclaimed: dict[str, float] = {}
         self._unsaved: dict[tuple[int, int, float], Loan] = {}
-        #: nodes where runs of a job ended lately, and until when they take its next run for that one
+        #: nodes where runs of a job ended recently, and until when they confuse its next run with that one
         self.ran_on: dict[int, dict[str, float]] = {}
         #: releases of array tasks that shared a row with others: they have job ids of their own only from then on
         self._expected: dict[tuple[int, int], Loan] = {}
 
     def load(self, loans: Iterable[Loan]) -> None:
-        """Start from the record: loans that go on and such as ended not long ago, in the order of their decisions."""
+        """Start from the record: active loans and recently ended ones, in the order of their decisions."""
         for loan in loans:
             self.runs.add((loan.job_id, loan.restart))
             if loan.ended is not None:
@@ -205,7 +206,7 @@ class Ledger:
         return changed
 
     def unsave(self, loans: Iterable[Loan]) -> None:
-        """Hand out again these loans, which could not be written, unless they have changed since."""
+        """Return these loans, which could not be written, again at the next call, unless they have changed since."""
         for loan in loans:
             self._unsaved.setdefault(_identity(loan), loan)
 
@@ -223,13 +224,13 @@ class Ledger:
         now: float,
         unread: Collection[int] = (),
     ) -> list[Loan]:
-        """Bring every loan in line with Slurm's list.
+        """Update every loan by Slurm's list.
 
         Args:
             job_views: every elastic training job that Slurm lists.
-            places: where each run (job, restart count) is that has a slice, as the nodes tell.
-            checkpoints: the newest complete checkpoint of each run, by its own words.
-            unread: jobs that Slurm lists and of which nothing else could be read; their loans stay as they are.
+            places: place of each run (job, restart count) that has a slice, by the nodes' reports.
+            checkpoints: the newest complete checkpoint of each run, by its own reports.
+            unread: jobs that Slurm lists but whose row could not be read; their loans remain unchanged.
 
         Returns:
             The loans that ended.
@@ -267,7 +268,7 @@ class Ledger:
         return job in job_views and now < target.until and (loan is None or loan.leaving)
 
     def taken_for_last(self, job: int) -> frozenset[str]:
-        """Return the nodes that would take the next run of a job for its last one, see `decide.lending.view`."""
+        """Return the nodes that would confuse the next run of a job with its last one, see `decide.lending.view`."""
         return frozenset(self.ran_on.get(job, ()))
 
     def _newly_seen(self, job_view: JobView, place: Place | None, now: float) -> None:
@@ -284,12 +285,12 @@ class Ledger:
                 why = "it was requeued right after its start; see the node's log"
             ended = self._close(loan, now, Cause.SLURM, why)
         if loan.node and row.pending and row.eligible is not None and now < row.eligible < now + REQUEUE_DELAY_S:
-            self.ran_on[loan.job_id][loan.node] = row.eligible + SCAN_S  # Slurm's own delay is as long as it takes
+            self.ran_on[loan.job_id][loan.node] = row.eligible + SCAN_S  # Slurm's own delay is long enough
         return ended
 
     def _still_waits(self, loan: Loan, job_view: JobView, now: float) -> list[Loan]:
         if job_view.hints.slice == loan.slice or job_view.hints.guest:
-            if loan.released is None:  # Slurm was told, and we did not live to note it
+            if loan.released is None:  # Slurm accepted it, and migbatchd was killed before recording it
                 self._put(replace(loan, released=now))
             return []
         if loan.state is State.WITHDRAWN:
@@ -331,10 +332,10 @@ class Ledger:
         loan = _new(row, profile, began, "found running without a record of it")
         self._put(replace(loan, state=State.RUNNING, released=began, started=began, node=node, gpu=gpu))
 
-    # -- what we intend, and what became of it ---------------------------------------------------------------------
+    # -- intentions and their outcome ----------------------------------------------------------------------------
 
     def release(self, row: JobRow, profile: Profile, why: str, now: float) -> None:
-        """Note that a job, or the first array task of the row, is about to be given that profile."""
+        """Record that a job, or the first array task of the row, is about to be given that profile."""
         self.targets.pop(row.job_id, None)
         task = first_task(row)
         if row.tasks > 1 and task is not None:
@@ -343,28 +344,28 @@ class Ledger:
             self._put(_new(row, profile, now, why))
 
     def withdraw(self, job: int, cause: Cause, why: str) -> None:
-        """Note that the release is about to be taken back."""
+        """Record that the release is about to be withdrawn."""
         self._put(replace(self.open[job], state=State.WITHDRAWN, cause=cause, why_ended=why))
 
     def signal(self, job: int, cause: Cause, why: str) -> None:
-        """Note that the job is about to be told to write a checkpoint."""
+        """Record that the job is about to be signalled to write a checkpoint."""
         loan = replace(self.open[job], state=State.SIGNALLED, signalled=None, checkpoint=None)
         self._put(replace(loan, cause=cause, why_ended=why))
 
     def requeue(self, job: int, cause: Cause, why: str) -> None:
-        """Note that the job is about to be put back into the queue."""
+        """Record that the job is about to be requeued."""
         loan = replace(self.open[job], state=State.REQUEUED)
         self._put(loan if loan.cause else replace(loan, cause=cause, why_ended=why))
 
     def took(self, job: int, at: float) -> None:
-        """Note that Slurm accepted, at that moment, what was last intended with this job."""
+        """Record that Slurm accepted, at that time, the last intention for this job."""
         loan = self.open.get(job)
         moments = {State.RELEASED: "released", State.SIGNALLED: "signalled", State.REQUEUED: "requeued"}
         if loan is not None and loan.state in moments:
             self._put(replace(loan, **{moments[loan.state]: at}))  # type: ignore[arg-type]
 
     def refused(self, job: int, error: str, now: float) -> None:
-        """Note that Slurm refused what was last intended; a job that cannot be signalled is requeued."""
+        """Record that Slurm refused the last intention; a job that cannot be signalled is requeued."""
         loan = self.open.get(job)
         if loan is None:
             return
@@ -373,7 +374,7 @@ class Ledger:
         elif loan.state is State.SIGNALLED and loan.signalled is None:
             self._put(replace(loan, state=State.REQUEUED))
 
-    # -- small things ----------------------------------------------------------------------------------------------
+    # -- helpers --------------------------------------------------------------------------------------------------
 
     def _put(self, loan: Loan) -> None:
         self.open[loan.job_id] = loan
@@ -402,7 +403,7 @@ class Ledger:
 
 
 def first_task(row: JobRow) -> int | None:
-    """Return the array task of a row, the first one where several share it; None where it is of no array."""
+    """Return the array task of a row, the first one if several share it; None if it is not of an array."""
     match = _FIRST.match(row.array_task or "")
     return int(match[1]) if match is not None and row.array_job is not None else None
 

@@ -1,18 +1,18 @@
-"""Share or wait: whether a job starts at once beside another one, or when that one has ended.
+"""Decide between sharing and waiting: whether a job starts now next to another one, or when that one has ended.
 
 SJF-BSBF of "wise resource sharing" (Lai et al., arXiv 2407.13088), by the authors' code (Lai-JX/Scheduler,
-`cluster/switch.py` and `scheduler_impl/schedulers.py`): shortest first, at most two jobs on a GPU, and beside another
-only where the mean finish of the pair is earlier than one after the other (`together`, `apart`, `pays`, `PAIR`). FFS is
+`cluster/switch.py` and `scheduler_impl/schedulers.py`): shortest first, at most two jobs on a GPU, and next to another
+only if the mean finish of the pair is earlier than one after the other (`together`, `apart`, `pays`, `PAIR`). FFS is
 the same without the test (`ANY`).
 
-`plan` is an addition, which is not the paper's: the pair test minds two jobs only. It is too shy where a queue waits
-behind them (the rule refuses equal jobs from a slowdown of 1.5, and throughput grows up to 2), and too bold for gangs
-(each partner is tested by itself, all are slowed down) and where what is shared would soon be wanted by others. `plan`
-plays the whole queue to its end under several rules, begins as the best of them does, and then asks of each start by
-itself whether it is better left. Playing is bounded by steps (`StepBudget`), not by time, so that the answer is the
-same on every machine.
+`plan` is an addition that is not in the paper: the pair test considers two jobs only. It shares too little if a queue
+waits behind them (the rule refuses equal jobs from a slowdown of 1.5, and throughput grows up to 2), and too much for
+gangs (each partner is tested separately, all are slowed down) and if the shared GPU would soon be needed by others.
+`plan` simulates the whole queue to its end under several rules, starts like the best of them, and then tests for each
+start whether omitting it is better. The simulation is limited by steps (`StepBudget`), not by time, so that the result
+is the same on every machine.
 
-What is a GPU here is a slice of one profile where migbatchd asks (`decide.lending.pairs`); its jobs need one each.
+A GPU here is a slice of one profile if migbatchd calls it (`decide.lending.pairs`); its jobs need one each.
 
 All times are seconds; a slowdown says how many times longer a job takes, at least 1.
 """
@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 from slurm_migbatch.decide.lending.pair_finish import apart, pays, together
 
 Slowdown = Callable[[str, str], float]
-"""How many times longer an application takes beside another one; infinite where the two must not share."""
+"""How many times longer an application takes next to another one; infinite if the two must not share."""
 
 
 _APART: Final = (math.inf, math.inf)
@@ -38,7 +38,7 @@ _APART: Final = (math.inf, math.inf)
 
 
 class StepBudget:
-    """How many steps playing may still take: one for each job that ends and for each partner that is tested."""
+    """Remaining steps of the simulation: one for each job that ends and for each partner that is tested."""
 
     __slots__ = ("left",)
 
@@ -47,15 +47,15 @@ class StepBudget:
 
 
 class QueuedTraining:
-    """A job that runs or waits, as the plan sees it.
+    """A running or pending job, as the plan sees it.
 
     Attributes:
-        key: whose it is; `app`: the name that slowdowns go by; `need`: GPUs.
-        left: seconds alone that it has to go, at the moment `since`.
-        alone: how many of its GPUs it has to itself. `partners`: how many it shares with whom.
-        rate: seconds of work a second; 0 while it waits.
-        turn: whose it is to have GPUs of its own, the least first (`SharingQueue.in_turn`).
-        cases: lengths that `left` may turn out to be, each as probable; empty: it is known.
+        key: its user; `app`: the name that slowdowns are stored under; `need`: GPUs.
+        left: seconds of work alone that remain, at the time `since`.
+        alone: number of its unshared GPUs. `partners`: number of GPUs shared with each other job.
+        rate: seconds of work per second; 0 while it is pending.
+        turn: order in which jobs get GPUs of their own, the least first (`SharingQueue.in_turn`).
+        cases: possible values of `left`, equally probable; empty: it is known.
     """
 
     __slots__ = ("alone", "app", "cases", "key", "left", "need", "partners", "rate", "since", "turn", "version")
@@ -71,7 +71,7 @@ class QueuedTraining:
         self.cases: tuple[float, ...] = ()
 
     def copy(self, case: int | None) -> QueuedTraining:
-        """Return the same job without partners; with `case` as long as it is in that one."""
+        """Return the same job without partners; with `case`, with the length of that case."""
         left = self.left if case is None or not self.cases else self.cases[case % len(self.cases)]
         copied = QueuedTraining(self.key, self.app, self.need, left)
         copied.alone, copied.rate, copied.since = self.alone, self.rate, self.since
@@ -79,12 +79,12 @@ class QueuedTraining:
         return copied
 
     def remaining(self, now: float) -> float:
-        """Return the seconds that it would still need alone."""
+        """Return the seconds of work alone that remain."""
         return max(0.0, self.left - self.rate * (now - self.since))
 
 
 class TrainingStart(NamedTuple):
-    """Start this job on so many empty GPUs and beside these, on so many of the GPUs that each has to itself."""
+    """Start this job on so many empty GPUs and next to these, on so many of the unshared GPUs of each."""
 
     key: int
     empty: int
@@ -93,12 +93,12 @@ class TrainingStart(NamedTuple):
 
 @dataclass(frozen=True)
 class SharingRule:
-    """When to share, and with whom first.
+    """When to share, and with which job first.
 
     Attributes:
-        name: for people.
+        name: for messages.
         accepts: (own, other, slow_own, slow_other) -> whether to share.
-        rank: the same -> the least first; None: whoever came first.
+        rank: the same -> the least first; None: in order of arrival.
     """
 
     name: str
@@ -129,28 +129,28 @@ BRIEF_PAIR: Final = SharingRule(
     _rate,
 )
 RULES: Final = (NEVER, PAIR, FASTEST, FAST, GAINING, BRIEF, BRIEF_PAIR)
-"""What `plan` chooses from."""
+"""Rules that `plan` chooses from."""
 
 
 class SharingQueue:
-    """GPUs that are empty, that one job has, that two have; who runs, and who waits in the order of turns.
+    """GPUs with no job, one job and two jobs; running jobs, and pending ones in the order of turns.
 
-    GPUs are not told apart: whoever shares with a job can do so on any GPU that it has to itself.
+    GPUs are interchangeable: a partner of a job can share any of its unshared GPUs.
     """
 
     def __init__(
         self, free: int, slowdown: Slowdown, budget: StepBudget | None = None, *, in_turn: bool = False
     ) -> None:
-        """Copies draw on the same `budget`; None: there is no bound.
+        """Copies use the same `budget`; None: no limit.
 
-        With `in_turn` GPUs of their own are given out by `QueuedTraining.turn`, not in the order of the queue; each job
+        With `in_turn` GPUs of their own are assigned by `QueuedTraining.turn`, not in the order of the queue; each job
         needs one.
         """
         self.size = self.free = free
         self.in_turn = in_turn
         self.slowdown = slowdown
         self.budget = StepBudget() if budget is None else budget
-        #: slowdowns of both of a pair, as far as they were asked for
+        #: slowdowns of both jobs of a pair, as far as they were computed
         self._pairs: dict[tuple[str, str], tuple[float, float]] = {}
         self.now = 0.0
         self.single: dict[QueuedTraining, None] = {}
@@ -160,7 +160,7 @@ class SharingQueue:
 
     @property
     def cases(self) -> int:
-        """In how many cases lengths are known differently; 0: they are known."""
+        """Number of cases in which lengths differ; 0: they are known."""
         return max((len(task.cases) for task in (*self.tasks.values(), *self.queue)), default=0)
 
     def copy(self, waiting: int, case: int | None = None) -> SharingQueue:
@@ -183,7 +183,7 @@ class SharingQueue:
     def run(
         self, task: QueuedTraining, empty: int, partners: Sequence[tuple[QueuedTraining, int]]
     ) -> list[QueuedTraining]:
-        """Let it run there; who else is slowed down."""
+        """Start it there; return which others are slowed down."""
         self.tasks[task.key] = task
         self.free -= empty
         task.alone = empty
@@ -200,7 +200,7 @@ class SharingQueue:
         return [other for other, _ in partners]
 
     def end(self, task: QueuedTraining) -> list[QueuedTraining]:
-        """Take it away; who else is freed of it."""
+        """Remove it; return which others speed up."""
         del self.tasks[task.key]
         self.free += task.alone
         self.lone -= task.alone
@@ -212,7 +212,9 @@ class SharingQueue:
         return list(task.partners)
 
     def start(self, rule: SharingRule) -> list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]:
-        """Start all that the rule starts, shortest first, passing over those that do not fit; where each went."""
+        """Start all jobs that the rule starts, shortest first, skipping those that do not fit; return where each
+        started.
+        """
         started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]] = []
         position = 0
         queue = self.queue
@@ -334,9 +336,9 @@ def _launch(board: SharingQueue, rule: SharingRule, foresee: Callable[[QueuedTra
 
 
 def choose(board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64) -> tuple[SharingRule, float]:
-    """Return the rule with which the present queue has the least mean finish, and the sum of finishes.
+    """Return the rule with which the current queue has the lowest mean finish, and the sum of finishes.
 
-    At most `depth` waiting jobs are played. Of equals the first rule is taken, and so it is where the budget does not
+    At most `depth` pending jobs are simulated. The first of equal rules is taken, also if the budget does not
     suffice for any; then the sum is infinite.
     """
     least, chosen = math.inf, rules[0]
@@ -352,7 +354,7 @@ def choose(board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int
 def _total(
     board: SharingQueue, rule: SharingRule, depth: int, most: float, starts: Sequence[TrainingStart] | None = None
 ) -> float:
-    """Return the sum of finishes over all cases; with `starts` these are what starts before the first has ended."""
+    """Return the sum of finishes over all cases; `starts`: the jobs that start before the first has ended."""
     total = 0.0
     for case in range(board.cases) if board.cases else (None,):
         copied = board.copy(depth, case)
@@ -367,11 +369,11 @@ def _total(
 def plan(
     board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64, tries: int = 8
 ) -> list[TrainingStart]:
-    """Return what to start now for the least mean finish of the present queue; changes the board.
+    """Return what to start now for the lowest mean finish of the current queue; changes the board.
 
-    First as the best of the rules does. Then up to `tries` single changes, each kept where the rest, played by that
-    rule, ends earlier on average: to leave a start that shares, and to start one that would wait where it is fastest.
-    Jobs that are further back than `depth` start on GPUs that would stay empty, and share with nobody.
+    First, like the best of the rules. Then up to `tries` single changes, each kept if the rest, simulated by that
+    rule, ends earlier on average: omitting a start that shares, or starting a job that would wait where it is fastest.
+    Jobs further back than `depth` start on GPUs that would stay empty, and share with no job.
     """
     if len(rules) == 1 or not any(board.free + board.lone >= task.need for task in board.queue):
         return begin(board, rules[0])
@@ -398,7 +400,7 @@ def plan(
 
 
 def _without(starts: Sequence[TrainingStart], dropped: TrainingStart) -> list[TrainingStart]:
-    """Leave one, and with it those that would start beside it."""
+    """Return the starts without one, and without those that would start next to it."""
     keys = {dropped.key}
     remaining = []
     for start in starts:

@@ -1,4 +1,4 @@
-"""What one round of lending looks at, and what it may answer: plain values."""
+"""Define the input and output of a lending round: plain values."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from slurm_migbatch.mig.profile import Profile
 
 @dataclass(frozen=True)
 class LendingRules:
-    """What an admin allows; times in seconds. See `config.schema.LendingConfig`."""
+    """Settings of the administrator; times in seconds. See `config.schema.LendingConfig`."""
 
     calm: Hysteresis = field(default_factory=Hysteresis)
     grace_s: float = 60.0
     start_s: float = 60.0
-    #: a job that was to be requeued and still runs after so long is requeued again
+    #: a job that was to be requeued and still runs after this time is requeued again
     again_s: float = 15.0
-    #: how far apart jobs start that come back early (`LendingView.early`), and how long one waits for the other
+    #: interval between starts of jobs that return early (`LendingView.early`), and how long one waits for the other
     apart_s: float = 3.0
     turn_s: float = 15.0
-    #: a loan that began so lately is reclaimed only where no other is enough, and without waiting for a checkpoint
-    #: where it has reported nothing yet
+    #: a loan that began more recently is reclaimed only if no other is sufficient, and without waiting for a
+    #: checkpoint if it has reported nothing yet
     protect_s: float = 60.0
     reclaim: bool = True
     most_releases: int = 8
@@ -37,7 +37,7 @@ class LendingRules:
 
 @dataclass(frozen=True)
 class WaitingInference:
-    """Inference that waits for want of room: so many `copies` of a job, each with `slices` on each of `nodes` nodes."""
+    """Inference that waits for room: `copies` of a job, each with `slices` on each of `nodes` nodes."""
 
     job: int
     slices: tuple[Profile, ...]
@@ -48,7 +48,7 @@ class WaitingInference:
 
 @dataclass(frozen=True)
 class PendingLoan:
-    """A loan whose slot is not known yet: it was released, or has just started. `nodes`: where it may be."""
+    """A loan without a known slot: it was released, or has just started. `nodes`: where it may be."""
 
     job: int
     profile: Profile
@@ -57,22 +57,22 @@ class PendingLoan:
 
 @dataclass(frozen=True)
 class LendingView:
-    """What a round of lending decides on.
+    """Input of a lending round.
 
     Attributes:
-        spaces: GPUs of nodes that may lend. `taken` holds inference that runs and what supply plans for inference that
-            waits; `lent` the loans.
+        spaces: GPUs of nodes that may lend. `taken` has running inference and supply's plan for pending
+            inference; `lent` the loans.
         passing: memory slices (bits) by node and GPU that are taken or lent but about to be free: of jobs that
             complete.
-        starts: inference that supply found no room for, in Slurm's order.
-        elastic_jobs: elastic training jobs in Slurm's order: those that wait and could be released, and loans that run.
+        starts: inference for which supply found no room, in Slurm's order.
+        elastic_jobs: elastic training jobs in Slurm's order: pending ones that could be released, and running loans.
         promises: loans without a slot yet.
-        loans, job_views: the ledger's loans that go on, and what Slurm shows of elastic training jobs.
+        loans, job_views: the ledger's active loans, and elastic training jobs as Slurm shows them.
         lent: compute slices that each account has as loans.
-        reserve: slices that inference is expected to need beyond those that it has or waits for.
-        blackout: whether the admin allows no lending now.
-        away: nodes where jobs must not start that are released.
-        early: jobs that come back where slurmd may take them for their last run, one after the other.
+        reserve: slices that inference is expected to need beyond current and pending ones.
+        blackout: whether the administrator allows no lending now.
+        away: nodes where released jobs must not start.
+        early: jobs that return early to where slurmd may confuse them with their last run, one after the other.
     """
 
     now: float
@@ -91,7 +91,7 @@ class LendingView:
 
     @cached_property
     def unreported(self) -> Mapping[int, float]:
-        """When each loan began that runs and has reported nothing yet, by job."""
+        """Start of each running loan that has reported nothing yet, by job."""
         return {
             int(str(elastic_job.job)): elastic_job.since
             for elastic_job in self.elastic_jobs
@@ -123,7 +123,7 @@ class Kind(str, Enum):
 class LoanOrder:
     """One order about a job's loan.
 
-    `profile`: what a release gives, or the host has; `signal`: USR1 or USR2; `node`: the host's; `away`: nodes where a
+    `profile`: of a release, or of the host; `signal`: USR1 or USR2; `node`: the host's; `away`: nodes where a
     released job must not start.
     """
 
@@ -140,10 +140,10 @@ class LoanOrder:
 
 @dataclass(frozen=True)
 class Round:
-    """What is decided on a view.
+    """Decision on a view.
 
     Attributes:
-        lacking: why each job that still waits does (a sentence).
+        lacking: why each pending job is not released (a sentence).
         targets: the profile that a job is to get when it can be released, and the node that has room for it then.
     """
 
@@ -153,14 +153,14 @@ class Round:
 
 
 class RoundCapacity:
-    """What is free of the GPUs while a round is decided."""
+    """Free space of the GPUs during a round."""
 
     def __init__(self, spaces: Mapping[tuple[str, int], GpuCapacity]) -> None:
         self.spaces = dict(spaces)
 
     @classmethod
     def coming(cls, view: LendingView) -> RoundCapacity:
-        """Return the GPUs as they will be when what is leaving has left."""
+        """Return the GPUs as they will be when leaving jobs have left."""
         leaving = {job for job, loan in view.loans.items() if loan.leaving}
         spaces = {}
         for space in view.spaces:

@@ -1,8 +1,8 @@
-"""When two jobs that share a slice end, and when they would end one after the other: closed forms. Pure.
+"""Compute when two jobs that share a slice end, and when they would end one after the other: closed forms. Pure.
 
-Of Lai et al., "Scheduling Deep Learning Jobs in Multi-Tenant GPU Clusters via Wise Resource Sharing" (IWQoS 2024, arXiv
-2407.13088), as the authors' code has them (Lai-JX/Scheduler, `cluster/switch.py`). Times are seconds; a slowdown says
-how many times longer a job takes beside the other one, at least 1.
+From Lai et al., "Scheduling Deep Learning Jobs in Multi-Tenant GPU Clusters via Wise Resource Sharing" (IWQoS 2024,
+arXiv 2407.13088), by the authors' code (Lai-JX/Scheduler, `cluster/switch.py`). Times are seconds; a slowdown says
+how many times longer a job takes next to the other one, at least 1.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 def finishes(own: float, other: float, slow_own: float, slow_other: float) -> tuple[float, float]:
     """Return when two jobs that start together end.
 
-    `own` and `other` is what each takes alone, `slow_own` and `slow_other` how many times longer beside the other.
+    `own` and `other` are the times of each alone, `slow_own` and `slow_other` the slowdowns next to the other.
 
-    Whoever is left runs alone.
+    The remaining job runs alone.
     """
     if slow_own * own >= slow_other * other:
         end = slow_other * other
@@ -23,7 +23,7 @@ def finishes(own: float, other: float, slow_own: float, slow_other: float) -> tu
 
 
 def together(own: float, other: float, slow_own: float, slow_other: float) -> float:
-    """Return the mean finish of both at once: the closed form of the authors' code."""
+    """Return the mean finish of both together: the closed form of the authors' code."""
     if slow_own * own >= slow_other * other:
         return own / 2 + (1 - 1 / (2 * slow_own)) * slow_other * other
     return other / 2 + (1 - 1 / (2 * slow_other)) * slow_own * own
@@ -35,11 +35,11 @@ def apart(own: float, other: float) -> float:
 
 
 def pays(own: float, other: float, slow_own: float, slow_other: float) -> bool:
-    """Return whether the pair is better off at once.
+    """Return whether the pair is better off together.
 
-    To start in between is never better than both (the paper's theorem).
+    A start in between is never better than both (the paper's theorem).
 
-    Where `own` outlasts the other this is slow_other * (1 - 1 / (2 * slow_own)) < 1, whatever the lengths (equal
+    If `own` outlasts the other this is slow_other * (1 - 1 / (2 * slow_own)) < 1, whatever the lengths (equal
     slowdowns: below 1.5); else slow_own * (1 - 1 / (2 * slow_other)) < (1 + other / own) / 2.
     """
     return together(own, other, slow_own, slow_other) < apart(own, other)

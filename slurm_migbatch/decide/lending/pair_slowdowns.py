@@ -1,12 +1,12 @@
-"""What two trainings on one slice cost each other, learned from what they report. Pure.
+"""Learn the slowdown of two training jobs on one slice from their reports. Pure.
 
-A run's items between two of its reports, during which nothing changed on its slice, make a rate: alone, or beside
-another job. The rate of its kind alone over that beside another one is a slowdown of the two applications. Of a pair
-that nobody tried the lower part of those that were measured is assumed (`assumed`): where all pairs are alike that is
-what they have, and where they differ much an untried pair is still tried, because a bad one is ended (`costs_s`).
+A run's items between two of its reports, during which nothing changed on its slice, make a rate: alone, or next to
+another job. The rate of its kind alone over that next to another one is a slowdown of the two applications. For an
+untried pair a low quantile of the measured ones is assumed (`assumed`): if all pairs are similar it is accurate,
+and if they differ much an untried pair is still tried, because a bad one is ended (`costs_s`).
 
-Ours. SJF-BSBF (arXiv 2407.13088) takes slowdowns from a table that was measured beforehand; what such a table
-(`[lending] pairs`) says is kept here as it is. Rates are items a second, slowdowns at least 1.
+Ours. SJF-BSBF (arXiv 2407.13088) takes slowdowns from a table that was measured beforehand; the values of such a table
+(`[lending] pairs`) are used unchanged. Rates are items per second, slowdowns at least 1.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Final, NamedTuple, TypeVar
 from slurm_migbatch.decide.lending.pair_finish import finishes
 
 MEASURED_S: Final = 60.0
-"""Seconds between two reports from which on they tell a rate."""
+"""Minimum seconds between two reports for a rate."""
 _WEIGHT: Final = 2.0
-"""How many measured slowdowns the assumption counts for."""
+"""Weight of the default assumption, in measured slowdowns."""
 _MOST: Final = 10_000
-"""Rates and slowdowns that are kept."""
+"""Most rates and slowdowns kept."""
 _LOWER: Final = 0.5
-"""By so many standard deviations (of logarithms) an untried pair is assumed to be better than those that were tried."""
+"""Standard deviations (of logarithms) by which an untried pair is assumed to be better than the tried ones."""
 
 
 _Key = TypeVar("_Key")
@@ -33,7 +33,7 @@ Run = tuple[int, int]
 
 
 class Kind(NamedTuple):
-    """What has one rate alone: a user's jobs with the same hints on slices of one profile."""
+    """Key of a rate alone: a user's jobs with the same hints on slices of one profile."""
 
     uid: int
     hints: str
@@ -41,7 +41,7 @@ class Kind(NamedTuple):
 
 
 class Reported(NamedTuple):
-    """What a run reported; `app` is the name that slowdowns go by, empty where it has none."""
+    """Report of a run; `app` is the name that slowdowns are stored under, empty if it has none."""
 
     kind: Kind
     app: str
@@ -50,7 +50,7 @@ class Reported(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """A run's first report since something changed on its slice, and beside whom it has been since."""
+    """A run's first report since something changed on its slice, and the run next to it since then."""
 
     beside: Run | None
     items: float
@@ -61,7 +61,7 @@ class PairSlowdowns:
     """Slowdowns of pairs of applications: those of a table, and those that were measured here."""
 
     def __init__(self, table: Mapping[tuple[str, str], float], usual: float) -> None:
-        """`table` is believed as it is; `usual` is assumed before anything was measured."""
+        """`table` is used unchanged; `usual` is assumed before anything was measured."""
         self._table, self._usual = dict(table), usual
         self._learned: dict[tuple[str, str], float] = {}
         self._alone: dict[Run, float] = {}
@@ -76,7 +76,7 @@ class PairSlowdowns:
 
     @property
     def assumed(self) -> float:
-        """The slowdown of a pair of which nothing is known."""
+        """Slowdown of an unknown pair."""
         logs = [math.log(slowdown) for slowdown in self._learned.values()]
         count, usual = len(logs) + _WEIGHT, math.log(self._usual)
         mean = (math.fsum(logs) + _WEIGHT * usual) / count
@@ -84,7 +84,7 @@ class PairSlowdowns:
         return math.exp(max(0.0, mean - _LOWER * math.sqrt(variance)))
 
     def hear(self, run: Run, report: Reported, beside: Run | None = None, other: str = "") -> None:
-        """Take in a report; `beside`: the run that shares the slice with it, None: nobody; `other`: its application."""
+        """Add a report; `beside`: the run that shares the slice, None: none; `other`: its application."""
         stretch = self._stretches.get(run)
         if stretch is None or stretch.beside != beside or report.items < stretch.items:
             self._stretches[run] = Stretch(beside, report.items, report.at)
@@ -105,11 +105,11 @@ class PairSlowdowns:
                 _put(self._learned, (report.app, other), slowdown)
 
     def measured(self, run: Run, beside: Run) -> float | None:
-        """Return how much longer a run takes beside that one, as far as it was measured."""
+        """Return how much longer a run takes next to that one, if measured."""
         return self._runs.get((run, beside))
 
     def forget(self, listed: Collection[Run]) -> None:
-        """Keep of runs only what concerns these."""
+        """Keep only these runs."""
         kept = set(listed)
         for run in [run for run in self._stretches if run not in kept]:
             del self._stretches[run]
@@ -118,7 +118,7 @@ class PairSlowdowns:
 
 
 def _put(known: dict[_Key, float], key: _Key, value: float) -> None:
-    """Keep a value as the latest one; the oldest goes where there are too many, since users name the models."""
+    """Store a value as the latest one; the oldest is dropped if there are too many, because users name the models."""
     known.pop(key, None)
     known[key] = value
     if len(known) > _MOST:
@@ -128,7 +128,7 @@ def _put(known: dict[_Key, float], key: _Key, value: float) -> None:
 def costs_s(own: float, other: float, slow_own: float, slow_other: float) -> float:
     """Return the seconds of work that two lose by sharing until the first of them ends; negative: they gain.
 
-    `own` and `other` is what each has left alone.
+    `own` and `other` are the remaining times of each alone.
     """
     until = min(finishes(own, other, slow_own, slow_other))
     return until * (1 - together_rate(slow_own, slow_other))

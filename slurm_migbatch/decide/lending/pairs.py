@@ -1,24 +1,24 @@
-"""Which waiting training jobs share the slices of which running ones: SJF-BSBF on MIG slices. Pure.
+"""Choose which pending training jobs share the slices of which running ones: SJF-BSBF on MIG slices. Pure.
 
 By Lai et al., "Scheduling Deep Learning Jobs in Multi-Tenant GPU Clusters via Wise Resource Sharing" (IWQoS 2024, arXiv
-2407.13088), as the authors' code has it: the shortest first, at most two jobs on one slice, and only where the pair's
+2407.13088), by the authors' code: the shortest first, at most two jobs on one slice, and only if the pair's
 mean finish is earlier than one after the other (`pair_test`); of several hosts the one with the earliest mean finish.
 
-Ours, because a slice is not a whole GPU and its jobs are their users':
+Ours, because a slice is not a whole GPU and its jobs belong to users:
 
-- both are jobs of one user, and the memory of both together fits the slice with some to spare. A job of which nobody
-  knows how much it needs shares with nobody;
-- the shortest first holds among the jobs of one user. Between users the order is Slurm's;
-- neither may come to its time limit for it. How long a job takes follows from its `items` and what it reports; where it
-  does not, it is taken to need a part of its limit (`SharingRules.of_limit`), off by as much as its user's jobs were
-  before (`decide.lending.run_lengths`), and without a limit a long time;
-- slowdowns are measured ones of the two applications where there are any, else an assumption (`SharingRules.slowdown`);
+- both are jobs of one user, and the memory of both together fits the slice with a margin. A job with unknown
+  need shares with no job;
+- the shortest first applies among the jobs of one user. Between users the order is Slurm's;
+- neither may reach its time limit because of it. The length of a job follows from its `items` and reports; otherwise
+  it is assumed to need a part of its limit (`SharingRules.of_limit`), with the error of its user's earlier
+  jobs (`decide.lending.run_lengths`), and without a limit a long time;
+- slowdowns are measured ones of the two applications if there are any, else an assumption (`SharingRules.slowdown`);
   a pair that turns out to do less than one alone is ended (`partings`);
-- whether a job is better off beside another one now, or on a slice of its own when one becomes free, is found by
-  playing its user's queue to its end (`lookahead.plan`), with bounds on jobs and steps. Where the steps do not suffice
+- whether a job is better off next to another one now, or on a slice of its own when one becomes free, is found by
+  simulating its user's queue to its end (`lookahead.plan`), with limits on jobs and steps. If the steps do not suffice
   the pair test decides.
 
-Times are seconds, memory MiB; a slowdown says how many times longer a job takes beside the other one, at least 1.
+Times are seconds, memory MiB; a slowdown says how many times longer a job takes next to the other one, at least 1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from slurm_migbatch.decide.lending.run_lengths import LengthErrors
 from slurm_migbatch.mig.profile import Profile
 
 UNKNOWN_S: Final = 7 * 86_400.0
-"""What is left of a job of which neither its length nor a limit is known."""
+"""Remaining time of a job with neither a known length nor a limit."""
 
 Speeds = Mapping[int, Mapping[Profile, float]]
 """By job, its speed on each profile that it may have, relative to the whole GPU."""
@@ -57,15 +57,15 @@ class Sharer:
     """A training job.
 
     Attributes:
-        uid: whose it is, by Slurm.
-        app: the name that slowdowns go by; empty where it names no model.
-        left_s: what it still needs on the whole GPU; None: nobody knows.
-        limit_s: what its time limit leaves it; None: no limit.
-        memory_mib: what it needs; None: nobody knows.
-        solo: it may share with nobody, and waits for a slice of its own.
-        ran_s: how long it has worked so far, as if it had been alone.
-        whole_s: its whole time limit; None: nothing of it has passed.
-        errors: how far expectations of its user's jobs are off.
+        uid: its user in Slurm.
+        app: the name that slowdowns are stored under; empty if it names no model.
+        left_s: remaining time on the whole GPU; None: unknown.
+        limit_s: remaining time limit; None: no limit.
+        memory_mib: its need; None: unknown.
+        solo: it may share with no job, and waits for a slice of its own.
+        ran_s: how long it has worked so far, as if alone.
+        whole_s: its whole time limit; None: none of it has passed.
+        errors: errors of its user's earlier estimates.
         resumes: it can be stopped with a checkpoint.
     """
 
@@ -84,7 +84,7 @@ class Sharer:
 
 @dataclass(frozen=True)
 class Host:
-    """A running training job on a slice with so much memory; `guest` shares it already, or is about to."""
+    """A training job on a slice with its memory; `guest` shares it already, or is about to."""
 
     sharer: Sharer
     profile: Profile
@@ -94,28 +94,28 @@ class Host:
 
 @dataclass(frozen=True)
 class SharingRules:
-    """What is assumed and allowed.
+    """Assumptions and limits.
 
     Attributes:
-        slowdown: of two jobs of which nothing is known. 1.5 is where equal jobs are as well off one after the
-            other, so that only short ones beside long ones share.
-        measured: (application, the one beside it) -> slowdown.
+        slowdown: of an unknown pair. At 1.5 equal jobs are as well off one after the other, so that only short ones
+            next to long ones share.
+        measured: (application, the one next to it) -> slowdown.
         spare: part of the slice's memory that stays free.
-        of_limit: the part of its time limit that a job of unknown length is taken to need.
-        gain: by how much the mean finish must be earlier, as a part of it, where the pair test decides; a margin over
-            what is not known exactly.
+        of_limit: the part of its time limit that a job of unknown length is assumed to need.
+        gain: by how much the mean finish must be earlier, relatively, if the pair test decides; a margin for
+            uncertainty.
         most: pairs in one round.
-        depth: waiting jobs of one user that are played, for each profile; 0: the pair test decides alone.
-        steps: that playing may take in one round (`lookahead.StepBudget`), divided among users and profiles. What one
-            rule starts now is always looked at to its end, so that a round may take up to 1.75 times as many, and three
+        depth: pending jobs of one user that are simulated, for each profile; 0: the pair test decides alone.
+        steps: of simulation in one round (`lookahead.StepBudget`), divided among users and profiles. The starts of one
+            rule are always simulated to their end, so that a round may take up to 1.75 times as many, and three
             more for each slice.
-        tries: single changes of what the best rule starts that are tried.
-        cases: lengths that are played of each job that did not say what it needs, all as probable; 1: the middle one.
-        late: with what probability at most a job of unknown length, which cannot be stopped with a checkpoint, may come
-            to its time limit only because it shares.
-        renewed_s: a time limit from which on a job that can be is stopped before that, and goes on with a new limit
-            (`renewals`). A shorter one leaves no time to get on; where it is due by sharing, so much work is lost.
-        worth: how much two must do together of what one alone does. Less is refused, and ended where it shows.
+        tries: single changes to the starts of the best rule that are tried.
+        cases: simulated lengths of each job of unknown length, equally probable; 1: the median.
+        late: highest probability with which a job of unknown length, which cannot be stopped with a checkpoint, may
+            reach its time limit only because it shares.
+        renewed_s: minimum time limit for stopping a job before it, if possible, to continue with a new limit
+            (`renewals`). A shorter one leaves too little time; if sharing reaches it, that much work is lost.
+        worth: minimum work of two together relative to one alone. Less is refused, and ended when measured.
     """
 
     slowdown: float = 1.5
@@ -133,7 +133,7 @@ class SharingRules:
     worth: float = 0.9
 
     def slow(self, sharer: Sharer, other: Sharer) -> float:
-        """Return how many times longer `sharer` takes beside `other`."""
+        """Return how many times longer `sharer` takes next to `other`."""
         return max(1.0, self.measured.get((sharer.app, other.app), self.slowdown))
 
 
@@ -157,7 +157,7 @@ def pairs(
 
     Args:
         running: jobs that have slices.
-        waiting: jobs that wait for one and find none, in Slurm's order.
+        waiting: pending jobs without a slice, in Slurm's order.
         speeds: see Speeds.
         rules: see Rules.
         resting: (guest, host) that are not to be tried now.
@@ -186,12 +186,12 @@ def partings(
     measured: Callable[[int, int], float | None],
     restart_s: float,
 ) -> list[Pair]:
-    """Return the pairs whose guest is to leave: together they do less than one alone, by more than a restart costs.
+    """Return the pairs whose guest should leave: together they do less than one alone, by more than a restart costs.
 
     Args:
         running, speeds, rules: as in `pairs`.
-        measured: how much longer a job takes beside that other one, as both report it; None: not known yet.
-        restart_s: what it costs the guest to stop and to start again.
+        measured: slowdown of a job next to another one, by both jobs' reports; None: unknown.
+        restart_s: cost of stopping and restarting the guest.
     """
     found = []
     for host in running:
@@ -213,9 +213,9 @@ def partings(
 
 
 def renewals(running: Iterable[Sharer], rules: SharingRules, lead_s: float) -> list[int]:
-    """Return the jobs that come to their time limit within `lead_s` only because they shared a slice.
+    """Return the jobs that reach their time limit within `lead_s` only because they shared a slice.
 
-    They are to be stopped with a checkpoint: started again they have a new limit. `running`: those that have shared.
+    They are to be stopped with a checkpoint: after a restart they have a new limit. `running`: those that have shared.
     """
     return [
         sharer.job
@@ -236,8 +236,8 @@ def renewable(sharer: Sharer, rules: SharingRules) -> bool:
 def shortest_first(waiting: Sequence[Sharer], speeds: Speeds, rules: SharingRules) -> list[Sharer]:
     """Return the order in which jobs are given a host: of one user first the one expected to end first.
 
-    Each user has the turns that Slurm's order gives to his jobs; so none is passed over for another user's. What is
-    expected is seconds alone on the fastest slice that the job may have; ties keep Slurm's order.
+    Each user keeps the positions that Slurm's order gives to the user's jobs, so no job is overtaken by another user's.
+    Expected are seconds alone on the fastest slice that the job may have; ties keep Slurm's order.
     """
     by_user: dict[int, list[Sharer]] = {}
     for sharer in waiting:
@@ -249,7 +249,7 @@ def shortest_first(waiting: Sequence[Sharer], speeds: Speeds, rules: SharingRule
 
 
 def pair_test(gain: float) -> SharingRule:
-    """Return the authors' rule with a margin: share where the pair's mean finish is so much earlier (a ratio)."""
+    """Return the authors' rule with a margin: share if the pair's mean finish is earlier by this ratio."""
     return SharingRule(
         PAIR.name,
         lambda own, other, slow_own, slow_other: (
@@ -263,7 +263,7 @@ def pair_test(gain: float) -> SharingRule:
 def _groups(
     running: Iterable[Host], waiting: Iterable[Sharer], speeds: Speeds
 ) -> dict[tuple[int, Profile], list[Host]]:
-    """Return one user's slices of one profile where one job runs alone and one waits that might share it."""
+    """Return one user's slices of one profile with one job each and at least one pending job that might share."""
     grouped: dict[tuple[int, Profile], list[Host]] = {}
     for host in running:
         if _runs(host.sharer, host.profile, speeds):
@@ -279,9 +279,9 @@ def _groups(
 
 @dataclass(frozen=True)
 class _Group:
-    """One user's slices of one profile, and his jobs that wait for one, the shortest first.
+    """One user's slices of one profile, and the user's pending jobs for one, the shortest first.
 
-    `turns`: Slurm's order; `lefts`: what jobs still take, as far as it was asked for.
+    `turns`: Slurm's order; `lefts`: remaining times of jobs, as far as computed.
     """
 
     profile: Profile
@@ -305,7 +305,7 @@ class _Group:
         board.queue = [self._queued(guest) for guest in guests.values() if guest.job not in board.tasks]
         test = pair_test(self.rules.gain)
         rules = (test, *(rule for rule in RULES if rule is not PAIR)) if self.rules.depth else (test,)
-        # fewer jobs where there are so many slices that the steps would not suffice to play all rules
+        # fewer jobs if there are so many slices that the steps would not suffice to simulate all rules
         depth = max(1, min(self.rules.depth, budget.left // (4 * len(self.hosts))))
         starts = plan(board, rules, depth, self.rules.tries)
         named = [(hosts[start.partners[0][0]], guests[start.key]) for start in starts if start.partners]
@@ -328,7 +328,7 @@ class _Group:
         return left
 
     def _slowdown(self) -> Slowdown:
-        """Return slowdowns by job; jobs that wait may share later, in so far as their memory fits."""
+        """Return slowdowns by job; pending jobs may share later if their memory fits."""
         rules = self.rules
         by_job = {str(sharer.job): sharer for sharer in self.queue}
         lone: dict[str, Host] = {}
@@ -360,7 +360,7 @@ class _Group:
         return slowdown
 
     def _in_time(self, host: Host, guest: Sharer) -> bool:
-        """Return whether neither is likely to come to its time limit only because they share from now on."""
+        """Return whether neither is likely to reach its time limit only because they share from now on."""
         (guest_s, host_s), (slow_guest, slow_host) = self._alone_s(host, guest), self._slow(host, guest)
         guest_end, host_end = finishes(guest_s, host_s, slow_guest, slow_host)
         return _likely_late(guest, guest_end, slow_host * host_s, slow_guest, self.rules) <= self.rules.late and (
@@ -398,7 +398,7 @@ def _runs(sharer: Sharer, profile: Profile, speeds: Speeds) -> bool:
 
 
 def _alone(sharer: Sharer, profile: Profile, speeds: Speeds, rules: SharingRules, part: float = 0.5) -> float | None:
-    """Return seconds that a job still takes alone on that slice; None where it does not run there."""
+    """Return the remaining seconds of a job alone on that slice; None if it does not run there."""
     if not _runs(sharer, profile, speeds):
         return None
     if sharer.left_s is not None:
@@ -410,13 +410,13 @@ def _alone(sharer: Sharer, profile: Profile, speeds: Speeds, rules: SharingRules
 
 
 def _likely_late(sharer: Sharer, end_s: float, beside_s: float, slow: float, rules: SharingRules) -> float:
-    """Return the probability that a job comes to its time limit only because it shares.
+    """Return the probability that a job reaches its time limit only because it shares.
 
     Args:
-        end_s: when it is expected to end. A job that told what it needs is taken at its word.
-        beside_s: how long the other one is beside it at most.
-        slow: how many times longer it takes meanwhile.
-        sharer, rules: see there. A job that was let run beyond its limit has none.
+        end_s: its expected end. A length that the job stated is taken as exact.
+        beside_s: maximum time for which the other one is next to it.
+        slow: its slowdown meanwhile.
+        sharer, rules: see there. A job that was allowed to exceed its limit has none.
     """
     limit = sharer.limit_s
     if limit is None or limit <= 0:
@@ -433,14 +433,14 @@ def _likely_late(sharer: Sharer, end_s: float, beside_s: float, slow: float, rul
 
 
 def _expected_s(sharer: Sharer, rules: SharingRules) -> float:
-    """Return how long a job of unknown length was expected to take when it was submitted."""
+    """Return the expected length at submission of a job of unknown length."""
     whole = sharer.limit_s if sharer.whole_s is None else sharer.whole_s
     return max(1.0, rules.of_limit * (whole or 0.0))
 
 
 @lru_cache(maxsize=1 << 14)
 def _parts(job: int, cases: int) -> tuple[float, ...]:
-    """Return probabilities in the middle of so many equal parts, in an order that differs from job to job."""
+    """Return probabilities at the centres of so many equal parts, in an order that differs from job to job."""
     order = sorted(range(cases), key=lambda number: crc32(b"%d %d" % (job, number)))
     return tuple((number + 0.5) / cases for number in order)
 

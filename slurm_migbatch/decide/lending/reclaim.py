@@ -1,10 +1,10 @@
-"""Which loans end so that inference finds room, and what is due of those that are ending already. Pure.
+"""Decide which loans end so that inference fits, and what is due for those that are already ending. Pure.
 
-Inference that supply found no room for is looked at in Slurm's order. What is free, and what is about to be (of jobs
-that complete, of loans that were told to stop), serves it first; so a round that follows calls nobody else back for the
-same job. Where that is not enough the loans of least loss end (`decide.lending.allocation.reclaim`): one, or all that
-cover the place of a larger slice. None ends for inference that is only expected: in `bench lending` that cost training
-more than it saved inference.
+Inference without room in supply's plan is handled in Slurm's order. Space that is free, or about to be (of jobs
+that complete, of signalled loans), serves it first; so the next round reclaims no further loan for the
+same job. If that is not sufficient the loans with the lowest loss end (`decide.lending.allocation.reclaim`): one, or
+all that cover the place of a larger slice. None ends for inference that is only expected: in `bench lending` that cost
+training more than it saved inference.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from slurm_migbatch.mig.profile import Profile
 
 
 def due(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
-    """Return what is due whatever else is decided: grace that is over, orders that had no effect."""
+    """Return orders that are due regardless of other decisions: expired grace, orders without effect."""
     orders = []
     for job, loan in view.loans.items():
         job_view = view.job_views.get(job)
@@ -67,7 +67,7 @@ def due(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
 
 
 def _signalled(view: LendingView, rules: LendingRules, loan: Loan) -> LoanOrder | None:
-    """Return what is due of a job that was to be told to write a checkpoint."""
+    """Return the order that is due for a job that was to be signalled."""
     signal = _signal(view, loan.job_id)
     if loan.signalled is None and signal:
         return LoanOrder(Kind.SIGNAL, loan.job_id, loan.restart, loan.why_ended, loan.cause, signal=signal)
@@ -80,7 +80,7 @@ def _signalled(view: LendingView, rules: LendingRules, loan: Loan) -> LoanOrder 
 
 
 def reclaim_loans(view: LendingView, rules: LendingRules) -> tuple[list[LoanOrder], RoundCapacity]:
-    """Return the orders that end loans for waiting inference, and the GPUs as they will be when it has started."""
+    """Return the orders that end loans for pending inference, and the GPUs as they will be when it has started."""
     capacity = RoundCapacity.coming(view)
     planner = _ReclaimPlanner(view, rules, capacity)
     hopeless: set[tuple[frozenset[str], tuple[Profile, ...], int]] = set()
@@ -97,12 +97,12 @@ def reclaim_loans(view: LendingView, rules: LendingRules) -> tuple[list[LoanOrde
 
 
 _SPARED_S: Final = 1e6
-"""What a restart counts that an admin would rather not see; no real one takes so long."""
+"""Cost of a restart that should be avoided; no real one takes so long."""
 
 
 @dataclass(frozen=True)
 class _Found:
-    """The place of one node's slices of a job: the GPUs as they are then, and the loans that end for it."""
+    """The place of one node's slices of a job: the GPUs after it, and the loans that end for it."""
 
     spaces: tuple[GpuCapacity, ...]
     ended: tuple[int, ...]
@@ -110,7 +110,7 @@ class _Found:
 
 
 class _ReclaimPlanner:
-    """The loans that may be reclaimed, and the orders for those that are."""
+    """Loans that may be reclaimed, and the orders for those that are."""
 
     def __init__(self, view: LendingView, rules: LendingRules, capacity: RoundCapacity) -> None:
         self.view, self.rules, self.capacity = view, rules, capacity
@@ -118,7 +118,7 @@ class _ReclaimPlanner:
 
     @cached_property
     def loans(self) -> dict[int, ReclaimCandidate[SlotReference]]:
-        """The loans that may end; most rounds end none and never ask."""
+        """Loans that may end, computed on demand, because most rounds end none."""
         view, rules = self.view, self.rules
         candidates: dict[int, ReclaimCandidate[SlotReference]] = {}
         for elastic_job in view.elastic_jobs:
@@ -130,7 +130,7 @@ class _ReclaimPlanner:
         return candidates
 
     def serve(self, start: WaitingInference, cause: Cause, why: str) -> bool:
-        """Find room for one copy of it, by ending loans where need be; False, and nothing done, where there is none."""
+        """Find room for one copy, ending loans if necessary; False, without changes, if there is none."""
         if start.nodes == 1 and len(start.slices) == 1:
             places = [
                 place for place in [self._place(start.slices, self.capacity.within(start.pool))] if place is not None
@@ -181,10 +181,10 @@ class _ReclaimPlanner:
 
 
 def stop(view: LendingView, rules: LendingRules, job: int, cause: Cause, why: str) -> LoanOrder:
-    """Return the order that ends a loan: a signal where the job can write a checkpoint, else a requeue.
+    """Return the order that ends a loan: a signal if the job can write a checkpoint, else a requeue.
 
-    A run that began a moment ago and has reported nothing has nothing to save yet, and often no handler for the signal,
-    which would then be lost, or kill it.
+    A run that began a moment ago and has reported nothing has nothing to save yet, and often no signal handler,
+    so the signal would be lost, or kill it.
     """
     signal = "" if view.starting(job, rules.protect_s) else _signal(view, job)
     kind = Kind.SIGNAL if signal else Kind.REQUEUE
@@ -206,7 +206,7 @@ def _loan(elastic_job: ElasticJob, rules: LendingRules, now: float) -> ReclaimCa
     stay = min(horizon, elastic_job.left_s / speed) if speed > 0 else horizon
     since, costs = elastic_job.since, elastic_job.costs
     if elastic_job.restarts >= rules.max_restarts:
-        # only where no other is enough, and of several such the least often hit
+        # only if no other is sufficient, and of several such the least often reclaimed
         since, costs = now, RestartCosts(_SPARED_S * (1 + elastic_job.restarts), 0.0)
     return ReclaimCandidate(
         elastic_job.job, frozenset([elastic_job.place]), 1, 1, (0.0, speed), costs, since, elastic_job.hits, stay
@@ -214,7 +214,7 @@ def _loan(elastic_job: ElasticJob, rules: LendingRules, now: float) -> ReclaimCa
 
 
 def _free(profile: Profile, spaces: Iterable[GpuCapacity]) -> GpuCapacity | None:
-    """Return the GPU with room for it that loses least."""
+    """Return the GPU with room for it and the lowest loss."""
     best: tuple[tuple[int, int], GpuCapacity] | None = None
     for space in spaces:
         if profile in space.geometry:

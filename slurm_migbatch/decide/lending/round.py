@@ -1,7 +1,7 @@
-"""One round: what is due, which loans end for inference, and which training jobs are released. Pure.
+"""Decide one round: due orders, loans that end for inference, and training jobs to release. Pure.
 
-Inference comes first in every respect: what waits (`reclaim.reclaim_loans`), what supply plans for it, what the
-forecast expects. Only what is left, and has been idle for long enough, is lent (`decide.lending.grants.lend`), in
+Inference always comes first: pending inference (`reclaim.reclaim_loans`), supply's plan for it, the
+forecast. Only the rest, if idle for long enough, is lent (`decide.lending.grants.lend`), in
 Slurm's order of the training jobs.
 """
 
@@ -88,10 +88,10 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
 
 
 def _may_return(view: LendingView, rules: LendingRules) -> bool:
-    """Return whether a job may come back early where it may have run before.
+    """Return whether a job may return early where it may have run before.
 
-    slurmd up to 23.02 forgets revoked credentials at most every two seconds. Of several jobs that come back within that
-    time it takes some for such as have had their Prolog; these are requeued once more.
+    slurmd up to 23.02 removes revoked credentials at most every two seconds. Of several jobs that return within that
+    time it assumes for some that their Prolog has run; these are requeued once more.
     """
     for job, loan in view.loans.items():
         job_view = view.job_views.get(job)
@@ -104,9 +104,9 @@ def _may_return(view: LendingView, rules: LendingRules) -> bool:
 
 
 def _lendable(view: LendingView, capacity: RoundCapacity, busy: set[int]) -> list[GpuCapacity]:
-    """Return the GPUs for lending: with what inference will have, what is leaving, and loans without a slot.
+    """Return the GPUs for lending: with inference's future slots, leaving jobs, and loans without a slot.
 
-    A GPU on which something is leaving is not lent from until it has left.
+    A GPU with a leaving job is not lent from until it has left.
     """
     spaces: dict[tuple[str, int], GpuCapacity] = {}
     for space in view.spaces:
@@ -136,9 +136,9 @@ def _leaves(view: LendingView, space: GpuCapacity, busy: set[int]) -> bool:
 
 
 def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> list[ElasticJob]:
-    """Return waiting jobs with the profiles that their account may have, and running ones.
+    """Return pending jobs with the profiles that their account may have, and running ones.
 
-    Those that leave count as new.
+    Those that are leaving count as new.
     """
     barred, quota_left = _without_quota(view, rules), view.quota_left(rules)
     elastic_jobs = []
@@ -162,12 +162,12 @@ def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> lis
 
 
 def _stopped_often(elastic_job: ElasticJob, rules: LendingRules, now: float) -> bool:
-    """Return whether a running job was stopped for larger slices as often as it may be, and lately."""
+    """Return whether a running job was stopped for larger slices as often as allowed, and recently."""
     return elastic_job.changes >= rules.max_restarts and now - elastic_job.since < rules.calm.most_s
 
 
 def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
-    """Return waiting jobs whose account has room for none of their profiles."""
+    """Return pending jobs whose account has no quota left for any of their profiles."""
     quota_left = view.quota_left(rules)
     return {
         int(str(elastic_job.job))
@@ -185,7 +185,7 @@ def _grow(view: LendingView, rules: LendingRules, grow: Grow) -> LoanOrder:
 
 
 def _divide(view: LendingView, rules: LendingRules, division: Division) -> list[LoanOrder]:
-    """Return the orders that stop the jobs that are to get other slices; those that wait are released later."""
+    """Return the orders that stop the jobs that are to get other slices; pending ones are released later."""
     why = f"GPU {division.gpu} of {division.node} does more work if divided anew among {division.jobs} jobs"
     running = {int(str(job.job)) for job in view.elastic_jobs if job.place is not None}
     jobs = [job for name in division.profiles if (job := int(str(name))) in running]

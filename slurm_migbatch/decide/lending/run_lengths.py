@@ -1,8 +1,8 @@
-"""How much of a training is left, where only an expectation of its length is known. Pure.
+"""Estimate the remaining time of a training job of which only the expected length is known. Pure.
 
-The ratio of a job's length to what was expected of it (a part of its time limit) is taken to be log-normal, with a mean
-and a deviation that are learned from jobs that ended. What is left of a job that has run for some time follows from
-that distribution beyond that time: a job that is past its expected end is expected to go on for long, not to end at
+The ratio of a job's length to its expected length (a part of its time limit) is assumed to be log-normal, with a mean
+and a deviation learned from ended jobs. The remaining time of a running job follows from
+that distribution beyond its run time: a job past its expected end is expected to run for long, not to end at
 once. A reconstruction; the papers of this package know the lengths. Times are seconds.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 
 _NORMAL: Final = NormalDist()
 _TINY: Final = 1e-290
-"""Of probabilities and ratios: below it the distribution has no more to say."""
+"""Minimum of probabilities and ratios: below it the distribution gives no information."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class LengthErrors:
     deviation: float = 0.7
 
     def left_s(self, expected_s: float, ran_s: float = 0.0, part: float = 0.5) -> float:
-        """Return the time that is left of a job with a probability of `part` at most; 0.5: its median.
+        """Return the remaining time of a job that is not exceeded with probability `part`; 0.5: its median.
 
         Args:
-            expected_s: its whole length, as expected when it was submitted; above 0.
+            expected_s: its whole length, as expected at submission; above 0.
             ran_s: how long it has run.
         """
         middle = expected_s * math.exp(self.mean)
@@ -54,9 +54,9 @@ class LengthErrors:
 
 @dataclass
 class LengthHistory:
-    """What ended jobs say of expectations, by user; sums of logarithms and of their squares.
+    """Errors of expected lengths by user, from ended jobs; sums of logarithms and of their squares.
 
-    A user of whom little is known is taken to err like all others, and all together like `LengthErrors()`.
+    A user with few jobs is assumed to err like all others, and all together like `LengthErrors()`.
     """
 
     weight: float = 5.0
@@ -64,7 +64,7 @@ class LengthHistory:
     _all: tuple[int, float, float] = (0, 0.0, 0.0)
 
     def note(self, uid: int, expected_s: float, ran_s: float) -> None:
-        """Take in that a job of this user has ended after `ran_s`."""
+        """Record that a job of this user has ended after `ran_s`."""
         if not (0 < expected_s < math.inf and 0 < ran_s < math.inf):
             return
         error = math.log(max(1.0, ran_s) / max(1.0, expected_s))
@@ -72,7 +72,7 @@ class LengthHistory:
         self._sums[uid] = _added(self._sums.get(uid, (0, 0.0, 0.0)), error)
 
     def errors(self, uid: int) -> LengthErrors:
-        """Return what is expected of a user's next job."""
+        """Return the expected error of a user's next job."""
         everybody = self._pooled(self._all, LengthErrors())
         return self._pooled(self._sums.get(uid, (0, 0.0, 0.0)), everybody)
 
@@ -87,7 +87,7 @@ class LengthHistory:
 
 
 _LEAST: Final = 0.1
-"""No user's expectations are exact, however the last ones were."""
+"""Minimum deviation: no user's estimates are exact."""
 
 
 def _added(sums: tuple[int, float, float], error: float) -> tuple[int, float, float]:

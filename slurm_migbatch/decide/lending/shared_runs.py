@@ -1,7 +1,7 @@
-"""What is learned of trainings that may share slices: how long they work, and what pairs cost one another.
+"""Learn from training jobs that may share slices: how long they work, and the slowdowns of pairs.
 
-Fed in each round with what Slurm shows, who is beside whom, and what runs report; asked by
-`decide.lending.slice_sharing`. Nothing of it outlives migbatchd: after a restart it is learned anew.
+Updated in each round with Slurm's jobs, the pairs, and the reports; used by
+`decide.lending.slice_sharing`. It is not persisted: after a restart of migbatchd it is learned again.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from slurm_migbatch.mig.profile import Profile
 
 
 class SharedRuns:
-    """Keeps how long jobs have worked, and the rates of runs alone and beside others."""
+    """Work time of jobs, and rates of runs alone and next to others."""
 
     def __init__(self, rules: SharingRules) -> None:
         self._rules = rules
         self.slowdowns = PairSlowdowns(rules.measured, rules.slowdown)
         self.lengths = LengthHistory()
         self._worked: dict[int, float] = {}
-        #: user and time limit of those that have worked
+        #: user and time limit of jobs that have worked
         self._limits: dict[int, tuple[int, float | None]] = {}
         self._now: float | None = None
 
     @property
     def rules(self) -> SharingRules:
-        """The rules with the slowdowns that are known now."""
+        """The rules with the currently known slowdowns."""
         return replace(self._rules, measured=self.slowdowns.known, slowdown=self.slowdowns.assumed)
 
     def update(
@@ -43,7 +43,7 @@ class SharedRuns:
         beside: Mapping[Run, Run],
         reports: Mapping[Run, Report],
     ) -> None:
-        """Take in a round: the profile of each run that has a slice or shares one, and what runs reported last."""
+        """Update by a round: the profile of each run that has or shares a slice, and the latest reports."""
         self._work(now, job_views, held, beside)
         for run, profile in held.items():
             job_view, report = job_views.get(run[0]), reports.get(run)
@@ -55,7 +55,7 @@ class SharedRuns:
         self.slowdowns.forget(held.keys())
 
     def told(self, sharer: Sharer, job_view: JobView) -> Sharer:
-        """Return a job with what is known of its length."""
+        """Return a job with the data on its length."""
         row = job_view.row
         worked, errors = self._worked.get(row.job_id, 0.0), self.lengths.errors(row.uid)
         return replace(sharer, ran_s=worked, whole_s=row.time_limit_s, errors=errors)
@@ -63,7 +63,7 @@ class SharedRuns:
     def _work(
         self, now: float, job_views: Mapping[int, JobView], held: Collection[Run], beside: Mapping[Run, Run]
     ) -> None:
-        """Count what runs have worked since the last round, as if alone, and note the lengths of jobs that left."""
+        """Add the work of runs since the last round, as if alone, and record the lengths of jobs that left."""
         passed = 0.0 if self._now is None else max(0.0, now - self._now)
         self._now = now
         for run in held:
@@ -91,12 +91,12 @@ class SharedRuns:
 
 
 def _app(job_view: JobView | None) -> str:
-    """Return the name that slowdowns go by; empty where a job names no model."""
+    """Return the name that slowdowns are stored under; empty if a job names no model."""
     return "" if job_view is None else job_view.hints.model or ""
 
 
 def _kind(job_view: JobView, profile: Profile) -> Kind:
-    """Return what has one rate alone; a job that names no model is one of its own."""
+    """Return the key of a rate alone; a job that names no model has its own."""
     hints, row = job_view.hints, job_view.row
     said = f"{hints.model} {hints.batch} {hints.input}{hints.input_unit}" if hints.model else f"job {row.job_id}"
     return Kind(row.uid, said, profile.name)

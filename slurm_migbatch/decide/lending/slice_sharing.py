@@ -1,19 +1,19 @@
-"""Two trainings on one slice, from the decision to the end: what the lending loop adds for them.
+"""Manage two training jobs on one slice, from the decision to the end: the lending loop's part for them.
 
     pair decided -> supply's plan names it -> the guest is given the GRES `mig:guest` and its host's node -> both run
         |                                            |
         +---- given up: its host leaves, or the guest has not started in time; it waits for a slice again
 
-Only a job for which there is no room shares (`pairs.pairs` says with whom, and whether it waits instead). A guest is a
-loan like any other, on its host's profile, but takes no room: where inference needs the slice, both are reclaimed,
-and whoever of the two is left alone has it as its own loan.
+Only a job that does not fit shares (`pairs.pairs` chooses the host, and whether it waits instead). A guest is a
+loan like any other, on its host's profile, but takes no space: if inference needs the slice, both are reclaimed,
+and the remaining one of the two has it as its own loan.
 
-A guest leaves its host where both do less together than one alone (`pairs.partings`), and a job that shared is stopped
-before its time limit where it came to it only by sharing (`pairs.renewals`): it goes on from its checkpoint with a new
-limit. What was learned of lengths and slowdowns is in `decide.lending.shared_runs`.
+A guest leaves its host if both do less together than one alone (`pairs.partings`), and a job that shared is stopped
+before its time limit if it reaches it only by sharing (`pairs.renewals`): it continues from its checkpoint with a new
+limit. Learned lengths and slowdowns are in `decide.lending.shared_runs`.
 
-Slurm up to 23.02 does not forget former types of a job (`workload.loans`): who was a guest there would wait for a free
-`guest` for ever after. So nobody becomes one.
+Slurm up to 23.02 does not forget former types of a job (`workload.loans`): a former guest there would wait for a free
+`guest` forever. So there are no guests.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from slurm_migbatch.workload.loans import forgets
 REST_S: Final = 600.0
 """How long a pair that was given up is not tried again."""
 LEAD_S: Final = 30.0
-"""How long before its time limit, and the time for its checkpoint, a job is stopped that is to have a new one."""
+"""How long before its time limit, plus the time for its checkpoint, a job that is to get a new limit is stopped."""
 
 _LACKING: Final = (LACKING["room"], LACKING["reserve"])
 
 
 class SliceSharing:
-    """Keeps the pairs that were decided and have not started, and which runs have shared a slice."""
+    """Pairs that were decided and have not started, and the runs that have shared a slice."""
 
     def __init__(self, rules: SharingRules, *, enabled: bool) -> None:
-        """Without `enabled` no pair is made; those that are left from before go on to their end."""
+        """Without `enabled` no pair is made; existing ones continue to their end."""
         self._enabled = enabled
         self.runs = SharedRuns(rules)
         self._pairs: dict[int, tuple[Pair, float]] = {}
@@ -59,7 +59,7 @@ class SliceSharing:
 
     @property
     def wanted(self) -> dict[int, int]:
-        """What supply should offer: second job -> first job."""
+        """Pairs for supply to offer: second job -> first job."""
         return {guest: pair.host for guest, (pair, _) in self._pairs.items()}
 
     def update(
@@ -69,7 +69,7 @@ class SliceSharing:
         job_views: Mapping[int, JobView],
         reports: Mapping[Run, Report],
     ) -> None:
-        """Take in who shares with whom now, as the nodes report it, and what runs reported last."""
+        """Update the current pairs, by the nodes' reports, and the latest reports of runs."""
         self._beside = dict(_both(facts))
         held = {
             run: slot.profile
@@ -85,8 +85,8 @@ class SliceSharing:
         """Return a round's orders with those for pairs.
 
         Args:
-            view, decided: what the round was decided on, and what it came to.
-            rules: the admin's.
+            view, decided: input and decision of the round.
+            rules: the administrator's.
             offered: the pairs that supply has put into a plan: second job -> node.
         """
         orders = [*decided.orders, *self._together(view, rules, decided.orders)]
@@ -114,7 +114,7 @@ class SliceSharing:
                 yield stop(view, rules, loan.job_id, order.cause, why)
 
     def _ends(self, view: LendingView, rules: LendingRules, busy: set[int]) -> Iterator[LoanOrder]:
-        """Yield the orders that end pairs which lose by it, and runs that come to their limit only by sharing."""
+        """Yield the orders that end pairs with a loss, and runs that reach their limit only by sharing."""
         running = {
             job: loan
             for job, loan in view.loans.items()
@@ -146,7 +146,7 @@ class SliceSharing:
         for guest, (pair, since) in list(self._pairs.items()):
             job_view = view.job_views.get(guest)
             if job_view is not None and job_view.row.active and (guest, job_view.row.restarts) not in self._located:
-                continue  # it is starting; so its host has nobody else
+                continue  # it is starting, so its host has no other guest
             late = view.now - since > rules.start_s
             if job_view is None or not job_view.row.pending or guest in busy or pair.host not in hosts or late:
                 del self._pairs[guest]
@@ -155,7 +155,7 @@ class SliceSharing:
         self._rest = {pair: until for pair, until in self._rest.items() if until > view.now}
 
     def _back(self, view: LendingView, busy: set[int]) -> Iterator[LoanOrder]:
-        """Yield the orders by which a guest without a host waits for a slice again."""
+        """Yield the orders with which a guest without a host waits for a slice again."""
         for job, job_view in view.job_views.items():
             if not job_view.hints.guest or not job_view.row.pending or job in self._pairs or job in busy:
                 continue
@@ -209,7 +209,7 @@ class SliceSharing:
         return alone and decided.lacking.get(job) in _LACKING
 
     def _slices(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
-        """Yield the slices that one job has, and those that two have or are about to have."""
+        """Yield the slices with one job, and those with two or about to have two."""
         guests = {pair.host: guest for guest, (pair, _) in self._pairs.items()}
         for host in self._running(view, busy):
             job = host.sharer.job
@@ -227,7 +227,7 @@ class SliceSharing:
                 yield host
 
     def _running(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
-        """Yield the first holders of slices that are on loan and stay so."""
+        """Yield the first holders of slices that are and remain on loan."""
         spaces = {(space.node, space.gpu): space for space in view.spaces}
         for elastic_job in view.elastic_jobs:
             job, place = _job(elastic_job), elastic_job.place
@@ -253,7 +253,7 @@ class SliceSharing:
     def _speeds(view: LendingView, hosts: Iterable[Host]) -> dict[int, Mapping[Profile, float]]:
         speeds = {_job(elastic_job): elastic_job.speeds for elastic_job in view.elastic_jobs}
         for host in hosts:
-            if host.guest is not None:  # it has no place of its own, so nothing is told of its speed
+            if host.guest is not None:  # it has no place of its own, so its speed is not shown
                 speeds.setdefault(host.guest.job, speeds[host.sharer.job])
         return speeds
 

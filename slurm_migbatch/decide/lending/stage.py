@@ -1,9 +1,9 @@
 """Decide which idle slices are lent to training jobs and which loans end: the lending stage of a decision.
 
-A round is made of pure parts: `decide.lending.ledger` follows what Slurm shows, `decide.lending.round` decides,
-`decide.lending.slice_sharing` adds jobs that share slices. What is remembered between rounds is `LendingMemory`. An
-order is an intention, noted in the ledger when it is given out and confirmed or withdrawn when `settle` is told what
-became of it.
+A round is made of pure parts: `decide.lending.ledger` follows Slurm's state, `decide.lending.round` decides,
+`decide.lending.slice_sharing` adds jobs that share slices. `LendingMemory` is kept between rounds. An
+order is an intention, recorded in the ledger when it is given out and confirmed or withdrawn when `settle` gets its
+outcome.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from slurm_migbatch.mig.profile import Profile, ProfileError
 
 _FIRST_S: Final = 2.0
 _LONGEST_S: Final = 120.0
-"""How long what Slurm has refused is left alone: twice as long each time."""
+"""How long an order that Slurm refused is not repeated: twice as long each time."""
 
-#: orders that give a job something; without a record of them nothing is given
+#: orders that give a job something; they are carried out only if recorded
 GIVING: Final = frozenset({Kind.RELEASE, Kind.SHARE})
 
 
 @dataclass(frozen=True)
 class LendingSettings:
-    """What an administrator allows; see `config.schema.LendingConfig`. Times in seconds.
+    """Settings of the administrator; see `config.schema.LendingConfig`. Times in seconds.
 
     Attributes:
         partitions: whose elastic training jobs may be lent slices.
-        training_only: those of them in which nothing else runs.
+        training_only: those of them that run nothing else.
         rules: when a slice is lent and reclaimed.
-        horizon_s, sure: for so many seconds what is not kept free is to stay idle, with that probability.
-        forecast_days, day_s: how much history a forecast looks at, and the length of a day.
-        restart_s, checkpoint_s: what is assumed of a job that has told nothing.
-        share, slowdowns: whether two trainings may share a slice, and what pairs cost each other where it was measured.
-        dry_run: orders are only told, never carried out.
+        horizon_s, sure: slices that are not reserved should stay idle for so many seconds, with that probability.
+        forecast_days, day_s: how much history a forecast uses, and the length of a day.
+        restart_s, checkpoint_s: defaults for a job without reports.
+        share, slowdowns: whether two training jobs may share a slice, and measured slowdowns of pairs.
+        dry_run: orders are only logged, never carried out.
     """
 
     partitions: tuple[str, ...] = ()
@@ -71,30 +71,30 @@ class LendingSettings:
 
 @dataclass
 class Refusals:
-    """Orders that Slurm refused lately, and until when they are not tried again (unix seconds)."""
+    """Orders that Slurm refused recently, and until when they are not repeated (unix seconds)."""
 
     until: dict[tuple[Kind, int], tuple[float, float]] = field(default_factory=dict)
 
     def note(self, order: LoanOrder, now: float) -> None:
-        """Note that Slurm has refused it once more."""
+        """Record that Slurm has refused it once more."""
         wait = min(_LONGEST_S, 2 * self.until.get((order.kind, order.job), (0.0, _FIRST_S / 2))[1])
         self.until[order.kind, order.job] = now + wait, wait
 
     def clear(self, order: LoanOrder) -> None:
-        """Note that Slurm has taken it."""
+        """Record that Slurm has accepted it."""
         self.until.pop((order.kind, order.job), None)
 
     def barred(self, kind: Kind, now: float) -> set[int]:
-        """Return the jobs with which this is not tried now."""
+        """Return the jobs for which this is not tried now."""
         return {job for (which, job), (until, _) in self.until.items() if which is kind and until > now}
 
     def forget(self, listed: Collection[int]) -> None:
-        """Keep only what concerns these jobs."""
+        """Keep only these jobs."""
         self.until = {key: value for key, value in self.until.items() if key[1] in listed}
 
 
 class LendingMemory:
-    """What lending remembers from one decision to the next; nothing is lent before `load`."""
+    """State of lending between decisions; nothing is lent before `load`."""
 
     def __init__(self, settings: LendingSettings) -> None:
         self.ledger = Ledger()
@@ -104,13 +104,13 @@ class LendingMemory:
         self.refusals = Refusals()
         self.slice_sharing = SliceSharing(SharingRules(measured=settings.slowdowns), enabled=settings.share)
         self.loaded = False
-        #: jobs of which the record was asked what their runs achieved
+        #: jobs whose earlier results were queried from the record
         self.asked: set[int] = set()
         self.job_views: Mapping[int, JobView] = {}
         self.round = Round()
 
     def load(self, past: LendingPast, now: float) -> None:
-        """Start from the record: loans that go on, what was reclaimed, and what inference has needed."""
+        """Start from the record: active loans, reclaims, and inference's past needs."""
         self.ledger.load(loan for row in past.loans if (loan := Loan.from_row(row)) is not None)
         self.expected.learn(past.uses, now)
         self.idle.since.update(past.freed)
@@ -118,7 +118,7 @@ class LendingMemory:
         self.loaded = True
 
     def recall(self, runs: Iterable[RunProgress]) -> None:
-        """Take in what earlier runs achieved."""
+        """Add the results of earlier runs."""
         for run in runs:
             report = Report(run.checkpoint, run.ckpt_s, run.items, run.items_per_s)
             try:
@@ -129,10 +129,10 @@ class LendingMemory:
 
 @dataclass(frozen=True)
 class LendingDecision:
-    """What follows for training jobs.
+    """Result for training jobs.
 
     Attributes:
-        orders: what is to be done to them, each job at most once.
+        orders: what to do with them, each job at most once.
         job_views: the elastic training jobs as Slurm shows them.
         ended: loans that ended since the last decision.
         changed: loans to be recorded before the orders are carried out.
@@ -145,7 +145,7 @@ class LendingDecision:
 
 
 def needed_progress(snapshot: ClusterSnapshot, memory: LendingMemory, settings: LendingSettings) -> frozenset[int]:
-    """Return the jobs that have run before and of which it is not known yet what they achieved."""
+    """Return the jobs that have run before and whose results have not been queried yet."""
     job_views = job_views_of(snapshot.jobs, settings.partitions)
     memory.asked &= job_views.keys()
     return frozenset(job for job, job_view in job_views.items() if job_view.row.restarts) - memory.asked
@@ -154,7 +154,7 @@ def needed_progress(snapshot: ClusterSnapshot, memory: LendingMemory, settings: 
 def plan_lending(
     snapshot: ClusterSnapshot, supply: SupplyDecision, memory: LendingMemory, settings: LendingSettings
 ) -> LendingDecision:
-    """Decide on loans after supply has planned for this snapshot; `memory` is brought up to it."""
+    """Decide on loans after supply has planned for this snapshot; updates `memory`."""
     now = snapshot.now
     absorb(snapshot, memory)
     if not memory.loaded:
@@ -185,7 +185,7 @@ def plan_lending(
 
 
 def absorb(snapshot: ClusterSnapshot, memory: LendingMemory) -> None:
-    """Take in what was reported and recorded, without deciding."""
+    """Add reports and records, without deciding."""
     memory.elastic_jobs.use(snapshot.predictions)
     for run, report in snapshot.reports:
         memory.elastic_jobs.report(run, report)
@@ -231,7 +231,7 @@ def _decide(
 def _inference(
     inputs: LendingInputs, job_views: Mapping[int, JobView], places: Mapping[Run, Place], loans: Collection[Run]
 ) -> tuple[dict[Profile, frozenset[Run]], dict[Profile, int]]:
-    """Return by profile what jobs that are no loans have (their runs) and wait for."""
+    """Return by profile the runs and the pending demand of jobs that are not loans."""
     running: dict[Profile, set[Run]] = {}
     for run, (_, _, slot) in places.items():
         if run not in loans:
@@ -244,18 +244,19 @@ def _inference(
     return {profile: frozenset(runs) for profile, runs in running.items()}, waiting
 
 
-# -- intentions, and what became of them -------------------------------------------------------------------------------
+# -- intentions and their outcome
+# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class OrderOutcome:
-    """What became of an order.
+    """Outcome of an order.
 
     Attributes:
-        before, after: GRES or state of the job before it, and as it was to be.
+        before, after: GRES or state of the job before it, and as intended.
         at: when Slurm was called, unix seconds.
-        error: what Slurm objected; empty where it did not.
-        applied: whether Slurm was called at all; where it was not, `error` says why not.
+        error: Slurm's error; empty if none.
+        applied: whether Slurm was called at all; if not, `error` says why.
     """
 
     order: LoanOrder
@@ -294,7 +295,7 @@ def _intend(ledger: Ledger, order: LoanOrder, job_view: JobView, now: float) -> 
 
 
 def action_row(outcome: OrderOutcome, *, dry_run: bool = False) -> dict[str, Any]:
-    """Return a change and its outcome as the record keeps it."""
+    """Return a change and its outcome in the form of the record."""
     order = outcome.order
     return {
         "ts": outcome.at,
@@ -313,7 +314,7 @@ def action_row(outcome: OrderOutcome, *, dry_run: bool = False) -> dict[str, Any
 
 
 def why_not_lent(job: int, memory: LendingMemory, now: float) -> str | None:
-    """Say why an elastic training job waits; None where it is none or does not."""
+    """Return why an elastic training job is pending; None if it is not one or not pending."""
     job_view = memory.job_views.get(job)
     if job_view is None or not job_view.row.pending:
         return None

@@ -1,11 +1,11 @@
-"""How fast a training job is on each profile: what it measured itself, else the predictor's figures.
+"""Estimate a training job's speed on each profile: by its own measurements, else by the predictor.
 
-A job that was on a 1g and a 3g slice knows how they compare better than any predictor. Its items are in a unit of its
-own, so one profile alone tells nothing; of several each is shifted by how far it is off from what all of them are on
-average, and what was not run on is kept between what was measured on smaller and larger slices. All of this is ours.
+A job that ran on a 1g and a 3g slice shows how they compare better than any predictor. Its items are in a unit of its
+own, so one profile alone gives no information; with several, each is scaled by its mean deviation from the prediction,
+and profiles without runs are kept between the measured smaller and larger slices. All of this is ours.
 
-Reports are the job's own words. A job that boasts of its speed on large slices would get them first, so what it
-measured counts no further than `TRUST` from what was predicted.
+Reports come from the job itself. A job that overstates its speed on large slices would get them first, so its
+measurements count only up to `TRUST` from the prediction.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 LEAST_S: Final = 5.0
-"""Seconds of training below which a report says nothing of speed: warming up takes as long."""
+"""Seconds of training below which a report gives no speed: warm-up takes as long."""
 
 TRUST: Final = 3.0
-"""Largest factor between a measured ratio of two profiles and the predicted one that is believed."""
+"""Largest accepted factor between a measured ratio of two profiles and the predicted one."""
 
 
 class Heard(NamedTuple):
-    """A run's latest report: what it did on slices of one profile since it began there.
+    """A run's latest report: its work on slices of one profile since it began there.
 
-    `seconds` are those of training (where a record has items and items a second, their quotient). `micro` is the batch
-    of one pass forward and backward, None where not told.
+    `seconds` are those of training (if a record has items and items a second, their quotient). `micro` is the batch
+    of one forward and backward pass, None if unknown.
     """
 
     profile: str
@@ -36,7 +36,7 @@ class Heard(NamedTuple):
 
 
 def usable(reports: Iterable[Heard]) -> list[Heard]:
-    """Return the reports that tell a speed: something was done, for long enough, in finite numbers."""
+    """Return the reports that give a speed: something was done, for long enough, in finite numbers."""
     return [
         report
         for report in reports
@@ -62,7 +62,7 @@ def speeds(predicted: Mapping[str, float], reports: Sequence[Heard] = ()) -> dic
 
     Args:
         predicted: speed by profile, above 0, by the predictor or a rule.
-        reports: the job's own, of all its runs; profiles that are not in `predicted` tell nothing.
+        reports: the job's own, of all its runs; profiles that are not in `predicted` are ignored.
 
     Raises:
         ValueError: a predicted speed is not above 0.
@@ -88,13 +88,13 @@ def speeds(predicted: Mapping[str, float], reports: Sequence[Heard] = ()) -> dic
 
 
 _REACH: Final = math.log(TRUST) / 2
-"""Two figures, each so far off at most in its own direction, make a ratio that is off by TRUST."""
+"""Largest deviation of one figure: two of them, in opposite directions, make a ratio that is off by TRUST."""
 
 
 def _between(profile: str, value: float, predicted: Mapping[str, float], near: Mapping[str, float]) -> float:
-    """Return a predicted speed within the bounds of what was measured on smaller and on larger slices.
+    """Return a predicted speed within the limits measured on smaller and on larger slices.
 
-    Where these contradict each other it is kept between the two.
+    If these contradict each other it is kept between the two.
     """
     below = [speed for other, speed in near.items() if predicted[other] <= value and other != profile]
     above = [speed for other, speed in near.items() if predicted[other] >= value and other != profile]

@@ -1,4 +1,4 @@
-"""The input of lending of slices and its decisions: GPUs with their slots, training jobs, an admin's limits."""
+"""Define the values of lending: GPUs with their slots, training jobs, an administrator's limits, decisions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 
 Reason: TypeAlias = Literal["profile", "round", "reserve", "idle", "room"]
-"""Why a job got nothing: no GPU has a profile of use to it; its account has its share; enough was released this round;
-inference is expected to need the room; free space has not been idle, or at rest after a reclaim, for long enough; there
-is no room."""
+"""Why a job got nothing: no GPU has a useful profile for it; its account has its share; enough was released this round;
+the space is reserved for inference; free space has not been idle, or at rest after a reclaim, for long enough; there
+is no room.
+"""
 
 
 class SlotReference(NamedTuple):
@@ -43,12 +44,13 @@ class GpuCapacity:
     """One GPU of a node that may lend.
 
     Attributes:
-        taken: slots of inference and of anybody else that is no loan; what was promised to them too.
-        lent: slots of loans, those that are about to end too (until they have).
+        taken: slots of inference and of any other holder except loans; promised ones too.
+        lent: slots of loans, including those that are about to end (until they have).
         idle_since: since when its free space has been as large as it is, unix seconds.
         reclaimed: when a loan was last reclaimed here; infinite: nothing may be lent here now.
-        own: whether it is training's: its node is in no partition but those for training only. Nothing is kept
-            for inference there, and no rest is needed.
+        own: whether it is training-only: its node is in no other partition. Nothing is reserved for inference there,
+            and
+            no rest is needed.
     """
 
     node: str
@@ -62,17 +64,17 @@ class GpuCapacity:
 
     @cached_property
     def used(self) -> Layout:
-        """All slots on it; raises LayoutError where they overlap."""
+        """All slots on it; raises LayoutError if they overlap."""
         return Layout((*self.taken, *(loan.slot for loan in self.lent)))
 
 
 @dataclass(frozen=True)
 class Target:
-    """The slice that a job is to get when it is back in the queue, because it was stopped for that.
+    """The slice for a job that was stopped for it, once it is pending again.
 
     Attributes:
         node: where there was room for it.
-        until: after this moment (unix seconds) the job is served like any other.
+        until: after this time (unix seconds) the job is served like any other.
     """
 
     profile: Profile
@@ -85,14 +87,14 @@ class ElasticJob:
     """A training job.
 
     Attributes:
-        speeds: of each profile that it may have, its speed relative to the whole GPU; 0 where it does not fit.
+        speeds: of each profile that it may have, its speed relative to the whole GPU; 0 if it does not fit.
         nodes: where it may run; None: anywhere.
-        place: where it runs; None: it waits.
+        place: where it runs; None: it is pending.
         since: when it started.
-        restarts: how often it was stopped so far, for whatever reason. `hits`: by a reclaim or by Slurm's preemption.
-        left_s: seconds that it would still need on the whole GPU; infinite where that is not known.
-        needs_s: the same by what it said of itself; None: it did not.
-        reported: whether its present run has reported anything.
+        restarts: how often it was stopped so far, for any reason. `hits`: by a reclaim or by Slurm's preemption.
+        left_s: remaining seconds on the whole GPU; infinite if unknown.
+        needs_s: the same by its own statement; None: it made none.
+        reported: whether its current run has reported anything.
         target: the slice that it is to get next; None: any.
     """
 
@@ -112,13 +114,13 @@ class ElasticJob:
 
     @property
     def changes(self) -> int:
-        """How often it was stopped for another reason than that its slice was needed, at the most."""
+        """Upper bound on how often it was stopped for another reason than that its slice was needed."""
         return max(0, self.restarts - self.hits)
 
 
 @dataclass(frozen=True)
 class Release:
-    """A waiting job is released with a profile, thought to start at a place (supply may find it another)."""
+    """A pending job is released with a profile, with an expected place (supply may find another)."""
 
     job: Hashable
     profile: Profile
@@ -130,7 +132,7 @@ class Release:
 class Grow:
     """A running job is worth stopping, to start again on a larger profile.
 
-    `faster` is the new speed over the old one; `gain` the worth left of it when the restart is paid, over `stay_s`
+    `faster` is the new speed over the old one; `gain` the value left after the cost of the restart, over `stay_s`
     seconds.
     """
 
@@ -145,12 +147,12 @@ class Grow:
 
 @dataclass(frozen=True)
 class Division:
-    """How a GPU is to be divided anew.
+    """New division of a GPU.
 
     Attributes:
-        profiles: what each job is to get there that does not keep its slice.
-        jobs: how many jobs are on it then.
-        gain: how much more work is done then, in whole GPUs, restarts paid.
+        profiles: profile of each job there that does not keep its slice.
+        jobs: number of jobs on it then.
+        gain: extra work then, in whole GPUs, after the cost of restarts.
     """
 
     node: str
@@ -162,7 +164,7 @@ class Division:
 
 @dataclass(frozen=True)
 class Lending:
-    """One round's decisions. `short`: what of the reserve has no room even if nothing more is lent."""
+    """One round's decisions. `short`: the part of the reserve that does not fit even if nothing more is lent."""
 
     grants: tuple[Release, ...]
     grows: tuple[Grow, ...]
@@ -172,7 +174,7 @@ class Lending:
 
 
 def usual_speed(geometry: Geometry, profile: Profile) -> float:
-    """Return the speed to expect of unknown training: the square root of its share of compute slices.
+    """Return the expected speed of unknown training: the square root of its share of compute slices.
 
     MISO's table (32 model and batch pairs on an A100) has means of 0.376, 0.530, 0.700 and 0.765 for 1g to 4g; this
     gives 0.378, 0.535, 0.655 and 0.756.

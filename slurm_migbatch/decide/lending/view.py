@@ -1,4 +1,4 @@
-"""From what Slurm, the nodes and supply say to the view that a round decides on."""
+"""Build the input of a lending round from the states of Slurm, the nodes and supply."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Run = tuple[int, int]
 
 @dataclass(frozen=True)
 class LendingInputs:
-    """What one snapshot shows, before it is interpreted.
+    """One snapshot, before it is interpreted.
 
     Attributes:
-        plan: supply's plan of this round; None where there is none (then nothing is lent).
+        plan: supply's plan of this round; None if there is none (then nothing is lent).
         wanted: the demands that it was made for.
-        training_only: partitions in which nothing but elastic training runs.
+        training_only: partitions that run only elastic training.
     """
 
     now: float
@@ -47,10 +47,10 @@ class LendingInputs:
 
 @dataclass(frozen=True)
 class RunCosts:
-    """What is known of one run.
+    """Estimates of one run.
 
     Attributes:
-        restart_s: seconds that a restart costs it. `unsaved_s`: work that it would lose, in seconds.
+        restart_s: cost of a restart in seconds. `unsaved_s`: work that it would lose, in seconds.
         reported: whether it has reported anything.
     """
 
@@ -61,13 +61,13 @@ class RunCosts:
 
 @dataclass(frozen=True)
 class LendingKnowledge:
-    """What others know of training jobs.
+    """Estimates of training jobs.
 
     Attributes:
-        speeds: of each profile that a job may have, its speed relative to the whole GPU; 0 where it does not fit.
-        costs: of a job's present run.
-        left_s: seconds that it would still need on the whole GPU; infinite where that is not known.
-        needs_s: the same by what it said of itself; None: it did not.
+        speeds: of each profile that a job may have, its speed relative to the whole GPU; 0 if it does not fit.
+        costs: of a job's current run.
+        left_s: remaining seconds on the whole GPU; infinite if unknown.
+        needs_s: the same by its own statement; None: it made none.
     """
 
     speeds: Callable[[JobView], Mapping[Profile, float]]
@@ -125,11 +125,11 @@ def view_of(
     blackout: bool = False,
     barred: Collection[int] = (),
 ) -> LendingView:
-    """Return what a round of lending decides on.
+    """Return the input of a lending round.
 
     Args:
-        ledger: after it has followed this snapshot.
-        barred: jobs that are not to be released now (Slurm refused it a moment ago).
+        ledger: updated by this snapshot.
+        barred: jobs that are not to be released now (Slurm has just refused it).
     """
     spaces, passing, places = _spaces(inputs, job_views, ledger, idle)
     pools = pools_of(inputs, job_views, ledger)
@@ -185,7 +185,7 @@ def _spaces(
             )
             try:
                 gpu.geometry.check(space.used)
-            except LayoutError:  # what the node says and what Slurm shows do not agree yet
+            except LayoutError:  # the node's report and Slurm's state do not agree yet
                 continue
             spaces.append(space)
             places.update(
@@ -200,7 +200,7 @@ def _spaces(
 
 
 def _split(gpu: GpuFacts, ledger: Ledger) -> tuple[list[Slot], list[LentSlot]]:
-    """Return the slots of others than loans, and those of loans, ended ones that the node has not heard of included."""
+    """Return the slots of other holders, and those of loans, including ended ones not yet known to the node."""
     taken = [*gpu.zombies, *(slot for slot, run in gpu.leases if run not in ledger.runs)]
     return taken, [LentSlot(slot, run[0]) for slot, run in gpu.leases if run in ledger.runs]
 
@@ -215,7 +215,7 @@ def _touch(slot: Slot, other: Slot) -> bool:
 
 
 def _promised(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> dict[str, list[Slot]]:
-    """Free slots of supply's plan, by GPU, that waiting inference is meant to have."""
+    """Free slots of supply's plan, by GPU, that are for pending inference."""
     if inputs.plan is None:
         return {}
     need: dict[str, Counter[Profile]] = {}
@@ -226,7 +226,7 @@ def _promised(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> dict[s
         by_profile = Counter(demand.slices)
         count = placed.copies * demand.nodes
         for number, node in enumerate(placed.nodes):
-            # supply tells on which nodes, not how many on each: as evenly as can be
+            # supply names the nodes, not how many on each: distributed evenly
             share = (count - number + len(placed.nodes) - 1) // len(placed.nodes)
             for profile, slices in by_profile.items():
                 need.setdefault(node, Counter())[profile] += slices * share
@@ -261,11 +261,11 @@ def _starts(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> list[Wai
 
 @dataclass(frozen=True)
 class LoanPool:
-    """Where a job that waits for a release could run.
+    """Where a pending job could run after a release.
 
     Attributes:
         away: where Slurm must not start it, see `pools_of`.
-        early: whether it comes back, before Slurm's delay is over, to where its last run may not be forgotten.
+        early: whether it returns, before Slurm's delay is over, to where its last run may still be known.
     """
 
     nodes: frozenset[str]
@@ -274,11 +274,12 @@ class LoanPool:
 
 
 def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, LoanPool]:
-    """Return where jobs that wait for a release could run, as far as Slurm lets them run at all.
+    """Return where pending jobs could run after a release, if Slurm lets them run at all.
 
-    Up to 23.02 slurmd often takes the next run of a job for its last one, until the credentials of that have expired:
-    it starts no Prolog, so there is no slice, and the run ends at once. There a job comes back early on other nodes
-    only. Where it may use no other node it is still tried, once; later it waits until Slurm's delay is over.
+    Up to 23.02 slurmd often confuses the next run of a job with its last one, until the credentials of that have
+    expired:
+    it starts no Prolog, so there is no slice, and the run ends at once. There a job returns early on other nodes
+    only. If it may use no other node it is still tried, once; later it waits until Slurm's delay is over.
     """
     alike, early = [], set()
     for row in inputs.rows:
@@ -291,7 +292,7 @@ def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Le
                 row = replace(row, reason="BeginTime")
             alike.append(replace(row, gres=_ANY))
         elif row.active and row.array_job is not None:
-            alike.append(row)  # it counts against the limit of its array
+            alike.append(row)  # it counts towards the limit of its array
     pool_demands = demands(alike, inputs.nodes, inputs.facts.keys(), inputs.now)
     pools = {
         demand.job: _pool(job_views[demand.job].row, demand.pool, ledger, early=demand.job in early)
@@ -315,7 +316,7 @@ def _pool(row: JobRow, nodes: frozenset[str], ledger: Ledger, *, early: bool) ->
 
 
 def growth_nodes(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, frozenset[str]]:
-    """Return on which nodes each running loan may go on when it is stopped to grow; see `pools_of` for its own node."""
+    """Return the nodes where each running loan may continue when stopped to grow; see `pools_of` for its own node."""
     rows = [
         replace(job_views[job].row, state="PENDING", reason="None", nodes=(), gres=_ANY, array_job=None)
         for job, loan in ledger.open.items()
@@ -330,7 +331,7 @@ def growth_nodes(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger
 
 
 def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:
-    """Return whether nothing but Slurm's delay after a requeue keeps a job from starting."""
+    """Return whether only Slurm's delay after a requeue keeps a job from starting."""
     if row.eligible is None or past is None or past.restart != row.restarts - 1:
         return False
     return waits_for_begin(row, now) and row.eligible <= now + REQUEUE_DELAY_S

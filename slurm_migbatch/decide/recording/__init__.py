@@ -1,1 +1,1 @@
-"""Recordings of decisions: written by migbatchd, decided again by `migbatch replay`."""
+"""Record decisions: written by migbatchd, repeated by `migbatch replay`."""

@@ -1,8 +1,8 @@
-"""Values of decisions to JSON and back, by their type hints.
+"""Encode values of decisions as JSON and decode them, by their type hints.
 
-A recording may come from a stranger, so nothing in it names what is built: the hint does. Fields of a dataclass that
-are at their default are left out, and those that a file lacks get it: a file of an earlier version stays readable.
-Mappings keep their order; one with keys that are no strings becomes a list of pairs. Sets are sorted.
+A recording may come from an untrusted source, so nothing in it names what is built: the hint does. Fields of a
+dataclass at their default are omitted, and missing ones get it: a file of an earlier version stays readable. Mappings
+keep their order; one with keys that are not strings becomes a list of pairs. Sets are sorted.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RecordedTask:
     state: str
 
 
-#: what a value behind a protocol becomes
+#: concrete types of values behind a protocol
 _CONCRETE: Final[Mapping[Any, type]] = {
     PublishedPlan: RecordedPlan,
     RunProgress: RecordedProgress,
@@ -80,10 +80,10 @@ _ODD: Final = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 class Codec:
-    """Encodes and decodes by type hints.
+    """Encode and decode by type hints.
 
     Args:
-        special: types that are written in a way of the caller's own.
+        special: types with an encoding of the caller's own.
         omit: fields of dataclasses that are neither written nor read.
     """
 
@@ -92,14 +92,14 @@ class Codec:
         self._omit = frozenset(omit)
 
     def encode(self, value: Any, hint: Any) -> Json:
-        """Return `value` as what `json.dumps` takes."""
+        """Return `value` in a form for `json.dumps`."""
         return self.codes(hint).encode(value)
 
     def decode(self, data: Json, hint: Any) -> Any:
         """Return the value that was encoded.
 
         Raises:
-            CodecError: `data` is nothing that the hint allows.
+            CodecError: `data` does not match the hint.
         """
         try:
             return self.codes(hint).decode(data)
@@ -156,7 +156,7 @@ class Codec:
         raise TypeError(f"cannot encode {_shown(kind)}")
 
     def _value(self, kind: type) -> Codes:
-        """Return the codes of layouts and grants, which check what they are made of."""
+        """Return the codecs of layouts and grants, which validate their parts."""
         if kind is Layout:
             slots = self.codes(tuple[Slot, ...])
             return Codes(lambda value: slots.encode(value.slots), lambda data: Layout(slots.decode(data)))
@@ -205,7 +205,7 @@ class Codec:
     def _sequence(self, part: Any, kind: Convert) -> Codes:
         inner = self.codes(part)
         return Codes(
-            lambda value: [inner.encode(item) for item in value],
+            list if inner.encode is _same else lambda value: [inner.encode(item) for item in value],
             lambda data: kind(inner.decode(e) for e in _list(data)),
         )
 
@@ -231,13 +231,14 @@ class Codec:
     def _dataclass(self, kind: type) -> Codes:
         fields = self.fields(kind)
         defaults = {field.name: _default(field) for field in dataclasses.fields(kind) if field.name in fields}
+        parts = [(name, field.encode, defaults[name]) for name, field in fields.items()]
 
         def encode(value: Any) -> Json:
             row = {}
-            for name, field in fields.items():
-                content, default = getattr(value, name), defaults[name]
+            for name, encode_part, default in parts:
+                content = getattr(value, name)
                 if content is not default and (type(content) is not type(default) or content != default):
-                    row[name] = field.encode(content)
+                    row[name] = content if encode_part is _same else encode_part(content)
             return row
 
         def decode(data: Json) -> Any:
@@ -256,7 +257,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def canonical(data: Json) -> str:
-    """Return JSON in one spelling, so that equal data are equal texts."""
+    """Return canonical JSON, so that equal data are equal texts."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -277,6 +278,10 @@ def _exactly(*kinds: type) -> Convert:
 
 
 _object, _list = _exactly(dict), _exactly(list)
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _number(value: float) -> Json:
@@ -316,13 +321,15 @@ def _geometry(data: Json) -> Geometry:
         raise CodecError(str(error)) from error
 
 
+AS_IT_IS: Final = Codes(_same, _same)
+"""Codes of values that are JSON already."""
 _LEAVES: Final[Mapping[Any, Codes]] = {
-    Any: Codes(_plain, lambda data: data),
+    Any: Codes(_plain, _same),
     type(None): Codes(lambda value: None, lambda data: None),
-    bool: Codes(lambda value: value, _exactly(bool)),
-    int: Codes(lambda value: value, _exactly(int)),
+    bool: Codes(_same, _exactly(bool)),
+    int: Codes(_same, _exactly(int)),
     float: Codes(_number, _as_number),
-    str: Codes(lambda value: value, _exactly(str)),
+    str: Codes(_same, _exactly(str)),
     Profile: Codes(lambda value: value.name, _profile),
     Geometry: Codes(lambda value: value.to_dict(), _geometry),
 }

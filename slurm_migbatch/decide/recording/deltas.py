@@ -1,16 +1,18 @@
 """What changed of an ordered mapping, as JSON, and the mapping again: for rows of jobs and nodes from round to round.
 
 A delta is `{"gone": keys, "new": [[key, value]], "changed": [[key, fields]], "at": [[index, key]]}`, each only where
-there is any: what is left of the old order is kept, and every other key stands where `at` says.
+there is any: what is left of the old order is kept, and every other key stands where `at` says, or behind them in the
+order of `new`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from slurm_migbatch.decide.capacity.edits import Edit, edits
 from slurm_migbatch.decide.recording.codec import Codec, CodecError, Json
 
 K = TypeVar("K", int, str)
@@ -22,12 +24,10 @@ class Delta(Generic[K]):
     Args:
         codec: writes values.
         kind: their type.
-        by_field: whether of a value that changed only the fields are written that did.
     """
 
-    def __init__(self, codec: Codec, kind: Any, *, by_field: bool = False) -> None:
+    def __init__(self, codec: Codec, kind: Any) -> None:
         self._codes = codec.codes(kind)
-        self._fields = codec.fields(kind) if by_field else None
         self._last: dict[K, Any] = {}
 
     @property
@@ -36,7 +36,7 @@ class Delta(Generic[K]):
         return self._last
 
     def write(self, now: Mapping[K, Any]) -> Json:
-        """Return what changed since the last call; empty where nothing did."""
+        """Return the changes since the last call; empty if there are none."""
         before, self._last = self._last, dict(now)
         found: dict[str, Any] = {}
         if removed := [key for key in before if key not in now]:
@@ -47,7 +47,7 @@ class Delta(Generic[K]):
             if old is None:
                 new.append([key, self._codes.encode(value)])
             elif value is not old and value != old:
-                changed.append([key, self._change(old, value)])
+                changed.append([key, self._codes.encode(value)])
         if new:
             found["new"] = new
         if changed:
@@ -56,20 +56,11 @@ class Delta(Generic[K]):
             found["at"] = moved
         return found
 
-    def _change(self, old: Any, value: Any) -> Json:
-        if self._fields is None:
-            return self._codes.encode(value)
-        return {
-            name: field.encode(getattr(value, name))
-            for name, field in self._fields.items()
-            if getattr(value, name) != getattr(old, name)
-        }
-
     def read(self, delta: Json) -> Mapping[K, Any]:
         """Return the mapping after a delta.
 
         Raises:
-            CodecError: it is no delta of the mapping before.
+            CodecError: it does not apply to the previous mapping.
         """
         if not delta:
             return self._last
@@ -93,15 +84,81 @@ class Delta(Generic[K]):
             order.insert(index, key)
         return {key: values[key] for key in order}
 
-    def _changed(self, old: Any, fields: Json) -> Any:
-        if self._fields is None:
-            return self._codes.decode(fields)
-        return dataclasses.replace(old, **{name: self._fields[name].decode(value) for name, value in fields.items()})
+    def _changed(self, _old: Any, data: Json) -> Any:
+        return self._codes.decode(data)
+
+
+class RowDelta(Delta[K]):
+    """Writes what changed in a sequence of rows; unchanged stretches are recognized by object identity.
+
+    Of a changed row only the changed fields are written.
+
+    Args:
+        codec: writes rows.
+        kind: their type, a dataclass.
+        key: returns the key of a row.
+    """
+
+    def __init__(self, codec: Codec, kind: Any, key: Callable[[Any], K]) -> None:
+        super().__init__(codec, kind)
+        self._fields = codec.fields(kind)
+        self._key: Callable[[Any], K] = key
+        self._rows: tuple[Any, ...] = ()
+        self._keys: set[K] = set()
+
+    def write_rows(self, now: tuple[Any, ...]) -> Json:
+        """Return what changed since the last call; empty where nothing did.
+
+        Raises:
+            CodecError: two rows have the same key.
+        """
+        key, before = self._key, self._rows
+        found: list[Edit[Any]] = edits(before, now)
+        ends = [*[edit.start for edit in found[1:]], len(before)]
+        gaps = [range(edit.end, end) for edit, end in zip(found, ends, strict=False)]
+        old = {key(before[place]): place for gap in gaps for place in gap}
+        fresh = {key(row): row for edit in found for row in edit.new}
+        self._rows = now
+        self._keys.difference_update(old)
+        self._keys.update(fresh)
+        if len(self._keys) != len(now):
+            raise CodecError("a job or a node is listed twice")
+        both = [(name, before[old[name]], row) for name, row in fresh.items() if name in old]
+        changes = {
+            "gone": [name for name in old if name not in fresh],
+            "new": [[name, self._codes.encode(row)] for name, row in fresh.items() if name not in old],
+            "changed": [[name, self._change(was, row)] for name, was, row in both if row != was],
+            "at": self._moved_rows(found, gaps, old) if before else [],
+        }
+        return {name: listed for name, listed in changes.items() if listed}
+
+    def _change(self, was: Any, row: Any) -> Json:
+        return {
+            name: field.encode(getattr(row, name))
+            for name, field in self._fields.items()
+            if getattr(row, name) != getattr(was, name)
+        }
+
+    def _changed(self, old: Any, data: Json) -> Any:
+        return dataclasses.replace(old, **{name: self._fields[name].decode(value) for name, value in data.items()})
+
+    def _moved_rows(self, found: Sequence[Edit[Any]], gaps: Sequence[range], old: Mapping[K, int]) -> list[list[Any]]:
+        """Return the keys of new rows and of rows that moved to another stretch, with their new index."""
+        moved: list[list[Any]] = []
+        index = 0
+        for edit, gap in zip(found, gaps, strict=True):
+            index += edit.end - edit.start
+            names = [self._key(row) for row in edit.new]
+            places = [old.get(name) for name in names]
+            kept = _longest_rising([place if place is not None and place in gap else None for place in places])
+            moved += [[index + i, name] for i, name in enumerate(names) if i not in kept]
+            index += len(names)
+        return moved
 
 
 def _moved(before: Sequence[K], now: Sequence[K]) -> list[list[Any]]:
     """Return the keys that do not stand where the old order has them, with their new index, ascending."""
-    if before == now:
+    if before == now or not before:
         return []
     place = {key: index for index, key in enumerate(before)}
     kept = _longest_rising([place.get(key) for key in now])

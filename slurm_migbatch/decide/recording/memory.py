@@ -1,7 +1,7 @@
-"""Write and read what is remembered between decisions (`DecisionMemory`) as plain data.
+"""Write and read the state between decisions (`DecisionMemory`) as plain data.
 
-Only what carries meaning from round to round is kept. What settings say (`RetypeHistory.hold_s`) comes from the
-settings of the memory that it is put into, so that a recording can be decided on with others.
+Only state with meaning from round to round is kept. Settings (`RetypeHistory.hold_s`) come from the
+memory that it is loaded into, so that a recording can be replayed with others.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import LoanHints
 
 State = dict[str, Any]
-"""What an object remembers, by attribute; those that remember themselves are states again."""
+"""State of an object, by attribute; objects with state of their own are states again."""
 
-#: what is kept of each class, by attribute: the type, or the class itself where it is one of these
+#: stored attributes of each class: the type, or the class itself if it is one of these
 REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     DecisionMemory: {"supply": SupplyMemory, "dispatch": DispatchMemory, "lending": LendingMemory},
     SupplyMemory: {
@@ -52,6 +52,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "standing": dict[int, tuple[tuple[str, ...], int, float]],
         "avoided": dict[int, dict[str, float]],
         "sent_back": set[int],
+        "hurried": dict[int, tuple[float, ...]],
         "pairs": dict[int, int],
         "preference": tuple[Profile, ...] | None,
         "moves": MoveMemory,
@@ -138,7 +139,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     },
     LengthHistory: {"_sums": dict[int, tuple[int, float, float]], "_all": tuple[int, float, float]},
 }
-#: attributes that are settings, save work, or are made anew by every decision
+#: attributes that are settings or caches, or are recreated by every decision
 DERIVED: Final[Mapping[type, frozenset[str]]] = {
     SupplyMemory: frozenset({"planner", "queue", "nodes", "demands", "offers"}),
     RetypeHistory: frozenset({"hold_s"}),
@@ -163,7 +164,7 @@ def current(data: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def take(memory: DecisionMemory) -> State:
-    """Return what is remembered; later changes of `memory` do not show in it. Fast: a round waits for it."""
+    """Return the state; later changes of `memory` do not affect it. Fast: a round waits for it."""
     return _taken(memory)
 
 
@@ -196,7 +197,7 @@ def _taken_gaps(gaps: LevelGaps) -> State:
 
 
 def encode(state: State, codec: Codec) -> Json:
-    """Return a state as what `json.dumps` takes."""
+    """Return a state in a form for `json.dumps`."""
     return _encoded(state, DecisionMemory, codec)
 
 
@@ -213,10 +214,10 @@ def _encoded_part(value: Any, hint: Any, codec: Codec) -> Json:
 
 
 def restore(data: Json, memory: DecisionMemory, codec: Codec) -> None:
-    """Put what `encode` returned into a new memory.
+    """Load the result of `encode` into a new memory.
 
     Raises:
-        CodecError: it is no such data.
+        CodecError: it is invalid.
     """
     _restore(data, memory, codec)
 

@@ -1,7 +1,8 @@
-"""A recording without the names in it: users, accounts, jobs, hosts, and what people wrote.
+"""Remove names from a recording: users, accounts, jobs, hosts, and users' text.
 
-Decisions break ties by name, so each name becomes one that sorts as it did; nothing else is left of it. Hints and
-markers in comments stay, as decisions depend on them. So do profiles, partitions, features, models and GPU UUIDs.
+Decisions break ties by name, so each name is replaced by one with the same sort order; nothing else is left of it.
+Hints and markers in comments remain, because decisions depend on them. So do profiles, partitions, features, models and
+GPU UUIDs.
 """
 
 from __future__ import annotations
@@ -42,51 +43,51 @@ _DECISION: Final = {
     "facts": {"reason"},
     "hints": {"items", "deadline_s", "slo_us", "mem_mib", "min", "max"},
 }
-"""What is kept of the submit filter's decisions, beside the profile that was chosen and those that were weighed."""
+"""Parts of the submit filter's decisions that are kept besides the chosen profile and the candidates."""
 _CANDIDATE: Final = {"profile", "capacity_mib", "throughput_per_s_range", "ok"}
 _THROTTLE: Final = {"job_id", "kind", "dry_run", "outcome", "before", "after"}
 _PLAIN: Final = re.compile(r"[ =._:/+-]")
 _MARKER: Final = re.compile(r" ?\[mig:[A-Za-z0-9.:#,*=+-]*\]\Z")
-"""What the submit filter writes at the end of a comment."""
+"""Text that the submit filter writes at the end of a comment."""
 _NODE_FEATURE: Final = re.compile(rf"\b{NODE_FEATURE}([A-Za-z0-9_.-]+)")
 """A feature that names a host."""
 _HOST_IN_ORDER: Final = 6
 #: a node in a job's GRES, see `workload.loans.away`
 _AWAY: Final = re.compile(r"(\bmig:not-)([^:,]+)(?=:)")
-"""Where the key of an order names a host (`recording.order_key`)."""
+"""Position of a host in the key of an order (`recording.order_key`)."""
 
 
 class Names(Protocol):
-    """Other names for the names of a recording."""
+    """Replacements for the names of a recording."""
 
     def of(self, kind: str, name: str) -> str:
-        """Return the other name; empty for an empty one."""
+        """Return the replacement; empty for an empty name."""
 
     def number(self, uid: int) -> int:
-        """Return the other number of a user."""
+        """Return the replacement of a user's number."""
 
 
 class CollectedNames:
-    """Collects names, and leaves them as they are."""
+    """Collect names, and leave them unchanged."""
 
     def __init__(self) -> None:
         self.found: dict[str, set[str]] = {}
         self.uids: set[int] = set()
 
     def of(self, kind: str, name: str) -> str:
-        """Note a name."""
+        """Record a name."""
         if name:
             self.found.setdefault(kind, set()).add(name)
         return name
 
     def number(self, uid: int) -> int:
-        """Note the number of a user."""
+        """Record the number of a user."""
         self.uids.add(uid)
         return uid
 
 
 class Pseudonyms:
-    """Names that sort as those that were collected."""
+    """Names with the same sort order as the collected ones."""
 
     def __init__(self, names: CollectedNames) -> None:
         self._names = {
@@ -106,11 +107,11 @@ class Pseudonyms:
 
 
 def without_names(entries: Iterable[Json], names: Names) -> Iterator[Json]:
-    """Yield a recording again, in other names.
+    """Yield a recording with other names.
 
     Args:
         entries: see `replay.replay`.
-        names: `CollectedNames` first, over all of it, and then the `Pseudonyms` that follow from them.
+        names: `CollectedNames` first, over all of it, and then the `Pseudonyms` built from them.
 
     Raises:
         CodecError: an entry cannot be read.
@@ -130,7 +131,7 @@ def without_names(entries: Iterable[Json], names: Names) -> Iterator[Json]:
 
 
 class _Mask:
-    """Puts other names into what a recording holds."""
+    """Replace the names in a recording."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -146,7 +147,7 @@ class _Mask:
         return {self.host(name): value for name, value in mapping.items()}
 
     def comment(self, comment: str) -> str:
-        """Replace a comment: hints and what the filter wrote stay, of other text the kind of its characters."""
+        """Replace a comment: hints and the filter's text remain, of other text the kind of its characters."""
         marker = _MARKER.search(comment)
         text, rest = (comment, "") if marker is None else (comment[: marker.start()], marker[0])
         text, nodes = excluding.split(text)
@@ -164,7 +165,7 @@ class _Mask:
             return f"{key}={self._names.of('pipeline', value.lower())}"
         return token if key in hints.FORMS else _blank(token)
 
-    # -- what was seen ---------------------------------------------------------------------------------------------
+    # -- observations ---------------------------------------------------------------------------------------------
 
     def round(self, known: RecordedRound) -> RecordedRound:
         """Replace the names in a round."""
@@ -211,7 +212,7 @@ class _Mask:
         )
 
     def node(self, row: NodeRow) -> NodeRow:
-        """Replace the names in a node, and the text that says why it is drained."""
+        """Replace the names in a node, and the text of its drain reason."""
         features = {
             _NODE_FEATURE.sub(lambda found: NODE_FEATURE + self.host(found[1]), feature) for feature in row.features
         }
@@ -220,7 +221,7 @@ class _Mask:
         return replace(row, name=name, reason="", features=frozenset(features), reservations=reservations)
 
     def past(self, past: LendingPast) -> LendingPast:
-        """Replace the names in what the record knew."""
+        """Replace the names in the record's data."""
         loans = [self.loan(loan).row() for row in past.loans if (loan := Loan.from_row(row)) is not None]
         moves = [{**row, "why": ""} for row in past.actions if row["kind"] == MOVE]  # all that decisions depend on
         return replace(past, loans=loans, actions=moves)
@@ -238,13 +239,13 @@ class _Mask:
         )
 
     def order_key(self, key: Json) -> Json:
-        """Replace the host in what an order asks for."""
+        """Replace the host in an order."""
         if not isinstance(key, list) or len(key) <= _HOST_IN_ORDER:
             raise CodecError("not an order")
         away = sorted(self.host(str(name)) for name in key[_HOST_IN_ORDER + 1 :])
         return [*key[:_HOST_IN_ORDER], self.host(str(key[_HOST_IN_ORDER])), *away]
 
-    # -- what was remembered ---------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------------------
 
     def settings(self, settings: Settings) -> Settings:
         """Replace the names of accounts in settings."""
@@ -255,7 +256,7 @@ class _Mask:
         return replace(settings, lending=replace(lending, rules=replace(lending.rules, quota=quota)))
 
     def memory(self, state: State) -> State:
-        """Replace the names in what `memory_state.take` returns."""
+        """Replace the names in the result of `memory_state.take`."""
         supply, dispatch, lending = state["supply"], state["dispatch"], state["lending"]
         supply = {
             **supply,

@@ -1,7 +1,7 @@
-"""Decide again on recorded rounds, and tell where that differs from what was decided then.
+"""Repeat recorded decisions, and report differences.
 
-Every segment begins with what was remembered, so a difference lasts to the end of its segment at most. Within one, the
-recorded cluster goes its way: what was decided then was done, and what is decided now was not.
+Every segment begins with the recorded state, so a difference lasts at most to the end of its segment. Within one, the
+recorded cluster continues: the recorded decisions were carried out, the replayed ones were not.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is decided otherwise.
+    """One difference in a decision.
 
     Attributes:
         what: orders, retypes, throttles, start_now, offers, ...
         subject: the node of an offer; else empty.
-        recorded, replayed: what was decided, and what would be; None where nothing.
-        why_recorded, why_replayed: the reasons for that, where there are any.
+        recorded, replayed: the recorded and the new decision; None if nothing.
+        why_recorded, why_replayed: their reasons, if any.
     """
 
     what: str
@@ -44,12 +44,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class ReplayedRound:
-    """One round that was decided on again.
+    """One repeated round.
 
     Attributes:
         number: of the round, from 1; `segment`: of its segment.
         at: unix seconds.
-        differences: what is decided otherwise; empty: all is the same.
+        differences: empty if the decision is the same.
         unknown: predictions that were needed and that the recording does not hold.
     """
 
@@ -61,9 +61,9 @@ class ReplayedRound:
 
 
 Change = Callable[[Settings], Settings]
-"""Settings to decide with in place of those of the recording."""
+"""Settings that replace those of the recording."""
 See = Callable[[ClusterSnapshot], ClusterSnapshot]
-"""A snapshot as another configuration shows it."""
+"""Snapshot under another configuration."""
 
 
 def replay(
@@ -74,7 +74,7 @@ def replay(
     Args:
         entries: of one segment or of several one after the other.
         change: the settings to decide with, given those of the recording.
-        see: what another configuration shows otherwise in a snapshot.
+        see: applies another configuration to a snapshot.
 
     Raises:
         CodecError: an entry cannot be read.
@@ -99,7 +99,7 @@ def _decided(
     known: RecordedRound, memory: DecisionMemory, settings: Settings
 ) -> tuple[DecisionMemory, tuple[Difference, ...], int]:
     snapshot = known.snapshot
-    needed(replace(snapshot, answers=Answers()), memory, settings)  # as a round does, which notes what it asks
+    needed(replace(snapshot, answers=Answers()), memory, settings)  # like a round, which records its queries
     decision = decide(snapshot, memory, settings)
     settle(known.outcomes.on(decision, settings, snapshot.now), decision.memory, settings)
     actions, offers, reasons = actions_of(decision), offers_of(decision), reasons_of(decision)
@@ -119,6 +119,6 @@ def _unequal(then: Mapping[str, Json], now: Mapping[str, Json]) -> list[tuple[st
 
 
 def _why(actions: Json, reasons: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the reasons of those of a list of actions that have any; see `order_key` and `change_key`."""
+    """Return the reasons of a list of actions, if any; see `order_key` and `change_key`."""
     jobs = [str(action[1]) for action in actions or () if isinstance(action, list) and len(action) > 1]
     return tuple(f"job {job}: {reasons[job]}" for job in jobs if job in reasons)

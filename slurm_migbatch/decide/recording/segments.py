@@ -1,15 +1,16 @@
-"""A recording of rounds: what was seen, decided and done, as JSON values that `decide` can be run over again.
+"""Record rounds as JSON values that `decide` can be run over again: observations, decisions, outcomes.
 
-A recording is made of segments that stand alone. A segment begins with the settings and what was remembered, and its
-first round with all that was seen; later rounds hold what changed. Predictions are kept as the questions that were
-asked and their answers. Sentences for people are kept beside the decision, and are no part of what is compared.
+A recording consists of independent segments. A segment begins with the settings and the state, and its
+first round with all observations; later rounds hold the changes. Predictions are stored as queries
+and answers. Explanations for users are stored with the decision, but not compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from operator import attrgetter
+from typing import Any, Final, NewType
 
 from slurm_migbatch.decide.actions import Offer
 from slurm_migbatch.decide.capacity.facts import NodeFacts
@@ -21,8 +22,8 @@ from slurm_migbatch.decide.lending.ledger import Loan
 from slurm_migbatch.decide.lending.model import LoanOrder
 from slurm_migbatch.decide.lending.stage import OrderOutcome
 from slurm_migbatch.decide.recording import memory as memory_state
-from slurm_migbatch.decide.recording.codec import Codec, CodecError, Codes, Json, canonical
-from slurm_migbatch.decide.recording.deltas import Delta
+from slurm_migbatch.decide.recording.codec import AS_IT_IS, Codec, CodecError, Codes, Json, canonical
+from slurm_migbatch.decide.recording.deltas import Delta, RowDelta
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus, Predictions, WeighedProfile
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -31,14 +32,16 @@ from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import LoanHints
 
 FORMAT: Final = 1
-"""Version of the entries; another one is not read."""
+"""Version of the entries; others are not read."""
 
-#: what a prediction is asked about, and what it answers
+#: key and answer of a prediction
 _QUESTIONS: Final[Mapping[str, tuple[Any, Any]]] = {
     "training_speeds": (LoanHints, dict[Profile, float]),
     "rates": (Hints, dict[Profile, float]),
     "candidates": (Hints, tuple[Profile, tuple[WeighedProfile, ...]] | None),
 }
+_Written = NewType("_Written", object)
+"""A value that is JSON already."""
 #: parts of a snapshot that are written in ways of their own
 _APART: Final = [(ClusterSnapshot, name) for name in ("jobs", "nodes", "inventory", "plans", "predictions")]
 
@@ -48,7 +51,7 @@ _APART: Final = [(ClusterSnapshot, name) for name in ("jobs", "nodes", "inventor
 
 @dataclass(frozen=True)
 class Asked:
-    """One question to the predictor and its answer."""
+    """One query of the predictor and its answer."""
 
     kind: str
     hints: Hints | LoanHints
@@ -57,16 +60,16 @@ class Asked:
 
 
 class AskedPredictions:
-    """Predictions that keep what they were asked.
+    """Predictions that record their queries.
 
     Args:
-        predictions: who answers.
+        predictions: gives the answers.
     """
 
     def __init__(self, predictions: Predictions) -> None:
         self._predictions = predictions
         self.version = predictions.version
-        #: in the order of the questions
+        #: in the order of the queries
         self.asked: list[Asked] = []
 
     def training_speeds(self, hints: LoanHints, partition: str, /) -> Mapping[Profile, float]:
@@ -89,7 +92,7 @@ class AskedPredictions:
 
 
 class RecordedPredictions:
-    """Predictions as they were recorded; what was not asked then is not known, and `unknown` counts it."""
+    """Recorded predictions; queries that were not recorded have no answer, and `unknown` counts them."""
 
     def __init__(self, version: str, answers: Mapping[tuple[str, Any, str], Any]) -> None:
         self.version, self._answers = version, answers
@@ -120,7 +123,7 @@ class RecordedPredictions:
 
 
 def order_key(order: LoanOrder) -> Json:
-    """Return what an order asks for, without its reason."""
+    """Return the content of an order, without its reason."""
     profile = order.profile.name if order.profile is not None else ""
     return [
         order.kind.value,
@@ -135,14 +138,14 @@ def order_key(order: LoanOrder) -> Json:
 
 
 def change_key(change: Retype | Throttle) -> Json:
-    """Return what a change of a waiting job asks for, without its reason."""
+    """Return the content of a change to a pending job, without its reason."""
     if isinstance(change, Retype):
         return ["retype", *change.targets, change.after.name]
     return ["throttle", change.array.array, change.after]
 
 
 def actions_of(decision: Decision) -> dict[str, Json]:
-    """Return all that a decision asks for beside offers; empty where that is nothing."""
+    """Return the content of a decision except offers; empty if there is none."""
     found: dict[str, Json] = {"failed": {stage: type(error).__name__ for stage, error in decision.failed.items()}}
     if decision.supply is not None:
         found["start_now"] = [action.job for action in decision.supply.start_now]
@@ -158,7 +161,7 @@ def actions_of(decision: Decision) -> dict[str, Json]:
 
 
 def offer_of(offer: Offer) -> Json:
-    """Return what a node is to offer."""
+    """Return the offer of a node."""
     plan, sharing = offer.plan, offer.sharing
     found: dict[str, Json] = {
         "layouts": {uuid: [str(slot) for slot in layout.slots] for uuid, layout in plan.layouts.items()},
@@ -172,7 +175,7 @@ def offer_of(offer: Offer) -> Json:
 
 
 def offers_of(decision: Decision) -> dict[str, Json]:
-    """Return what every node of a plan is to offer."""
+    """Return the offer of every node of a plan."""
     return {} if decision.supply is None else {offer.plan.node: offer_of(offer) for offer in decision.supply.offers}
 
 
@@ -196,7 +199,7 @@ def reasons_of(decision: Decision) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Done:
-    """What became of an action; `key` says which, see `DispatchOutcome` and `OrderOutcome`."""
+    """Outcome of an action; `key` identifies it, see `DispatchOutcome` and `OrderOutcome`."""
 
     key: Any
     at: float
@@ -207,7 +210,7 @@ class Done:
 
 @dataclass(frozen=True)
 class RecordedOutcomes:
-    """What became of the actions of a round.
+    """Outcome of a round's actions.
 
     Attributes:
         unsaved: whether the loans that the decision changed could not be recorded.
@@ -219,7 +222,7 @@ class RecordedOutcomes:
 
     @classmethod
     def of(cls, outcomes: Outcomes) -> RecordedOutcomes:
-        """Return what is kept of outcomes."""
+        """Return the stored form of outcomes."""
         return cls(
             tuple(Done(change_key(o.change), o.at, o.error, o.applied, o.unsure) for o in outcomes.dispatch),
             tuple(Done(order_key(o.order), o.at, o.error, o.applied) for o in outcomes.lending),
@@ -227,7 +230,7 @@ class RecordedOutcomes:
         )
 
     def on(self, decision: Decision, settings: Settings, now: float) -> Outcomes:
-        """Return these as outcomes of a decision; what was not done then was not called now."""
+        """Return these as outcomes of a decision; actions that were not done then were not called now."""
         dispatch: list[DispatchOutcome] = []
         lending: list[OrderOutcome] = []
         changed: Sequence[Loan] = ()
@@ -254,11 +257,11 @@ NOT_RECORDED: Final = "it was not decided in the recording"
 
 @dataclass(frozen=True)
 class Segment:
-    """How a segment begins.
+    """Beginning of a segment.
 
     Attributes:
-        settings: what it was decided with.
-        memory: what was remembered, see `memory_state.encode`; None: nothing, as the service had just started.
+        settings: of the decisions.
+        memory: the state, see `memory_state.encode`; None: none, because the service had just started.
     """
 
     settings: Settings
@@ -267,12 +270,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class RecordedRound:
-    """One round that was read back.
+    """One decoded round.
 
     Attributes:
-        snapshot: what was seen; its predictions are those that were recorded so far.
-        actions, offers: what was decided, see `actions_of` and `offers_of`; reasons: why.
-        outcomes: what became of it.
+        snapshot: the observations; its predictions are those that were recorded so far.
+        actions, offers: the decision, see `actions_of` and `offers_of`; reasons: why.
+        outcomes: its outcome.
     """
 
     snapshot: ClusterSnapshot
@@ -283,17 +286,17 @@ class RecordedRound:
 
 
 class _Tables:
-    """What writing and reading a segment have in common: the geometries by number, and what was there last."""
+    """Common state of writing and reading a segment: the geometries by number, and the previous round."""
 
     def __init__(self) -> None:
         self.geometries: list[Geometry] = []
         self.numbers: dict[Geometry, int] = {}
-        self.codec = Codec({Geometry: Codes(self._number, self._geometry)}, _APART)
-        self.jobs: Delta[int] = Delta(self.codec, JobRow, by_field=True)
-        self.nodes: Delta[str] = Delta(self.codec, NodeRow, by_field=True)
+        self.codec = Codec({Geometry: Codes(self._number, self._geometry), _Written: AS_IT_IS}, _APART)
+        self.jobs: RowDelta[int] = RowDelta(self.codec, JobRow, attrgetter("job_id"))
+        self.nodes: RowDelta[str] = RowDelta(self.codec, NodeRow, attrgetter("name"))
         self.inventory: Delta[str] = Delta(self.codec, NodeFacts)
         self.plans: Delta[str] = Delta(self.codec, PlanStatus)
-        self.offers: Delta[str] = Delta(self.codec, Any)
+        self.offers: Delta[str] = Delta(self.codec, _Written)
         self.answers: dict[tuple[str, Any, str], Any] = {}
         self.version: str | None = None
         self.written = 0
@@ -310,25 +313,25 @@ class _Tables:
         return self.geometries[number]
 
     def with_geometries(self, entry: dict[str, Json]) -> dict[str, Json]:
-        """Return the entry with the geometries that it is the first to name."""
+        """Return the entry with the geometries that it names first."""
         new, self.written = self.geometries[self.written :], len(self.geometries)
         return {"geometries": [geometry.to_dict() for geometry in new], **entry} if new else entry
 
     def learn_geometries(self, entry: Mapping[str, Json]) -> None:
-        """Take in those of an entry."""
+        """Add the geometries of an entry."""
         self.geometries += Codec().decode(entry.get("geometries", []), list[Geometry])
 
 
 class SegmentWriter:
-    """Turns rounds into the entries of one segment."""
+    """Encode rounds as entries of one segment."""
 
     def __init__(self) -> None:
         self._tables = _Tables()
-        #: by node its offer of the round before, and as it is written
+        #: by node its offer of the previous round, and its encoding
         self._offers: dict[str, tuple[Offer, Json]] = {}
 
     def begin(self, settings: Settings, state: memory_state.State | None) -> Json:
-        """Return the entry that a segment begins with; `state`: see `memory_state.take`."""
+        """Return the first entry of a segment; `state`: see `memory_state.take`."""
         tables = self._tables
         memory = None if state is None else memory_state.encode(state, tables.codec)
         entry = {"format": FORMAT, "settings": tables.codec.encode(settings, Settings), "memory": memory}
@@ -341,7 +344,7 @@ class SegmentWriter:
         return self.recorded(RecordedRound(snapshot, actions_of(decision), offers, reasons_of(decision), kept), asked)
 
     def _offers_of(self, decision: Decision) -> dict[str, Json]:
-        """Return `offers_of`; an offer that is the same object as in the round before is not looked at again."""
+        """Return `offers_of`; an offer that is the same object as in the previous round is not encoded again."""
         before, self._offers = self._offers, {}
         for offer in () if decision.supply is None else decision.supply.offers:
             known = before.get(offer.plan.node)
@@ -351,15 +354,12 @@ class SegmentWriter:
         return {node: written for node, (_, written) in self._offers.items()}
 
     def recorded(self, known: RecordedRound, asked: Iterable[Asked]) -> Json:
-        """Return the entry of a round that is made of recorded parts."""
+        """Return the entry of a round from its recorded parts."""
         tables, snapshot = self._tables, known.snapshot
-        jobs = {row.job_id: row for row in snapshot.jobs}
-        if len(jobs) != len(snapshot.jobs):
-            raise CodecError("Slurm lists a job twice")
         entry: dict[str, Json] = {
             "seen": tables.codec.encode(snapshot, ClusterSnapshot),
-            "jobs": tables.jobs.write(jobs),
-            "nodes": tables.nodes.write({row.name: row for row in snapshot.nodes}),
+            "jobs": tables.jobs.write_rows(snapshot.jobs),
+            "nodes": tables.nodes.write_rows(snapshot.nodes),
             "inventory": tables.inventory.write(snapshot.inventory),
             "plans": tables.plans.write(snapshot.plans),
             "asked": self._asked(snapshot.predictions.version, asked),
@@ -389,10 +389,10 @@ class SegmentWriter:
 
 
 class SegmentReader:
-    """Turns entries back into rounds; one for each segment.
+    """Decode entries as rounds; one for each segment.
 
     Args:
-        entry: what the segment begins with.
+        entry: the first one of the segment.
 
     Raises:
         CodecError: it is not.
@@ -406,13 +406,13 @@ class SegmentReader:
         self.segment = Segment(tables.codec.decode(entry["settings"], Settings), entry["memory"])
 
     def memory(self, settings: Settings) -> DecisionMemory:
-        """Return what was remembered, for decisions with these settings."""
+        """Return the state, for decisions with these settings."""
         memory, data = DecisionMemory(settings), self.segment.memory
         if data is None:
             return memory
         recorded, wanted = self.segment.settings.lending, settings.lending
         if recorded is not None and wanted is not None and recorded.day_s != wanted.day_s and isinstance(data, dict):
-            # minutes of a day of another length say nothing
+            # minutes of a day of another length are meaningless
             data = {**data, "lending": {k: v for k, v in data.get("lending", {}).items() if k != "expected"}}
         memory_state.restore(data, memory, self._tables.codec)
         return memory
@@ -421,7 +421,7 @@ class SegmentReader:
         """Read the next entry.
 
         Raises:
-            CodecError: it is none that follows here.
+            CodecError: it is not the next one.
         """
         tables = self._tables
         if not isinstance(entry, dict) or "seen" not in entry:
@@ -447,7 +447,7 @@ class SegmentReader:
         )
 
     def asked(self, entry: Json) -> list[Asked]:
-        """Return what a round was the first to ask."""
+        """Return the queries that a round made first."""
         return [
             Asked(kind, self._tables.codec.decode(hints, _QUESTIONS[kind][0]), partition, answer)
             for kind, hints, partition, answer in self._decoded(entry.get("asked", {}))
@@ -468,5 +468,5 @@ class SegmentReader:
 
 
 def begins_segment(entry: Json) -> bool:
-    """Tell whether a segment begins with this entry."""
+    """Return whether a segment begins with this entry."""
     return isinstance(entry, dict) and {"format", "settings", "memory"} <= entry.keys()

@@ -1,6 +1,6 @@
-"""A node as a plan finds it: the states of its GPUs, which slots cannot be moved, and what follows from these alone.
+"""Prepare a node for planning: the states of its GPUs, its fixed slots, and everything that depends only on these.
 
-A plan changes few nodes. Of all others these answers hold from round to round, for as long as the node is the same
+A plan changes few nodes. For all others the results hold from round to round, as long as the node is the same
 object.
 """
 
@@ -13,33 +13,33 @@ from copy import copy
 from operator import itemgetter
 from typing import TypeAlias
 
-from slurm_migbatch.decide.capacity.model import Gpu, Mode, Node, NodePlan
+from slurm_migbatch.decide.capacity.model import Mode, Node, NodePlan
 from slurm_migbatch.decide.supply.gpu_state import GpuState, GpuStates
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 
-#: Slots in use or claimed, and when each should be free (None: nobody knows).
+#: Slots in use or claimed, and when each should be free (None: unknown).
 Busy: TypeAlias = Sequence[tuple[Slot, float | None]]
-#: 1 where something without a limit is in the way, when it is free, memory slices in the way.
+#: 1 if something without a limit blocks it, when it is free, memory slices in the way.
 When: TypeAlias = tuple[int, float, int]
 
 
 class Admission:
-    """One node at the beginning of a plan. Nothing in it is ever changed, except that more becomes known.
+    """One node at the beginning of a plan. Immutable, except for cached results.
 
     Slots that cannot be moved, because a job that just started or ended may be on any of them, are pinned: they count
-    as used where space is concerned, and `fixed` of them can still be claimed as they are.
+    as used for space, and `fixed` of them can still be claimed as they are.
 
     Attributes:
-        node: what was admitted.
+        node: the admitted node.
         shapes: the state of each GPU; `until`: its slots in use in their order, and when they should be free.
         fixed: pinned slots that may still be claimed, by profile.
         short: slices in use that neither leases nor free slots explain.
-        open: whether slots of it may be changed.
-        plan: the node's plan where nothing is claimed on it, and what empty space is offered as in it.
+        open: whether its slots may be changed.
+        plan: the node's plan if nothing is claimed on it, and the preference for empty space in it.
         soonest: by profile, when each GPU should have room for it as it is; None: never (see `reserve`).
         first: by profile, the first of these and the number of the GPU; None: none of them ever.
-        next_end: the first moment at which these change by themselves.
+        next_end: the first time at which these change by themselves.
     """
 
     __slots__ = (
@@ -62,10 +62,10 @@ class Admission:
         """Admit a node.
 
         Args:
-            node: what is admitted.
+            node: the node.
             book: conditions of GPUs.
-            before: the node's last admission with the same book: what it found of GPUs that are the same objects still
-                holds.
+            before: the node's last admission with the same book: its results for GPUs that are the same objects remain
+                valid.
         """
         known = {} if before is None else before.unpinned()
         self.node = node
@@ -111,14 +111,14 @@ class Admission:
         self._spare: Counter[Profile] | None = None
 
     def unpinned(self) -> dict[int, tuple[GpuState, dict[Profile, When | None]]]:
-        """Return what was found of GPUs that follows from them alone, by their identity."""
+        """Return the results that depend only on the GPUs, by their identity."""
         if not self.open or self.node.unmatched():
             return {}
         found = zip(self.node.gpus, self.shapes, self.soonest, strict=True)
         return {id(gpu): (shape, soonest) for gpu, shape, soonest in found}
 
     def clearing(self, uuids: Collection[str], book: GpuStates) -> Admission:
-        """Return the same with GPUs that are being cleared for someone: new slots go there last."""
+        """Return the same with GPUs that are being cleared for another job: new slots are placed there last."""
         other = copy(self)
         other.shapes = tuple(
             book.start(shape.geometry, shape.used, shape.keep, shape.warm, last_choice=True)
@@ -140,31 +140,26 @@ class Admission:
     def idle(self) -> int:
         """Memory slices that are neither used nor claimed."""
         if self._idle is None:
-            self._idle = sum(idle_slices(gpu, shape) for gpu, shape in zip(self.node.gpus, self.shapes, strict=True))
+            self._idle = sum([shape.idle for shape in self.shapes])
         return self._idle
 
     @property
     def spare(self) -> Mapping[Profile, int]:
-        """Slots that are on offer and may stay, by profile."""
+        """Slots on offer that may remain, by profile."""
         if self._spare is None:
             self._spare = Counter([slot.profile for shape in self.shapes for slot in shape.rest.slots])
         return self._spare
 
 
-def idle_slices(gpu: Gpu, shape: GpuState) -> int:
-    """Return the memory slices of a GPU that are neither used nor claimed."""
-    return gpu.geometry.memory_slices - shape.taken.mask.bit_count()
-
-
 def in_order(busy: Busy) -> Busy:
-    """Return them by slot, as they stand in a layout."""
+    """Return them by slot, in the order of a layout."""
     return tuple(sorted(busy, key=itemgetter(0)))
 
 
 def _short(node: Node, held: Counter[Profile]) -> Counter[Profile]:
     have = Counter(slot.profile for gpu in node.gpus for slot in gpu.free.slots)
     short = held - have
-    # A lease that lies across planned slots may be over without our having heard so, and one of these in use.
+    # A lease that overlaps planned slots may have ended without a report yet, and one of these may be in use.
     for gpu in node.gpus:
         if gpu.offered is not gpu.free:
             hidden = gpu.offered.minus(gpu.free)

@@ -1,8 +1,8 @@
-"""The GPUs while a plan is being made, and where on them a claim costs least.
+"""Track the GPUs while a plan is being made, and find the cheapest place for a claim.
 
 GPUs in the same condition are one bucket of their class (nodes that belong to the same pools), and each class keeps one
-heap per profile of the costs of adding it, so a claim is found in logarithmic time whatever the number of GPUs. What a
-node is at the beginning of a plan is kept from round to round (`Admission`); a GPU becomes an object of its own
+heap per profile of the costs of adding it, so a claim is found in logarithmic time for any number of GPUs. The
+state of a node at the beginning of a plan is kept from round to round (`Admission`); a GPU becomes an object of its own
 (`GpuClaims`) once the plan looks at it.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from slurm_migbatch.decide.capacity.model import Gpu, Node
@@ -25,11 +25,11 @@ Claim = tuple[int, int, Profile]
 
 _MAX_STEPS = 200
 _MOST_BUNDLES = 64
-"""For so many bundles of slices it is remembered where they have no room."""
+"""Number of bundles of slices for which failures are cached."""
 
 
 class GpuClaims:
-    """One GPU: what it holds and what was claimed on it."""
+    """One GPU: its contents and its claims."""
 
     __slots__ = (
         "claims",
@@ -46,39 +46,39 @@ class GpuClaims:
     def __init__(self, index: int, node: str, gpu: Gpu, shape: GpuState, until: Busy) -> None:
         self.index, self.node, self.gpu, self.shape = index, node, gpu, shape
         self.claims: Sequence[Claim] = ()
-        #: claims whose slots can no longer change, because a reservation relies on them
+        #: claims whose slots can no longer change, because a reservation depends on them
         self.settled: Sequence[Claim] = ()
         self.reserved: Sequence[Slot] = ()
-        #: profiles of which nothing is offered that nobody claims
+        #: profiles of which only claimed slots are offered
         self.hidden: frozenset[Profile] = frozenset()
-        #: slots in use or claimed before a reservation, and when they should be free (None: nobody knows)
+        #: slots in use or claimed before a reservation, and when they should be free (None: unknown)
         self.until: Busy = until
 
 
 class FleetMemory:
-    """What fleets share from round to round: it saves work and changes no answer.
+    """State that fleets share from round to round: it saves work and changes no result.
 
     Attributes:
         book: conditions of GPUs.
-        classes: how nodes are told apart by pools.
+        classes: classes of nodes by pools.
     """
 
     def __init__(self) -> None:
         self.book = GpuStates()
         self.classes = NodeClasses((), ())
         self._admissions: dict[str, Admission] = {}
-        #: by slices, the nodes that may have room for them as they are: all but those where it was tried in vain
+        #: by slices, the nodes that may have room for them as they are: all except those where it failed
         self._roomy: dict[tuple[Profile, ...], set[str]] = {}
 
     def trim(self) -> None:
-        """Forget conditions once there are many; to be called between plans."""
+        """Drop conditions once there are many; to be called between plans."""
         if len(self._roomy) > _MOST_BUNDLES:
             self._roomy.clear()
         if self.book.trim():
             self._admissions.clear()
 
     def admit(self, nodes: Sequence[Node], clearing: Mapping[str, Collection[str]]) -> list[Admission]:
-        """Return all nodes as a plan finds them; see `Fleet` for `clearing`."""
+        """Return all nodes prepared for planning; see `Fleet` for `clearing`."""
         before, now = self._admissions, dict[str, Admission]()
         for node in nodes:
             known = before.get(node.name)
@@ -90,7 +90,7 @@ class FleetMemory:
         return [known.clearing(clearing[name], self.book) if name in clearing else known for name, known in now.items()]
 
     def roomy(self, slices: tuple[Profile, ...]) -> set[str]:
-        """Return the nodes that may have room for these slices as they are; those that have not are to be left out."""
+        """Return the nodes that may have room for these slices as they are; the caller removes those that have not."""
         found = self._roomy.get(slices)
         if found is None:
             found = self._roomy[slices] = set(self._admissions)
@@ -103,13 +103,13 @@ class NodeClasses:
     Attributes:
         of_node: the class of each node, in their order.
         of_pool: the classes that make up each pool.
-        count: how many there are.
+        count: number of classes.
     """
 
     def __init__(
         self, names: Sequence[str], pools: Collection[frozenset[str]], before: NodeClasses | None = None
     ) -> None:
-        """Tell nodes apart. `before`: the classes of an earlier round."""
+        """Classify nodes. `before`: the classes of an earlier round."""
         self._pools: Sequence[frozenset[str]] = tuple(pools)
         self._members: Mapping[str, tuple[int, ...]] = {}
         if before is not None and before.of_pool.keys() == set(pools) and before._members.keys() == set(names):
@@ -127,7 +127,7 @@ class NodeClasses:
 
 
 def _members(names: Iterable[str], pools: Iterable[frozenset[str]]) -> dict[str, tuple[int, ...]]:
-    """Return for each node which pools it belongs to."""
+    """Return the pools of each node."""
     members: dict[str, list[int]] = {name: [] for name in names}
     for number, pool in enumerate(pools):
         for name in pool:
@@ -137,13 +137,13 @@ def _members(names: Iterable[str], pools: Iterable[frozenset[str]]) -> dict[str,
 
 
 class Fleet:
-    """All nodes that are to be planned or may serve with what they offer.
+    """All nodes that are planned or that may serve with their offers.
 
     Args:
         nodes: all nodes.
         pools: the node sets that demands name.
-        memory: what is known from earlier rounds.
-        clearing: by node, uuids of GPUs that were being cleared for someone; new slots go there last.
+        memory: state from earlier rounds.
+        clearing: by node, uuids of GPUs that were being cleared for another job; new slots are placed there last.
     """
 
     def __init__(
@@ -171,10 +171,10 @@ class Fleet:
         #: nodes whose slots may be changed, with the index of their first GPU
         self._open: list[list[tuple[Admission, int]]] = [[] for _ in range(classes.count)]
         self._tick = 0
-        #: claims on fixed slots, and how to undo what was done since the last commit
+        #: claims on fixed slots, and how to undo the steps since the last commit
         self.on_fixed: list[tuple[str, Claim]] = []
         self._trail: list[Callable[[], None]] = []
-        #: GPUs that were looked at one by one, by index and by node, and of them those with claims
+        #: GPUs that were examined individually, by index and by node, and of them those with claims
         self._gpus: dict[int, GpuClaims] = {}
         self._by_node: dict[str, list[GpuClaims]] = {}
         self._claimed: set[int] = set()
@@ -206,7 +206,7 @@ class Fleet:
         return self.admissions[node].open
 
     def plannable_gpus(self, pool: frozenset[str]) -> int:
-        """Return how many GPUs of the pool there are whose slots may be changed."""
+        """Return the number of GPUs of the pool whose slots may be changed."""
         return sum(self._gpu_counts[number] for number in self._classes_of[pool])
 
     def open_nodes(self, pool: frozenset[str]) -> Iterable[tuple[Admission, int]]:
@@ -237,27 +237,27 @@ class Fleet:
             self.on(self._names[bisect_right(self._firsts, index) - 1])
         return self._gpus[index]
 
-    def claimed(self) -> list[GpuClaims]:
-        """Return the GPUs on which anything was claimed, in order."""
-        return [self._gpus[index] for index in sorted(self._claimed)]
+    def claimed(self) -> Iterator[GpuClaims]:
+        """Return the GPUs on which anything is claimed now, in order."""
+        return map(self._gpus.__getitem__, sorted(self._claimed))
 
     def touched(self) -> set[str]:
-        """Return the nodes whose GPUs are not as the plan has found them."""
+        """Return the nodes whose GPUs have changed since the beginning of the plan."""
         return {name for name in self._by_node if not self.as_admitted(name)}
 
     def as_admitted(self, node: str) -> bool:
-        """Return whether the node's GPUs are as the plan has found them."""
+        """Return whether the node's GPUs are unchanged since the beginning of the plan."""
         found = self._by_node.get(node)
         return found is None or all(map(_is_untouched, found, self.admissions[node].shapes))
 
     def fixed(self, node: str) -> Counter[Profile]:
-        """Return how many pinned slots of the node can be claimed as they are, by profile; to be changed at will."""
+        """Return how many pinned slots of the node can be claimed as they are, by profile; the caller may change it."""
         return Counter(self._fixed.get(node, ()))
 
     # -- single slices -----------------------------------------------------------------------------------------
 
     def find(self, pool: frozenset[str], profile: Profile) -> str | GpuClaims | None:
-        """Return where one more slice costs least: a node with a fixed slot for it, or a GPU; None: nowhere."""
+        """Return the cheapest place for one more slice: a node with a fixed slot for it, or a GPU; None: nowhere."""
         best: tuple[Cost, int, GpuState] | None = None
         where = -1
         for kind in self._classes_of[pool]:
@@ -275,7 +275,7 @@ class Fleet:
         return self.gpu(bucket[0])
 
     def claim(self, at: str | GpuClaims, claim: Claim) -> None:
-        """Put the claim where `find` said."""
+        """Put the claim at the place that `find` returned."""
         profile = claim[2]
         if isinstance(at, str):
             self._fixed[at][profile] -= 1
@@ -287,7 +287,7 @@ class Fleet:
         self.change(at, step[1], (*at.claims, claim))
 
     def hide(self, node: str, profiles: Iterable[Profile]) -> None:
-        """Offer nothing of these profiles on the node but what is claimed. Not undone by `roll_back`."""
+        """Offer only claimed slots of these profiles on the node. Not undone by `roll_back`."""
         if not self.plannable(node):
             return
         for gpu_claims in self.on(node):
@@ -303,13 +303,13 @@ class Fleet:
                 self.change(gpu_claims, less, gpu_claims.claims)
 
     def change(self, gpu_claims: GpuClaims, shape: GpuState, claims: Sequence[Claim]) -> None:
-        """Change a GPU's condition and its claims, and keep the index right."""
+        """Change a GPU's condition and its claims, and update the index."""
         old_shape, old_claims = gpu_claims.shape, gpu_claims.claims
         self._trail.append(lambda: self._set(gpu_claims, old_shape, old_claims))
         self._set(gpu_claims, shape, claims)
 
     def commit(self) -> None:
-        """Forget how to undo what was done so far."""
+        """Discard the undo information."""
         self._trail.clear()
 
     def mark(self) -> int:
@@ -331,7 +331,7 @@ class Fleet:
         gpu_claims.shape, gpu_claims.claims = shape, claims
         (self._claimed.add if claims or gpu_claims.settled else self._claimed.discard)(gpu_claims.index)
         bucket = self._buckets[kind][shape]
-        if not bucket:  # else the shape is in every heap: it leaves one only when its bucket is found empty
+        if not bucket:  # otherwise the shape is in every heap: it leaves one only when its bucket is found empty
             for profile in self._heaps[kind]:
                 self._enter(kind, profile, shape)
         heapq.heappush(bucket, gpu_claims.index)
@@ -368,16 +368,17 @@ class Fleet:
     # -- several slices on one node ----------------------------------------------------------------------------
 
     def roomy(self, pool: frozenset[str], slices: tuple[Profile, ...]) -> set[str]:
-        """Return the nodes of the pool that may have room for these slices: more claims never make any."""
+        """Return the nodes of the pool that may have room for these slices: further claims never make any."""
         return {name for name in self._memory.roomy(slices) & pool if name in self.nodes}
 
     def spare(self, node: str) -> Mapping[Profile, int]:
-        """Return by profile what of the node's offers nobody has claimed."""
+        """Return by profile the unclaimed offers of the node."""
         if self._is_fresh(node):
             return self.admissions[node].spare
         found = self.fixed(node)
         for gpu_claims in self.on(node):
-            found.update(slot.profile for slot in gpu_claims.shape.rest.slots)
+            for slot in gpu_claims.shape.rest.slots:
+                found[slot.profile] += 1
         return found
 
     def _is_fresh(self, node: str) -> bool:
@@ -385,7 +386,7 @@ class Fleet:
 
     def place_on(self, node: str, slices: tuple[Profile, ...]) -> list[tuple[Profile, str | GpuClaims]] | None:
         """Return places for all of `slices` (largest first) on one node; None where they do not all fit."""
-        search = _Search(self._shapes(node), self.fixed(node), slices)
+        search = _Search(self._shapes(node), dict(self._fixed.get(node, ())), slices)
         if search.run():
             first = self._first[node]
             return [(profile, node if i is None else self.gpu(first + i)) for profile, i in search.chosen]
@@ -402,13 +403,13 @@ class Fleet:
 
 
 class _Search:
-    """Where on one node slices fit, the largest first.
+    """Find places for slices on one node, the largest first.
 
     Attributes:
         chosen: for each slice the number of the GPU; None for a pinned slot.
     """
 
-    def __init__(self, shapes: list[GpuState], fixed: Counter[Profile], slices: Sequence[Profile]) -> None:
+    def __init__(self, shapes: list[GpuState], fixed: dict[Profile, int], slices: Sequence[Profile]) -> None:
         self._shapes, self._fixed, self._slices = shapes, fixed, slices
         self.chosen: list[tuple[Profile, int | None]] = []
         self._steps = 0
@@ -424,7 +425,7 @@ class _Search:
             return True
         self._steps += 1
         profile = self._slices[len(self.chosen)]
-        if self._fixed[profile] > 0:
+        if self._fixed.get(profile, 0) > 0:
             self._fixed[profile] -= 1
             self.chosen.append((profile, None))
             if self.run():

@@ -1,8 +1,8 @@
-"""One GPU's condition while a plan is being made.
+"""Represent one GPU's condition while a plan is being made.
 
-Thousands of GPUs are in few different conditions, so each condition is one shared `GpuState` object, and what follows
-from adding a claim to it is computed once. A claim is a slice that a pending job should find; where its slot lies is
-decided anew after every claim, so that claims never stand in each other's way.
+Thousands of GPUs are in few different conditions, so each condition is one shared `GpuState` object, and the result
+of adding a claim to it is computed once. A claim is a slice for a pending job; its slot is
+chosen again after every claim, so that claims never block each other.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import capacity, plan_free
 from slurm_migbatch.mig.profile import Profile
 
-#: (0 warm offer, 1 offer, 2 new slot, 3 new slot on a GPU that is being cleared; loss of useful space; offers given
-#: up): smaller is better
+#: (0 warm offer, 1 offer, 2 new slot, 3 new slot on a GPU that is being cleared; loss of useful space; withdrawn
+#: offers): smaller is better
 Cost = tuple[int, int, int]
 
-#: a GPU's geometry, used slots, slots offered so far, warm slots, layout of later, claims, and whether it is being
-#: cleared for someone: all that a `GpuState` follows from
+#: a GPU's geometry, used slots, slots offered so far, warm slots, future layout, claims, and whether it is being
+#: cleared for another job: everything that determines a `GpuState`
 Condition = tuple[Geometry, Layout, Layout, Layout, Layout | None, tuple[Profile, ...], bool]
 
 _MAX_SHAPES = 200_000
 
 
 class GpuState:
-    """A GPU with `used` slots, the `keep` slots offered so far, and claims laid out as `slots`.
+    """A GPU with `used` slots, the `keep` slots offered so far, and claims placed as `slots`.
 
-    `future` is set where slots are reserved: the layout that the GPU will have when they are free. New slots then must
-    fit beside what is used now and into the future layout.
+    `future` is set if slots are reserved: the layout that the GPU will have when they are free. New slots must then
+    fit next to the used ones now and into the future layout.
     """
 
     __slots__ = (
@@ -40,6 +40,7 @@ class GpuState:
         "claims",
         "future",
         "geometry",
+        "idle",
         "keep",
         "last_choice",
         "rest",
@@ -55,6 +56,8 @@ class GpuState:
         self.book, self.geometry, self.used, self.keep = book, geometry, used, keep
         self.claims, self.slots = claims, slots
         self.taken = used.union(slots)
+        #: memory slices that are neither used nor claimed
+        self.idle = geometry.memory_slices - self.taken.mask.bit_count()
         #: offers of before that no claim uses and that can stay
         self.rest = book.legal(geometry, self.taken, keep.clear_of(self.taken.mask))
         self.value = book.value(geometry, self.taken)
@@ -69,7 +72,7 @@ class GpuState:
         return self._room
 
     def add(self, profile: Profile) -> tuple[Cost, GpuState] | None:
-        """Return the condition with one more claim and what it costs; None where it does not fit."""
+        """Return the condition with one more claim and its cost; None if it does not fit."""
         try:
             return self._next[profile]
         except KeyError:
@@ -100,8 +103,9 @@ class GpuState:
 
 
 class Final(NamedTuple):
-    """What becomes of one GPU: its plan, the free slots in it, those of them that nobody claimed, and the difference
-    from before."""
+    """Result for one GPU: its plan, the free slots in it, the unclaimed ones of them, and the difference
+    from before.
+    """
 
     layout: Layout
     free: Counter[Profile]
@@ -111,7 +115,7 @@ class Final(NamedTuple):
 
 
 class GpuStates:
-    """All shapes met so far; keep one for as long as the planner lives, so that rounds share what they found."""
+    """All conditions so far; keep one for as long as the planner lives, so that rounds share results."""
 
     def __init__(self) -> None:
         self._shapes: dict[Condition, GpuState | None] = {}
@@ -120,7 +124,7 @@ class GpuStates:
         self._rooms: dict[tuple[Geometry, int, tuple[Profile, ...], tuple[Profile, ...]], frozenset[Profile]] = {}
 
     def trim(self) -> bool:
-        """Forget everything once it has grown large, and tell whether it was; to be called between plans."""
+        """Clear it once it has grown large, and return whether it was; to be called between plans."""
         if len(self._shapes) + len(self._finals) <= _MAX_SHAPES:
             return False
         self._shapes.clear()
@@ -153,7 +157,7 @@ class GpuStates:
         claims: tuple[Profile, ...],
         last_choice: bool = False,
     ) -> GpuState | None:
-        """Return the shape with these claims (sorted); None where they do not fit together."""
+        """Return the shape with these claims (sorted); None if they do not fit together."""
         key = (geometry, used, keep, warm, future, claims, last_choice)
         try:
             return self._shapes[key]
@@ -174,9 +178,9 @@ class GpuStates:
         return known
 
     def room(self, geometry: Geometry, used: Layout, claims: tuple[Profile, ...]) -> frozenset[Profile]:
-        """Return which profiles fit beside used slots and claims, wherever the claims may lie.
+        """Return the profiles that fit next to used slots and claims, wherever the claims may be placed.
 
-        That depends on the memory slices in use and the profiles alone, so many GPUs share an answer.
+        That depends only on the memory slices in use and the profiles, so many GPUs share a result.
         """
         key = (geometry, used.mask, used.profiles, claims)
         known = self._rooms.get(key)
@@ -204,9 +208,9 @@ class GpuStates:
         *,
         anew: bool = False,
     ) -> Final:
-        """Return the plan of a GPU in this condition, unclaimed space filled by preference but not with `hidden`.
+        """Return the plan of a GPU in this condition, unclaimed space filled by preference except with `hidden`.
 
-        `anew`: of a GPU that nothing is used or meant on, what it offered so far is filled by preference too.
+        `anew`: on a GPU without used or claimed slots, earlier offers are replaced by preference too.
         """
         anew = anew and not shape.taken and shape.future is None
         key = (shape, occupied, leased, offered, preference, hidden, anew)
@@ -220,7 +224,7 @@ class GpuStates:
         return known
 
     def unchanged(self, leased: Layout, offered: Layout, keep: bool) -> Final:
-        """Return the plan of a GPU that keeps what it offers, or offers nothing any more."""
+        """Return the plan of a GPU that keeps its offers, or no longer offers anything."""
         key = (leased, offered, keep)
         known = self._finals.get(key)
         if known is None:
@@ -261,7 +265,7 @@ def _final(leased: Layout, offered: Layout, available: Layout, optional: Layout)
 
 
 def default_preference(geometry: Geometry) -> tuple[Profile, ...]:
-    """Return what to offer where no demand is known: one slice of each size, the halves first.
+    """Return the offers without known demand: one slice of each size, the halves first.
 
     Plain profiles below the whole GPU, of each size the one with most compute: an H100 becomes 4g + 2g + 1g.
     """
@@ -294,7 +298,7 @@ def _arrange(
     future: Layout | None,
     claims: tuple[Profile, ...],
 ) -> Layout | None:
-    """Return slots for all claims, changing as little as possible; None where they do not fit.
+    """Return slots for all claims, with as few changes as possible; None if they do not fit.
 
     First the slots that are offered already, warm ones before cold ones, then empty space, then space that is offered
     as something else.
@@ -331,5 +335,5 @@ def _arrange(
 
 
 def _fit_beside(geometry: Geometry, used: Layout, slots: Layout) -> bool:
-    """Return whether the slots fit beside what is used now."""
+    """Return whether the slots fit next to the slots in use now."""
     return not slots.mask & used.mask and geometry.admits((*used.profiles, *slots.profiles))

@@ -1,9 +1,9 @@
-"""Nodes of their own for the components of a heterogeneous job.
+"""Assign separate nodes to the components of a heterogeneous job.
 
-Slurm's backfill, which alone starts such jobs, counts each node that it has found for one component as taken as a
-whole when it looks for the next (https://slurm.schedmd.com/heterogeneous_jobs.html#limitations). So there has to be
-enough on offer for every component to have nodes that no other component needs, although Slurm may then put several on
-one node. Where that cannot be, the job waits for ever.
+Slurm's backfill, which alone starts such jobs, counts each node that it has found for one component as entirely
+taken when it looks for the next (https://slurm.schedmd.com/heterogeneous_jobs.html#limitations). So the offers must
+allow every component to have nodes that no other component needs, although Slurm may then put several on
+one node. If that is impossible, the job never starts.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 
 def assign(wants: Sequence[tuple[int, Sequence[str]]]) -> list[list[str]] | None:
-    """Return disjoint sets of nodes, one for each component; None where there are none.
+    """Return disjoint sets of nodes, one for each component; None if there are none.
 
-    Earlier ones get what they like best; later ones take what is left before anybody is moved for them. That is Slurm's
-    way too, which takes the first nodes that do for the first component: what it will take for one component is thus
-    not what is meant for another, as far as there is a choice.
+    Earlier ones get their best candidates; later ones take what is left before any is moved for them. This is Slurm's
+    order too, which takes the first sufficient nodes for the first component: what it takes for one component is thus
+    not meant for another, as far as there is a choice.
 
-    It is enough to name as many candidates for each as nodes are wanted in all: who has that many can always be served.
+    It is sufficient to name as many candidates for each as nodes are wanted in all: such a component can always be
+    served.
 
     Args:
         wants: for each component the number of nodes and its candidates, the best first.

@@ -1,18 +1,19 @@
-"""Moves: a training that can be restarted makes way for a larger slice and starts again where its own fits.
+"""Move training jobs: one that can be restarted is preempted for a larger slice and restarts where its own fits.
 
-A GPU of which a third is in use cannot take a job that wants all of it, however much room there is on other GPUs. Where
-a job has waited for a while and moving one training would let it start much sooner than its reservation says, that
-training is told to write a checkpoint and requeued. The planner then has both in the queue and places them.
+A GPU of which a third is in use cannot take a job that needs all of it, even with much free space on other GPUs. If
+a job has waited for a while and moving one training job would let it start much sooner than its reservation, that
+training job is signalled to write a checkpoint and requeued. The planner then has both in the queue and places them.
 
-Only a training is moved that says it can be: `role=train` and `signal=` in its hints, one slice of its own on one node.
-Inference never is, nor is what runs without such hints. A loan is lending's to reclaim (`decide.lending`).
+A training job is moved only if it declares that it can be: `role=train` and `signal=` in its hints, one slice of its
+own on one node. Inference is never moved, nor are jobs without such hints. A loan is reclaimed by lending
+(`decide.lending`).
 
-What a move does is told by the next snapshots and not by what Slurm answered: an order that had no effect is repeated a
-few times, then the job is left alone for good. A service that starts learns from the record which moves go on; before
+The effect of a move is read from the next snapshots and not from Slurm's answer: an order without effect is repeated a
+few times, then the job is never tried again. A service that starts reads the active moves from the record; before
 that it begins none.
 
-From Slurm 23.11 on a training that was requeued starts again at once. Up to 23.02 slurmd may take the run for the last
-one and start no Prolog (`decide.lending.view.pools_of`), so there it waits out Slurm's delay of two minutes.
+From Slurm 23.11 on a requeued training job starts again at once. Up to 23.02 slurmd may confuse the run with the last
+one and start no Prolog (`decide.lending.view.pools_of`), so there it waits for Slurm's delay of two minutes.
 """
 
 from __future__ import annotations
@@ -31,29 +32,29 @@ from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import forgets, is_marked
 
 _SOON_S: Final = 5.0
-"""The slice of a training that is being moved counts as free after so long."""
+"""The slice of a training job that is being moved counts as free after this time."""
 _CLOCKS_S: Final = 2.0
-"""How far the clock of a node may be behind."""
+"""Largest lag of a node's clock."""
 _AGAIN_S: Final = 15.0
-"""A requeue without effect is repeated after so long."""
+"""A requeue without effect is repeated after this time."""
 _TRIES: Final = 3
 _AT_ONCE: Final = 4
-"""Moves that may go on at once."""
+"""Most moves at once."""
 _LATELY_S: Final = 600.0
 """Older moves in the record are over."""
 MOVE: Final = "move"
-"""What the record calls both steps of a move."""
+"""Names of both steps of a move in the record."""
 
 
 @dataclass(frozen=True)
 class MoveRules:
-    """When a training may be moved. Times in seconds.
+    """When a training job may be moved. Times in seconds.
 
     Attributes:
-        after_s: a job has had a reservation for so long before another is moved for it.
-        gain_s: it starts at least so much sooner by it, by time limits; the training has at least as long to go.
-        rest_s: no training is moved earlier than this after its start; twice as long for each restart that it had.
-        grace_s: how long it has for its checkpoint.
+        after_s: minimum age of a job's reservation before another is moved for it.
+        gain_s: minimum gain in its start, by time limits; the training job must have at least as long to run.
+        rest_s: minimum time between the start of a training job and its move; twice as long for each restart.
+        grace_s: time for its checkpoint.
     """
 
     after_s: float = 5.0
@@ -64,13 +65,13 @@ class MoveRules:
 
 @dataclass(frozen=True)
 class Move:
-    """A move that goes on; unix seconds.
+    """An active move; unix seconds.
 
     Attributes:
-        job, restart: the run that makes way.
-        waiting: the job for which it does; 0: not known, it was begun by an earlier service.
+        job, restart: the run that is moved.
+        waiting: the job for which it is moved; 0: unknown, it was begun by an earlier service.
         why: the reason, as a sentence.
-        signalled, requeued: when Slurm was last told to; None: not yet.
+        signalled, requeued: when Slurm was last called for it; None: not yet.
         checkpoint: whether a checkpoint came after the signal.
         tries: how often it was requeued.
     """
@@ -87,13 +88,13 @@ class Move:
 
 @dataclass
 class MoveMemory:
-    """What moving remembers from one decision to the next.
+    """State of moves between decisions.
 
     Attributes:
-        moves: those that go on, by the job that makes way.
+        moves: active ones, by the job that is moved.
         waits: since when each job has had a reservation.
         fixed: jobs that could not be requeued, and are not tried again.
-        loaded: whether it is known what the record has.
+        loaded: whether the record was read.
     """
 
     moves: dict[int, Move] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class MoveMemory:
     loaded: bool = False
 
     def load(self, actions: Iterable[Mapping[str, Any]], now: float) -> None:
-        """Take in the moves that an earlier service has begun, by what the record has of it, oldest first."""
+        """Add the moves that an earlier service has begun, from the record, oldest first."""
         for row in actions:
             if row["kind"] != MOVE or row["outcome"] or now - row["ts"] > _LATELY_S:
                 continue
@@ -116,7 +117,7 @@ class MoveMemory:
         self.loaded = True
 
     def follow(self, snapshot: ClusterSnapshot, queue: JobQueue) -> tuple[StartNow, ...]:
-        """Take in what became of the moves; return the jobs whose requeue is over and that wait out its delay."""
+        """Update the moves by their outcomes; return the requeued jobs that wait for Slurm's delay."""
         for run, report in snapshot.reports:
             move = self.moves.get(run[0])
             if move is None or move.restart != run[1] or move.signalled is None or report.checkpoint is None:
@@ -135,11 +136,11 @@ class MoveMemory:
         return tuple(found)
 
     def note(self, reservations: Iterable[Reservation], now: float) -> None:
-        """Note which jobs have a reservation now."""
+        """Record which jobs have a reservation now."""
         self.waits = {reservation.job: self.waits.get(reservation.job, now) for reservation in reservations}
 
     def due(self, now: float, rules: MoveRules, queue: JobQueue) -> tuple[MoveOrder, ...]:
-        """Return what is to be done about the moves that go on."""
+        """Return the orders for active moves."""
         orders = []
         for job, move in list(self.moves.items()):
             row = queue.rows[job]
@@ -165,14 +166,16 @@ class MoveMemory:
         return MoveOrder(MoveStep.REQUEUE, move.job, move.restart, move.why)
 
     def begin(self, planned: Sequence[PlannedMove], queue: JobQueue) -> None:
-        """Begin what the planner has found."""
+        """Begin the moves that the planner has found."""
         for move in planned:
             why = f"job {move.waiting} needs a larger slice that fits in its place; it restarts elsewhere"
             self.moves[move.job] = Move(move.job, queue.rows[move.job].restarts, move.waiting, why)
 
 
 def wanting(memory: MoveMemory, reservations: Iterable[Reservation], now: float, rules: MoveRules) -> frozenset[int]:
-    """Return the jobs for which a training may be moved: those that would wait for long, and have waited for a bit."""
+    """Return the jobs for which a training job may be moved: those with a long expected wait that have waited for a
+    while.
+    """
     served = {move.waiting for move in memory.moves.values()}
     if not memory.loaded or len(memory.moves) >= _AT_ONCE or 0 in served:
         return frozenset()
@@ -193,14 +196,14 @@ def restartable(
     demand: Callable[[JobRow], Demand | None],
     rules: MoveRules,
 ) -> tuple[Restartable, ...]:
-    """Return the trainings that may be moved, those first that lose least by it: small ones, with much left to do.
+    """Return the training jobs that may be moved, those with the lowest loss first: small ones, with much left to do.
 
     Args:
-        memory: what goes on already.
+        memory: active moves.
         snapshot: the cluster; `queue`: of the snapshot.
-        nodes: as the planner is told of them.
-        demand: what a running job needs when it starts again; None where it could not.
-        rules: when a training may be moved.
+        nodes: the planner's input.
+        demand: needs of a running job after a restart; None if it could not restart.
+        rules: when a training job may be moved.
     """
     now, rows = snapshot.now, queue.signalled()
     cpus = {row.name: row.cpus - row.cpus_used for row in snapshot.nodes} if rows else {}
@@ -220,7 +223,7 @@ def restartable(
 
 
 def leaving(nodes: dict[str, Node], moves: Mapping[int, Move], queue: JobQueue, now: float) -> dict[str, Node]:
-    """Return the nodes with the slices of trainings that are being moved as free soon."""
+    """Return the nodes with the slices of training jobs that are being moved as free soon."""
     found = dict(nodes) if moves else nodes
     for job in moves:
         for name in queue.rows[job].nodes:
@@ -232,7 +235,7 @@ def leaving(nodes: dict[str, Node], moves: Mapping[int, Move], queue: JobQueue, 
 
 
 def _soon(lease: Lease, job: int, now: float) -> Lease:
-    return replace(lease, until=now + _SOON_S) if lease.job == job else lease
+    return lease._replace(until=now + _SOON_S) if lease.job == job else lease
 
 
 def _may_move(row: JobRow, now: float, rules: MoveRules) -> bool:
@@ -256,6 +259,6 @@ def _end(until: float | None) -> float:
 
 
 def why_moved(job: int, memory: MoveMemory) -> str:
-    """Say which training makes way for a job that waits; empty for none."""
+    """Return which training job is moved for a pending job; empty for none."""
     found = next((move.job for move in memory.moves.values() if move.waiting == job), None)
     return "" if found is None else f"job {found}, a restartable training job, is moved for it"

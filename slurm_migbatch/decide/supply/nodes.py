@@ -1,10 +1,11 @@
-"""What the planner is told of nodes, kept from round to round for those of which nothing has changed."""
+"""Build the planner's input of nodes, cached between rounds for unchanged ones."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from slurm_migbatch.decide.capacity import sharing as sharers
 from slurm_migbatch.decide.capacity.demand import profiles, slices
@@ -12,22 +13,24 @@ from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.gpu_view import KnownGpu
 from slurm_migbatch.decide.capacity.model import Mode, Node
 from slurm_migbatch.decide.capacity.queue import GRES, JobQueue
-from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus, Run
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.client import ACTIVE, UNREAD, JobRow, NodeRow
 
 _UNTOLD = PlanStatus()
+_HOLDING = (ACTIVE | {UNREAD}) - {"COMPLETING"}
+"""States in which a job holds its slices."""
 
 
 @dataclass(frozen=True)
 class _KnownNode:
-    """A node for the planner, and what it was made from.
+    """A node for the planner, and its sources.
 
     Attributes:
-        node: None where nothing can be planned for it.
-        notes: sentences about it that need somebody's attention.
+        node: None if nothing can be planned for it.
+        notes: sentences about it that need attention.
         jobs: those that have slices of it.
-        passing: whether what is said of it moves with the time: a job of it has ended, as far as Slurm knows.
+        passing: whether the result depends on the time: a job of it has ended, as far as Slurm knows.
         gpus: by UUID.
     """
 
@@ -42,7 +45,7 @@ class _KnownNode:
 
 
 class KnownNodes:
-    """The nodes of one snapshot after the other."""
+    """The nodes of successive snapshots."""
 
     def __init__(self) -> None:
         self._version = -1
@@ -58,15 +61,15 @@ class KnownNodes:
             snapshot: the cluster.
             queue: of the snapshot.
             pairs: second job -> first job of a slice that they are to share.
-            notes: takes sentences about nodes that need somebody's attention.
+            notes: receives sentences about nodes that need attention.
         """
         rows = {row.name: row for row in snapshot.nodes}
         started = queue.guests
         shares = bool(pairs or started)
-        # What two jobs share follows from much more than a node, so then every node is looked at.
+        # Sharing depends on much more than a node, so then every node is processed.
         stays = queue.version == self._version + 1 and not shares and not self._sharing
         self._version, self._sharing = queue.version, shares
-        moved = {name for some in (queue.gone, queue.fresh) for row in some if GRES in row.gres for name in row.nodes}
+        moved = _touched(queue) if stays else frozenset[str]()
         changed, plans = queue.changed, snapshot.plans
         before, self._known = self._known, {}
         sharing: dict[str, sharers.Sharing] = {}
@@ -105,6 +108,12 @@ class KnownNodes:
         return found, sharing
 
 
+def _touched(queue: JobQueue) -> frozenset[str]:
+    """Return the nodes of jobs that entered the queue, left it or changed."""
+    rows = chain(queue.gone, queue.fresh)
+    return frozenset([name for row in rows if row.nodes and GRES in row.gres for name in row.nodes])
+
+
 def _look(
     name: str,
     facts: NodeFacts,
@@ -115,7 +124,7 @@ def _look(
     now: float,
     before: _KnownNode | None,
 ) -> _KnownNode:
-    """Make a node for the planner."""
+    """Build a node for the planner."""
     if not sum(row.gres.values()):
         idle = f"{name} has MIG GPUs but no gres mig in slurm.conf, so nothing can be offered"
         return _KnownNode(facts, row, status, None, (idle,) if facts.gpus else ())
@@ -125,15 +134,18 @@ def _look(
             f"Slurm considers {name} invalid ({row.reason or 'no reason'}): the sum of its mig counts in "
             f"slurm.conf and gres.conf must be the same; then scontrol update NodeName={name} State=RESUME"
         )
-    runs = [run for gpu in facts.gpus for _, run in (*gpu.leases, *gpu.guests)]
+    runs = [run for gpu in facts.gpus for _, run in gpu.leases]
+    unlocated = _unlocated(name, queue, runs)
+    runs += [run for gpu in facts.gpus if gpu.guests for _, run in gpu.guests]
     ends: dict[int, float | None] = {}
     passing = False
+    rows = queue.rows
     for job, _ in runs:
-        held = queue.rows.get(job)
-        if held is None or not (held.active or held.unread) or held.state == "COMPLETING":
-            passing = True  # it should be over by now, whenever that is
-        else:
+        held = rows.get(job)
+        if held is not None and held.state in _HOLDING:
             ends[job] = held.end
+        else:
+            passing = True  # it should be over by now, whenever that is
     known_gpus = _gpus(facts, status, ends, queue.guests, now, before.gpus if before is not None else {})
     problems = [
         f"{name}: its report of GPU {uuid} is inconsistent ({known.contradiction}); the node is left unchanged"
@@ -141,17 +153,19 @@ def _look(
         if known.gpu is None
     ]
     mode = _mode(row, facts, status)
+    if shared.unlocated:
+        unlocated += Counter(shared.unlocated)
     node = Node(
         name=name,
         gpus=tuple([known.gpu for known in known_gpus.values() if known.gpu is not None]),
         used=profiles(row.used),
-        unlocated=_unlocated(name, queue, facts) + Counter(shared.unlocated),
+        unlocated=unlocated,
         total=status.total,
         mode=Mode.FROZEN if problems and mode is Mode.OPEN else mode,
     )
     if before is not None and before.node == node:
         node = before.node  # what was found for it holds
-    jobs = frozenset([job for job, _ in runs])
+    jobs = frozenset([job for job, _ in runs]) if passing else frozenset(ends)
     return _KnownNode(facts, row, status, node, (*notes, *problems), jobs, passing, known_gpus)
 
 
@@ -185,14 +199,11 @@ def _mode(row: NodeRow, facts: NodeFacts, status: PlanStatus) -> Mode:
     return Mode.OPEN
 
 
-def _unlocated(name: str, queue: JobQueue, facts: NodeFacts) -> Counter[Profile]:
+def _unlocated(name: str, queue: JobQueue, leased: Iterable[Run]) -> Counter[Profile]:
     """Count the slices of jobs that run on a node and have no lease."""
-    running: list[JobRow] = sorted(queue.holders(name), key=lambda row: row.job_id)
-    if not running:
-        return Counter()
-    located = {run for gpu in facts.gpus for _, run in gpu.leases}
+    running, located = queue.holders(name), set(leased)
+    missing: list[JobRow] = [row for row in running if (row.job_id, row.restarts) not in located]
     found: Counter[Profile] = Counter()
-    for row in running:
-        if (row.job_id, row.restarts) not in located:
-            found.update(slices(row.gres))
+    for row in sorted(missing, key=lambda row: row.job_id):
+        found.update(slices(row.gres))
     return found

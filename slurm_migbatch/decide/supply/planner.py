@@ -1,32 +1,32 @@
-"""Which free slots to offer where: pure, deterministic, and the same for the simulator and the live loop.
+"""Plan which free slots to offer where: pure, deterministic, and the same for the simulator and migbatchd.
 
-Demands are taken in Slurm's own order. Each gets the place that costs least: a slot that is offered already, else the
-GPU on which a new one destroys the least useful space. What is in use stays. If a demand fits nowhere, claims of
-more important demands are moved aside where that makes room (they have not started, so nothing is lost), and failing
-that it gets a reservation: the slots that should be free soonest by the time limits of the jobs in them. Free space
-inside a reservation is offered to nobody else, so a stream of small jobs cannot keep a large one waiting for ever. For
-a demand that would wait for long, one training that can be restarted elsewhere may be named to make way
+Demands are taken in Slurm's own order. Each gets the cheapest place: a slot that is offered already, else the
+GPU on which a new one destroys the least useful space. Used slots remain. If a demand fits nowhere, claims of
+more important demands are moved if that makes room (they have not started, so nothing is lost); otherwise
+it gets a reservation: the slots that should be free soonest by the time limits of the jobs in them. Free space
+inside a reservation is offered to no other job, so a stream of small jobs cannot starve a large one. For
+a demand with a long expected wait, one training job that can be restarted elsewhere may be chosen to be moved
 (`decide.supply.moves`).
 
-A reservation is kept from round to round until its demand starts or goes away, unless another place would be free
-markedly sooner. How many there may be at once is bounded (a quarter of a pool's GPUs, at least one): reserving for
-every waiting job would leave half the cluster idle. As in EASY backfilling the first in line is safe, and the bound
-holds the idle space down.
+A reservation is kept from round to round until its demand starts or disappears, unless another place would be free
+considerably sooner. Their number is limited (a quarter of a pool's GPUs, at least one): reserving for
+every pending job would leave half the cluster idle. As in EASY backfilling the first in line is safe, and the limit
+keeps the idle space small.
 
-Reserved space is not lent out until its time comes, although jobs that end earlier would do no harm: Slurm decides who
-takes an offered slot, and it may be a longer job than the one it was meant for.
+Reserved space is not used before its time, although jobs that end earlier would not delay it: Slurm decides which job
+gets an offered slot, and it may be a longer job than the one it was meant for.
 
 The components of a heterogeneous job are served all together or not at all, each on nodes of its own (see `apart`);
 so are their reservations.
 
 Loans come last, whatever their priority, and get only what is left then: nothing is moved or reserved for them.
 
-Whatever is left keeps its present offers; empty space is filled by preference.
+The rest keeps its current offers; empty space is filled by preference.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -51,7 +51,7 @@ from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 
-#: How many GPUs may be looked at, and how deep, to make room for one kind of demand.
+#: Limits on the GPUs to examine, and on the depth, when making room for one kind of demand.
 _REPAIR_TRIES = 200
 _REPAIR_DEPTH = 3
 
@@ -61,12 +61,12 @@ _Places: TypeAlias = list[tuple[Profile, str | GpuClaims]]
 
 @dataclass(frozen=True)
 class Moving:
-    """What the planner is told of moves.
+    """The planner's input on moves.
 
     Attributes:
-        leaving: what trainings need that are being moved and do not wait yet; a place is kept for each.
-        wanting: jobs for which one more training may be moved.
-        candidates: the trainings that may be, in the order in which they are tried.
+        leaving: demands of training jobs that are being moved and are not pending yet; a place is kept for each.
+        wanting: jobs for which one more training job may be moved.
+        candidates: the training jobs that may be moved, in the order in which they are tried.
     """
 
     leaving: tuple[Demand, ...] = ()
@@ -78,11 +78,11 @@ NOTHING_MOVES = Moving()
 
 
 class Planner:
-    """Makes plans; holds nothing between them but what saves work: conditions of GPUs, and plans of nodes that stay.
+    """Make plans; keeps only caches between them: conditions of GPUs, and plans of unchanged nodes.
 
     Args:
-        reserve_share: part of a pool's GPUs on which reservations may lie at once.
-        max_reservations: bound on reservations in all, for the planner's own speed.
+        reserve_share: part of a pool's GPUs that may have reservations at once.
+        max_reservations: limit on all reservations, for the planner's own speed.
     """
 
     def __init__(self, reserve_share: float = 0.25, max_reservations: int = 64) -> None:
@@ -109,10 +109,10 @@ class Planner:
             demands: pending work that could start if there were supply, in Slurm's order.
             now: unix seconds.
             previous: the reservations of the last plan.
-            preference: what to offer in empty space: tried in this order, again and again, until nothing fits; none:
+            preference: offers for empty space: tried in this order, repeatedly, until nothing fits; none:
                 one slice of each size.
-            anew: the preference has changed: GPUs that stand idle are offered by it and not as they were.
-            moving: trainings that are being moved or may be.
+            anew: the preference has changed: idle GPUs get new offers by it.
+            moving: training jobs that are being moved or may be.
         """
         self._memory.trim()
         making = _PlanRound(self._memory, nodes, demands, now, previous, self._share, self._most, moving)
@@ -135,10 +135,10 @@ class _PlanRound:
         most: int,
         moving: Moving,
     ) -> None:
-        #: those that wait, and behind them what trainings need that are moved
+        #: pending ones, followed by the demands of training jobs that are being moved
         self.demands = [*demands, *moving.leaving, *(run.demand for run in moving.candidates)]
         self.now, self._moving = now, moving
-        #: how many of them wait
+        #: number of pending ones
         self._queued = len(demands)
         self._moves: list[PlannedMove] = []
         self.fleet = Fleet(
@@ -148,13 +148,13 @@ class _PlanRound:
             _by_node(previous),
         )
         self.reserver = Reserver(self.fleet, now, previous, share, most)
-        self.copies: Counter[int] = Counter()  # by number of the demand
+        self.copies = defaultdict[int, int](int)  # by number of the demand
         self.waiting: dict[int, None] = {}
         self.cramped: set[int] = set()
         self._components: dict[int, list[int]] = {}
         for number, apart in [(i, demand.apart) for i, demand in enumerate(demands) if demand.apart is not None]:
             self._components.setdefault(apart, []).append(number)
-        #: what failed once fails for the rest of the round, since space only shrinks
+        #: failed demands fail for the rest of the round, because space only shrinks
         self._hopeless: set[Kind | tuple[Kind, ...]] = set()
         #: of these, for which there may be no reservation either
         self._done: set[Kind] = set()
@@ -165,14 +165,14 @@ class _PlanRound:
     def run(
         self, preference: tuple[Profile, ...], before: Mapping[str, NodePlan], *, anew: bool = False
     ) -> ClusterPlan:
-        """Make the plan; where a node's is the same as `before` it is the same object."""
+        """Make the plan; a node's plan that equals the one in `before` is the same object."""
         loans: list[int] = []
         waiting = self.waiting
-        over: set[int] = set()  # kinds that are done, by identity, for the long rest of the queue
+        over: set[int] = set()  # finished kinds, by identity, for the long rest of the queue
         for number in range(self._queued, self._queued + len(self._moving.leaving)):
             demand = self.demands[number]
             if (at := self.fleet.find(demand.pool, demand.slices[0])) is not None:
-                self.fleet.claim(at, (number, 0, demand.slices[0]))
+                self._claim(at, (number, 0, demand.slices[0]))
                 self.fleet.commit()
         for number, demand in enumerate(islice(self.demands, self._queued)):
             if demand.apart is not None:
@@ -200,21 +200,24 @@ class _PlanRound:
         )
 
     def _placed(self) -> dict[int, Placed]:
-        nodes: dict[int, dict[str, None]] = {}
+        copies, nodes = self.copies, defaultdict[int, list[str]](list)
         moving: set[int] = set()
         for name, claim in self.fleet.on_fixed:
-            nodes.setdefault(claim[0], {})[name] = None
+            nodes[claim[0]].append(name)
+        known: dict[tuple[int, int, int], frozenset[Profile]] = {}  # by the ids of the three layouts
         for gpu_claims in self.fleet.claimed():
-            claims = [*gpu_claims.settled, *gpu_claims.claims]
-            present = {*gpu_claims.gpu.free.slots, *gpu_claims.gpu.occupied.slots}
-            new = {slot.profile for slot in gpu_claims.shape.taken.slots if slot not in present}
-            for claim in claims:
-                nodes.setdefault(claim[0], {})[gpu_claims.node] = None
+            taken, free, occupied = gpu_claims.shape.taken, gpu_claims.gpu.free, gpu_claims.gpu.occupied
+            key = (id(taken), id(free), id(occupied))
+            new = known.get(key)
+            if new is None:
+                new = known[key] = _new(taken, free, occupied)
+            for claim in (*gpu_claims.settled, *gpu_claims.claims):
+                nodes[claim[0]].append(gpu_claims.node)
                 if claim[2] in new:
                     moving.add(claim[0])
         return {
-            self.demands[number].job: Placed(tuple(names), self.copies[number], number not in moving)
-            for number, names in sorted(nodes.items())
+            self.demands[number].job: Placed(tuple(dict.fromkeys(nodes[number])), copies[number], number not in moving)
+            for number in sorted(nodes)
             if number < self._queued
         }
 
@@ -247,17 +250,17 @@ class _PlanRound:
         key = demand.kind
         if key in self._hopeless:
             return False
-        slices = demand.slices
-        if demand.nodes == 1 and len(slices) == 1:
-            at = self.fleet.find(demand.pool, slices[0])
+        if key.single:
+            profile = key.slices[0]
+            at = self.fleet.find(demand.pool, profile)
             if at is None:
                 self._tries = 0
-                if demand.loan or not self._make_room(demand.pool, slices[0], frozenset(), _REPAIR_DEPTH):
+                if demand.loan or not self._make_room(demand.pool, profile, frozenset(), _REPAIR_DEPTH):
                     self._hopeless.add(key)
                     return False
-                at = self.fleet.find(demand.pool, slices[0])
+                at = self.fleet.find(demand.pool, profile)
                 assert at is not None
-            self.fleet.claim(at, (number, copy, slices[0]))
+            self._claim(at, (number, copy, profile))
             return True
         found = self._candidates(demand, demand.nodes)
         if len(found) < demand.nodes:
@@ -289,9 +292,9 @@ class _PlanRound:
             self.fleet.commit()
 
     def _keep_clear(self, components: Sequence[Demand], nodes: Sequence[Sequence[str]]) -> None:
-        """Hide what a component could take on the nodes that are meant for a later one.
+        """Hide the offers for a component on the nodes that are meant for a later one.
 
-        Slurm takes the first node that does for the first component and does not come back on that.
+        Slurm takes the first sufficient node for the first component and does not reconsider it.
         """
         for i, earlier in enumerate(components):
             for later, names in zip(components[i + 1 :], nodes[i + 1 :], strict=True):
@@ -302,25 +305,30 @@ class _PlanRound:
     def _take(self, number: int, copy: int, nodes: Iterable[_Places]) -> None:
         for places in nodes:
             for profile, where in places:
-                self.fleet.claim(where, (number, copy, profile))
+                self._claim(where, (number, copy, profile))
+
+    def _claim(self, at: str | GpuClaims, claim: Claim) -> None:
+        """Place the claim of a demand."""
+        limit = self.demands[claim[0]].limit_s
+        if limit is not None and limit < self.reserver.least_limit_s:
+            self.reserver.least_limit_s = limit
+        self.fleet.claim(at, claim)
 
     def _candidates(self, demand: Demand, most: int) -> dict[str, _Places]:
-        """Return up to `most` nodes on which all slices fit, and where; those that need the least change first."""
+        """Return up to `most` nodes on which all slices fit, and where; those with the fewest changes first."""
         names = self._order.get((demand.pool, demand.parts))
         if names is None:
             names = self._order[demand.pool, demand.parts] = self._by_missing(demand.pool, demand.slices)
         found: dict[str, _Places] = {}
-        dead: set[str] = set()
+        looked_at = 0
         for name in names:
+            looked_at += 1
             places = self.fleet.place_on(name, demand.slices)
-            if places is None:
-                dead.add(name)
-                continue
-            found[name] = places
-            if len(found) == most:
-                break
-        if dead:
-            self._order[demand.pool, demand.parts] = [n for n in names if n not in dead]
+            if places is not None:
+                found[name] = places
+                if len(found) == most:
+                    break
+        names[:looked_at] = found  # nodes without room now have none later in this plan
         return found
 
     def _by_missing(self, pool: frozenset[str], slices: tuple[Profile, ...]) -> list[str]:
@@ -332,10 +340,10 @@ class _PlanRound:
             ranked.append((sum([max(0, n - have[profile]) for profile, n in need.items()]), name))
         return [name for _, name in sorted(ranked)]
 
-    # -- moving claims aside -----------------------------------------------------------------------------------
+    # -- moving claims ---------------------------------------------------------------------------------------------
 
     def _make_room(self, pool: frozenset[str], profile: Profile, spared: frozenset[int], depth: int) -> bool:
-        """Move claims of single slices away from one GPU so that `profile` fits on it; all or nothing.
+        """Move claims of single slices from one GPU so that `profile` fits on it; all or nothing.
 
         Args:
             pool: nodes on which the room is needed.
@@ -362,11 +370,11 @@ class _PlanRound:
                 self.fleet.roll_back(mark)
         return False
 
-    # -- moving trainings aside --------------------------------------------------------------------------------
+    # -- moving training jobs --------------------------------------------------------------------------------------
 
     def _move_for(self, demand: Demand) -> None:
         """Name a training without which a slice fits, and that fits elsewhere then; a place is kept for it there."""
-        if demand.nodes != 1 or len(demand.slices) != 1:
+        if not demand.kind.single:
             return
         profile = demand.slices[0]
         first = self._queued + len(self._moving.leaving)
@@ -384,13 +392,13 @@ class _PlanRound:
             if at is None or (at if isinstance(at, str) else at.node) not in {run.node, *run.elsewhere}:
                 continue
             if at is not gpu_claims:
-                self.fleet.claim(at, (number, 0, run.slot.profile))
+                self._claim(at, (number, 0, run.slot.profile))
             self.fleet.commit()
             self._moves.append(PlannedMove(run.demand.job, demand.job))
             return
 
     def _without(self, gpu_claims: GpuClaims, slot: Slot, profile: Profile) -> GpuState | None:
-        """Return the GPU with a slice of this profile in place of a slot that is in use; None where it does not fit."""
+        """Return the GPU with a slice of this profile instead of a used slot; None if it does not fit."""
         shape = gpu_claims.shape
         if gpu_claims.reserved or shape.future is not None or slot not in shape.used:
             return None
@@ -400,12 +408,12 @@ class _PlanRound:
 
     def _movable(self, claim: Claim) -> bool:
         demand = self.demands[claim[0]]
-        return demand.apart is None and demand.nodes == 1 and len(demand.slices) == 1
+        return demand.apart is None and demand.kind.single
 
     def _clear(
         self, gpu_claims: GpuClaims, profile: Profile, movable: Sequence[Claim], spared: frozenset[int], depth: int
     ) -> bool:
-        """Keep as many of `movable`, in order, as fit beside `profile`, and find other places for the rest."""
+        """Keep as many of `movable`, in order, as fit next to `profile`, and find other places for the rest."""
         staying = [c for c in gpu_claims.claims if not self._movable(c)]
         trial = self._with(gpu_claims.shape, [*(c[2] for c in staying), profile])
         if trial is None:
@@ -418,7 +426,7 @@ class _PlanRound:
             else:
                 trial = step[1]
                 staying.append(claim)
-        # While the others look for a new place this GPU counts as holding the newcomer, so none of them comes back.
+        # While the others look for a new place this GPU counts as holding the newcomer, so none of them returns.
         self.fleet.change(gpu_claims, trial, ())
         for claim in leaving:
             pool = self.demands[claim[0]].pool
@@ -428,7 +436,7 @@ class _PlanRound:
             if at is None:
                 return False
             self.fleet.claim(at, claim)
-        staying.extend(gpu_claims.claims)  # what came here meanwhile fits beside the newcomer
+        staying.extend(gpu_claims.claims)  # claims that were placed here meanwhile fit next to the newcomer
         settled = self._with(gpu_claims.shape, [c[2] for c in staying])
         assert settled is not None
         self.fleet.change(gpu_claims, settled, staying)
@@ -472,32 +480,35 @@ class _PlanRound:
         optional: list[tuple[Layout, str]] = []
         changed = False
         anew = anew and not node.unmatched()  # a job that is just starting may be on any slot
-        still = node.mode is not Mode.WITHDRAWN and not self.fleet.plannable(node.name)
+        book, keeps = self.fleet.book, node.mode is not Mode.WITHDRAWN
+        still = keeps and not self.fleet.plannable(node.name)
         for gpu_claims in self.fleet.on(node.name):
             gpu = gpu_claims.gpu
-            if still or node.mode is Mode.WITHDRAWN:
-                final = self.fleet.book.unchanged(gpu.leased, gpu.free, node.mode is not Mode.WITHDRAWN)
+            if still or not keeps:
+                final = book.unchanged(gpu.leased, gpu.free, keeps)
             else:
-                final = self.fleet.book.final(
+                final = book.final(
                     gpu_claims.shape, gpu.occupied, gpu.leased, gpu.free, preference, gpu_claims.hidden, anew=anew
                 )
                 optional.append((final.optional, gpu.uuid))
-            free.update(final.free)
+            for profile, count in final.free.items():
+                free[profile] = free.get(profile, 0) + count
             layouts[gpu.uuid] = final.layout
-            withdrawn |= final.withdrawn
+            if final.withdrawn:
+                withdrawn |= final.withdrawn
             if gpu.offered is not gpu.free:  # slots that something lies across, or did when it was last heard of
                 withdrawn.update(slot.profile for slot in gpu.offered.slots if slot not in final.layout)
             changed = changed or final.changed
         self._keep_total(node, layouts, free, optional)
         held = node.unmatched()
-        offers = {p: n for p, n in ((p, n - held[p]) for p, n in free.items()) if n > 0}
+        offers = {p: n - held[p] for p, n in free.items() if n > held[p]}
         return NodePlan(node.name, layouts, offers, frozenset(withdrawn), changed, still, node.mode is not Mode.CLOSED)
 
     @staticmethod
     def _keep_total(
         node: Node, layouts: dict[str, Layout], free: Counter[Profile], optional: list[tuple[Layout, str]]
     ) -> None:
-        """Drop slots that nobody asked for where Slurm's constant sum leaves no room to offer them."""
+        """Drop unclaimed slots that Slurm's constant sum leaves no room to offer."""
         over = free.total() + sum(n for n in node.used.values() if n > 0) - node.total
         for extra, uuid in optional:
             for slot in extra.slots:
@@ -508,8 +519,13 @@ class _PlanRound:
                 over -= 1
 
 
+def _new(taken: Layout, free: Layout, occupied: Layout) -> frozenset[Profile]:
+    """Return the profiles of taken slots that are neither offered yet nor in use."""
+    return frozenset([slot.profile for slot in taken.slots if slot not in free and slot not in occupied])
+
+
 def _by_node(reservations: Iterable[Reservation]) -> dict[str, set[str]]:
-    """Return the GPUs on which slots are kept free."""
+    """Return the GPUs with reserved slots."""
     found: dict[str, set[str]] = {}
     for reservation in reservations:
         for node, uuid, _ in reservation.places:
@@ -518,6 +534,6 @@ def _by_node(reservations: Iterable[Reservation]) -> dict[str, set[str]]:
 
 
 def can_be_apart(components: Sequence[Demand]) -> bool:
-    """Return whether the pools have nodes enough for each component to have its own."""
+    """Return whether the pools have enough nodes for each component to have its own."""
     most = sum(demand.nodes for demand in components)
     return assign([(demand.nodes, list(islice(demand.pool, most))) for demand in components]) is not None

@@ -1,16 +1,16 @@
-"""Reservations: where a demand that fits nowhere now should find its slots soonest."""
+"""Reserve the slots that should be free soonest for a demand that fits nowhere now."""
 
 from __future__ import annotations
 
 import heapq
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 
 from slurm_migbatch.decide.capacity.model import Demand, Reservation
-from slurm_migbatch.decide.supply.admission import Admission, Busy, When, idle_slices, in_order
+from slurm_migbatch.decide.supply.admission import Admission, Busy, When, in_order
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, GpuClaims
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.mig.geometry import Geometry
@@ -18,15 +18,17 @@ from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
-#: A reservation moves only where that gains more than this, and more than a tenth of what is left to wait.
+#: A reservation moves only if that gains more than this, and more than a tenth of the remaining wait.
 _GAIN_S = 60.0
 _MAX_NODES = 64
 
 _Held = tuple[Slot, float | None]
+#: Lower bound of the time, index of the GPU, and ""; for all GPUs of a node: index of its first GPU, and its name.
+_Ranked = tuple[When, int, str]
 #: Before every moment that matters.
 _BEFORE = -math.inf
 _Places = list[tuple[GpuClaims, Slot]]
-#: what of each GPU of a node decides when slices fit there; never changed in place
+#: what of each GPU of a node determines when slices fit there; never changed in place
 _Stamp = list[tuple[object, ...]]
 
 
@@ -39,28 +41,34 @@ class Reserver:
         self._share, self._most = share, most
         self._count: dict[frozenset[str], int] = {}
         self._bound: dict[frozenset[str], int] = {}
-        self._ranked: dict[tuple[frozenset[str], Profile], list[tuple[When, int, str]]] = {}
+        self._ranked: dict[tuple[frozenset[str], Profile], list[_Ranked]] = {}
         self._emptiest: dict[frozenset[str], list[tuple[int, str]]] = {}
-        #: by node and slices: what decided when they fit soonest, and that
+        #: by node and slices: the inputs and the result of the earliest time at which they fit
         self._soonest_on: dict[tuple[str, tuple[Profile, ...]], tuple[_Stamp, tuple[When, _Places] | None]] = {}
+        #: nodes with reservations
+        self._blocked: set[str] = set()
         #: by GPU with claims: what decides which of its slots are busy until when, and that
         self._busy_at: dict[int, tuple[tuple[object, ...], Busy]] = {}
+        #: by GPU: stamp of `_by_end`, and its result
+        self._ends_at: dict[int, tuple[tuple[object, ...], Sequence[tuple[float, int]]]] = {}
         self.made: list[Reservation] = []
+        #: minimum time limit of the claims made so far
+        self.least_limit_s = math.inf
 
     def is_full(self, pool: frozenset[str]) -> bool:
-        """Tell whether there may be no more reservations in the pool; once so, it stays so."""
+        """Return whether the pool has reached its limit of reservations; this does not change back."""
         return len(self.made) >= self._most or self._count.get(pool, 0) >= self._limit(pool)
 
     def reserve(self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]) -> bool:
-        """Reserve for one copy of a demand, or for all of several that have to be apart.
+        """Reserve for one copy of a demand, or for all of several that need separate nodes.
 
-        False where there may be no more reservations or no place can ever hold it.
+        False if the limit is reached or no place can ever hold it.
         """
         pools = {demand.pool for demand in demands}
         if any(self.is_full(pool) for pool in pools):
             return False
         first = demands[0]
-        if len(demands) == 1 and first.nodes == 1 and len(first.slices) == 1:
+        if len(demands) == 1 and first.kind.single:
             single = self._single(first, copy, first.slices[0], ends)
             found = None if single is None else (single[0], [single[1]])
         else:
@@ -114,9 +122,9 @@ class Reserver:
     ) -> tuple[When, GpuClaims, Slot] | None:
         """Return the GPU that could hold the profile soonest.
 
-        GPUs are ranked once per pool and profile. Later claims and reservations only make a GPU worse, so it is enough
-        to look again at the one that comes first. A node stands for its GPUs as the plan has found them until it comes
-        first: then they take its place.
+        GPUs are ranked once per pool and profile. Later claims and reservations only make a GPU worse, so it is
+        sufficient to check the first one again. A node represents its unchanged GPUs until it comes first: then they
+        replace it.
         """
         ranked = self._ranked.get((pool, profile))
         if ranked is None:
@@ -126,14 +134,8 @@ class Reserver:
             when, index, node = ranked[0]
             if node:
                 heapq.heappop(ranked)
-                known, first = self._fleet.admissions[node], self._fleet.first_index(node)
-                if profile not in known.first:
-                    if (soonest := _first_of(known, profile)) is not None:
-                        heapq.heappush(ranked, (soonest[0], first + soonest[1], node))
-                    continue
-                for i, some in enumerate(known.soonest, first):
-                    if (at := some[profile]) is not None:
-                        heapq.heappush(ranked, (at, i, ""))
+                for closer in self._closer(node, profile, ends):
+                    heapq.heappush(ranked, closer)
                 continue
             gpu_claims = self._fleet.gpu(index)
             found = self._soonest(gpu_claims, profile, ends)
@@ -145,37 +147,70 @@ class Reserver:
                 return found[0], gpu_claims, found[1]
         return None
 
-    def _rank(
-        self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]
-    ) -> list[tuple[When, int, str]]:
-        """Return when GPUs of the pool have room at the earliest.
+    def _closer(self, node: str, profile: Profile, ends: Callable[[Claim], float | None]) -> Iterator[_Ranked]:
+        """Yield the ranks of the GPUs of a node, or a closer rank of the node."""
+        known, first = self._fleet.admissions[node], self._fleet.first_index(node)
+        if profile in known.first:
+            for i, some in enumerate(known.soonest, first):
+                if (at := some[profile]) is not None:
+                    yield at, i, ""
+        elif self._fleet.as_admitted(node):
+            if (soonest := _first_of(known, profile)) is not None:
+                yield soonest[0], first + soonest[1], node
+        else:
+            for gpu_claims in self._fleet.on(node):
+                yield self._at_best(gpu_claims, profile, ends), gpu_claims.index, ""
 
-        The third is empty, or the node that the GPU stands for.
-        """
-        fleet, ranked = self._fleet, []
+    def _rank(self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]) -> list[_Ranked]:
+        """Return lower bounds of when the GPUs of the pool have room."""
+        fleet, ranked = self._fleet, list[_Ranked]()
+        # If no GPU has room now, at least one slot or claim has to end first.
+        full = fleet.find(pool, profile) is None
         for known, first in fleet.open_nodes(pool):
-            name = known.node.name
-            stands = known.next_end > self._now
-            if stands and profile in known.first:
+            name, next_end = known.node.name, known.next_end
+            if next_end <= self._now:
+                ranked += [(self._at_best(some, profile, ends), some.index, "") for some in fleet.on(name)]
+            elif profile in known.first:
                 if (soonest := known.first[profile]) is not None:
                     ranked.append((soonest[0], first + soonest[1], name))
-            elif stands and profile not in known.room:
-                ranked.append(((0, known.next_end, 0), first, name))
-            elif stands and fleet.as_admitted(name):
+            elif not full or name in self._blocked:
                 ranked.append(((0, _BEFORE, 0), first, name))
             else:
-                ranked += [(self._at_best(some, profile, ends), some.index, "") for some in fleet.on(name)]
+                soon = next_end if fleet.as_admitted(name) else min(next_end, self._now + self.least_limit_s)
+                ranked.append((self._rank_of((0, soon, 0)), first, name))
         return ranked
 
     def _at_best(self, gpu_claims: GpuClaims, profile: Profile, ends: Callable[[Claim], float | None]) -> When:
-        """Return the rank that a GPU has at best: where it has no room now, one of its slots has to be free first."""
-        if gpu_claims.shape.future is not None or gpu_claims.shape.add(profile) is not None:
+        """Return a lower bound of the rank of a GPU: when enough memory slices are free, wherever they lie."""
+        shape = gpu_claims.shape
+        if shape.future is not None or shape.add(profile) is not None:
             return (0, _BEFORE, 0)
-        soon = min([end for _, end in self._busy(gpu_claims, ends) if end is not None], default=math.inf)
-        return self._rank_of((0, soon, 0))
+        if profile not in shape.geometry:
+            return (0, math.inf, 0)
+        missing = max(1, shape.geometry.info(profile).memory_slices - shape.idle)
+        for end, memory_slices in self._by_end(gpu_claims, ends):
+            missing -= memory_slices
+            if missing <= 0:
+                return self._rank_of((0, end, 0))
+        return (0, math.inf, 0)
+
+    def _by_end(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> Sequence[tuple[float, int]]:
+        """Return the end and the memory slices of each slot and claim on a GPU, the soonest end first."""
+        stamp = (gpu_claims.claims, gpu_claims.until)
+        known = self._ends_at.get(gpu_claims.index)
+        if known is not None and _same(known[0], stamp):
+            return known[1]
+        info = gpu_claims.shape.geometry.info
+        found = [(math.inf if end is None else end, slot.placement.size) for slot, end in gpu_claims.until]
+        for claim in gpu_claims.claims:
+            end = ends(claim)
+            found.append((math.inf if end is None else end, info(claim[2]).memory_slices))
+        found.sort()
+        self._ends_at[gpu_claims.index] = stamp, found
+        return found
 
     def _rank_of(self, when: When) -> When:
-        """Return `when` as it compares with what was found in earlier rounds: all that is free now is `_BEFORE`."""
+        """Return `when` in a form comparable with results of earlier rounds: all that is free now is `_BEFORE`."""
         return when if when[1] > self._now else (when[0], _BEFORE, when[2])
 
     def _soonest(
@@ -197,7 +232,7 @@ class Reserver:
         return min(found, default=None)
 
     def _when(self, gpu_claims: GpuClaims, slot: Slot, ends: Callable[[Claim], float | None]) -> When | None:
-        """Return when the slot should be free; None where a reservation or the rest of the GPU forbids it."""
+        """Return when the slot should be free; None if a reservation or the rest of the GPU forbids it."""
         busy = self._busy(gpu_claims, ends)
         return _when(gpu_claims.gpu.geometry, gpu_claims.reserved, busy, slot, self._now)
 
@@ -208,7 +243,7 @@ class Reserver:
         profile: Profile,
         ends: Callable[[Claim], float | None],
     ) -> tuple[When, GpuClaims, Slot] | None:
-        """Return last round's place, if it can still be had."""
+        """Return the previous round's place, if it is still available."""
         name, uuid, slot = place
         if name not in pool or name not in self._fleet.nodes or not self._fleet.plannable(name):
             return None
@@ -230,7 +265,7 @@ class Reserver:
     def _several(
         self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
     ) -> tuple[When, list[_Places]] | None:
-        """Return places for each demand on nodes of its own, so that the last is free as soon as may be."""
+        """Return places for each demand on nodes of its own, so that the last is free as soon as possible."""
         most = sum(demand.nodes for demand in demands)
         options = [self._node_options(demand, most, ends) for demand in demands]
         best = _soonest_apart(demands, options)
@@ -270,7 +305,7 @@ class Reserver:
     def _all_again(
         self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
     ) -> tuple[When, list[_Places]] | None:
-        """Return last round's places, if every one of them can still be had beside the others."""
+        """Return the previous round's places, if all of them are still available together."""
         whens = []
         kept: list[_Places] = []
         by_gpu: dict[int, list[Slot]] = {}
@@ -310,14 +345,14 @@ class Reserver:
         return max(whens), kept
 
     def _idle(self, name: str) -> int:
-        return sum(idle_slices(gpu_claims.gpu, gpu_claims.shape) for gpu_claims in self._fleet.on(name))
+        return sum([gpu_claims.shape.idle for gpu_claims in self._fleet.on(name)])
 
     def _node_soonest(
         self, name: str, slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
     ) -> tuple[When, _Places] | None:
         """Return the fewest ends, soonest first, after which all slices fit on the node.
 
-        Kept while its GPUs stay alike.
+        Cached while its GPUs are unchanged.
         """
         all_claims = self._fleet.on(name)
         stamp: _Stamp = [
@@ -410,7 +445,7 @@ class Reserver:
         return found
 
     def _freeze(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> None:
-        """Fix the claims on this GPU where they are, so that the reserved slots can rely on it."""
+        """Fix the claims on this GPU in their slots, because the reserved slots depend on it."""
         if not gpu_claims.claims:
             return
         gpu_claims.until = self._busy(gpu_claims, ends)
@@ -422,6 +457,7 @@ class Reserver:
         self._fleet.change(gpu_claims, frozen, ())
 
     def _block(self, gpu_claims: GpuClaims, slots: list[Slot]) -> None:
+        self._blocked.add(gpu_claims.node)
         gpu_claims.reserved = (*gpu_claims.reserved, *slots)
         reserved = Layout(gpu_claims.reserved)
         staying = Layout(s for s, _ in gpu_claims.until if not s.placement.mask & reserved.mask)
@@ -436,7 +472,7 @@ class Reserver:
 
 @lru_cache(maxsize=1 << 16)
 def _openings(geometry: Geometry, taken: Layout, profile: Profile) -> tuple[tuple[Slot, tuple[int, ...], int], ...]:
-    """Return each slot that could be had, which of the taken ones are in its way, and their memory slices."""
+    """Return each available slot, the taken slots in its way, and their memory slices."""
     found = []
     for slot in geometry.info(profile).slots if profile in geometry else ():
         inside = tuple([i for i, other in enumerate(taken) if other.placement.mask & slot.placement.mask])
@@ -447,9 +483,9 @@ def _openings(geometry: Geometry, taken: Layout, profile: Profile) -> tuple[tupl
 
 
 def _first_of(known: Admission, profile: Profile) -> tuple[When, int] | None:
-    """Return when the first GPU of a node should have room as it was found, and its number; `_BEFORE` where it has.
+    """Return when the first GPU of a node should have room in its initial state, and its number; `_BEFORE` if it has.
 
-    As long as none of its ends has passed, that does not depend on the time it is now.
+    As long as none of its ends has passed, that does not depend on the current time.
     """
     first: tuple[When, int] | None = None
     for i, (shape, until, some) in enumerate(zip(known.shapes, known.until, known.soonest, strict=True)):
@@ -498,7 +534,7 @@ def _when(geometry: Geometry, reserved: Sequence[Slot], busy: Busy, slot: Slot, 
 def _soonest_apart(
     demands: Sequence[Demand], options: Sequence[Mapping[str, tuple[When, _Places]]]
 ) -> tuple[When, list[list[str]]] | None:
-    """Return nodes for each demand, no two the same, and when the last is free; None where there are none."""
+    """Return nodes for each demand, no two the same, and when the last is free; None if there are none."""
     most = sum(demand.nodes for demand in demands)
     best: tuple[When, list[list[str]]] | None = None
     whens = sorted({when for some in options for when, _ in some.values()})

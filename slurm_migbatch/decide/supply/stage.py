@@ -1,7 +1,7 @@
 """Decide which slots to offer on each node: the supply stage of a decision.
 
-What the queue needs is planned by `decide.supply.planner`; here it is told of the cluster, and its answer becomes
-actions. An offer that stands for a job and is not taken for a while is sought on other nodes.
+`decide.supply.planner` plans for the queue; this module builds its input from the cluster and turns its result into
+actions. For an offer that a job does not take for a while, another node is found.
 """
 
 from __future__ import annotations
@@ -25,19 +25,23 @@ from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import is_marked
 
 _FREE: Final = "free space"
-"""Why a node is rearranged where no job is the reason."""
+"""Reason to rearrange a node without a job."""
+
+HURRIED_S: Final = 600.0
+HURRIES: Final = 3
+"""A job that nodes requeue is started without Slurm's delay at most so often in so many seconds."""
 
 
 @dataclass(frozen=True)
 class SupplySettings:
-    """How supply decides. Times in seconds.
+    """Settings of supply. Times in seconds.
 
     Attributes:
-        stuck_s: an offer that stands for so long and is not taken is sought elsewhere.
+        stuck_s: an offer that is not taken for so long is made elsewhere.
         avoid_s: for how long such a node is not considered again for that job.
-        preference: what to offer in empty space; empty: what the snapshot prefers, else one slice of each size.
+        preference: offers for empty space; empty: the snapshot's preference, else one slice of each size.
         lending: partitions whose elastic training jobs get only what others leave.
-        moves: when a training makes way for a larger slice; None: never.
+        moves: when a training job is moved for a larger slice; None: never.
     """
 
     stuck_s: float = 90.0
@@ -49,26 +53,28 @@ class SupplySettings:
 
 @dataclass
 class SupplyMemory:
-    """What supply remembers from one decision to the next.
+    """State of supply between decisions.
 
     Attributes:
         reservations: slots that the last plan keeps free.
-        standing: offers that stand for a job and are not taken: nodes, tasks, and since when.
+        standing: offers to a job that are not taken: nodes, tasks, and since when.
         avoided: nodes on which a job did not start though it could, and until when they are avoided.
-        sent_back: jobs that nodes returned and that Slurm does not show as pending yet.
+        sent_back: jobs that nodes requeued and that Slurm does not show as pending yet.
+        hurried: when such jobs were started without the delay, in the last `HURRIED_S` seconds.
         pairs: second job -> first job of a slice that they are to share.
-        preference: what empty space was offered as last.
-        moves: trainings that make way for larger slices.
+        preference: the last offers for empty space.
+        moves: training jobs that are moved for larger slices.
     """
 
     reservations: tuple[Reservation, ...] = ()
     standing: dict[int, tuple[tuple[str, ...], int, float]] = field(default_factory=dict)
     avoided: dict[int, dict[str, float]] = field(default_factory=dict)
     sent_back: set[int] = field(default_factory=set)
+    hurried: dict[int, tuple[float, ...]] = field(default_factory=dict)
     pairs: Mapping[int, int] = field(default_factory=dict)
     preference: tuple[Profile, ...] | None = None
     moves: MoveMemory = field(default_factory=MoveMemory)
-    #: these save work and carry no meaning from round to round
+    #: caches without meaning from round to round
     planner: Planner = field(default_factory=Planner, repr=False)
     queue: JobQueue = field(default_factory=JobQueue, repr=False)
     nodes: KnownNodes = field(default_factory=KnownNodes, repr=False)
@@ -81,12 +87,12 @@ class SupplyDecision:
     """The plan of one snapshot.
 
     Attributes:
-        plan: the planner's answer, made for `demands` on `nodes`.
+        plan: the planner's result, made for `demands` on `nodes`.
         sharing: nodes on which slices are shared or are to be.
         offers: one for each node of the plan.
-        start_now: requeued jobs that need not wait out Slurm's delay.
-        moves: what is to be done to trainings that make way for larger slices.
-        notes: sentences about nodes that need somebody's attention.
+        start_now: requeued jobs that need not wait for Slurm's delay.
+        moves: orders for training jobs that are moved for larger slices.
+        notes: sentences about nodes that need attention.
     """
 
     plan: ClusterPlan
@@ -100,16 +106,16 @@ class SupplyDecision:
 
     @property
     def shared(self) -> Mapping[int, str]:
-        """Second jobs whose place beside another job is in a plan, acknowledged or not, and its node."""
+        """Second jobs with a place next to another job in a plan, acknowledged or not, and its node."""
         return {guest: node for node, found in self.sharing.items() for guest in found.places}
 
 
 def plan_supply(
     snapshot: ClusterSnapshot, memory: SupplyMemory, settings: SupplySettings, *, reclaiming: bool = False
 ) -> SupplyDecision:
-    """Plan what every node offers, for the queue of this snapshot; `memory` is brought up to it.
+    """Plan the offers of every node for the queue of this snapshot; updates `memory`.
 
-    `reclaiming`: loans are ending, which may make the room that a training would be moved for.
+    `reclaiming`: loans are ending, which may make the room that a training job would be moved for.
     """
     notes: list[str] = []
     queue = memory.queue
@@ -148,7 +154,7 @@ def plan_supply(
 def _moving(
     snapshot: ClusterSnapshot, nodes: Mapping[str, Node], memory: SupplyMemory, rules: MoveRules, *, may_begin: bool
 ) -> Moving:
-    """Return what the planner is told of trainings that are being moved or may be."""
+    """Return the planner's input on training jobs that are being moved or may be."""
     queue, moves, now = memory.queue, memory.moves, snapshot.now
 
     def again(row: JobRow) -> Demand | None:
@@ -160,7 +166,7 @@ def _moving(
 
 
 def is_elastic(row: JobRow, lending: Collection[str]) -> bool:
-    """Tell whether a pending job is an elastic training job; asked for every one, so its hints are not read."""
+    """Return whether a pending job is an elastic training job; called for every one, so its hints are not read."""
     return is_marked(row.comment) and all(name in lending for name in row.partition.split(","))
 
 
@@ -175,7 +181,7 @@ def _offers(
     sharing: Mapping[str, sharers.Sharing],
     before: Mapping[str, Offer],
 ) -> dict[str, Offer]:
-    """Return the offer of each node; one that stays is the same object."""
+    """Return the offer of each node; an unchanged one is the same object."""
     reasons = _reasons(plan)
     found: dict[str, Offer] = {}
     for name, node_plan in plan.nodes.items():
@@ -201,7 +207,7 @@ def _avoided(memory: SupplyMemory, now: float) -> dict[int, frozenset[str]]:
 
 
 def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMemory, settings: SupplySettings) -> None:
-    """Note offers that stand for a job and are not taken: Slurm knows a reason why not, and we do not."""
+    """Record offers to a job that are not taken: Slurm has a reason that migbatchd does not know."""
     now = snapshot.now
     before, memory.standing = memory.standing, {}
     rows = memory.queue.rows
@@ -224,9 +230,13 @@ def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMe
 
 
 def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNow, ...]:
-    """Return jobs that a node sent back and that wait for nothing but the delay of their requeue."""
+    """Return jobs that a node requeued and that wait only for Slurm's delay.
+
+    A job that is requeued repeatedly waits for it, to limit the load of slurmctld and the node.
+    """
     memory.sent_back.update(snapshot.sent_back)
-    listed = memory.queue.rows
+    listed, now = memory.queue.rows, snapshot.now
+    memory.hurried = {job: times for job, times in memory.hurried.items() if times[-1] > now - HURRIED_S}
     found = []
     for job in sorted(memory.sent_back):
         row = listed.get(job)
@@ -234,7 +244,9 @@ def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNo
             memory.sent_back.discard(job)
         elif row.pending:
             memory.sent_back.discard(job)
-            if waits_for_begin(row, snapshot.now):
+            times = tuple(time for time in memory.hurried.get(job, ()) if time > now - HURRIED_S)
+            if waits_for_begin(row, now) and len(times) < HURRIES:
+                memory.hurried[job] = (*times, now)
                 found.append(StartNow(job))
     return tuple(found)
 
@@ -248,7 +260,7 @@ def _unexplained(plan: ClusterPlan) -> list[str]:
 
 
 def _reasons(plan: ClusterPlan) -> dict[str, str]:
-    """Return why nodes are rearranged where that is not for free space alone."""
+    """Return why nodes are rearranged if not for free space alone."""
     jobs: dict[str, list[int]] = {}
     reserved: dict[str, dict[int, None]] = {}
     for job, placed in plan.placed.items():

@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.daemon.observer import CompleteView
@@ -92,8 +93,10 @@ class LargeSite:
 
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
         """The jobs that run on some nodes."""
-        runs = {run for node in nodes for held in self._held[node].values() for run in held.values()}
-        return [self._running[job] for job, _ in sorted(runs)]
+        if len(nodes) == len(self._held):
+            return list(self._running.values())
+        jobs = {job for node in nodes for held in self._held[node].values() for job, _ in held.values()}
+        return [self._running[job] for job in sorted(jobs)]
 
     def nodes(self) -> list[NodeRow]:
         """Slurm's nodes."""
@@ -109,8 +112,7 @@ class LargeSite:
     def set_gres(self, updates: Mapping[str, str]) -> None:
         """Change what nodes offer."""
         for node, text in updates.items():
-            parts = (entry.rpartition(":") for entry in text.split(","))
-            self._gres[node] = {kind.partition(":")[2]: int(count) for kind, _, count in parts}
+            self._gres[node] = _counts(text)
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         """Change no job: nobody here asked for a slice of any size."""
@@ -263,3 +265,10 @@ class LargeSite:
         if events:
             self.view.apply(node, events)
             self._used.pop(node, None)
+
+
+@lru_cache(maxsize=1 << 14)
+def _counts(text: str) -> dict[str, int]:
+    """Return the counts in a node's GRES by type."""
+    parts = (entry.rpartition(":") for entry in text.split(","))
+    return {kind.partition(":")[2]: int(count) for kind, _, count in parts}

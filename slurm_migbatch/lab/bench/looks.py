@@ -8,6 +8,7 @@ from statistics import median
 from typing import Final
 
 from slurm_migbatch.daemon.audit import Auditor, OrphanWatch
+from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.poll import KeptRows, UnsavedJobs
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.slurm.client import JobRow, merge_partitions
@@ -31,7 +32,8 @@ def reading_s(jobs: Sequence[JobRow]) -> tuple[float, float]:
         mark = new_mark()
         output = "".join(_printed(row, mark) for row in sample)
         begun = time.thread_time()
-        merge_partitions(reader.read(output, mark))
+        with uncollected():  # as the poller does
+            merge_partitions(reader.read(output, mark))
         spent.append((time.thread_time() - begun) * len(jobs) / len(sample))
     return spent[0], median(spent[1:])
 
@@ -42,10 +44,11 @@ def checks_s(jobs: Sequence[JobRow], facts: Mapping[str, NodeFacts]) -> float:
     spent = []
     for now in range(_LOOKS):
         begun = time.thread_time()
-        rows = kept.of(jobs)
-        unsaved.update(rows)
-        auditor.check(facts, rows)
-        orphans.check(facts, rows, float(now))
+        with uncollected():  # as the service does
+            rows = kept.of(jobs)
+            unsaved.update(rows)
+            auditor.check(facts, rows)
+            orphans.check(facts, rows, float(now))
         spent.append(time.thread_time() - begun)
     return median(spent[1:])
 

@@ -140,7 +140,7 @@ class SimulatedSlurm(Slurmctld):
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    def update_job(self, job_id: int, **fields: str) -> None:
+    def update_job(self, job_id: int | str, **fields: str) -> None:
         """See SlurmClient."""
         self.update_jobs({str(job_id): fields})
 
@@ -222,7 +222,7 @@ class SimulatedSlurm(Slurmctld):
 
         self._change("release", [str(job_id)], release)
 
-    def cancel(self, job_id: int) -> None:
+    def cancel(self, job_id: int | str) -> None:
         """See SlurmClient."""
         self._asked("cancel")
         for row in self._named(str(job_id), split=False):

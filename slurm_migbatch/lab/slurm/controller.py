@@ -64,11 +64,9 @@ class ServiceController:
 
     def __call__(self, observation: ControllerInput) -> bool:
         """Run one round; tells whether another should follow soon. Raises what a stage raised that could not decide."""
-        for event in observation.events:
-            if event["kind"] == "misfit":
-                self._observer.send_back(event["job"])
-        self.record.ingested(observation.events)
-        self._observer.ingested(observation.events, observation.now)
+        for node, events in observation.events:
+            self.record.ingested(events)
+            self._observer.ingested(node, events, observation.now)
         report = self.controller.round(observation.jobs, observation.nodes)
         for error in report.failed.values():
             raise error

@@ -119,12 +119,12 @@ class RoundTiming:
 
 @dataclass(frozen=True)
 class ControllerInput:
-    """What the controller is called with: queue and nodes at one moment, and the nodes' events since the last round."""
+    """What the controller is called with: queue and nodes at one moment, events since the last by node."""
 
     now: float
     jobs: Sequence[JobRow]
     nodes: Sequence[NodeRow]
-    events: Sequence[Mapping[str, Any]]
+    events: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]
 
 
 Controller = Callable[[ControllerInput], "bool | None"]
@@ -188,7 +188,7 @@ class SlurmSimulation:
         self._refusals: dict[int, str] = {}
         self._of: dict[int, Submission] = {}
         self._left = len(workload)
-        self._events: list[Mapping[str, Any]] = []
+        self._events: list[tuple[str, Sequence[Mapping[str, Any]]]] = []
         self._news = self._soon = True
         self.nodes.on_events = self._on_events
         self.slurm.on_change = self._changed
@@ -288,8 +288,8 @@ class SlurmSimulation:
     def _work(self, row: JobRow) -> Work:
         return self._of[row.array_job or row.job_id].work()
 
-    def _on_events(self, _node: str, events: Sequence[Mapping[str, Any]]) -> None:
-        self._events += events
+    def _on_events(self, node: str, events: Sequence[Mapping[str, Any]]) -> None:
+        self._events.append((node, events))
         self._news = self._soon = True
 
     def _changed(self, _job: int, _row: JobRow | None) -> None:

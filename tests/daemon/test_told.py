@@ -1,0 +1,49 @@
+"""Root of a node tells what he likes: of jobs elsewhere it does not count."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_migbatch.daemon.told import PATIENCE_S, Told, hear
+from slurm_migbatch.decide.snapshot import Report
+from slurm_migbatch.slurm.client import JobRow
+
+NOW = 1_000_000.0
+HERE, SAFE = "n1", Report(checkpoint=NOW)
+RUNS = JobRow(7, state="RUNNING", nodes=("n1", "n2"), restarts=1)
+WAITS = JobRow(7, state="PENDING", reason="BeginTime", restarts=1)
+
+
+def heard(row: JobRow | None, report: Report | None, *, node: str = HERE, restart: int = 1, at: float = NOW) -> str:
+    word = Told(node, (7, restart), report, at)
+    found = hear([word], {} if row is None else {7: row}, NOW)
+    assert sum(map(len, found)) <= 1
+    if found.later:
+        assert found.later == [word]
+        return "later"
+    assert found.reports in ([], [((7, restart), report)]) and found.sent_back in ([], [7])
+    return "counts" if found.reports or found.sent_back else "no"
+
+
+@pytest.mark.parametrize("report", [SAFE, None])
+def test_of_a_running_job_its_nodes_tell_and_no_other(report: Report | None) -> None:
+    assert heard(RUNS, report) == heard(RUNS, report, node="n2") == "counts"
+    assert heard(RUNS, report, node="n3") == heard(None, report) == "no"
+
+
+def test_a_job_that_never_ran_was_sent_back_by_nobody() -> None:
+    """The user has named the time at which it may begin."""
+    never = JobRow(7, state="PENDING", reason="BeginTime", restarts=0)
+    assert heard(never, None, restart=0) == "later" != heard(never, None, restart=0, at=NOW - PATIENCE_S)
+    assert heard(WAITS, None, restart=0) == "counts"
+    assert heard(WAITS, None, restart=2, at=NOW - PATIENCE_S) == "no"
+    assert heard(JobRow(7, state="PENDING", restarts=5), None, restart=1) == "no"
+
+
+def test_a_report_of_a_run_that_is_over_is_no_news() -> None:
+    assert heard(WAITS, SAFE, restart=0) == "no"
+
+
+def test_what_is_told_before_slurm_lists_the_start_counts_once_it_does() -> None:
+    assert heard(WAITS, SAFE) == "later"
+    assert heard(WAITS, SAFE, at=NOW - PATIENCE_S) == "no"
