@@ -168,13 +168,6 @@ class Chooser:
             raise Refusal("input_unit", model, grid.unit, f"input={grid.default_input}{grid.unit}")
         return bucket_of(hints, model, grid)
 
-    def decisive_bucket(self, hints: Hints) -> Bucket | None:
-        """Return the bucket that stands for all numbers of the hints that it rounds.
-
-        None where no model with figures is named, or exact numbers count. Raises Refusal as `bucket` does.
-        """
-        return None if llm_workload.asks(hints) else self.bucket(hints)
-
     def figures(self, workload: Bucket, partition: Partition) -> Mapping[str, Figures]:
         """Return the figures of each plain profile by GRES type, the worst if several kinds of GPUs have it."""
         cell = Bucket(workload.model, workload.role, workload.batch, workload.input, workload.unit)
@@ -358,7 +351,7 @@ class Chooser:
         Raises:
             Refusal: they name a model of unknown size, or an unknown value.
         """
-        if hints.model is None or llm_workload.asks(hints) or not self._has_curve(hints.model):
+        if hints.model is None or llm_workload.asks(hints) or not self.has_curve(hints.model):
             found = llm_workload.workload_of(hints)
             return None if found is None else self.predictor.sized(found)
         return None
@@ -399,7 +392,8 @@ class Chooser:
             return None
         return None if workload is None else (workload.label, need_of(workload, offer.memory_mib).slice_mib)
 
-    def _has_curve(self, model: str) -> bool:
+    def has_curve(self, model: str) -> bool:
+        """Return whether a model has buckets, other than a language model."""
         return canonical(model, self._grids, self._aliases) in self._grids
 
     def _choose_for_tokens(

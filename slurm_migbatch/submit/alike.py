@@ -8,20 +8,18 @@ knows the answer to the others. It has their own comment, and the decision is re
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import Final, NamedTuple
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.answer_cache import CachedAnswer
 from slurm_migbatch.submit.decision import SubmitDecision
-from slurm_migbatch.submit.gres_request import mentions_gpus
 from slurm_migbatch.submit.request import TRES_FIELDS
 from slurm_migbatch.submit.rewrite import SLURM_LIMIT
 from slurm_migbatch.submit.script import recurring_key
 from slurm_migbatch.workload import hints as hinting
-from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.buckets import rounded
 from slurm_migbatch.workload.refusal import Refusal
 
 MOST: Final = 4096
@@ -30,9 +28,6 @@ _OWN: Final = frozenset({"comment", "name", "account", "digest", "engine"})
 """What may differ: the comment is judged by its hints, and the others count only where there are none of use."""
 _AROUND: Final = frozenset({"extra", "exc_nodes"})
 """What is read or written together with the comment."""
-_ROUNDED: Final = frozenset({"items", "slo_us", "deadline_s"})
-"""Hints that count as far as the bucket holds them."""
-_whole_hints = attrgetter(*(field.name for field in fields(Hints) if field.name not in _ROUNDED))
 
 
 class Question(NamedTuple):
@@ -40,28 +35,32 @@ class Question(NamedTuple):
 
     key: Hashable
     request: Mapping[str, str]
-    comment: str
-    hints: Hints
 
     @classmethod
     def of(cls, request: Mapping[str, str], chooser: Chooser) -> Question | None:
         """Return the question that a request puts; None where it is not known to be like any other."""
         comment = request.get("comment", "")
-        if request.get("kind") != "submit" or not hinting.is_hint(comment):
+        if request.get("kind") != "submit" or not hinting.is_hint(comment) or not _AROUND.isdisjoint(request):
             return None
-        # whole GPUs: what runs of the same job used is told beside the answer
-        if not _AROUND.isdisjoint(request) or mentions_gpus(request.get(name) for name in TRES_FIELDS):
-            return None
+        for name in TRES_FIELDS:
+            if name in request and "gpu" in request[name].lower():
+                return None  # whole GPUs: what runs of the same job used is told beside the answer
         try:
-            hints = hinting.parse(comment)
-            bucket = chooser.decisive_bucket(hints)
+            told, of_llm = hinting.told(comment)
         except Refusal:
             return None
-        if hints.model is None and hints.mem_mib is None:
+        model = told.get("model")
+        if model is None and "mem_mib" not in told:
             return None  # runs of the same job count
-        weighed = hints if bucket is None else (bucket, _whole_hints(hints))
+        if isinstance(model, str) and not of_llm and chooser.has_curve(model):
+            told = rounded(told)
         common = tuple([pair for pair in request.items() if pair[0] not in _OWN])
-        return cls((common, weighed), request, comment, hints)
+        return cls((common, frozenset(told.items()), frozenset(of_llm.items())), request)
+
+    @property
+    def comment(self) -> str:
+        """The comment that the answer repeats."""
+        return self.request["comment"]
 
     def decision(self, like: SubmitDecision, id: str, ts: float) -> SubmitDecision:
         """Return what is decided on it, as on one that is alike."""
@@ -73,7 +72,7 @@ class Question(NamedTuple):
             id=id,
             ts=ts,
             asked={**like.asked, "comment": self.comment},
-            hints=self.hints,
+            hints=hinting.parse(self.comment),
             recurring="" if digest is None else recurring_key(like.uid, *identity, digest),
             engine=asked.get("engine", ""),
         )

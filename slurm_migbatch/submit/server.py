@@ -259,6 +259,7 @@ class SubmitServer:
         # the answer fits an empty socket buffer; a disconnected client does not get it
         with contextlib.suppress(OSError):
             client.link.send(answer)
+        self._service.prepare()
         if self._due is None:
             self._due = time.monotonic() + LATER_S
         if client.until is not None:

@@ -115,6 +115,8 @@ class SubmitService:
         self._clock = clock
         self._past: dict[str, tuple[PastRun, ...]] = {}
         self._recorder = recorder
+        #: names for decisions to come
+        self._ids: deque[str] = deque()
         self._unrecorded: deque[tuple[Decide, str, float]] = deque(maxlen=MOST_UNRECORDED)
         #: who may ask on behalf of others
         self.speakers = frozenset({0, *slurm_uids})
@@ -167,7 +169,7 @@ class SubmitService:
         job = JobRequest.from_fields(fields)
         if not speaker and job.uid != peer_uid:
             raise RequestError(f"uid {peer_uid} may only query his own requests")
-        name, now = new_id(), self._clock()
+        name, now = self._next_id(), self._clock()
         answer = rewrite(job, site.catalog, site.chooser, site.policy, decision_id=name, ts=now, past=self._past)
         verdict, message = _VERDICTS[type(answer)], protocol.encode_answer(answer)
         if speaker:
@@ -184,9 +186,17 @@ class SubmitService:
         """Give an answer again, under a new name."""
         name = ""
         if given.decide is not None:
-            name = new_id()
+            name = self._next_id()
             self._remember(given.decide, name, self._clock())
         return given.verdict, given.named(name)
+
+    def prepare(self) -> None:
+        """Do what the next answer needs, after one has been sent."""
+        if not self._ids:
+            self._ids.append(new_id())
+
+    def _next_id(self) -> str:
+        return self._ids.popleft() if self._ids else new_id()
 
     def _remember(self, decide: Decide, name: str, ts: float) -> None:
         if self._recorder is None:

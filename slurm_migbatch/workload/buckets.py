@@ -11,7 +11,7 @@ All figures are integers (microseconds, thousandths of items per second), so tha
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -101,6 +101,17 @@ def preferred(value: int, *, ceiling: bool) -> int:
 def rate_of(items: int, seconds: int) -> int:
     """Return the thousandths of items per second, rounded up, that process `items` in `seconds`."""
     return -(-items * 1000 // seconds)
+
+
+def rounded(told: Mapping[str, str | int]) -> dict[str, str | int]:
+    """Return fields of Hints with the latency limit and the rate as `bucket_of` rounds them, all others as they are."""
+    known = dict(told)
+    if isinstance(slo := known.get("slo_us"), int):
+        known["slo_us"] = preferred(slo, ceiling=False)
+    if isinstance(items := known.get("items"), int) and isinstance(time := known.get("deadline_s"), int):
+        del known["items"], known["deadline_s"]
+        known["rate"] = preferred(rate_of(items, time), ceiling=True)
+    return known
 
 
 def bucket_of(hints: Hints, model: str, grid: Grid) -> Bucket:

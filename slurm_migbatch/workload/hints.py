@@ -75,6 +75,10 @@ _PROFILE = re.compile(r"[0-9]{1,2}g\.[0-9]{1,4}gb[a-z.-]{0,8}")
 
 
 NO_LLM: Final = LlmHints()
+_ORDER: Final = {key: place for place, key in enumerate(FORMS)}
+
+Told = Mapping[str, str | int]
+"""Values by the field that they are for."""
 
 
 @dataclass(frozen=True)
@@ -134,20 +138,25 @@ def unread(*texts: str) -> str:
 
 def parse(*texts: str) -> Hints:
     """Read the hints of all texts that begin with the prefix (comment first, then extra); raises Refusal."""
+    given, of_llm = told(*texts)
+    # each field has its own type
+    hints = Hints(**given, llm=LlmHints(**of_llm) if of_llm else NO_LLM)  # type: ignore[arg-type]
+    if hints.deadline_s is not None and hints.items is None and hints.pipeline is None:
+        raise Refusal("deadline_alone")
+    return hints
+
+
+def told(*texts: str) -> tuple[Told, Told]:
+    """Return what `parse` reads: the fields of Hints and those of LlmHints that are told; raises Refusal."""
     values: dict[str, str] = {}
     for text in texts:
         if is_hint(text):
             _pairs(text, values)
     given: dict[str, str | int] = {}
     of_llm: dict[str, str | int] = {}
-    for key in FORMS:  # a fixed order, so that of several errors always the same one is reported
-        if key in values:
-            (of_llm if key in llmhints.FORMS else given).update(_value(key, values[key]))
-    # _value gives each field its own type
-    hints = Hints(**given, llm=LlmHints(**of_llm) if of_llm else NO_LLM)  # type: ignore[arg-type]
-    if hints.deadline_s is not None and hints.items is None and hints.pipeline is None:
-        raise Refusal("deadline_alone")
-    return hints
+    for key in sorted(values, key=_ORDER.__getitem__):  # so that of several errors always the same one is reported
+        (of_llm if key in llmhints.FORMS else given).update(_value(key, values[key]))
+    return given, of_llm
 
 
 def _pairs(text: str, values: dict[str, str]) -> None:

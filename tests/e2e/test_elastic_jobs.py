@@ -118,6 +118,6 @@ def test_a_training_that_is_requeued_without_a_word_before_saves_when_slurm_ends
     until("the job's return to the queue", lambda: stack.job_state(job) in ("PENDING", "RUNNING"))
     assert hasten(stack, job) == "COMPLETED", out.read_text()
     assert results(out.read_text())[-1] == expected
-    saved = re.search(r"told to end after step (\d+); step \1 is safe", out.read_text())
+    saved = re.search(r"terminating after step (\d+); step \1 is saved", out.read_text())
     assert saved and f"from step {saved[1]}" in out.read_text()
     settled(stack)

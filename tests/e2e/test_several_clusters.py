@@ -69,7 +69,7 @@ def test_migacct_says_of_which_cluster_its_record_is(pair: Pair) -> None:
     asked = ("-a", "-n", "-X", "-P", "-S", "now-2hours", "-o", "jobid,cluster", "-M")
     rows = migacct(two, *asked, "two")[0].split()
     assert rows and all(row.endswith("|two") for row in rows)
-    said = "migacct: warning: the runs of this record are of the cluster two alone\n"
+    said = "migacct: warning: this record only has runs of the cluster two\n"
     assert migacct(two, *asked, "one") == ("", said)
 
 

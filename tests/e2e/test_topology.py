@@ -107,7 +107,7 @@ def test_doctor_finds_the_catalog_in_no_switch(bed: Cluster) -> None:
     present = bed.slurm_conf.with_name("topology.conf").read_text()
     replace_topology(bed, TREE)
     (line,) = doctor(bed)
-    assert line.startswith("FAIL topology: no-mig-slice-free[1-2] is in no switch: jobs are refused while")
+    assert line.startswith("FAIL topology: no-mig-slice-free[1-2] is in no switch: jobs are refused unless")
     until("a refusal", lambda: is_refused(bed, "n1"))
     replace_topology(bed, present)
     assert doctor(bed)[0].startswith("ok")

@@ -97,7 +97,7 @@ def test_what_a_job_reports_and_what_the_driver_saw_are_in_the_record(stack: Clu
     assert row["measured_by"] == ["driver", "job"]
     assert row["prediction_error"] == pytest.approx(20 / row["predicted_throughput_per_s"] - 1)
     shown = stack.product.migbatch("show", "-c", str(stack.product.config), str(job))
-    assert "1200 items" in shown and "reported by the job" in shown and "against the prediction" in shown
+    assert "1200 items" in shown and "reported by the job" in shown and "relative to the prediction" in shown
     assert not progress_file(stack, node, job).exists()
     settled(stack)
 

@@ -51,7 +51,10 @@ def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name:
     ("text", "said"),
     [
         ("", "is empty; its first line should name timestamp, duration, num_gpus, cluster"),
-        ("timestamp,duration,gpus,cluster\n", ":1: lacks the columns num_gpus; found timestamp, duration, gpus, cluster"),
+        (
+            "timestamp,duration,gpus,cluster\n",
+            ":1: lacks the columns num_gpus; found timestamp, duration, gpus, cluster",
+        ),
         (PHILLY + "2017-10-09 06:13:03,x,1,1,b\n", ":4: duration must be a number, not 'x'"),
         (PHILLY + "2017-10-09 06:13:03,-1,1,1,b\n", ":4: duration must be 0 or more, not -1"),
         (PHILLY + "2017-10-09 06:13:03,0,1,1,b\n", ":4: duration must be above 0 s"),
@@ -271,7 +274,10 @@ def test_sacct_tells_gpus_slices_and_what_it_left_out(write: Write) -> None:
     [
         ("9|n|u|gpu|soon|2026-01-05T10:00:00|x|1:00|1:00|FAILED||gres/gpu=1", "Submit must be a time such as"),
         ("9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|long|1:00|FAILED||gres/gpu=1", "Elapsed must be a dur"),
-        ("9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00|1:00|FAILED||gres/gpu=", "AllocTRES cannot be parsed"),
+        (
+            "9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00|1:00|FAILED||gres/gpu=",
+            "AllocTRES cannot be parsed",
+        ),
         ("9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00", "has 8 cells, the header has 12"),
     ],
 )

@@ -55,7 +55,7 @@ def test_who_was_deposed_writes_nothing(store, url):
         old.term = old.take_term("ctl1", 0.0).number
         assert old.ingest("n1", "j", "b", [EVENT]).acked == 1, "over, and not taken by another"
         store.term = store.take_term("ctl2", 600.0).number
-        with pytest.raises(TermOverError, match="migbatchd on ctl2 is the active one now"):
+        with pytest.raises(TermOverError, match="migbatchd on ctl2 is now active"):
             old.ingest("n1", "j", "b", [{**EVENT, "seq": 2}])
         with pytest.raises(TermOverError):
             old.record_supply("n1", 1.0, 1, {}, "why")
@@ -109,5 +109,5 @@ def test_who_froze_in_a_transaction_holds_up_nobody(url, monkeypatch):
             transaction.rollback()
         with suppress(DBAPIError):
             connection.close()
-        with pytest.raises(TermOverError, match="migbatchd on ctl2 is the active one now"):
+        with pytest.raises(TermOverError, match="migbatchd on ctl2 is now active"):
             frozen.ingest("n1", "j", "b", [EVENT])

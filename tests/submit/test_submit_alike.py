@@ -105,7 +105,13 @@ WHOLE = {"partition": "gpu", "tres_per_node": "gres/gpu:1", "batch": 1, "name": 
 @pytest.mark.parametrize(
     ("policy", "each"),
     [
+        (SubmitPolicy(), [{**AUTO, "comment": f"{BERT} {told}"} for told in ("slo=201ms", "slo=0.21s", "slo=202ms")]),
+        (SubmitPolicy(), [{**AUTO, "comment": f"{BERT} slo=3s {told}"} for told in ("", "items=5", "deadline=2h")]),
         (SubmitPolicy(), [{**AUTO, "comment": f"{BERT} engine=vllm slo={number}ms"} for number in range(1, 200)]),
+        (
+            SubmitPolicy(),
+            [{**AUTO, "comment": f"migbatch: model=llama-3.1-8b slo={ms}ms"} for ms in range(100, 4000, 20)],
+        ),
         (POLICIES[1], [WHOLE, {**WHOLE, "digest": "d1"}]),
         (POLICIES[1], [WHOLE | {"tres_per_node": "gres/gpu,gres/mig:auto"} | more for more in ({}, {"digest": "d1"})]),
         (POLICIES[2], [{**AUTO, "comment": f"{BERT} items={n}", "extra": "migbatch: deadline=9s"} for n in (1, 50000)]),
@@ -118,7 +124,16 @@ WHOLE = {"partition": "gpu", "tres_per_node": "gres/gpu:1", "batch": 1, "name": 
             ],
         ),
     ],
-    ids=["exact times of language models", "runs", "runs beside a choice", "hints elsewhere", "a service"],
+    ids=[
+        "what was asked",
+        "half of a rate",
+        "times of an engine",
+        "times of a language model",
+        "runs",
+        "runs beside a choice",
+        "hints elsewhere",
+        "a service",
+    ],
 )
 def test_what_else_an_answer_depends_on(chooser: Chooser, policy: SubmitPolicy, each: list[dict[str, object]]) -> None:
     requests = [protocol.encode(JobRequest(1001, **fields).to_fields()) for fields in each]

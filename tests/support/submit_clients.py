@@ -19,6 +19,9 @@ class Echo:
         self.left += 1
         return b"%d:%s" % (peer_uid, request)
 
+    def prepare(self) -> None:
+        """Nothing."""
+
     def record(self) -> bool:
         self.recorded += 1
         return self.recorded < self.left

@@ -1,4 +1,10 @@
+<<<<<<< HEAD
 """Time sbatch with the submit filter, without, and with scripts that do nothing, on private clusters.
+=======
+"""How long sbatch takes with the submit filter, without, and with less than it, on private clusters.
+
+Less is scripts that do nothing, and the filter's own script in front of a process that always gives the same answer.
+>>>>>>> main
 
 The clusters run at the same time and alternate in short blocks, so that other work on the machine affects all equally.
 Jobs are submitted by ordinary users (root's pass the filter untouched) and held, so that only the submission is
@@ -10,6 +16,8 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +29,11 @@ from typing import Any, Final
 from slurm_migbatch.lab.bars import Times, mean_with_interval, quantile
 from slurm_migbatch.lab.bench.hooks import BenchError
 from slurm_migbatch.slurm.cli import CliClient
+from slurm_migbatch.submit import protocol
+from slurm_migbatch.submit.client import ask
+from slurm_migbatch.submit.request import Answer, JobRequest
+from slurm_migbatch.submit.service import reserved
+from slurm_migbatch.submit.shim import JOB_SUBMIT
 from slurm_migbatch.testbed.cluster import Cluster
 
 _RPC: Final = "REQUEST_SUBMIT_BATCH_JOB"
@@ -77,34 +90,87 @@ PLAIN: Final = Kind("jobs without slices", slices=False)
 KINDS: Final = (SAME, OTHER, PLAIN)
 
 
+#: answers whoever asks at a socket with the same bytes
+_ANSWER: Final = """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(sys.argv[1])
+listener.listen()
+print(flush=True)
+while True:
+    link, _ = listener.accept()
+    while link.recv(65536):
+        link.send(sys.argv[2].encode("latin-1"))
+"""
+
+
 @dataclass(frozen=True)
 class Clusters:
     """The clusters to compare."""
 
     filtered: Cluster
+    asking: Cluster
     empty: Cluster
     without: Cluster
 
     def sides(self, *, advice: bool) -> dict[str, tuple[Cluster, Path]]:
         """Return the clusters by name, each with the slurm.conf of its clients; `advice`: they load cli_filter."""
-        found = {"with": self.filtered, "empty": self.empty, "without": self.without}
+        found = {"with": self.filtered, "asking": self.asking, "empty": self.empty, "without": self.without}
         return {name: (cluster, _conf(cluster, advice=advice)) for name, cluster in found.items()}
 
 
 @contextmanager
 def started(directory: Path, users: int) -> Iterator[Clusters]:
+<<<<<<< HEAD
     """Start the clusters; `directory` gets the scripts that do nothing. `users` is of the filtered one."""
+=======
+    """Start the clusters; `directory` takes scripts. `users` is of the filtered one."""
+>>>>>>> main
     for name, text in _EMPTY.items():
         (directory / f"{name}.lua").write_text(text)
     scripts = {name: str(directory / f"{name}.lua") for name in _EMPTY}
     # a test bed waits longer for the service than a site does
     config = {"submit": {"deadline_ms": 100}}
     with ExitStack() as stack:
+
+        def start(**spec: object) -> Cluster:
+            return stack.enter_context(Cluster(None, nodes=1, gpus=1, **spec))
+
+        filtered = start(users=users, migbatch="all", config=config)
+        asking = stack.enter_context(_answering(filtered, directory))
         yield Clusters(
-            stack.enter_context(Cluster(nodes=1, gpus=1, users=users, migbatch="all", config=config)),
-            stack.enter_context(Cluster(nodes=1, gpus=1, users=1, **scripts)),
-            stack.enter_context(Cluster(nodes=1, gpus=1, users=1)),
+            filtered,
+            start(users=1, **{**scripts, "job_submit": str(asking)}),
+            start(users=1, **scripts),
+            start(users=1),
         )
+
+
+@contextmanager
+def _answering(filtered: Cluster, directory: Path) -> Iterator[Path]:
+    """Start a process that gives the filter's answer to `SAME` to every request; yield the script that asks it."""
+    service = reserved(filtered.product.state / "submit.sock")
+    answer = protocol.encode_answer(_answer_to(SAME, filtered)).decode("latin-1")
+    socket, script = directory / "answers.sock", directory / "asking.lua"
+    text = (filtered.product.etc / JOB_SUBMIT).read_text()
+    script.write_text(text.replace(str(service), str(socket)))
+    line = [sys.executable, "-IS", "-c", _ANSWER, str(socket), answer]
+    with subprocess.Popen(line, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield script
+        finally:
+            process.kill()
+
+
+def _answer_to(kind: Kind, filtered: Cluster) -> Answer:
+    gres, comment = (option.partition("=")[2] for option in kind.asked)
+    prefix = "gres:" if filtered.root.version() < (23, 11) else "gres/"
+    request = JobRequest(
+        filtered.users[0].uid, partition="gpu", tres_per_node=f"{prefix}{gres}", comment=comment, batch=1
+    )
+    return ask(filtered.product.state / "submit.sock", request)
 
 
 def _conf(cluster: Cluster, *, advice: bool) -> Path:
@@ -152,14 +218,14 @@ def compare(
     """Submit jobs of some kinds to all clusters alternately; `advice`: with cli_filter.
 
     Returns:
-        Figures by the names of the kinds: times on each side, and of the filter over none and over empty scripts, and
-        of these over none, `ratio`, the median of the blocks' ratios of medians; the mean of these ratios with its
-        95 % interval; the ratio of the total times; and that of the fastest tenth, which other work on the machine does
-        not disturb.
+        Figures by the names of the kinds: times on each side, and of the filter, of the constant answer and of empty
+        scripts over none, and of the filter over empty scripts, `ratio`, the median of the blocks' ratios of medians;
+        the mean of these ratios with its 95 % interval; the ratio of the total times; and that of the fastest tenth,
+        which other work on the machine does not disturb.
     """
     sides = clusters.sides(advice=advice)
     series = {
-        kind.name: {name: _Series(*side, kind, filtered=name == "with") for name, side in sides.items()}
+        kind.name: {name: _Series(*side, kind, filtered=name in ("with", "asking")) for name, side in sides.items()}
         for kind in kinds
     }
     names = list(sides)
@@ -179,6 +245,7 @@ def _figures(series: Mapping[str, _Series]) -> dict[str, Any]:
     found: dict[str, Any] = {name: one.to_dict() for name, one in series.items()}
     for over, one, other in (
         ("filter_over_none", series["with"], series["without"]),
+        ("asking_over_none", series["asking"], series["without"]),
         ("empty_over_none", series["empty"], series["without"]),
         ("filter_over_empty", series["with"], series["empty"]),
     ):

@@ -61,10 +61,10 @@ def measure(submissions: int = 1000, block: int = 25, requests: int = 3000, prog
     """
     with tempfile.TemporaryDirectory(prefix="migbatch-bench-") as folder:
         Path(folder).chmod(0o755)
-        progress("starting three clusters", 7)
+        progress("starting four clusters", 7)
         with started(Path(folder), _USERS) as clusters:
             filtered = clusters.filtered
-            progress("sbatch with the filter, with an empty script and without, alternating", 7)
+            progress("sbatch with the filter, with smaller scripts and without, alternating", 7)
             sbatch = compare(clusters, KINDS, submissions, block)
             progress("the same with cli_filter", 7)
             advice = compare(clusters, [SAME], max(block * 2, submissions // 2), block, advice=True)

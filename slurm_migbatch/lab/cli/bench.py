@@ -24,7 +24,12 @@ from slurm_migbatch.lab.cli.experiments import COMMANDS
 from slurm_migbatch.lab.cli.live import live, nodes, rounds
 from slurm_migbatch.lab.cli.studies import study
 
-_SIDES = {"with": "with the filter", "empty": "with empty scripts", "without": "without"}
+_SIDES = {
+    "with": "with the filter",
+    "asking": "with one answer",
+    "empty": "with empty scripts",
+    "without": "without",
+}
 
 
 @click.group(context_settings=HELP)
@@ -65,7 +70,9 @@ def hooks(rounds: int, as_json: bool) -> None:
 
 def _tell_sbatch(name: str, kind: dict[str, Any]) -> None:
     click.echo(f"  {name}, {kind['with']['n']} submissions each:")
-    for side, over in (("with", "filter_over_none"), ("empty", "empty_over_none"), ("without", "")):
+    overs = {"with": "filter_over_none", "asking": "asking_over_none", "empty": "empty_over_none"}
+    for side in _SIDES:
+        over = overs.get(side)
         times = kind[side]
         text = f"{times['median_ms']:6.1f} ms, {times['slurmctld_us']:5d} us of them in slurmctld"
         if over:
@@ -86,7 +93,7 @@ def _tell_sbatch(name: str, kind: dict[str, Any]) -> None:
 @click.option("--submissions", type=click.IntRange(50, 100_000), default=1000, show_default=True, help="On each side.")
 @json_option
 def submit(submissions: int, as_json: bool) -> None:
-    """Time sbatch with and without the filter, its service and its table (as root, on three private clusters)."""
+    """Time sbatch with and without the filter, its service and its table (as root, on four private clusters)."""
     from slurm_migbatch.lab.bench.submit import measure
 
     with steps() as say:
