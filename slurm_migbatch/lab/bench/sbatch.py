@@ -1,10 +1,6 @@
-<<<<<<< HEAD
-"""Time sbatch with the submit filter, without, and with scripts that do nothing, on private clusters.
-=======
-"""How long sbatch takes with the submit filter, without, and with less than it, on private clusters.
+"""Time sbatch with the submit filter, without, and with reduced filters, on private clusters.
 
-Less is scripts that do nothing, and the filter's own script in front of a process that always gives the same answer.
->>>>>>> main
+Reduced filters are scripts that do nothing, and the filter's own script in front of a process with a constant answer.
 
 The clusters run at the same time and alternate in short blocks, so that other work on the machine affects all equally.
 Jobs are submitted by ordinary users (root's pass the filter untouched) and held, so that only the submission is
@@ -121,11 +117,7 @@ class Clusters:
 
 @contextmanager
 def started(directory: Path, users: int) -> Iterator[Clusters]:
-<<<<<<< HEAD
-    """Start the clusters; `directory` gets the scripts that do nothing. `users` is of the filtered one."""
-=======
-    """Start the clusters; `directory` takes scripts. `users` is of the filtered one."""
->>>>>>> main
+    """Start the clusters; `directory` gets the scripts. `users` is of the filtered one."""
     for name, text in _EMPTY.items():
         (directory / f"{name}.lua").write_text(text)
     scripts = {name: str(directory / f"{name}.lua") for name in _EMPTY}
